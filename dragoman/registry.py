@@ -1,0 +1,81 @@
+"""Names that become objects: registries whose entries are data, so that listing them imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One named member: where its code lives, one line about it, and the promises it cannot keep."""
+
+    target: str  # "package.module:Name"
+    summary: str
+    exempt: Mapping[str, str] | None = None  # contract -> why this member's definition breaks it
+
+
+class Registry(Mapping[str, Entry]):
+    """The members of one kind, by name."""
+
+    def __init__(self, kind: str, **entries: Entry) -> None:
+        self.kind = kind
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> Entry:
+        """Find an entry, or say which name was meant."""
+        if name not in self._entries:
+            raise ConfigError([f"there is no {self.kind} named {name!r}; {nearest(name, self._entries)}"])
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names in the order they were written."""
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        """Count the members."""
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether the name is a member."""
+        return name in self._entries
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Register one more member, as a person's own code does."""
+        if name in self._entries:
+            raise ConfigError([f"{self.kind} {name!r} must be new; found it registered as {self._entries[name].target}"])
+        self._entries[name] = entry
+
+    def load(self, name: str) -> Any:
+        """Import the object behind a name."""
+        module, _, attribute = self[name].target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+# Where each kind is listed. Strings, so that the configuration can ask for the names without importing
+# the folder that owns them.
+_CATALOGUES = {
+    "score": "dragoman.attention.catalogue:SCORES",
+    "alignment": "dragoman.attention.catalogue:ALIGNMENTS",
+    "positions": "dragoman.attention.catalogue:POSITIONS",
+    "norm": "dragoman.layers.catalogue:NORMS",
+    "residual": "dragoman.layers.catalogue:RESIDUALS",
+    "activation": "dragoman.layers.catalogue:ACTIVATIONS",
+    "block": "dragoman.models.catalogue:BLOCKS",
+    "optimiser": "dragoman.training.catalogue:OPTIMISERS",
+    "schedule": "dragoman.training.catalogue:SCHEDULES",
+    "recipe": "dragoman.recipes.catalogue:RECIPES",
+    "task": "dragoman.tasks.catalogue:TASKS",
+}
+
+
+def catalogue(kind: str) -> Registry:
+    """Find the registry of a kind: `catalogue("norm")`."""
+    module, _, attribute = _CATALOGUES[kind].partition(":")
+    registry = getattr(importlib.import_module(module), attribute)
+    assert isinstance(registry, Registry), f"{_CATALOGUES[kind]} must be a Registry"
+    return registry
