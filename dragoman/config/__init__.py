@@ -1,0 +1,23 @@
+"""The typed configuration: one tree of frozen dataclasses, read, checked, overridden, written and explained."""
+
+from dragoman.config.reading import apply_overrides, config_digest, from_dict, read_config, read_yaml, to_dict
+from dragoman.config.setting import Setting, setting, settings_of
+from dragoman.config.tree import Config, DataConfig, DecodeConfig, ModelConfig, TextConfig, TrainConfig
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "DecodeConfig",
+    "ModelConfig",
+    "Setting",
+    "TextConfig",
+    "TrainConfig",
+    "apply_overrides",
+    "config_digest",
+    "from_dict",
+    "read_config",
+    "read_yaml",
+    "setting",
+    "settings_of",
+    "to_dict",
+]

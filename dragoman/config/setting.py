@@ -1,0 +1,116 @@
+"""One setting: its default, its range and its sentence, kept together and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.errors import nearest
+from dragoman.registry import catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a field may hold, and the sentence that explains it."""
+
+    doc: str
+    at_least: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+    kind: str = ""  # a registry's kind: its names are the choices
+
+    def names(self) -> tuple[str, ...]:
+        """List the words that are allowed, where only some are."""
+        return tuple(catalogue(self.kind)) if self.kind else self.choices
+
+    def range_text(self) -> str:
+        """Say the range as a person would."""
+        if self.names():
+            return "one of " + ", ".join(self.names())
+        if self.at_least is not None and self.at_most is not None:
+            return f"{self.at_least:g} to {self.at_most:g}"
+        if self.at_least is not None:
+            return f"at least {self.at_least:g}"
+        return f"at most {self.at_most:g}" if self.at_most is not None else ""
+
+    def problem(self, path: str, value: Any) -> str | None:
+        """Say what is wrong with a value of the right type, or nothing."""
+        names = self.names()
+        if names and value not in names:
+            return f"{path} must be {self.range_text()}; found {value!r}; {nearest(str(value), names)}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{path} must be a finite number; found {value}; give a plain number"
+        if self.at_least is not None and value is not None and value < self.at_least:
+            return f"{path} must be at least {self.at_least:g}; found {value}; raise it"
+        if self.at_most is not None and value is not None and value > self.at_most:
+            return f"{path} must be at most {self.at_most:g}; found {value}; lower it"
+        return None
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    choices: tuple[str, ...] = (),
+    kind: str = "",
+) -> Any:
+    """Declare a field of the configuration."""
+    return dataclasses.field(default=default, metadata={"setting": Setting(doc, at_least, at_most, choices, kind)})
+
+
+class Field(typing.NamedTuple):
+    """A setting with its place in the tree."""
+
+    name: str
+    type: Any
+    default: Any
+    setting: Setting
+
+
+def settings_of(section: type) -> Iterator[Field]:
+    """Go through the settings of a section class."""
+    hints = typing.get_type_hints(section)
+    for field in dataclasses.fields(section):
+        if "setting" in field.metadata:
+            yield Field(field.name, hints[field.name], field.default, field.metadata["setting"])
+
+
+def type_text(kind: Any) -> str:
+    """Name a type in a person's words."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if kind in words:
+        return words[kind]
+    if typing.get_origin(kind) is tuple:
+        return "a list of text"
+    return " or ".join("nothing" if part is types.NoneType else type_text(part) for part in typing.get_args(kind))
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """Turn a value read from YAML or the command line into a field's type; raise ValueError where it does not fit."""
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        if value is None:
+            return None
+        return convert(value, next(part for part in typing.get_args(kind) if part is not types.NoneType))
+    if typing.get_origin(kind) is tuple:
+        parts = [value] if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+            raise ValueError
+        return tuple(parts)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is float and isinstance(value, str):
+        return float(value)  # YAML reads "1e-3" as text
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError
+    return value

@@ -1,0 +1,160 @@
+"""The configuration refuses what cannot be run, says why, and survives a round trip."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from dragoman.config import Config, apply_overrides, config_digest, from_dict, read_config, read_yaml, settings_of, to_dict
+from dragoman.config.tree import SECTIONS
+from dragoman.errors import ConfigError
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        apply_overrides(Config(), overrides)
+    return str(caught.value)
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "run.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_setting_is_explained_and_its_default_is_in_range(section):
+    values = getattr(Config(), section)
+    for each in settings_of(type(values)):
+        assert each.setting.doc.endswith((".", "...")), each.name
+        assert each.setting.problem(each.name, each.default) is None
+
+
+def test_the_names_people_meet_first():
+    """The names in the documentation are an interface."""
+    config = apply_overrides(
+        Config(),
+        [
+            "model.width=256", "model.heads=4", "model.feedforward=512", "model.dropout=0.2", "train.steps=10", "train.batch_tokens=100",
+            "train.learning_rate=1e-3", "train.seed=7", "train.checkpoint_every=5", "train.validate_every=5", "text.vocabulary=1000",
+        ],
+    )  # fmt: skip
+    assert (config.model.width, config.train.learning_rate, config.text.vocabulary) == (256, 1e-3, 1000)
+
+
+def test_an_unknown_setting_is_answered_with_the_nearest():
+    """Peers answer with 'Extra inputs are not permitted' (eole-nlp/eole#81)."""
+    assert refusal("model.widht=256") == "there is no setting model.widht; did you mean width?"
+
+
+def test_a_setting_in_the_wrong_section_is_sent_to_the_right_one():
+    """A key at the wrong level names where it belongs (eole-nlp/eole#126)."""
+    assert "did you mean train.learning_rate?" in refusal("model.learning_rate=1")
+    assert "did you mean model.width?" in refusal("width.x=1").replace("'width'", "") or "model.width" in refusal("width.x=1")
+
+
+def test_all_problems_are_told_at_once():
+    text = refusal("model.widht=256", "train.steps=soon", "text.vocabulary=[1]", "nonsense")
+    assert text.startswith("4 problems in the configuration:")
+    assert all(part in text for part in ("model.widht", "train.steps", "'soon'", "[1]", "'nonsense'"))
+
+
+def test_heads_must_divide_the_width():
+    assert refusal("model.heads=7") == "model.heads must divide model.width; found 7 and 512; try model.heads=4"
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("train.steps=0", "found 0"),
+        ("model.dropout=1.5", "found 1.5"),
+        ("train.learning_rate=.inf", "found inf"),
+        ("text.kind=words", "found 'words'"),
+        ("text.vocabulary=100", "found 100"),
+        ("model.width=true", "found True"),
+        ("data.src=a.de", "found only a.de"),
+        ("data.valid_tgt=a.en", "found only a.en"),
+        ("train.average=9", "found train.average=9"),
+    ],
+)
+def test_impossible_values_are_shown(override, found):
+    assert found in refusal(override)
+
+
+def test_two_forms_of_input_are_one_too_many():
+    assert "found all.tsv and a.de" in refusal("data.pairs=all.tsv", "data.src=a.de", "data.tgt=a.en")
+    assert "found all.tsv and a.de" in refusal("data.valid_pairs=all.tsv", "data.valid_src=a.de", "data.valid_tgt=a.en")
+
+
+def test_subword_dropout_needs_merges():
+    assert "found text.kind=unigram" in refusal("text.kind=unigram", "text.dropout=0.1")
+
+
+def test_odd_widths_have_no_sinusoids():
+    assert "found 15" in refusal("model.width=15", "model.heads=1")
+
+
+def test_later_sources_win(tmp_path):
+    file = write(tmp_path, "recipe: tiny\nmodel:\n  width: 64\n  heads: 2\ntrain:\n  seed: 3\n")
+    config = read_config(file=file, overrides=["train.seed=4"])
+    assert (config.recipe, config.model.width, config.train.seed) == ("tiny", 64, 4)
+
+
+def test_a_wrong_recipe_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean tiny?"):
+        read_config(recipe="tinny")
+
+
+def test_numbers_as_yaml_writes_them(tmp_path):
+    config = read_config(file=write(tmp_path, "train: {learning_rate: 5e-4, steps: 2000.0, clip: 1}\nmodel: {encoder: self*2, decoder: [self, self]}\n"))
+    assert (config.train.learning_rate, config.train.steps, config.train.clip) == (5e-4, 2000, 1.0)
+    assert (config.model.encoder, config.model.decoder) == (("self*2",), ("self", "self"))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("model: {width: 1, width: 2}", "'width' stands twice"),
+        ("a: &x [1]\nb: *x", "alias *x"),
+        ("model: !!python/object/apply:os.system ['true']", "python/object"),
+        ("model: [", "correct that place"),
+        ("- a list", "found list"),
+        ("1: x", "key 1 is not text"),
+        ("model: 7", "found 7"),
+    ],
+)
+def test_yaml_that_is_not_plain_settings_is_refused(tmp_path, text, found):
+    with pytest.raises(ConfigError) as caught:
+        read_config(file=write(tmp_path, text))
+    assert found in str(caught.value)
+
+
+def test_a_missing_or_huge_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="missing.yaml"):
+        read_yaml(tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match="1048577 bytes"):
+        read_yaml(write(tmp_path, "x" * ((1 << 20) + 1)))
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    assert read_config(file=write(tmp_path, "")) == Config()
+
+
+def test_json_round_trip_is_exact():
+    config = Config().replace(model={"encoder": ("self*2", "self"), "dropout": 0.3}, train={"learning_rate": 3e-4})
+    again = from_dict(json.loads(json.dumps(to_dict(config))))
+    assert again == config
+    assert config_digest(again) == config_digest(config) != config_digest(Config())
+
+
+def test_from_dict_is_as_strict_as_a_file():
+    values = to_dict(Config())
+    values["model"]["surprise"] = 1
+    with pytest.raises(ConfigError, match="model.surprise"):
+        from_dict(values)
+
+
+def test_the_tree_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().model.width = 3  # type: ignore[misc]
