@@ -1,0 +1,60 @@
+"""Train translators from your own text, run them, and see how they came to their output.
+
+from dragoman import Translator
+translator = Translator.load("my-model")
+print(translator.translate(["Guten Morgen."]))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dragoman._version import __version__
+from dragoman.errors import DragomanError
+
+if TYPE_CHECKING:
+    from dragoman.attention.recording import edit, record
+    from dragoman.config import Config, read_config
+    from dragoman.explain import Explanation
+    from dragoman.runs.train import train
+    from dragoman.translator import Translation, Translator
+
+__all__ = [
+    "Config",
+    "DragomanError",
+    "Explanation",
+    "Translation",
+    "Translator",
+    "__version__",
+    "edit",
+    "read_config",
+    "record",
+    "train",
+]
+
+# Where each public name lives. They are imported on first use, so that `import dragoman` and `dragoman --help` stay quick.
+_HOMES = {
+    "Config": "dragoman.config",
+    "Explanation": "dragoman.explain",
+    "Translation": "dragoman.translator",
+    "Translator": "dragoman.translator",
+    "edit": "dragoman.attention.recording",
+    "read_config": "dragoman.config",
+    "record": "dragoman.attention.recording",
+    "train": "dragoman.runs.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dragoman' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(set(globals()) | set(__all__))

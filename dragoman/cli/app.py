@@ -1,0 +1,136 @@
+"""The command `dragoman`: its list of commands, and how every one of them ends."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from dragoman._version import __version__
+from dragoman.cli import average, compare, data, demo, evaluate, info, recipes, settings, train, translate, verify
+from dragoman.cli.show import complain, note
+from dragoman.errors import DragomanError
+
+INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+PIPE_CLOSED = 141  # and for one whose reader went away
+
+# typer exports BadParameter but not its parent, and has carried its own copy of click since 0.20.
+_UsageError: type[BaseException] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    name="dragoman",
+    help="Train translators from your own text, run them, and see how they came to their output.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _module in (train, translate, evaluate, compare, info, average, verify, settings, demo):
+    app.command()(getattr(_module, _module.__name__.rpartition(".")[2]))
+app.add_typer(data.app)
+app.add_typer(recipes.app)
+
+
+@app.callback(invoke_without_command=True)
+def common(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and end.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Train translators from your own text, run them, and see how they came to their output."""
+    if version:
+        print(f"dragoman {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, or the code of what went wrong, in one line on stderr."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = _take_debug(arguments)
+    _log_to_stderr()
+    try:
+        result = app(arguments, prog_name="dragoman", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        code = _explain(error)
+        if debug and not isinstance(error, SystemExit):
+            traceback.print_exc()
+        return code
+    return result if isinstance(result, int) else 0
+
+
+def _take_debug(arguments: list[str]) -> bool:
+    """Take --debug out of wherever it was typed: a person adds it at the end of the line that failed."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "--debug" in arguments[:end]:
+        arguments.remove("--debug")
+        return True
+    return bool(os.environ.get("DRAGOMAN_DEBUG"))
+
+
+def _explain(error: BaseException) -> int:
+    """Say on stderr what went wrong, as shortly as its kind allows, and return the exit code."""
+    if isinstance(error, DragomanError):
+        complain(str(error))
+        return error.exit_code
+    if isinstance(error, _UsageError):
+        return _explain_usage(error)
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        note("stopped")
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(bool(error.code))
+    if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+        # The interpreter flushes stdout once more as it ends; give it something that still takes bytes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    if isinstance(error, OSError):
+        return _explain_system(error)
+    traceback.print_exception(error)
+    complain(f"this is a mistake in dragoman {__version__}, not yours; please report it with the lines above")
+    return 1
+
+
+def _explain_usage(error: BaseException) -> int:
+    """Put the parser's complaint into one line, with the command whose help to read."""
+    message = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "dragoman"
+    complain(f"{message}; see {command} --help")
+    return 2
+
+
+def _explain_system(error: OSError) -> int:
+    """Put what the operating system refused into one line, with the exit code of its kind."""
+    place = f" ({error.filename})" if error.filename else ""
+    found = f"{error.strerror or error}{place}"
+    if isinstance(error, PermissionError):
+        complain(f"files must be readable and writable here; found {found}; change the permissions or choose another place")
+        return 77
+    complain(f"reading and writing must succeed; found {found}; check the disk and the path, then run the same command again")
+    return 74
+
+
+def _log_to_stderr() -> None:
+    """Show the library's notes and warnings, a line each, without touching anybody else's logging."""
+    logger = logging.getLogger("dragoman")
+    if not any(isinstance(handler, _Handler) for handler in logger.handlers):
+        logger.addHandler(_Handler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class _Handler(logging.Handler):
+    """Writes a record as `dragoman: warning: ...` to whatever stderr is now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        note(f"{word}{record.getMessage()}")

@@ -1,0 +1,29 @@
+"""Spans of time as people type them: 90s, 30m, 1h, 1h30m."""
+
+from __future__ import annotations
+
+import re
+
+from dragoman.errors import ConfigError
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+
+
+def parse_duration(text: str) -> float:
+    """Turn `1h30m` into seconds; a bare number is refused, because nobody remembers its unit."""
+    compact = text.strip().lower()
+    parts = _PART.findall(compact)
+    total = sum(float(amount) * _SECONDS[unit] for amount, unit in parts)
+    if not parts or _PART.sub("", compact).strip() or total <= 0:
+        hint = f"did you mean {compact}s or {compact}m?" if compact.replace(".", "", 1).isdigit() else "for example 90s, 30m or 1h30m"
+        raise ConfigError([f"a time must be a number with its unit s, m, h or d; found {text!r}; {hint}"])
+    return total
+
+
+def say_duration(seconds: float) -> str:
+    """Write seconds as `45 s`, `12 min` or `3 h 05 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

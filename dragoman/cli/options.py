@@ -1,0 +1,23 @@
+"""Options that several commands share, so that each has one name, one sentence and one meaning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+BundleArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False)]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda, cuda:1 or mps.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
+BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Hypotheses kept; 1 is greedy. By default the model's own.")]
+LengthPenaltyOption = Annotated[
+    float | None, typer.Option("--length-penalty", min=0.0, help="Exponent of the length penalty of Wu et al. (2016); 0 for none.")
+]
+BatchSizeOption = Annotated[
+    int | None, typer.Option("--batch-size", min=1, help="Sentences translated together; never changes the result.")
+]
+LowercaseOption = Annotated[bool, typer.Option("--lowercase", help="Score without regard to case, as some published tables do.")]
+TokenizeOption = Annotated[
+    str, typer.Option("--tokenize", help="sacreBLEU's tokeniser for BLEU, such as 13a, intl, zh, char or none; by default by language.")
+]

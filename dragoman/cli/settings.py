@@ -1,0 +1,59 @@
+"""`dragoman settings`: every setting with its type, default, range and sentence."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from dragoman.cli.options import JsonOption
+from dragoman.cli.show import as_json, table
+from dragoman.errors import ConfigError, nearest
+
+
+class Row(NamedTuple):
+    """One setting in a person's words."""
+
+    path: str
+    default: str
+    allowed: str
+    sentence: str
+
+
+def settings(
+    path: Annotated[str, typer.Argument(help="A section such as train, or one setting such as model.width.")] = "",
+    json: JsonOption = False,
+) -> None:
+    """List what --set and --config can change."""
+    rows = every_setting()
+    chosen = [row for row in rows if not path or row.path == path or row.path.startswith(f"{path}.")]
+    if not chosen:
+        known = [row.path for row in rows] + sorted({row.path.partition(".")[0] for row in rows})
+        raise ConfigError([f"there is no setting or section {path!r}; {nearest(path, known)}"])
+    if json:
+        as_json([row._asdict() for row in chosen])
+    else:
+        table(["setting", "default", "may be", "meaning"], chosen)
+
+
+def every_setting() -> list[Row]:
+    """List every setting in the order of the tree."""
+    from dragoman.config.setting import settings_of, type_text
+    from dragoman.config.tree import SECTIONS, Config
+
+    rows = []
+    for section in SECTIONS:
+        for each in settings_of(type(getattr(Config(), section))):
+            kind, limits = type_text(each.type), each.setting.range_text()
+            allowed = limits if limits.startswith("one of") else ", ".join(filter(None, (kind, limits)))
+            rows.append(Row(f"{section}.{each.name}", say_value(each.default), allowed, each.setting.doc))
+    return rows
+
+
+def say_value(value: Any) -> str:
+    """Write a value the way it is typed after `--set path=`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(str, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,59 @@
+"""How commands show things: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+WIDE = 200  # columns of a table that goes into a file or a pipe, where wrapping would only hurt
+
+
+def complain(message: str) -> None:
+    """Say what went wrong, on stderr, the way every Unix command does."""
+    print(f"dragoman: error: {message}", file=sys.stderr, flush=True)
+
+
+def note(message: str) -> None:
+    """Say something that is not a result, on stderr."""
+    print(f"dragoman: {message}", file=sys.stderr, flush=True)
+
+
+def result(text: str = "") -> None:
+    """Write a line of the result, and let a pipe have it at once."""
+    print(text, flush=True)
+
+
+def as_json(value: Any) -> None:
+    """Write a result as one line of JSON, text in its own script."""
+    result(json.dumps(value, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: Sequence[str] = ()) -> None:
+    """Draw a table; the columns named in `right` are set flush right, as numbers are."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=title or None, title_justify="left", title_style="bold", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(str(cell)) for cell in row))
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE)
+    console.print(drawn)
+
+
+def count(number: int, noun: str) -> str:
+    """Count things in words that agree: `1 line`, `1,200 lines`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(amount: float) -> str:
+    """Write a number of bytes as a person would."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"

@@ -1,0 +1,62 @@
+"""`dragoman train`: from text pairs to a model directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli.durations import parse_duration
+
+_DATA, _SETTINGS, _RUN = "Text", "Settings", "The run"
+
+
+def train(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the model; made if need be.", show_default=False)],
+    src: Annotated[str, typer.Option(help="Source sentences, one a line; plain, .gz or .xz.", rich_help_panel=_DATA)] = "",
+    tgt: Annotated[str, typer.Option(help="Target sentences, aligned with --src.", rich_help_panel=_DATA)] = "",
+    pairs: Annotated[str, typer.Option(help="One TSV, CSV or JSONL file with both sides instead.", rich_help_panel=_DATA)] = "",
+    valid_src: Annotated[str, typer.Option(help="Source sentences to validate on.", rich_help_panel=_DATA)] = "",
+    valid_tgt: Annotated[str, typer.Option(help="Target sentences to validate on.", rich_help_panel=_DATA)] = "",
+    valid_pairs: Annotated[str, typer.Option(help="One file with both sides to validate on.", rich_help_panel=_DATA)] = "",
+    src_lang: Annotated[str, typer.Option(help="Source language, such as de.", rich_help_panel=_DATA)] = "",
+    tgt_lang: Annotated[str, typer.Option(help="Target language, such as en; decides how BLEU cuts words.", rich_help_panel=_DATA)] = "",
+    recipe: Annotated[str, typer.Option(help="Start from a recipe; see `dragoman recipes`.", rich_help_panel=_SETTINGS)] = "",
+    config: Annotated[Path | None, typer.Option(help="Lay a YAML file over the recipe.", rich_help_panel=_SETTINGS)] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one setting: model.width=256. May be repeated.", rich_help_panel=_SETTINGS),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS)] = "",
+    budget: Annotated[str, typer.Option(help="Stop in time, and fit the model to it: 90s, 30m, 1h.", rich_help_panel=_RUN)] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.", rich_help_panel=_RUN)] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, estimate time and memory, train nothing.", rich_help_panel=_RUN)
+    ] = False,
+) -> None:
+    """Train a translator from two aligned files, or from one file of pairs.
+
+    With nothing but the text given, size, vocabulary and schedule are fitted to the corpus and the machine.
+    `dragoman settings` lists everything that --set and --config can change.
+    """
+    named = {
+        "data.src": src,
+        "data.tgt": tgt,
+        "data.pairs": pairs,
+        "data.valid_src": valid_src,
+        "data.valid_tgt": valid_tgt,
+        "data.valid_pairs": valid_pairs,
+        "data.src_lang": src_lang,
+        "data.tgt_lang": tgt_lang,
+        "train.device": device,
+    }
+    overrides = [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in named.items() if value]
+    if budget:
+        overrides.append(f"train.budget={parse_duration(budget)}")
+    overrides += set_ or []
+    from dragoman.config import read_config
+    from dragoman.runs.train import train as run  # here, so that --help stays quick
+
+    run(read_config(recipe=recipe, file=config, overrides=overrides), out, resume=resume, dry_run=dry_run)

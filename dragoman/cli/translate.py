@@ -1,0 +1,115 @@
+"""`dragoman translate`: raw text in, raw text out, line by line, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from dragoman.cli.options import BatchSizeOption, BeamOption, DeviceOption, JsonOption, LengthPenaltyOption
+from dragoman.cli.show import as_json, count, note, result
+from dragoman.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from dragoman.translator import Translation
+
+_SAMPLING = "Sampling"
+
+
+def translate(
+    model: Annotated[Path, typer.Option("--model", "-m", help="The model's directory.", show_default=False)],
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts to translate; standard input when there are none.")] = None,
+    beam: BeamOption = None,
+    nbest: Annotated[int, typer.Option(min=1, help="Translations of each line: `line TAB score TAB text`, best first.")] = 1,
+    length_penalty: LengthPenaltyOption = None,
+    batch_size: BatchSizeOption = None,
+    prefix: Annotated[str, typer.Option(help="Text that every translation must begin with.")] = "",
+    json: JsonOption = False,
+    device: DeviceOption = "auto",
+    sample: Annotated[bool, typer.Option("--sample", help="Draw translations by chance.", rich_help_panel=_SAMPLING)] = False,
+    temperature: Annotated[float | None, typer.Option(min=0.01, help="Below 1 is safer.", rich_help_panel=_SAMPLING)] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k best pieces only.", rich_help_panel=_SAMPLING)] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Draw from the best pieces that make up this share.", rich_help_panel=_SAMPLING)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Where chance starts; the same seed draws the same.", rich_help_panel=_SAMPLING)] = None,
+) -> None:
+    """Translate texts, or standard input, one line each; order and empty lines are kept.
+
+    With --json each line is an object: text, score, pieces, log_probs (one a piece, and one for the end), and
+    alignment (a row for each target piece, a column for each source piece).
+    """
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    if given and not sample:
+        name = next(iter(given))
+        raise ConfigError([f"--{name.replace('_', '-')} belongs to --sample; found it alone; add --sample"])
+    if sample and beam is not None:
+        raise ConfigError([f"--sample draws and --beam searches; found both, with --beam {beam}; keep one"])
+    options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size, "nbest": nbest}
+    options |= {"prefix": prefix or None, "alignment": json, "sample": sample, **given}
+
+    from dragoman.translator import Translator  # here, so that --help stays quick
+
+    translator = Translator.load(model, device=device)
+    lines = texts if texts else read_lines(sys.stdin.buffer)
+    show(translator.stream(lines, **{name: value for name, value in options.items() if value is not None}), nbest=nbest, json=json)
+
+
+def show(translations: Iterable[Translation], *, nbest: int, json: bool) -> None:
+    """Write translations as they come, and say at the end what was out of the ordinary."""
+    noted = 0
+    for number, each in enumerate(translations, start=1):
+        noted += bool(each.notes)
+        if json:
+            as_json({"line": number, **plain(each)})
+        elif nbest > 1:
+            for one in each.alternatives or (each,):
+                result(f"{number}\t{one.score:.4f}\t{one.text}")
+        else:
+            result(each.text)
+        for sentence in each.notes if not json else ():
+            note(f"line {number}: {sentence}")
+    if noted and json:
+        note(f'{count(noted, "line")} with notes: see "notes" in the output')
+
+
+def plain(translation: Translation) -> dict[str, Any]:
+    """Turn a translation into plain values; numbers are rounded to what means something."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(translation):
+        value = getattr(translation, field.name)
+        if field.name == "alternatives":
+            values[field.name] = [plain(each) for each in value or ()]
+        else:
+            values[field.name] = _rounded(value)
+    return values
+
+
+def _rounded(value: Any) -> Any:
+    """Round the numbers in nested lists, tensors and arrays to six decimals."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return value
+
+
+def read_lines(stream: BinaryIO) -> Iterator[str]:
+    """Read lines that end in LF or CRLF and nothing else; the first one that is not UTF-8 ends the command."""
+    for number, raw in enumerate(stream, start=1):
+        try:
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"line {number} of standard input must be UTF-8",
+                found=f"the byte 0x{raw[error.start]:02x} at position {error.start + 1}",
+                fix="convert the text first, for example with iconv -f latin1 -t utf-8",
+            ) from error
+        yield text.removesuffix("\n").removesuffix("\r")

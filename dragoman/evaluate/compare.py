@@ -1,0 +1,135 @@
+"""Two or more sets of translations against one reference: is the difference real, and where is it?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
+
+from dragoman.errors import ConfigError, DataError
+from dragoman.evaluate.scoring import check_aligned, metrics
+
+SAMPLES = 1000  # resamplings, as sacreBLEU's own default for the paired bootstrap
+CLEAR = 0.05  # the customary bound of p below which a difference is called real
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One system's score in one metric; `p` is how often chance alone gives such a difference from the first system."""
+
+    system: str
+    metric: str
+    value: float
+    mean: float  # of the resamplings
+    margin: float  # half of their 95 % interval
+    p: float | None  # None for the first system, with which the others are compared
+
+    @property
+    def clear(self) -> bool:
+        """Say whether the difference is more than chance would give."""
+        return self.p is not None and self.p < CLEAR
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A sentence on which two systems differ, with the change in its score."""
+
+    line: int  # from 1
+    change: float
+    reference: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the paired bootstrap found, and the sentences that moved most."""
+
+    results: tuple[Compared, ...]
+    signatures: Mapping[str, str]
+    moved: tuple[Moved, ...]
+    samples: int
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Turn the comparison into plain values for JSON."""
+        fields = ("system", "metric", "value", "mean", "margin", "p")
+        lines = ("line", "change", "reference", "before", "after")
+        return {
+            "results": [{name: getattr(each, name) for name in fields} for each in self.results],
+            "signatures": dict(self.signatures),
+            "samples": self.samples,
+            "moved": [{name: getattr(each, name) for name in lines} for each in self.moved],
+            "notes": list(self.notes),
+        }
+
+
+def compare(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = "",
+    tgt_lang: str = "",
+    by: str = "chrf",
+    show: int = 10,
+    samples: int = SAMPLES,
+) -> Comparison:
+    """Compare systems with the first one by paired bootstrap, and find the sentences that the second moved most."""
+    if len(systems) < 2:
+        raise DataError("comparing needs two sets of translations or more", found=str(len(systems)), fix="name at least two")
+    for name, lines in systems.items():
+        if len(lines) != len(references):
+            raise DataError(
+                f"{name} must have as many lines as the reference",
+                found=f"{len(lines):,} and {len(references):,}",
+                fix="translate the same file with every system",
+            )
+    first, second = list(systems.values())[:2]
+    check_aligned(first, references)
+    chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang)
+    named = {"BLEU": chosen.bleu, "chrF2": chosen.chrf, "TER": chosen.ter}
+    signatures, results = _bootstrap(systems, references, named, samples)
+    moved = most_moved(first, second, references, by=by, show=show, tgt_lang=tgt_lang, lowercase=lowercase, tokenize=tokenize)
+    return Comparison(tuple(results), signatures, tuple(moved), samples, chosen.notes)
+
+
+def most_moved(
+    before: Sequence[str],
+    after: Sequence[str],
+    references: Sequence[str],
+    *,
+    by: str = "chrf",
+    show: int = 10,
+    lowercase: bool = False,
+    tokenize: str = "",
+    tgt_lang: str = "",
+) -> list[Moved]:
+    """Find the sentences whose own score changed most, the largest change first, losses and gains alike."""
+    chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, sentence=True)
+    by_name: dict[str, BLEU | CHRF] = {"chrf": chosen.chrf, "bleu": chosen.bleu}
+    if by not in by_name:
+        raise ConfigError([f"--by must be chrf or bleu; found {by!r}; TER has no upper bound and one bad line would hide the rest"])
+    metric = by_name[by]
+    moved = []
+    for line, (old, new, reference) in enumerate(zip(before, after, references, strict=True), start=1):
+        if old != new:
+            change = metric.sentence_score(new, [reference]).score - metric.sentence_score(old, [reference]).score
+            moved.append(Moved(line, float(change), reference, old, new))
+    return sorted(moved, key=lambda each: (-abs(each.change), each.line))[:show]
+
+
+def _bootstrap(
+    systems: Mapping[str, Sequence[str]], references: Sequence[str], named: Mapping[str, Any], samples: int
+) -> tuple[dict[str, str], list[Compared]]:
+    """Run sacreBLEU's paired bootstrap over all the systems and metrics."""
+    outputs = [(name, list(lines)) for name, lines in systems.items()]
+    signatures, scores = PairedTest(outputs, dict(named), [list(references)], test_type="bs", n_samples=samples)()
+    found = []
+    for metric in named:
+        for (system, _), each in zip(outputs, scores[metric], strict=True):
+            found.append(Compared(system, metric, float(each.score), float(each.mean), float(each.ci), each.p_value))
+    return {name: str(signature) for name, signature in signatures.items()}, found
