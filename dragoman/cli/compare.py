@@ -72,6 +72,5 @@ def _draw(found: Comparison, by: str) -> None:
         result()
         result(f"Sentences that moved most from the first system to the second (change in sentence {by}):")
     for moved in found.moved:
-        result(
-            f"\nline {moved.line}  {moved.change:+.1f}\n  reference  {moved.reference}\n  first      {moved.before}\n  second     {moved.after}"
-        )
+        result(f"\nline {moved.line}  {moved.change:+.1f}")
+        result(f"  reference  {moved.reference}\n  first      {moved.before}\n  second     {moved.after}")

@@ -1,0 +1,1 @@
+"""Scoring translations, and comparing systems."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 from dragoman.errors import ConfigError, DataError
@@ -126,10 +127,14 @@ def _bootstrap(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], named: Mapping[str, Any], samples: int
 ) -> tuple[dict[str, str], list[Compared]]:
     """Run sacreBLEU's paired bootstrap over all the systems and metrics."""
-    outputs = [(name, list(lines)) for name, lines in systems.items()]
+    outputs: list[tuple[str, Sequence[str]]] = [(name, list(lines)) for name, lines in systems.items()]
     signatures, scores = PairedTest(outputs, dict(named), [list(references)], test_type="bs", n_samples=samples)()
     found = []
     for metric in named:
-        for (system, _), each in zip(outputs, scores[metric], strict=True):
-            found.append(Compared(system, metric, float(each.score), float(each.mean), float(each.ci), each.p_value))
+        results: Sequence[Any] = scores[metric]
+        for (system, _), each in zip(outputs, results, strict=True):
+            p = each.p_value
+            if p is not None and each.score == results[0].score:
+                p = 1.0  # sacreBLEU counts only larger differences than the one seen, and so calls none at all significant
+            found.append(Compared(system, metric, float(each.score), float(each.mean), float(each.ci), p))
     return {name: str(signature) for name, signature in signatures.items()}, found

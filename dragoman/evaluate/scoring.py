@@ -6,11 +6,13 @@ so that there is one BLEU and not two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 
 from dragoman.errors import ConfigError, DataError, nearest
 
@@ -38,7 +40,7 @@ class Scores:
     sentences: int
     notes: tuple[str, ...] = ()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Score]:
         """Go through the three scores."""
         return iter((self.bleu, self.chrf, self.ter))
 
@@ -102,8 +104,13 @@ def score(
     """Score translations against one reference each; both are plain text, one sentence an item."""
     check_aligned(hypotheses, references)
     chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang)
-    found = [_corpus(metric, hypotheses, references) for metric in (chosen.bleu, chosen.chrf, chosen.ter)]
-    return Scores(*found, sentences=len(hypotheses), notes=chosen.notes)
+    return Scores(
+        bleu=_corpus(chosen.bleu, hypotheses, references),
+        chrf=_corpus(chosen.chrf, hypotheses, references),
+        ter=_corpus(chosen.ter, hypotheses, references),
+        sentences=len(hypotheses),
+        notes=chosen.notes,
+    )
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str = "") -> Score:
