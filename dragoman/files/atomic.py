@@ -1,0 +1,155 @@
+"""Writing that is there whole or not at all: fsync before every name, one rename to make it visible."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.files import faults
+
+Bytes = bytes | bytearray | memoryview
+
+_CHUNK = 1 << 22  # bytes read or written at a time; larger gains nothing
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+class FileRecord(NamedTuple):
+    """What a manifest remembers of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def write_file(path: Path, chunks: Iterable[Bytes], *, point: str = "publish.manifest") -> FileRecord:
+    """Write a new file durably, read it back, and return what the disk gave; an existing name is an error.
+
+    The mode is what the umask leaves of 0666, so that a server under another user can read a model.
+    """
+    written = 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        for chunk in _halved(chunks, point):
+            written += _write_all(descriptor, chunk)
+        faults.point("publish.fsync")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    record = read_record(path)
+    if record.bytes != written:
+        raise OSError(errno.EIO, f"wrote {written} bytes and read back {record.bytes}", str(path))
+    return record
+
+
+def read_record(path: Path) -> FileRecord:
+    """Hash a file through a fresh descriptor, in bounded memory; links and special files are errors."""
+    digest, size = hashlib.sha256(), 0
+    with open_regular(path) as descriptor:
+        while block := os.read(descriptor, _CHUNK):
+            digest.update(block)
+            size += len(block)
+    return FileRecord(size, digest.hexdigest())
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[int]:
+    """Open a regular file for reading, never through a symbolic link; a pipe must not make us wait."""
+    descriptor = os.open(path, os.O_RDONLY | _NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Give a small file new contents: readers see the old or the new, never a part."""
+    temporary = path.with_name(temporary_name(path.name))
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+def publish_directory(temporary: Path, final: Path, *, point: str = "publish") -> None:
+    """Make a finished directory visible under its name by one rename, durably.
+
+    A directory that is there already and not empty stays as it is and the rename fails.
+    """
+    sync_directory(temporary)
+    faults.point(f"{point}.rename")
+    os.rename(temporary, final)
+    if point == "publish":
+        faults.point("publish.fsync_dir")
+    sync_directory(final.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the directory's entries durable."""
+    descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary_name(label: str) -> str:
+    """Make a name that says whose leftover it is: `.tmp-<label>-<pid>-<random>`."""
+    return f".tmp-{label}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def remove_flat(directory: Path) -> bool:
+    """Remove a directory of ours: its plain files and then itself; says whether it is gone.
+
+    What it does not expect, such as a folder inside, is left where it is, and so is the directory.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.path for entry in entries if not entry.is_dir(follow_symlinks=False)]
+        for name in names:
+            os.unlink(name)
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _write_all(descriptor: int, data: Bytes) -> int:
+    """Write until all is written: one call may take less than it was given."""
+    rest = memoryview(data).cast("B")
+    total = len(rest)
+    while rest:
+        rest = rest[os.write(descriptor, rest[:_CHUNK]) :]
+    return total
+
+
+def _halved(chunks: Iterable[Bytes], point: str) -> Iterator[Bytes]:
+    """Hand on the chunks, passing the fault point when half of the first is written: faults leave partial files."""
+    first = True
+    for chunk in chunks:
+        if first:
+            first = False
+            view = memoryview(chunk).cast("B")
+            yield view[: len(view) // 2]
+            faults.point(point)
+            yield view[len(view) // 2 :]
+        else:
+            yield chunk

@@ -1,0 +1,72 @@
+"""What the file system answers: room, permission, and its errors in words that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dragoman.errors import DiskError, DragomanError, ForbiddenError
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # EFBIG is what RLIMIT_FSIZE gives
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class FullError(DiskError):
+    """No room left: freeing some is worth a try, as with no other disk error."""
+
+
+def explained(error: OSError, path: Path) -> DragomanError:
+    """Turn the system's error into ours: no room and broken disks are 74, no permission is 77."""
+    name = error.filename or path
+    found = f"{error.strerror or error} at {name}"
+    if error.errno in FULL:
+        return FullError("the disk must have room for what is written", found=found, fix="free some space and run the same command again")
+    if error.errno in _FORBIDDEN:
+        return ForbiddenError("the directory must be writable", found=found, fix="change its permissions or choose another directory")
+    return DiskError("reading and writing must succeed", found=found, fix="check the disk and run the same command again")
+
+
+@contextlib.contextmanager
+def explaining(path: Path) -> Iterator[None]:
+    """Let no bare OSError out of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise explained(error, path) from error
+
+
+def free_bytes(path: Path) -> int:
+    """Count the bytes that an ordinary user may still write where `path` lies."""
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+def readable_size(count: float) -> str:
+    """Write a number of bytes for a person: 1.5 GB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def require_room(path: Path, needed: int, what: str) -> None:
+    """Refuse to begin what cannot be finished."""
+    free = free_bytes(path)
+    if free < needed:
+        raise FullError(
+            f"{what} must fit on the disk and takes {readable_size(needed)}",
+            found=f"{readable_size(free)} free at {path}",
+            fix="free some space, or choose a directory on another disk",
+        )
+
+
+def require_writable(directory: Path) -> None:
+    """Make the directory where it is missing, and refuse one that we may not write in, before any work is lost."""
+    with explaining(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))

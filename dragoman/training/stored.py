@@ -1,0 +1,138 @@
+"""A checkpoint on disk: how one is written into a run directory, and what can be read from one that verifies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dragoman import stopping
+from dragoman.errors import DivergedError, StoppedError
+from dragoman.files import faults, manifest
+from dragoman.files.atomic import publish_directory, remove_flat, sync_directory, temporary_name, write_file
+from dragoman.training.tensors import read_header, read_tensors, require_fit, write_tensors
+
+PARTS = ("weights", "optimizer", "ema")
+_MAX_STATE = 256 << 20  # bytes; learnt token caps and excluded examples make it grow
+
+Tensors = Mapping[str, Mapping[str, Tensor] | None]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published step whose files were verified."""
+
+    step: int
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything but tensors that the run goes on from."""
+        return manifest.read_json(self.path / "state.json", max_bytes=_MAX_STATE)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The validation's figures at this step."""
+        return dict(self.manifest.get("metrics", {}))
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the run's bits depended on when this was written."""
+        return dict(self.manifest.get("env", {}))
+
+    def load_weights(self, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Read the model's weights."""
+        return read_tensors(self.path / "weights.safetensors", expected=expected)
+
+    def load_optimizer(self, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Read the optimiser's tensors, named `<parameter>.<slot>`."""
+        return read_tensors(self.path / "optimizer.safetensors", expected=expected)
+
+    def load_ema(self, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor] | None:
+        """Read the running average of the weights; None where none was kept."""
+        if "ema.safetensors" not in self.manifest["files"]:
+            return None
+        return read_tensors(self.path / "ema.safetensors", expected=expected)
+
+    def require_fit(self, expected: Tensors) -> None:
+        """Refuse a model that this checkpoint was not made for, before any tensor is read."""
+        for part, tensors in expected.items():
+            if tensors is not None:
+                path = self.path / f"{part}.safetensors"
+                require_fit(path, read_header(path), tensors)
+
+
+def step_name(step: int) -> str:
+    """Name a step's directory; the zeros make names sort as numbers do."""
+    return f"step-{step:08d}"
+
+
+def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:
+    """Verify a step's directory and open it; raises CorruptError naming the first wrong file."""
+    content = manifest.verify(path, sizes_only=sizes_only)
+    names = set(content["files"])
+    needed = {"weights.safetensors", "state.json"}
+    if not needed <= names or not names <= needed | {f"{part}.safetensors" for part in PARTS}:
+        raise manifest.corrupt(path / manifest.NAME, f"the files {', '.join(sorted(names))}")
+    if path.name != step_name(int(content.get("step", -1))):
+        raise manifest.corrupt(path / manifest.NAME, f"step {content.get('step')} under the name {path.name}")
+    return Checkpoint(int(content["step"]), path, content)
+
+
+def write_step(run: Path, step: int, tensors: Tensors, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Checkpoint:
+    """Write a step into a temporary directory and publish it by one rename.
+
+    On any failure before the rename the temporary directory is removed. A step that is there already with the same
+    tensors is left as it is; with others, two histories have met and nothing is published.
+    """
+    final = run / step_name(step)
+    temporary = run / temporary_name(f"{step:08d}")
+    try:
+        faults.point("publish.mkdir")
+        os.mkdir(temporary)
+        files = {}
+        for part in PARTS:
+            values = tensors.get(part)
+            if values is not None:
+                _leave_if_urgent()
+                name = f"{part}.safetensors"
+                files[name] = write_tensors(temporary / name, values, point=f"publish.write.{name}")
+        files["state.json"] = write_file(temporary / "state.json", [manifest.canonical_json(state)], point="publish.write.state.json")
+        content = manifest.write_manifest(temporary, files, {**fields, "step": step})
+        _leave_if_urgent()
+        if final.exists():
+            return _same_or_raise(open_checkpoint(final), content, temporary)
+        publish_directory(temporary, final)
+    except BaseException:
+        remove_flat(temporary)
+        raise
+    return open_checkpoint(final, sizes_only=True)
+
+
+def _same_or_raise(published: Checkpoint, content: Mapping[str, Any], temporary: Path) -> Checkpoint:
+    """Keep what is published when it has the tensors that we were about to publish."""
+    # state.json may hold times for people, so it does not decide.
+    for name, record in content["files"].items():
+        if name != "state.json" and published.manifest["files"].get(name) != record:
+            raise DivergedError(
+                f"{published.path} must hold what this run computes for the step",
+                found=f"another {name} in it",
+                fix="train in another directory: two runs with different histories have met in this one",
+            )
+    remove_flat(temporary)
+    sync_directory(published.path.parent)
+    return published
+
+
+def _leave_if_urgent() -> None:
+    if stopping.urgent():
+        raise StoppedError(
+            "a second request to stop publishes nothing",
+            found=stopping.reason(),
+            fix="run the same command again to go on from the last checkpoint",
+        )
