@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
-
-import pytest
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate import scoring
@@ -83,7 +82,7 @@ def test_a_tokenizer_without_its_package_is_one_sentence(monkeypatch: pytest.Mon
 
     broken.TOKENIZERS = BLEU.TOKENIZERS  # type: ignore[attr-defined]
     monkeypatch.setattr(scoring, "BLEU", broken)
-    with pytest.raises(ConfigError, match="--tokenize ja-mecab must be usable here; found Please install MeCab; .*--tokenize char"):
+    with pytest.raises(ConfigError, match=r"--tokenize ja-mecab must be usable here; found Please install MeCab; .*--tokenize char"):
         metrics(tokenize="ja-mecab")
 
 
