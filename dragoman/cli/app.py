@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = app(arguments, prog_name="dragoman", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
-        code = _explain(error)
+        code = _explain(error, arguments)
         if debug and not isinstance(error, SystemExit):
             traceback.print_exc()
         return code
@@ -75,14 +75,15 @@ def _take_debug(arguments: list[str]) -> bool:
     return bool(os.environ.get("DRAGOMAN_DEBUG"))
 
 
-def _explain(error: BaseException) -> int:
+def _explain(error: BaseException, arguments: Sequence[str]) -> int:
     """Say on stderr what went wrong, as shortly as its kind allows, and return the exit code."""
     if isinstance(error, DragomanError):
         complain(str(error))
         return error.exit_code
     if isinstance(error, _UsageError):
-        return _explain_usage(error)
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return _explain_usage(error, arguments)
+    # Newer typers turn Ctrl-C into SystemExit(130) on its way here.
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)) or (isinstance(error, SystemExit) and error.code == INTERRUPTED):
         note("stopped")
         return INTERRUPTED
     if isinstance(error, SystemExit):
@@ -98,13 +99,22 @@ def _explain(error: BaseException) -> int:
     return 1
 
 
-def _explain_usage(error: BaseException) -> int:
-    """Put the parser's complaint into one line, with the command whose help to read."""
+def _explain_usage(error: BaseException, arguments: Sequence[str]) -> int:
+    """Put the parser's complaint into one line, with what was typed and the command whose help to read."""
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "dragoman"
-    complain(f"{message}; see {command} --help")
+    typed = next((_value(option, arguments) for option in getattr(getattr(error, "param", None), "opts", ()) if option in message), None)
+    found = f"; found {typed!r}" if typed is not None and repr(typed) not in message else ""
+    complain(f"{message}{found}; see {context.command_path if context is not None else 'dragoman'} --help")
     return 2
+
+
+def _value(option: str, arguments: Sequence[str]) -> str | None:
+    """Find what was typed after an option."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == option or argument.startswith(f"{option}="):
+            return following if argument == option else argument.partition("=")[2]
+    return None
 
 
 def _explain_system(error: OSError) -> int:

@@ -77,5 +77,6 @@ def test_a_long_function_is_named(anchors: ModuleType, tmp_path: Path) -> None:
 
 
 def test_a_tidy_repository_passes(anchors: ModuleType, tmp_path: Path) -> None:
-    tidy = '"""A module."""\n\n\ndef found(value: int) -> int:\n    """Give it back."""\n    if value < 0:\n        raise ValueError(f"found {value}")\n    return value\n'
+    check = '    if value < 0:\n        raise ValueError(f"found {value}")\n    return value\n'
+    tidy = f'"""A module."""\n\n\ndef found(value: int) -> int:\n    """Give it back."""\n{check}'
     assert all(row.holds for row in anchors.measure(repository(tmp_path, tidy, tidy)))
