@@ -1,0 +1,1 @@
+"""Reading corpora, the memory-mapped store, batches and their order, checks on data."""

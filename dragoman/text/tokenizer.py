@@ -1,0 +1,194 @@
+"""A tokenizer: text to piece ids and back, losing nothing. SentencePiece behind one face.
+
+SentencePiece's own normaliser is off, so that its round trip is exact; ours runs before it. The tokenizer owns the
+ids: there is no vocabulary file beside it that could disagree.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import sentencepiece
+
+from dragoman.config.tree import TextConfig
+from dragoman.errors import BundleError, DataError
+from dragoman.text.learning import learn_model
+from dragoman.text.merges import SPACE, Merges
+from dragoman.text.normalise import normalise
+from dragoman.text.settings import FORMAT, read_settings, write_settings
+from dragoman.text.specials import BOS, EOS, PAD, SPECIALS, UNK
+
+_MAX_MODEL_BYTES = 256 << 20
+
+# SentencePiece writes a space as U+2581, so that character itself would come back as a space. It is sent through as
+# two characters instead: a private one, which is escaped likewise, and a digit.
+_MARK = "\U0010fffd"
+
+
+def _escape(text: str) -> str:
+    if SPACE in text or _MARK in text:
+        return text.replace(_MARK, _MARK + "0").replace(SPACE, _MARK + "1")
+    return text
+
+
+def _unescape(text: str) -> str:
+    return text.replace(_MARK + "1", SPACE).replace(_MARK + "0", _MARK) if _MARK in text else text
+
+
+class Tokenizer:
+    """Cuts text into pieces and numbers them; the same text always gives the same ids."""
+
+    def __init__(self, model: bytes, *, kind: str, normalisation: str) -> None:
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            found = f"{len(model)} bytes that are none"
+            raise BundleError("a tokenizer must be a SentencePiece model", found=found, fix="copy the model directory anew") from error
+        ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
+        if ids != (PAD, BOS, EOS, UNK):
+            raise BundleError(
+                "a tokenizer's pad, bos, eos and unk must be numbered 0, 1, 2 and 3", found=str(ids), fix="use a model trained by dragoman"
+            )
+        self.kind, self.normalisation = kind, normalisation
+        self._model, self._processor = model, processor
+
+    @classmethod
+    def train(cls, lines: Iterable[str], config: TextConfig) -> Tokenizer:
+        """Learn the pieces from lines of text, read once as a stream; the same lines give the same tokenizer."""
+        prepared = (_escape(normalise(line, config.normalisation)) for line in lines)
+        return cls(learn_model(prepared, config), kind=config.kind, normalisation=config.normalisation)
+
+    @classmethod
+    def load(cls, directory: Path, side: str) -> Tokenizer:
+        """Read the tokenizer of a side (`source`, `target` or `shared`) from a model's `text/` directory."""
+        path = Path(directory) / f"{side}.model"
+        settings = read_settings(Path(directory))
+        try:
+            with path.open("rb") as file:
+                model = file.read(_MAX_MODEL_BYTES + 1)
+        except OSError as error:
+            raise BundleError(
+                "a model directory must hold its tokenizer", found=f"{path}: {error.strerror}", fix="copy the whole model directory"
+            ) from error
+        if len(model) > _MAX_MODEL_BYTES:
+            raise BundleError(
+                f"a tokenizer must be at most {_MAX_MODEL_BYTES} bytes", found=f"{path} with more", fix="copy the model directory anew"
+            )
+        return cls(model, kind=settings["kind"], normalisation=settings["normalisation"])
+
+    def save(self, directory: Path, side: str) -> None:
+        """Write `SIDE.model` and `text.json` into a directory, which is made when missing."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{side}.model").write_bytes(self._model)
+        write_settings(directory, kind=self.kind, normalisation=self.normalisation)
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into piece ids, without start or end."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts in one call, which is a good deal faster than one by one."""
+        prepared = [_escape(normalise(text, self.normalisation)) for text in texts]
+        try:
+            return self._processor.encode(prepared, num_threads=1)
+        except RuntimeError as error:  # what the binding says about a lone surrogate names neither text nor place
+            raise _bad_text(prepared) from error
+
+    def encode_sampled(self, text: str, *, dropout: float, generator: Callable[[], float]) -> list[int]:
+        """Encode with BPE-dropout: the same generator state gives the same pieces on every machine."""
+        if self.kind != "bpe":
+            raise DataError("sampling of pieces needs BPE", found=f"text.kind={self.kind}", fix="set text.kind=bpe or text.dropout=0")
+        if not 0.0 <= dropout < 1.0:
+            raise DataError("the share of dropped merges must be from 0 to below 1", found=str(dropout), fix="set text.dropout=0.1")
+        return self._merges.encode(_escape(normalise(text, self.normalisation)), dropout, generator)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn piece ids back into text; special pieces other than unknown leave no trace."""
+        return _unescape(self._processor.decode([int(each) for each in ids]))
+
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Decode many rows of ids in one call."""
+        return [_unescape(text) for text in self._processor.decode([[int(each) for each in row] for row in rows], num_threads=1)]
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Spell the pieces for people: a leading U+2581 stands for a space, `<0xE4>` for a byte."""
+        return [SPECIALS[each] if each < len(SPECIALS) else self._processor.id_to_piece(int(each)) for each in ids]
+
+    def __len__(self) -> int:
+        """Count the pieces, bytes and special ones included."""
+        return self._processor.get_piece_size()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything that decides the ids."""
+        hasher = hashlib.sha256(f"dragoman tokenizer {FORMAT} {self.kind} {self.normalisation}\n".encode())
+        hasher.update(self._model)
+        return hasher.hexdigest()
+
+    @property
+    def model(self) -> bytes:
+        """The serialised SentencePiece model."""
+        return self._model
+
+    @functools.cached_property
+    def _merges(self) -> Merges:
+        sp = self._processor
+        normal = [i for i in range(len(self)) if not (sp.is_control(i) or sp.is_unknown(i) or sp.is_byte(i))]
+        ids = {sp.id_to_piece(i): i for i in normal}
+        scores = {piece: sp.get_score(i) for piece, i in ids.items()}
+        byte_ids = [sp.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+        return Merges(scores, ids, None if UNK in byte_ids else byte_ids)
+
+
+class Tokenizers(NamedTuple):
+    """The source's and the target's tokenizer; the same object when they are joint."""
+
+    src: Tokenizer
+    tgt: Tokenizer
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share one vocabulary."""
+        return self.src is self.tgt
+
+
+def train_tokenizers(src_lines: Iterable[str], tgt_lines: Iterable[str], config: TextConfig) -> Tokenizers:
+    """Learn the tokenizers of both sides; a joint one sees the two sides line by line in turn, neither being sampled more."""
+    if config.joint:
+        both = itertools.chain.from_iterable(zip(src_lines, tgt_lines, strict=True))
+        shared = Tokenizer.train(both, config)
+        return Tokenizers(shared, shared)
+    return Tokenizers(Tokenizer.train(src_lines, config), Tokenizer.train(tgt_lines, config))
+
+
+def save_tokenizers(tokenizers: Tokenizers, directory: Path) -> None:
+    """Write a model's `text/` directory: `shared.model`, or `source.model` and `target.model`, and `text.json`."""
+    if tokenizers.joint:
+        tokenizers.src.save(directory, "shared")
+    else:
+        tokenizers.src.save(directory, "source")
+        tokenizers.tgt.save(directory, "target")
+
+
+def load_tokenizers(directory: Path) -> Tokenizers:
+    """Read a model's `text/` directory."""
+    if (Path(directory) / "shared.model").exists():
+        shared = Tokenizer.load(directory, "shared")
+        return Tokenizers(shared, shared)
+    return Tokenizers(Tokenizer.load(directory, "source"), Tokenizer.load(directory, "target"))
+
+
+def _bad_text(texts: Sequence[str]) -> DataError:
+    """Name the character that has no UTF-8."""
+    for text in texts:
+        place = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+        if place is not None:
+            found = f"U+{ord(text[place]):04X}, half of a character, at position {place + 1}"
+            return DataError("text must be valid Unicode", found=found, fix="decode the input as UTF-8 with errors='strict' to find it")
+    return DataError("text must be valid Unicode", found=f"{texts!r:.80}", fix="decode the input as UTF-8")
