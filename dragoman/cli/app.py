@@ -59,10 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = app(arguments, prog_name="dragoman", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
-        code = _explain(error, arguments)
+        result = _explain(error, arguments)
         if debug and not isinstance(error, SystemExit):
             traceback.print_exc()
-        return code
+    if result == INTERRUPTED:  # which newer typers return for Ctrl-C, and older ones raise
+        note("stopped")
     return result if isinstance(result, int) else 0
 
 
@@ -82,16 +83,15 @@ def _explain(error: BaseException, arguments: Sequence[str]) -> int:
         return error.exit_code
     if isinstance(error, _UsageError):
         return _explain_usage(error, arguments)
-    # Newer typers turn Ctrl-C into SystemExit(130) on its way here.
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)) or (isinstance(error, SystemExit) and error.code == INTERRUPTED):
-        note("stopped")
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return INTERRUPTED
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(bool(error.code))
-    if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+    # typer turns a closed pipe into SystemExit(1) on its way here.
+    if any(isinstance(each, OSError) and each.errno == errno.EPIPE for each in (error, error.__context__)):
         # The interpreter flushes stdout once more as it ends; give it something that still takes bytes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(bool(error.code))
     if isinstance(error, OSError):
         return _explain_system(error)
     traceback.print_exception(error)

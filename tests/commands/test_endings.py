@@ -128,10 +128,13 @@ def test_a_mistyped_command_is_one_line(arguments: list[str], words: str, capsys
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    shell = f"'{sys.executable}' -m dragoman settings | head -n 1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode in (0, app.PIPE_CLOSED)
-    assert done.stderr == ""
+    code = "import sys, typer; from dragoman.cli import app, settings\n"
+    code += "def endless():\n    while True: print('line', flush=True)\n"
+    code += "settings.every_setting = endless\nsys.exit(app.main(['settings']))"
+    shell = f'"{sys.executable}" -c "$CODE" | head -n 1; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, "CODE": code})
+    assert done.returncode == app.PIPE_CLOSED
+    assert (done.stdout, done.stderr) == ("line\n", "")
 
 
 def test_a_full_disk_under_stdout_is_told() -> None:
