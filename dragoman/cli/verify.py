@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
-from dragoman.cli.options import BundleArgument, JsonOption
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli.options import JsonOption
+from dragoman.cli.show import as_json, count, result, size, table
+from dragoman.errors import CorruptError
 
 
-def verify(model: BundleArgument, json: JsonOption = False) -> None:
+def verify(
+    model: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A model, a run or one checkpoint.", show_default=False)],
+    json: JsonOption = False,
+) -> None:
     """Check every file of a model and of its checkpoints against the SHA-256 written when it was made."""
+    from dragoman.files.verify import verify_directory
+
+    checks = verify_directory(model)
+    bad = [check for check in checks if not check.ok]
+    if json:
+        as_json({"files": [{**check._asdict(), "ok": check.ok} for check in checks], "ok": not bad})
+    elif bad:
+        table(["file", "what is wrong"], [(check.name, check.problem) for check in bad])
+    else:
+        result(f"{count(len(checks), 'file')}, {size(sum(check.bytes for check in checks))}: every byte is as it was written")
+    if bad:
+        raise CorruptError(
+            f"every file in {model} must be as it was written",
+            found=f"{len(bad)} of {len(checks)} wrong: {', '.join(check.name for check in bad[:5])}{', ...' if len(bad) > 5 else ''}",
+            fix="restore the files from a copy; a damaged checkpoint is passed over when training resumes",
+        )
