@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dragoman.errors import DiskError, DragomanError, ForbiddenError
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # EFBIG is what RLIMIT_FSIZE gives
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
@@ -24,6 +24,10 @@ def explained(error: OSError, path: Path) -> DragomanError:
     found = f"{error.strerror or error} at {name}"
     if error.errno in FULL:
         return FullError("the disk must have room for what is written", found=found, fix="free some space and run the same command again")
+    if error.errno == errno.EFBIG:  # what RLIMIT_FSIZE gives; no freed space helps
+        return DiskError(
+            "the file must be within the system's limit of size", found=found, fix="raise the limit, as with ulimit -f unlimited"
+        )
     if error.errno in _FORBIDDEN:
         return ForbiddenError("the directory must be writable", found=found, fix="change its permissions or choose another directory")
     return DiskError("reading and writing must succeed", found=found, fix="check the disk and run the same command again")

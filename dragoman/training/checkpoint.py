@@ -16,11 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import re
-import secrets
-import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -30,24 +25,21 @@ from dragoman._version import __version__
 from dragoman.errors import CorruptError, DiskError
 from dragoman.files import faults
 from dragoman.files import manifest as manifests
-from dragoman.files.atomic import remove_flat, replace_file, sync_directory
 from dragoman.files.disk import FullError, explaining, require_room, require_writable
 from dragoman.files.lock import Lock
 from dragoman.training.environment import describe_environment, differences
-from dragoman.training.keeping import Kept
-from dragoman.training.log import UpdateLog
-from dragoman.training.stored import PARTS, Checkpoint, Tensors, open_checkpoint, step_name, write_step
+from dragoman.training.housekeeping import Status, begin, count_bad, quarantine, remove, sweep
+from dragoman.training.keeping import Kept, prunable, prune_oldest
+from dragoman.training.log import UpdateLog, finite
+from dragoman.training.stored import PARTS, Checkpoint, Tensors, list_steps, open_checkpoint, step_name, write_step
 from dragoman.training.tensors import require_finite, tensor_bytes
 
 __all__ = ["Checkpoint", "RunDirectory", "Tensors"]
 
 log = logging.getLogger(__name__)
 
-_STEP = re.compile(r"step-(\d{8,})")
-_OURS = re.compile(r"\.(tmp|del)-.+-\d+-[0-9a-f]{8}")
 _RETRIES = 2  # intervals to go on after a disk error other than a full disk
 _MARGIN = 1.2  # room asked for, over the tensors' own bytes: headers, state, other programs
-_STATUS_SECONDS = 60.0
 
 
 class RunDirectory:
@@ -71,10 +63,9 @@ class RunDirectory:
         self._lock = Lock(self.path)
         self._log = UpdateLog(self.path)
         self._kept = Kept(self.path)
+        self._status = Status(self.path)
         self._parent: Checkpoint | None = None
         self._failures = 0
-        self._status: dict[str, Any] = {}
-        self._status_due = 0.0
 
     # Owning the directory
 
@@ -83,8 +74,8 @@ class RunDirectory:
         require_writable(self.path)
         self._lock.acquire()
         with explaining(self.path):
-            self._sweep()
-            self.run_id = self._read_or_begin()
+            sweep(self.path)
+            self.run_id = begin(self.path, self.config_digest)
         return self
 
     def close(self) -> None:
@@ -133,7 +124,7 @@ class RunDirectory:
             "config_sha256": self.config_digest,
             "data_sha256": self.data_digest,
             "env": dict(self._environment()),
-            "metrics": dict(metrics or {}),
+            "metrics": finite(metrics or {}),
             "suspect": suspect,
             "parent": _name_parent(self._parent),
         }
@@ -141,8 +132,6 @@ class RunDirectory:
             with explaining(self.path):
                 self._log.sync()
                 checkpoint = self._write_making_room(step, tensors, state, fields)
-                faults.point("publish.log")
-                self._log.append({"event": "publish", "update": step})
         except DiskError as error:
             self._failures += 1
             left = (self.grace if isinstance(error, FullError) else _RETRIES) - self._failures
@@ -150,31 +139,38 @@ class RunDirectory:
                 raise
             log.warning("step %d was not saved: %s (training goes on; %d more failures end it)", step, error, left + 1)
             return None
-        self._failures = 0
-        self._parent = checkpoint
+        self._failures, self._parent = 0, checkpoint
+        with explaining(self.path):
+            faults.point("publish.log")
+            self._log.append({"event": "publish", "update": step})
         self.status(update=step, published=step)
         return checkpoint
 
     def _write_making_room(self, step: int, tensors: Tensors, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Checkpoint:
         """Write a step; while the disk is full, give up old steps one at a time."""
+        needed = int(_MARGIN * _size(tensors))
+        place = self.path / step_name(step)
+        if place.exists():
+            try:
+                open_checkpoint(place)
+            except CorruptError as error:
+                quarantine(place, error)
         while True:
             try:
-                require_room(self.path, int(_MARGIN * _size(tensors)), f"step {step}")
+                require_room(self.path, needed, place.name)
                 with explaining(self.path):
                     return write_step(self.path, step, tensors, state, fields)
-            except CorruptError as error:
-                self._quarantine(self.path / step_name(step), error)
             except FullError:
-                if not self._prune_oldest():
+                removed = prune_oldest(self.path, self.run_id, needed)
+                if removed is None:
                     raise
+                log.warning("the disk is full: %s was removed to make room for %s", removed, place.name)
 
     # Finding
 
     def steps(self) -> list[int]:
         """List the published steps, oldest first, unverified."""
-        if not self.path.is_dir():
-            return []
-        return sorted(int(match[1]) for match in map(_STEP.fullmatch, os.listdir(self.path)) if match)
+        return list_steps(self.path)
 
     def at(self, step: int) -> Checkpoint:
         """Open one step, verified; raises CorruptError naming the first wrong file."""
@@ -200,7 +196,7 @@ class RunDirectory:
                 bad += 1
                 log.warning("%s does not verify and is passed over: %s", step_name(step), error)
                 if self._lock.held:
-                    self._quarantine(self.path / step_name(step), error)
+                    quarantine(self.path / step_name(step), error)
                 continue
             self._check_same_run(checkpoint, expected)
             self._parent = checkpoint
@@ -208,7 +204,7 @@ class RunDirectory:
         if self._has_history():
             raise CorruptError(
                 f"a run that was begun in {self.path} goes on from a checkpoint that verifies",
-                found=f"{self._count_bad() or bad} checkpoints, none valid",
+                found=f"{count_bad(self.path) or bad} checkpoints, none valid",
                 fix="restore one from a copy (each bad-step folder says why in WHY.txt), or train in another directory",
             )
         return None
@@ -235,36 +231,13 @@ class RunDirectory:
         """
         pruned = []
         with explaining(self.path):
-            for checkpoint in self._candidates()[: max(0, len(self.steps()) - max(1, keep or self.keep))]:
-                self._remove(checkpoint)
+            newest = self.steps()[-max(1, keep or self.keep) :]
+            for checkpoint in prunable(self.path, self.run_id):
+                if checkpoint.step in newest:
+                    continue
+                remove(checkpoint, self.path)
                 pruned.append(checkpoint.step)
         return pruned
-
-    def _candidates(self) -> list[Checkpoint]:
-        """List the steps that may be removed, oldest first."""
-        known = []
-        for step in self.steps():
-            with contextlib.suppress(CorruptError):
-                known.append(open_checkpoint(self.path / step_name(step), sizes_only=True))
-        protected = {checkpoint.step for checkpoint in known[-1:]}
-        protected |= {checkpoint.step for checkpoint in [c for c in known if not c.manifest.get("suspect")][-1:]}
-        return [c for c in known if c.step not in protected and c.manifest.get("run_id") == self.run_id]
-
-    def _prune_oldest(self) -> bool:
-        """Remove one old step to make room, verified in full first; says whether there was one."""
-        for candidate in self._candidates():
-            with contextlib.suppress(CorruptError):
-                self._remove(self.at(candidate.step))
-                log.warning("the disk is full: %s was removed to make room for a newer one", candidate.path.name)
-                return True
-        return False
-
-    def _remove(self, checkpoint: Checkpoint) -> None:
-        hidden = self.path / f".del-{checkpoint.step:08d}-{os.getpid()}-{secrets.token_hex(4)}"
-        faults.point("prune.rename")
-        os.rename(checkpoint.path, hidden)
-        sync_directory(self.path)
-        manifests.remove_listed(hidden, checkpoint.manifest)
 
     # Log and status
 
@@ -285,52 +258,11 @@ class RunDirectory:
 
         Some launchers lose the exit code; this file has it. A full disk does not end a run here.
         """
-        self._status |= fields
-        if not now and time.monotonic() < self._status_due:
-            return
-        self._status_due = time.monotonic() + _STATUS_SECONDS
-        people = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        try:
-            replace_file(self.path / "status.json", manifests.canonical_json(self._status | people))
-        except OSError as error:
-            log.warning("status.json was not replaced: %s", error)
-
-    # Inside
-
-    def _read_or_begin(self) -> str:
-        path = self.path / "run.json"
-        if path.exists():
-            return str(manifests.read_json(path).get("run_id", ""))
-        run_id = secrets.token_hex(8)
-        began = {"format": 1, "run_id": run_id, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "created_by": f"dragoman {__version__}"}
-        replace_file(path, manifests.canonical_json(began | {"config_sha256": self.config_digest}))
-        return run_id
-
-    def _sweep(self) -> None:
-        """Remove what a killed process of ours left half-made or half-removed."""
-        for name in sorted(os.listdir(self.path)):
-            if _OURS.fullmatch(name):
-                place = self.path / name
-                if place.is_dir() and not place.is_symlink():
-                    if not remove_flat(place):
-                        log.warning("%s was left by an earlier run and holds what is not ours; look and delete it by hand", place)
-                else:
-                    place.unlink()
-
-    def _quarantine(self, place: Path, error: CorruptError) -> None:
-        bad = self.path / f"bad-{place.name}-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(2)}"
-        with explaining(self.path):
-            os.rename(place, bad)
-            if bad.is_dir():
-                (bad / "WHY.txt").write_text(f"{error}\n", encoding="utf-8")
-            sync_directory(self.path)
-
-    def _count_bad(self) -> int:
-        return len([name for name in os.listdir(self.path) if name.startswith("bad-step-")]) if self.path.is_dir() else 0
+        self._status.replace(fields, now=now)
 
     def _has_history(self) -> bool:
         """Say whether a step was ever published here: then update 0 is not where the run goes on."""
-        return bool(self.steps()) or self._count_bad() > 0 or any(record.get("event") == "publish" for record in self._log.records())
+        return bool(self.steps()) or count_bad(self.path) > 0 or any(record.get("event") == "publish" for record in self._log.records())
 
     def _check_same_run(self, checkpoint: Checkpoint, expected: Tensors | None) -> None:
         before = checkpoint.manifest.get("data_sha256")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -25,13 +26,13 @@ class UpdateLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a line; while the disk is full it is held back, for a line is not worth losing a run."""
-        line = json.dumps({key: _finite(value) for key, value in record.items()}, ensure_ascii=False, allow_nan=False)
+        line = json.dumps(finite(record), ensure_ascii=False, allow_nan=False)
         self._pending += line.encode() + b"\n"
         with explaining(self.path):
             try:
                 self._flush()
             except OSError as error:
-                if error.errno not in FULL or len(self._pending) > _MAX_PENDING:
+                if error.errno not in {*FULL, errno.EFBIG} or len(self._pending) > _MAX_PENDING:
                     raise
 
     def sync(self) -> None:
@@ -99,6 +100,6 @@ class UpdateLog:
                 yield end, record
 
 
-def _finite(value: Any) -> Any:
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
     """Spell NaN and infinity as text: JSON has no numbers for them, and a skipped update's loss is worth reading."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}

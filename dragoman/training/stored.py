@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from dragoman.files.atomic import publish_directory, remove_flat, sync_directory
 from dragoman.training.tensors import read_header, read_tensors, require_fit, write_tensors
 
 PARTS = ("weights", "optimizer", "ema")
+_STEP = re.compile(r"step-(\d{8,})")
 _MAX_STATE = 256 << 20  # bytes; learnt token caps and excluded examples make it grow
 
 Tensors = Mapping[str, Mapping[str, Tensor] | None]
@@ -70,6 +72,12 @@ class Checkpoint:
 def step_name(step: int) -> str:
     """Name a step's directory; the zeros make names sort as numbers do."""
     return f"step-{step:08d}"
+
+
+def list_steps(run: Path) -> list[int]:
+    """List the steps in a directory by number, oldest first, unverified."""
+    names = os.listdir(run) if run.is_dir() else []
+    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
 
 
 def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:

@@ -1,0 +1,35 @@
+"""Checking a directory that we wrote, byte by byte: a model with its checkpoints, a run, or one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dragoman.errors import BundleError
+from dragoman.files.manifest import NAME, FileCheck, check_files
+
+# What lies in a model's directory without being part of it; each has manifests of its own.
+APART = ("training", "engines")
+
+
+def verify_directory(path: Path) -> list[FileCheck]:
+    """Compare every file below a directory with the SHA-256 written when it was made; names are relative to it."""
+    checks = [
+        check._replace(name=(place.relative_to(path) / check.name).as_posix())
+        for place in _manifested(path)
+        for check in check_files(place, ignore=APART)
+    ]
+    if not checks:
+        raise BundleError(f"{path} must be a model or a run", found=f"no {NAME} in it", fix="give the directory that train wrote")
+    return checks
+
+
+def _manifested(path: Path) -> Iterator[Path]:
+    """Find the directories that should have a manifest: the model, its engines, and the steps of its run."""
+    steps = [place for run in (path, path / "training") for pattern in ("step-*", "keep/step-*") for place in sorted(run.glob(pattern))]
+    engines = sorted(place for place in path.glob("engines/*") if place.is_dir())
+    # A model that lost its manifest still has weights; that is damage, not another kind of directory.
+    if (path / NAME).exists() or (path / "weights.safetensors").exists():
+        yield path
+    yield from engines
+    yield from steps
