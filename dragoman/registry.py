@@ -22,7 +22,7 @@ class Entry:
 class Registry(Mapping[str, Entry]):
     """The members of one kind, by name."""
 
-    def __init__(self, kind: str, **entries: Entry) -> None:
+    def __init__(self, kind: str, /, **entries: Entry) -> None:
         self.kind = kind
         self._entries = dict(entries)
 

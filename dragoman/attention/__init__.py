@@ -1,0 +1,54 @@
+"""Attention to use alone in anybody's PyTorch model: scores, alignments, heads, masks, positions, recording.
+
+Names are fetched when they are asked for, so that reading the catalogue does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dragoman.attention.alignments import Alignment as Alignment
+    from dragoman.attention.alignments import Softmax as Softmax
+    from dragoman.attention.mechanism import Attended as Attended
+    from dragoman.attention.mechanism import Mechanism as Mechanism
+    from dragoman.attention.multihead import CrossAttention as CrossAttention
+    from dragoman.attention.multihead import MultiHead as MultiHead
+    from dragoman.attention.multihead import SelfAttention as SelfAttention
+    from dragoman.attention.positions import Learned as Learned
+    from dragoman.attention.positions import Positions as Positions
+    from dragoman.attention.positions import Sinusoidal as Sinusoidal
+    from dragoman.attention.positions import SinusoidalHalves as SinusoidalHalves
+    from dragoman.attention.recording import Note as Note
+    from dragoman.attention.recording import Notes as Notes
+    from dragoman.attention.recording import attentions as attentions
+    from dragoman.attention.recording import edit as edit
+    from dragoman.attention.recording import heads_off as heads_off
+    from dragoman.attention.recording import record as record
+    from dragoman.attention.scores import ScaledDotScore as ScaledDotScore
+    from dragoman.attention.scores import Score as Score
+
+_HOMES = {
+    "alignments": ("Alignment", "Softmax"),
+    "mechanism": ("Attended", "Mechanism"),
+    "multihead": ("CrossAttention", "MultiHead", "SelfAttention"),
+    "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves"),
+    "recording": ("Note", "Notes", "attentions", "edit", "heads_off", "record"),
+    "scores": ("ScaledDotScore", "Score"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Fetch a public name from the module that holds it."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return list(__all__)

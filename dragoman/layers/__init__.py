@@ -1,0 +1,1 @@
+"""Layers that blocks are made of: norms, feed-forward, residual wiring, embeddings."""

@@ -1,0 +1,1 @@
+"""Blocks, stacks, and the models assembled from a configuration; the decoding state."""

@@ -1,0 +1,1 @@
+"""One file a paper: functions that return a configuration."""

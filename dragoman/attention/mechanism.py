@@ -1,0 +1,73 @@
+"""Attention as a family: a score says how well each key fits, an alignment what to make of that."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention.alignments import Alignment, AlignmentState
+from dragoman.attention.recording import Note, Watched
+from dragoman.attention.scores import Score
+
+
+class Attended(NamedTuple):
+    """What attention found, and where it looked."""
+
+    context: Tensor  # (B, T, D)
+    weights: Tensor  # (B, T, S); a row sums to 1, or to 0 where nothing may be attended
+
+
+class Prepared(NamedTuple):
+    """What a mechanism needs of a sentence: computed once, read at every step."""
+
+    key: Tensor  # what the score made of the keys, (B, S, A)
+    value: Tensor  # (B, S, D)
+    mask: Tensor  # (B, S)
+
+
+class Mechanism(Watched):
+    """A score, an alignment and, where the paper has one, a projection of the values."""
+
+    def __init__(self, score: Score, alignment: Alignment, value: nn.Module | None = None) -> None:
+        super().__init__()
+        self.score, self.alignment = score, alignment
+        self.value = nn.Identity() if value is None else value
+
+    def prepare(self, *, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Prepared:
+        """Do once a sentence what needs no query: keys and values (B, S, D), mask (B, S) or None for all."""
+        if mask is None:
+            mask = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device)
+        return Prepared(self.score.prepare(key), self.value(value), mask)
+
+    def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Attended:
+        """Attend from every position at once: (B, T, D) to (B, S, D)."""
+        prepared = self.prepare(key=key, value=value, mask=mask)
+        if not self.alignment.sequential:
+            return self._look(self.alignment(self.score(query, prepared.key), prepared.mask), prepared)
+        state = self.alignment.start(prepared.mask)
+        found = []
+        for position in query.unsqueeze(2).unbind(dim=1):
+            attended, state = self.step(position, prepared, state)
+            found.append(attended)
+        return Attended(torch.cat([each.context for each in found], dim=1), torch.cat([each.weights for each in found], dim=1))
+
+    def start(self, prepared: Prepared) -> AlignmentState:
+        """Begin a sentence."""
+        return self.alignment.start(prepared.mask)
+
+    def step(self, query: Tensor, prepared: Prepared, state: AlignmentState) -> tuple[Attended, AlignmentState]:
+        """Attend from one more position, (B, 1, D)."""
+        scores = self.score(query, prepared.key, self.alignment.features(state))  # (B, 1, S)
+        weights, state = self.alignment.step(scores.squeeze(1), state)
+        return self._look(weights.unsqueeze(1), prepared), state
+
+    def _look(self, weights: Tensor, prepared: Prepared) -> Attended:
+        """Take the weighted sum, for whoever watches with an axis for the one head."""
+        if self.watch is not None:
+            weights = self.edited(weights.unsqueeze(1)).squeeze(1)
+        context = weights @ prepared.value
+        if self.watch is not None:
+            self.noted(Note(weights.unsqueeze(1), prepared.value.unsqueeze(1), context.unsqueeze(1)))
+        return Attended(context, weights)

@@ -1,0 +1,100 @@
+"""Positions: how a model that sees all words at once knows their order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.errors import DragomanError
+
+
+class Positions(nn.Module):
+    """Adds to each embedding what tells its place."""
+
+    def __init__(self, *, width: int, max_positions: int = 1024) -> None:
+        super().__init__()
+        self.width, self.max_positions = width, max_positions
+
+    def vectors(self, first: int, count: int) -> Tensor | None:
+        """Give the vectors (T, D) of `count` places from `first` on, or None for none."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, *, first: int = 0, places: Tensor | None = None) -> Tensor:
+        """Add places to embeddings (B, T, D): consecutive ones from `first`, or those given as (B, T).
+
+        Given places must lie below first + T: that number is known without asking the device.
+        """
+        if places is None:
+            added = self.vectors(first, x.size(1))
+        else:
+            table = self.vectors(0, first + x.size(1))
+            added = None if table is None else nn.functional.embedding(places, table)
+        return x if added is None else x + added
+
+
+class Sinusoidal(Positions):
+    r"""Sines and cosines of geometric frequencies, in turn.
+
+    .. math:: p_{t,2i} = \sin(t / 10000^{2i/D}), \quad p_{t,2i+1} = \cos(t / 10000^{2i/D})
+
+    Vaswani et al. (2017), section 3.5. Places past the table are computed when they are met.
+    """
+
+    table: Tensor
+
+    def __init__(self, *, width: int, max_positions: int = 1024) -> None:
+        super().__init__(width=width, max_positions=max_positions)
+        # Real even while a model is laid out on the meta device: loading weights would not fill it.
+        device = torch.get_default_device()
+        table = self.compute(0, max_positions).float().to("cpu" if device.type == "meta" else device)
+        self.register_buffer("table", table, persistent=False)
+
+    def compute(self, first: int, count: int) -> Tensor:
+        """Compute vectors (T, D), in float64: single precision is off by 1e-4 at place 1,000."""
+        places = torch.arange(first, first + count, dtype=torch.float64, device="cpu")  # some devices lack float64
+        frequency = 10_000.0 ** (-torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
+        return self.arrange(places.unsqueeze(1) * frequency)
+
+    def arrange(self, angle: Tensor) -> Tensor:
+        """Put sines and cosines of angles (T, D / 2) into one vector."""
+        return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
+
+    def vectors(self, first: int, count: int) -> Tensor:
+        """Read the table, or compute what it does not hold."""
+        if first + count <= self.table.size(0):
+            return self.table[first : first + count]
+        return self.compute(first, count).to(self.table)
+
+
+class SinusoidalHalves(Sinusoidal):
+    r"""The same numbers, all sines before all cosines, as Marian and the Hugging Face Marian models lay them out."""
+
+    def arrange(self, angle: Tensor) -> Tensor:
+        """Put the sines into the first half of the vector and the cosines into the second."""
+        return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+class Learned(Positions):
+    """A trained vector for each position; there are as many as there are."""
+
+    def __init__(self, *, width: int, max_positions: int = 1024) -> None:
+        super().__init__(width=width, max_positions=max_positions)
+        self.weight = nn.Parameter(torch.empty(max_positions, width))
+        nn.init.normal_(self.weight, std=width**-0.5)
+
+    def vectors(self, first: int, count: int) -> Tensor:
+        """Read the trained vectors."""
+        if first + count > self.max_positions:
+            raise DragomanError(
+                f"a sequence must fit the {self.max_positions} learned positions",
+                found=f"{first + count} pieces",
+                fix="split the text, or train with a larger model.max_positions or with sinusoidal positions",
+            )
+        return self.weight[first : first + count]
+
+
+class NoPositions(Positions):
+    """Nothing: a causal decoder can count for itself, an encoder sees a bag of words."""
+
+    def vectors(self, first: int, count: int) -> None:
+        """Add nothing."""

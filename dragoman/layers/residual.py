@@ -1,0 +1,71 @@
+"""How a layer's change is joined to its input: residual, norm and dropout, written once for every block.
+
+A block calls `enter` before each of its layers and `leave` after it, and never adds or normalises itself:
+
+    change = layer(residual.enter(x))
+    x = residual.leave(x, change)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Residual(nn.Module):
+    """The way around one layer."""
+
+    final_norm = False  # whether a stack of these needs a norm after its last block
+
+    def __init__(self, norm: nn.Module | None, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+        if norm is not None:
+            self.norm = norm
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Make the layer's input of the stream (B, T, D)."""
+        return x
+
+    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+        """Join the layer's output to the stream."""
+        raise NotImplementedError
+
+    def add(self, x: Tensor, change: Tensor) -> Tensor:
+        """Add a change, some of it dropped in training."""
+        if self.training and self.dropout:
+            change = F.dropout(change, self.dropout)
+        return x + change
+
+
+class PostNorm(Residual):
+    """Norm(x + layer(x)): Vaswani et al. (2017), section 3.1; needs a learning rate that rises slowly."""
+
+    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+        """Add, then normalise."""
+        return self.norm(self.add(x, change))
+
+
+class PreNorm(Residual):
+    """x + layer(Norm(x)), and one norm at the stack's end: Xiong et al. (2020)."""
+
+    final_norm = True
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Normalise what the layer sees."""
+        return self.norm(x)
+
+    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+        """Add."""
+        return self.add(x, change)
+
+
+class Plain(Residual):
+    """x + layer(x), without a norm anywhere."""
+
+    def __init__(self, norm: nn.Module | None = None, *, dropout: float = 0.0) -> None:
+        super().__init__(None, dropout=dropout)
+
+    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+        """Add."""
+        return self.add(x, change)

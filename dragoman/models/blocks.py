@@ -1,0 +1,49 @@
+"""The contract of a block: what encoders and decoders are lists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from dragoman.config import ModelConfig
+from dragoman.models.context import Context
+from dragoman.models.state import State
+
+
+class Extended(NamedTuple):
+    """More positions, and the state after them."""
+
+    output: Tensor  # (B, T, D)
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a block will stand: what a builder needs to know beside the configuration."""
+
+    config: ModelConfig
+    causal: bool  # a decoder's block, which sees no future
+    memory_width: int | None  # the width of what it may attend to; None where there is no encoder
+
+
+class Block(nn.Module):
+    """One step of a stack. A causal block also generates; a two-sided one only has `forward`.
+
+    Extending in any split equals `forward`.
+    """
+
+    final_norm = False  # whether a stack that ends with this block needs a norm after it
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Change every position of (B, T, D) at once: training, encoding."""
+        raise NotImplementedError
+
+    def start(self, context: Context) -> State:
+        """Stand before the first position."""
+        raise NotImplementedError
+
+    def extend(self, x: Tensor, state: State) -> Extended:
+        """Take T >= 1 more positions (B, T, D)."""
+        raise NotImplementedError

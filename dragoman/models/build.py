@@ -1,0 +1,115 @@
+"""From a configuration to a model: every name becomes an object here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from dragoman.config import ModelConfig
+from dragoman.errors import ConfigError, nearest
+from dragoman.layers.embedding import Embedding, Entrance, Output
+from dragoman.models.blocks import Block, Place
+from dragoman.models.catalogue import BLOCKS
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.initialise import initialise
+from dragoman.models.spec import BlockSpec, parse_blocks
+from dragoman.models.stack import Stack
+from dragoman.registry import catalogue
+
+
+class Row(NamedTuple):
+    """One line of a model's description."""
+
+    path: str  # "encoder.0.self", as `record` names it
+    what: str  # the class, in a word
+    shapes: str  # the weights' shapes
+    parameters: int
+
+
+def build_model(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int) -> EncoderDecoder:
+    """Build a translator's model with fresh weights, the same after the same `torch.manual_seed`.
+
+    Under `torch.device("meta")` nothing is allocated; `load_state_dict(weights, assign=True)` then fills it.
+    """
+    if config.tie == "all" and src_vocabulary != tgt_vocabulary:
+        raise ConfigError(
+            [
+                f"model.tie=all needs one vocabulary for both sides; found {src_vocabulary} source and {tgt_vocabulary} target pieces; "
+                "set model.tie=target, or text.joint=true"
+            ]
+        )
+    scale = config.width**0.5 if config.scale_embeddings else 1.0
+    sizes = {"shared": tgt_vocabulary} if config.tie == "all" else {"src": src_vocabulary, "tgt": tgt_vocabulary}
+    model = EncoderDecoder(
+        embeddings={side: Embedding(size, config.width, scale=scale) for side, size in sizes.items()},
+        src_entrance=_entrance(config),
+        tgt_entrance=_entrance(config),
+        encoder=_stack(config, config.encoder, "model.encoder", causal=False, memory_width=None),
+        decoder=_stack(config, config.decoder, "model.decoder", causal=True, memory_width=config.width),
+        output=Output(tgt_vocabulary, config.width, tied=config.tie != "none", bias=config.output_bias),
+    )
+    initialise(model)
+    return model
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the weights, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def describe(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int) -> list[Row]:
+    """List the layers of a model with their shapes and sizes, allocating nothing."""
+    with torch.device("meta"):
+        model = build_model(config, src_vocabulary=src_vocabulary, tgt_vocabulary=tgt_vocabulary)
+    rows = []
+    for path, module in _parts(model):
+        weights = dict(module.named_parameters())
+        if weights:
+            shapes = ", ".join(f"{name} {'x'.join(map(str, weight.shape))}" for name, weight in weights.items() if weight.dim() > 1)
+            rows.append(Row(path, type(module).__name__, shapes, count_parameters(module)))
+    return rows
+
+
+def _parts(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
+    """List the parts that a person would name: tables, layers of blocks, norms, output."""
+    parts: list[tuple[str, nn.Module]] = [(f"embeddings.{name}", table) for name, table in model.embeddings.items()]
+    for side, entrance, stack in (("src", model.src_entrance, model.encoder), ("tgt", model.tgt_entrance, model.decoder)):
+        parts.append((f"{side}_entrance.positions", entrance.positions))
+        role = "encoder" if stack is model.encoder else "decoder"
+        for number, block in stack.blocks():
+            parts.extend((f"{role}.{number}.{name}", layer) for name, layer in block.named_children())
+        if stack.norm is not None:
+            parts.append((f"{role}.norm", stack.norm))
+    return [*parts, ("output", model.output)]
+
+
+def _entrance(config: ModelConfig) -> Entrance:
+    """Build what stands before a stack."""
+    positions = catalogue("positions").load(config.positions)
+    return Entrance(positions(width=config.width, max_positions=config.max_positions), dropout=config.dropout)
+
+
+def _stack(config: ModelConfig, texts: Sequence[str], setting: str, *, causal: bool, memory_width: int | None) -> Stack:
+    """Build a stack from its block list."""
+    place = Place(config=config, causal=causal, memory_width=memory_width)
+    blocks = [_block(spec, place, setting) for spec in parse_blocks(texts, setting)]
+    norm = catalogue("norm").load(config.norm)(config.width, config.norm_epsilon) if blocks[-1].final_norm else None
+    return Stack(blocks, norm)
+
+
+def _block(spec: BlockSpec, place: Place, setting: str) -> Block:
+    """Build one block, its options checked against its builder's."""
+    builder = BLOCKS.load(spec.name)
+    known = [name for name in inspect.signature(builder).parameters if name != "place"]
+    unknown = [name for name in spec.options if name not in known]
+    if unknown:
+        raise ConfigError(
+            [f"{setting} must give {spec.name} options that it has; found {name!r} in '{spec}'; {nearest(name, known)}" for name in unknown]
+        )
+    block = builder(place, **spec.options)
+    assert isinstance(block, Block), f"{spec.name} must build a Block"
+    return block

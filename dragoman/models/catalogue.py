@@ -1,0 +1,12 @@
+"""Blocks by the name they have in `model.encoder` and `model.decoder`; listing them imports no tensors."""
+
+from __future__ import annotations
+
+from dragoman.registry import Entry, Registry
+
+BLOCKS = Registry(
+    "block",
+    self=Entry(
+        "dragoman.models.transformer:build_self", "A Transformer layer: self-attention, in a decoder attention to the source, feed-forward."
+    ),
+)

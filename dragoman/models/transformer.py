@@ -1,0 +1,93 @@
+"""The Transformer's layer as a block: `self` in a configuration."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from dragoman.attention.multihead import CrossAttention, SelfAttention
+from dragoman.layers.feedforward import FeedForward
+from dragoman.layers.residual import Residual
+from dragoman.models.blocks import Block, Extended, Place
+from dragoman.models.context import Context
+from dragoman.models.state import State
+from dragoman.registry import catalogue
+
+
+class TransformerLayer(Block):
+    """Self-attention, in a decoder attention to the memory, feed-forward: Vaswani et al. (2017), figure 1."""
+
+    def __init__(
+        self,
+        *,
+        attention: SelfAttention,
+        cross: CrossAttention | None,
+        feedforward: FeedForward,
+        residuals: list[Residual],  # around each of the above, in this order
+        causal: bool,
+    ) -> None:
+        super().__init__()
+        self.causal = causal
+        self.self = attention  # recorded as encoder.0.self
+        self.self_residual = residuals[0]
+        if cross is not None:
+            self.cross = cross
+            self.cross_residual = residuals[1]
+        self.has_cross = cross is not None
+        self.feedforward = feedforward
+        self.feedforward_residual = residuals[-1]
+        self.final_norm = residuals[-1].final_norm
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Change every position of (B, T, D) at once."""
+        change = self.self(self.self_residual.enter(x), mask=context.self_mask(causal=self.causal), causal=self.causal)
+        x = self.self_residual.leave(x, change)
+        if self.has_cross:
+            assert context.memory is not None, "a layer that attends to a memory must be given one"
+            change = self.cross(self.cross_residual.enter(x), context.memory.values, mask=context.memory_mask())
+            x = self.cross_residual.leave(x, change)
+        return self.feedforward_residual.leave(x, self.feedforward(self.feedforward_residual.enter(x)))
+
+    def start(self, context: Context) -> State:
+        """Prepare the memory's keys and values once; the layer's own are empty."""
+        assert self.causal, "only a decoder's layer generates"
+        assert context.memory is not None, "a translator's decoder starts from a memory"
+        values, mask = context.memory.values, context.memory.mask
+        empty = values.new_empty(values.size(0), 2, self.self.heads, 0, self.self.head_width)
+        memory = {"key_value": self.cross.prepare(values)} if self.has_cross else {}
+        if mask is not None and self.has_cross:
+            memory["mask"] = mask
+        return State(cache={"key_value": empty}, memory=memory)
+
+    def extend(self, x: Tensor, state: State) -> Extended:
+        """Take T more positions (B, T, D), which see all before them and of each other what came before."""
+        heads = self.self.project(self.self_residual.enter(x))  # (B, 3, H, T, Dh)
+        state = state.append("key_value", heads[:, 1:])
+        key, value = state.filled("key_value").unbind(1)
+        visible = state.visible(x.size(1))
+        change = self.self.look(heads[:, 0], key, value, mask=visible, causal=visible is None)
+        x = self.self_residual.leave(x, change)
+        if self.has_cross:
+            mask = state.memory.get("mask")
+            prepared = state.memory["key_value"]
+            change = self.cross.read(self.cross_residual.enter(x), prepared, mask=None if mask is None else mask.unsqueeze(1))
+            x = self.cross_residual.leave(x, change)
+        return Extended(self.feedforward_residual.leave(x, self.feedforward(self.feedforward_residual.enter(x))), state)
+
+
+def build_self(place: Place, *, heads: int | None = None, feedforward: int | None = None) -> TransformerLayer:
+    """Build the block `self`, where wanted with its own `heads` and `feedforward`."""
+    config = place.config
+    norm = catalogue("norm").load(config.norm)
+    residual = catalogue("residual").load(config.residual)
+    activation: nn.Module = catalogue("activation").load(config.activation)()
+    attention = {"heads": heads or config.heads, "dropout": config.attention_dropout, "bias": config.attention_bias}
+    cross = None
+    if place.memory_width is not None:
+        cross = CrossAttention(config.width, memory_width=place.memory_width, **attention)  # type: ignore[arg-type]
+    return TransformerLayer(
+        attention=SelfAttention(config.width, **attention),  # type: ignore[arg-type]
+        cross=cross,
+        feedforward=FeedForward(config.width, feedforward or config.feedforward, activation=activation, dropout=config.feedforward_dropout),
+        residuals=[residual(norm(config.width, config.norm_epsilon), dropout=config.dropout) for _ in range(3 if cross else 2)],
+        causal=place.causal,
+    )
