@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from dragoman.cli.options import JsonOption
 from dragoman.cli.show import as_json, table
 from dragoman.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from dragoman.config import Config
 
 
 class Row(NamedTuple):
@@ -57,3 +60,19 @@ def say_value(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(str, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def config_value(config: Config, path: str) -> Any:
+    """Look a setting up by its path, such as model.width."""
+    section, _, name = path.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def differing(config: Config, from_: Config) -> list[tuple[Row, str, str]]:
+    """List the settings in which two configurations differ, with both values, the first one's first."""
+    found = []
+    for row in every_setting():
+        values = [say_value(config_value(each, row.path)) for each in (config, from_)]
+        if values[0] != values[1]:
+            found.append((row, values[0], values[1]))
+    return found

@@ -1,0 +1,63 @@
+"""`dragoman recipes`: every recipe parses, and shows what it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dragoman.cli.app import main
+from dragoman.cli.drawing import draw_stack
+from dragoman.config import ModelConfig, from_dict, read_config, to_dict
+from dragoman.models.build import build_model, count_parameters, describe
+from dragoman.recipes.catalogue import RECIPES
+
+
+def test_the_names_people_meet_first() -> None:
+    assert {"tiny", "small", "vaswani2017_base", "vaswani2017_big"} <= set(RECIPES)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_parses_and_reads_back(name: str) -> None:
+    """A shipped configuration that cannot be used (OpenNMT-py#2087, eole#378)."""
+    config = read_config(recipe=name)
+    assert config.problems() == []
+    assert config.recipe == name
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_shows_its_stack(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "show", name]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{name}: ")
+    assert "encoder  (B, S, " in out
+    assert "decoder  (B, T, " in out
+    assert "Attention heads that share the width, H." in out
+    assert main(["recipes", "show", name, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert f"{shown['parameters']:,} weights" in out
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out and entry.summary in out for name, entry in RECIPES.items())
+    assert main(["recipes", "--json"]) == 0
+    assert [row["recipe"] for row in json.loads(capsys.readouterr().out)] == list(RECIPES)
+
+
+def test_an_unknown_recipe_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "show", "vaswani2017base"]) == 2
+    assert "there is no recipe named 'vaswani2017base'; did you mean vaswani2017_base?" in capsys.readouterr().err
+
+
+def test_equal_layers_are_drawn_once_and_all_weights_are_counted() -> None:
+    config = ModelConfig(encoder=("self*3",), decoder=("self*1",), width=8, heads=2, feedforward=16)
+    rows = describe(config, src_vocabulary=20, tgt_vocabulary=20)
+    lines = draw_stack(rows, config)
+    assert sum("layers 0 to 2, each" in line for line in lines) == 1
+    assert sum("layer 0" in line for line in lines) == 1
+    assert any("20x8" in line for line in lines)
+    model = build_model(config, src_vocabulary=20, tgt_vocabulary=20)
+    assert sum(row.parameters for row in rows) == count_parameters(model)
