@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty, WuPenalty
@@ -20,7 +21,6 @@ from dragoman.decoding.stepping import (
     best_candidates,
     next_log_probs,
     restrict,
-    select_rows,
 )
 from dragoman.errors import ConfigError
 from dragoman.text.specials import BOS, EOS
@@ -32,8 +32,7 @@ class Beam:
 
     So a beam of one is greedy search, and every sentence ends after at most `size` finished hypotheses. It ends before
     that when `nbest` are finished and no living one, continued at best to the row's own limit, can overtake the
-    last of them. The living hypotheses of all sentences lie in one ragged list, so that nothing is computed for a
-    sentence, or a place in a beam, that is done, and no sentence sees another.
+    last of them, and then leaves the batch. No sentence sees another.
     """
 
     size: int = 4
@@ -50,53 +49,74 @@ class Beam:
     def run(self, model: Stepper, state: Any, rows: Rows) -> list[list[Hypothesis]]:
         """Search from a fresh state; give each row's `nbest` hypotheses, or as many as there are."""
         beams = _Beams(self, rows)
-        step = 0
         while beams.sentences.size:
-            log_probs, state = next_log_probs(model, beams.tokens, state)
-            forced = rows.forced(beams.sentences, step)
-            log_probs = restrict(log_probs, forced=forced, step=step, at_least=rows.at_least)
-            before = beams.sentences.size
-            parents = beams.advance(best_candidates(log_probs, self.size, step), step)
-            if parents.size:
-                state = select_rows(state, parents, before)
-            step += 1
+            log_probs, state = next_log_probs(model, beams.tokens.ravel(), state)
+            forced = rows.forced(beams.sentences, beams.step)
+            log_probs = restrict(log_probs, forced=np.repeat(forced, beams.fan), step=beams.step, at_least=rows.at_least)
+            state = beams.advance(best_candidates(log_probs, self.size, beams.step), state)
         return beams.results()
 
 
 class _Kept(NamedTuple):
-    """The candidates that stay in the beams: sentence by sentence, best first."""
+    """Candidates, a row for each sentence; `valid` where there is one."""
 
-    parents: Ints
+    parents: Ints  # which hypothesis of its sentence is continued
     tokens: Ints
     log_probs: Floats
     totals: Floats
-    sentences: Ints
+    valid: Bools
+
+    def take(self, order: Ints) -> _Kept:
+        """Take candidates by their place in each row."""
+        parents, tokens = np.take_along_axis(self.parents, order, axis=1), np.take_along_axis(self.tokens, order, axis=1)
+        log_probs, totals = np.take_along_axis(self.log_probs, order, axis=1), np.take_along_axis(self.totals, order, axis=1)
+        return _Kept(parents, tokens, log_probs, totals, np.take_along_axis(self.valid, order, axis=1))
+
+    def rows(self, numbers: Ints) -> _Kept:
+        """Take the candidates of some sentences."""
+        return _Kept(self.parents[numbers], self.tokens[numbers], self.log_probs[numbers], self.totals[numbers], self.valid[numbers])
 
 
 class _Beams:
-    """The living hypotheses of all sentences, best first within a sentence, and the finished ones beside them."""
+    """The living hypotheses of the sentences that go on, and the finished ones of all.
+
+    The living ones lie in a rectangle (N, F): F is the most that any sentence has, and where a sentence has fewer its
+    first is repeated with a total of minus infinity, which no candidate survives.
+    """
 
     def __init__(self, beam: Beam, rows: Rows) -> None:
         count = len(rows.limits)
-        self.beam, self.rows, self.trace = beam, rows, Trace()
-        self.sentences: Ints = np.arange(count)  # of each living hypothesis
-        self.tokens: Ints = np.full(count, BOS)
-        self.totals: Floats = np.zeros(count)
-        self.places: Ints = np.full(count, beam.size)  # of each sentence: places in its beam not yet finished
+        self.beam, self.rows, self.trace, self.step = beam, rows, Trace(), 0
+        self.sentences: Ints = np.arange(count)  # (N,)
+        self.tokens: Ints = np.full((count, 1), BOS)  # (N, F)
+        self.totals: Floats = np.zeros((count, 1))  # (N, F)
+        self.places: Ints = np.full(count, beam.size)  # of every sentence: places in its beam not yet finished
         self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.cut: list[list[Hypothesis]] = [[] for _ in range(count)]  # those that met the limit
 
-    def advance(self, candidates: Candidates, step: int) -> Ints:
-        """Take one step's candidates; give, for each hypothesis that lives on, the row it continues."""
+    @property
+    def fan(self) -> int:
+        """The hypotheses that each sentence has in the rectangle, F."""
+        return self.tokens.shape[1]
+
+    def advance(self, candidates: Candidates, state: Any) -> Any:
+        """Take one step's candidates (N * F, C); give the state for the hypotheses that live on."""
         kept = self._best(candidates)
-        ended = kept.tokens == EOS
-        self._finish(kept, np.flatnonzero(ended), step)
-        lives = ~ended & (self.rows.limits[kept.sentences] > step)
-        self._cut_short(kept.sentences[lives], kept.parents[ended], step)
-        lives &= ~self._decided(kept, lives, step)
-        self.trace.add(kept.parents[lives], kept.tokens[lives], kept.log_probs[lives])
-        self.sentences, self.tokens, self.totals = kept.sentences[lives], kept.tokens[lives], kept.totals[lives]
-        return kept.parents[lives]
+        ended = kept.valid & (kept.tokens == EOS)
+        self._finish(kept, ended)
+        lives = kept.valid & ~ended & (self.rows.limits[self.sentences] > self.step)[:, None]
+        self._cut_short(kept, ended, ~lives.any(axis=1))
+        going = np.flatnonzero(lives.any(axis=1) & ~self._decided(kept, lives))
+        before = self.fan, len(self.sentences)
+        parents = self._go_on(kept, lives, going)
+        self.step += 1
+        if not going.size:
+            return state
+        if going.size < before[1]:
+            state = state.keep(torch.from_numpy(going).to(state.device))
+        rows = (np.arange(going.size)[:, None] * before[0] + parents).ravel()
+        same = rows.size == going.size * before[0] and np.array_equal(rows, np.arange(rows.size))
+        return state if same else state.reorder(torch.from_numpy(rows).to(state.device))
 
     def results(self) -> list[list[Hypothesis]]:
         """Rank each sentence's hypotheses: the finished ones, then those that met the limit."""
@@ -107,44 +127,52 @@ class _Beams:
 
     def _best(self, candidates: Candidates) -> _Kept:
         """Keep as many candidates a sentence as it has places; of equal ones the lower token, then the better parent."""
-        totals = (self.totals[:, None] + candidates.log_probs).ravel()
-        parents = np.repeat(np.arange(len(self.totals)), candidates.tokens.shape[1])
-        tokens, log_probs = candidates.tokens.ravel(), candidates.log_probs.ravel()
-        sentences = self.sentences[parents]
-        order = np.lexsort((parents, tokens, -totals, sentences))
-        order = order[np.isfinite(totals[order])]
-        grouped = sentences[order]
-        rank = np.arange(order.size) - np.searchsorted(grouped, grouped)  # within the sentence
-        chosen = order[rank < self.places[grouped]]
-        return _Kept(parents[chosen], tokens[chosen], log_probs[chosen], totals[chosen], sentences[chosen])
+        count, width = len(self.sentences), candidates.tokens.shape[1]
+        log_probs, tokens = candidates.log_probs.reshape(count, -1), candidates.tokens.reshape(count, -1)  # (N, F * C)
+        totals = np.repeat(self.totals, width, axis=1) + log_probs
+        parents = np.broadcast_to(np.repeat(np.arange(self.fan), width), totals.shape)
+        order = np.lexsort((parents, tokens, -totals), axis=1)[:, : self.beam.size]
+        best = _Kept(parents, tokens, log_probs, totals, np.isfinite(totals)).take(order)
+        return best._replace(valid=best.valid & (np.arange(order.shape[1]) < self.places[self.sentences, None]))
 
-    def _finish(self, kept: _Kept, ended: Ints, step: int) -> None:
-        """Store the hypotheses that reached their end."""
-        for each in ended:
-            tokens, log_probs = self.trace.path(kept.parents[each])
-            score = self.beam.penalty.score(float(kept.totals[each]), step + 1)
-            hypothesis = Hypothesis(tokens, [*log_probs, float(kept.log_probs[each])], score, finished=True)
-            self.finished[kept.sentences[each]].append(hypothesis)
-            self.places[kept.sentences[each]] -= 1
+    def _go_on(self, kept: _Kept, lives: Bools, going: Ints) -> Ints:
+        """Make the next rectangle of the sentences `going`, the living ones first; give their parents (N, F)."""
+        kept, lives = kept.rows(going), lives[going]
+        count = lives.sum(axis=1)[:, None]
+        order = np.argsort(~lives, axis=1, kind="stable")[:, : int(count.max(initial=0))]
+        repeated = np.arange(order.shape[1]) >= count
+        kept = kept.take(np.where(repeated, order[:, :1], order))
+        self.trace.add((going[:, None] * self.fan + kept.parents).ravel(), kept.tokens.ravel(), kept.log_probs.ravel())
+        self.sentences, self.tokens, self.totals = self.sentences[going], kept.tokens, np.where(repeated, -np.inf, kept.totals)
+        return kept.parents
 
-    def _cut_short(self, living: Ints, ended: Ints, step: int) -> None:
+    def _finish(self, kept: _Kept, ended: Bools) -> None:
+        """Store the hypotheses that reached their end; their places in the beam are taken."""
+        for at, place in np.argwhere(ended):
+            tokens, log_probs = self.trace.path(at * self.fan + kept.parents[at, place])
+            score = self.beam.penalty.score(float(kept.totals[at, place]), self.step + 1)
+            hypothesis = Hypothesis(tokens, [*log_probs, float(kept.log_probs[at, place])], score, finished=True)
+            self.finished[self.sentences[at]].append(hypothesis)
+            self.places[self.sentences[at]] -= 1
+
+    def _cut_short(self, kept: _Kept, ended: Bools, stuck: Bools) -> None:
         """Store, unfinished, what stands in sentences that can go no further: the limit met, or nothing possible."""
-        stuck = ~np.isin(self.sentences, living)
-        stuck[ended] = False
-        for row in np.flatnonzero(stuck):
-            tokens, log_probs = self.trace.path(int(row))
-            score = self.beam.penalty.score(float(self.totals[row]), step)
-            self.cut[self.sentences[row]].append(Hypothesis(tokens, log_probs, score, finished=False))
+        for at in np.flatnonzero(stuck):
+            done = set(kept.parents[at, ended[at]].tolist())
+            for place in np.flatnonzero(np.isfinite(self.totals[at])):
+                if int(place) not in done:
+                    tokens, log_probs = self.trace.path(int(at * self.fan + place))
+                    score = self.beam.penalty.score(float(self.totals[at, place]), self.step)
+                    self.cut[self.sentences[at]].append(Hypothesis(tokens, log_probs, score, finished=False))
 
-    def _decided(self, kept: _Kept, lives: Bools, step: int) -> Bools:
-        """Say of each candidate whether its sentence's n best are settled: the best living one cannot overtake them."""
-        decided = np.zeros(len(self.finished), dtype=np.bool_)
-        sentences, first = np.unique(kept.sentences[lives], return_index=True)
-        for sentence, best in zip(sentences, kept.totals[lives][first], strict=True):
+    def _decided(self, kept: _Kept, lives: Bools) -> Bools:
+        """Say which sentences' n best are settled: their best living hypothesis cannot overtake the last of them."""
+        decided = np.zeros(len(self.sentences), dtype=np.bool_)
+        best = np.where(lives, kept.totals, -np.inf).max(axis=1)
+        for at, sentence in enumerate(self.sentences):
             done = self.finished[sentence]
-            if len(done) < self.beam.nbest:
-                continue
-            to_beat = sorted((h.score for h in done), reverse=True)[self.beam.nbest - 1]
-            longest = int(self.rows.limits[sentence]) + 1  # the end counts
-            decided[sentence] = self.beam.penalty.bound(float(best), step + 1, longest) <= to_beat
-        return decided[kept.sentences]
+            if len(done) >= self.beam.nbest:
+                to_beat = sorted((h.score for h in done), reverse=True)[self.beam.nbest - 1]
+                longest = int(self.rows.limits[sentence]) + 1  # the end counts
+                decided[at] = self.beam.penalty.bound(float(best[at]), self.step + 1, longest) <= to_beat
+        return decided

@@ -25,17 +25,30 @@ from dragoman.text.specials import BOS, EOS, PAD, UNK
 
 
 class TableState(NamedTuple):
-    """A source number and all tokens so far, a row each."""
+    """A source number a sentence and all tokens so far a row; a sentence has the same number of rows as the others."""
 
-    sources: Tensor  # (B,)
-    history: Tensor  # (B, T)
+    sources: Tensor  # (N,)
+    history: Tensor  # (N * F, T)
 
     @property
     def device(self) -> torch.device:
         return self.sources.device
 
+    @property
+    def fan(self) -> int:
+        return len(self.history) // len(self.sources)
+
     def select(self, rows: Tensor) -> TableState:
-        return TableState(self.sources[rows], self.history[rows])
+        return TableState(self.sources[rows // self.fan], self.history[rows])
+
+    def reorder(self, rows: Tensor) -> TableState:
+        new = TableState(self.sources, self.history[rows])
+        assert torch.equal(rows // self.fan, torch.arange(len(rows)) // new.fan), "rows must stay with their sentence"
+        return new
+
+    def keep(self, sentences: Tensor) -> TableState:
+        rows = (sentences[:, None] * self.fan + torch.arange(self.fan)).flatten()
+        return TableState(self.sources[sentences], self.history[rows])
 
 
 @dataclass
@@ -55,7 +68,8 @@ class TableModel:
         self.steps += 1
         self.rows_seen += len(tokens)
         history = torch.cat([state.history, tokens[:, None]], dim=1)
-        rows = [self.logits(int(s), tuple(h)) for s, h in zip(state.sources, history.tolist(), strict=True)]
+        sources = state.sources.repeat_interleave(state.fan).tolist()
+        rows = [self.logits(source, tuple(words)) for source, words in zip(sources, history.tolist(), strict=True)]
         return torch.tensor(rows, dtype=torch.float32), TableState(state.sources, history)
 
     def logits(self, source: int, history: tuple[int, ...]) -> list[float]:

@@ -1,0 +1,96 @@
+"""The model card: what a person wants to know before using somebody's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dragoman._version import __version__
+from dragoman.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A figure with all that is needed to compare it."""
+
+    metric: str  # BLEU
+    value: float
+    signature: str  # sacreBLEU's, or a sentence that says as much
+    on: str = ""  # the test set
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The facts that a card is written from; what is empty is said to be unknown rather than left out."""
+
+    title: str = ""
+    command: str = ""  # what was run
+    data: Mapping[str, str] = field(default_factory=dict)  # "training pairs": "29,000 (train.de, train.en)"
+    training: Mapping[str, str] = field(default_factory=dict)  # "steps": "3,000", "time": "9 minutes on 2 CPU cores"
+    scores: tuple[Score, ...] = ()
+    limits: tuple[str, ...] = ()
+    licence: str = ""
+
+
+def write_card(card: Card, config: Config, *, parameters: int) -> str:
+    """Write the card as Markdown, with the head that model collections read."""
+    src, tgt = config.data.src_lang, config.data.tgt_lang
+    title = card.title or (f"Translator from {src} to {tgt}" if src and tgt else "Translator")
+    limits = [
+        f"It was trained on sentences of up to {config.data.max_length} pieces; longer lines are split before and joined after.",
+        "It knows the kind of text that it was trained on; other kinds it translates worse, and without saying so.",
+        *card.limits,
+    ]
+    parts = [
+        _head(card, config),
+        f"# {title}",
+        f"{parameters:,} parameters, recipe `{config.recipe or 'none'}`, made with dragoman {__version__}.",
+        "## Use",
+        '```python\nfrom dragoman import Translator\n\nprint(Translator.load("this directory").translate(["…"]))\n```',
+        "## Data",
+        _table(card.data) or "Not recorded.",
+        "## Training",
+        f"```\n{card.command}\n```" if card.command else "The command was not recorded.",
+        _table(card.training),
+        "## Scores",
+        _scores(card.scores) or "None were measured.",
+        "## Limits",
+        "\n".join(f"- {each}" for each in limits),
+        "## Licence",
+        card.licence or "Not stated. Ask whoever made the model, and mind the licence of its data.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(card: Card, config: Config) -> str:
+    """Write the front matter: languages and licence, where they are known."""
+    languages = [each for each in (config.data.src_lang, config.data.tgt_lang) if each]
+    lines = ["---", "library_name: dragoman", "pipeline_tag: translation"]
+    lines += ["language:", *(f"- {_quoted(each)}" for each in languages)] if languages else []
+    lines += [f"license: {_quoted(card.licence)}"] if card.licence else []
+    return "\n".join([*lines, "---"])
+
+
+def _quoted(text: str) -> str:
+    """Quote a value for YAML, which would read `no`, Norwegian, as false."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
+
+
+def _cell(text: object) -> str:
+    """Keep a value inside its table cell."""
+    return str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _table(values: Mapping[str, str]) -> str:
+    """Write names and values as a table."""
+    if not values:
+        return ""
+    return "\n".join(["| | |", "|---|---|", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items())])
+
+
+def _scores(scores: tuple[Score, ...]) -> str:
+    """Write scores with their signatures: a figure without one cannot be compared (fairseq#2593, #637)."""
+    if not scores:
+        return ""
+    rows = [f"| {_cell(s.metric)} | {s.value:.2f} | {_cell(s.on)} | `{_cell(s.signature)}` |" for s in scores]
+    return "\n".join(["| metric | score | test set | signature |", "|---|---|---|---|", *rows])

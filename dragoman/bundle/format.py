@@ -1,0 +1,68 @@
+"""What a bundle is made of: the closed list of its files, and what is said of a directory that is not one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dragoman.errors import BundleError
+from dragoman.files import manifest
+
+FORMAT = 1
+KIND = "dragoman bundle"
+
+WEIGHTS, CONFIG, GOLDEN, CARD = "weights.safetensors", "config.json", "golden.json", "card.md"
+TEXT = "text"
+TEXT_FILES = ("shared.model", "source.model", "target.model", "text.json")
+
+# The most bytes that each file may have. Nothing in a file can name another file: this list is all that is ever opened.
+CAPS = {
+    CARD: 1 << 20,
+    CONFIG: 1 << 20,
+    GOLDEN: 4 << 20,
+    WEIGHTS: 40 << 30,
+    **{f"{TEXT}/{name}": 1 << 20 if name.endswith(".json") else 64 << 20 for name in TEXT_FILES},
+}
+REQUIRED = frozenset({CARD, CONFIG, GOLDEN, WEIGHTS, f"{TEXT}/text.json"})
+PARAMETERS = 10_000_000_000  # more are refused before anything is allocated
+TEMPORARY = ".tmp-bundle-"
+
+_FOREIGN = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".h5", ".onnx")
+
+
+def require_bundle(path: Path) -> None:
+    """Refuse a path that is not a finished bundle, and say what it is instead."""
+    must = "a model must be the directory of a finished bundle"
+    if not path.exists():
+        raise BundleError(must, found=f"nothing at {path}", fix=_where_instead(path))
+    if not path.is_dir():
+        raise BundleError(must, found=f"the file {path}", fix=f"give its directory, {path.parent}")
+    if (path / manifest.NAME).exists() or (path / manifest.NAME).is_symlink():
+        return
+    names = sorted(os.listdir(path))
+    if any(name.startswith(TEMPORARY) for name in names) or WEIGHTS in names:
+        found = f"{path} half-written: it has no {manifest.NAME}, which is written last"
+        raise BundleError(must, found=found, fix="run the command that was writing it again")
+    if "training" in names:
+        raise BundleError(
+            must,
+            found=f"{path} with a training run that has not finished: training/ is there, {manifest.NAME} is not",
+            fix=f"finish it by running `dragoman train` again with --resume, or take what it has: `dragoman average {path} --out NEW`",
+        )
+    foreign = [name for name in names if name.endswith(_FOREIGN)]
+    if foreign:
+        raise BundleError(
+            must, found=f"{path} with {foreign[0]}, another program's model, which is not opened", fix="give a Dragoman model"
+        )
+    found = f"{path} with {', '.join(names[:4])}{' …' if len(names) > 4 else ''}" if names else f"{path}, which is empty"
+    raise BundleError(must, found=found, fix=_where_instead(path))
+
+
+def _where_instead(path: Path) -> str:
+    """Name bundles inside the path, or beside it, if there are any."""
+    for place in (path, path.parent):
+        if place.is_dir():
+            near = sorted(each.parent.name for each in place.glob(f"*/{manifest.NAME}"))[:3]
+            if near:
+                return f"perhaps you mean {' or '.join(str(place / name) for name in near)}"
+    return "check the path, or train a model first with `dragoman train`"

@@ -1,0 +1,82 @@
+"""A bundle in memory: its settings and texts at once, its model when somebody asks for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.bundle import format as layout
+from dragoman.bundle.contents import Contents, read_contents
+from dragoman.bundle.golden import check_golden
+from dragoman.config import Config
+from dragoman.errors import BundleError
+from dragoman.models.build import build_model
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.training.tensors import read_tensors, require_finite
+
+
+class Bundle:
+    """A model directory, verified: all that is needed to use the model."""
+
+    def __init__(self, contents: Contents, *, device: str | torch.device = "cpu", check: bool = True) -> None:
+        self.path, self.config, self.tokenizers = contents.path, contents.config, contents.tokenizers
+        self.card, self.manifest, self.golden = contents.card, contents.manifest, contents.golden
+        self._device, self._check = torch.device(device), check
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str | torch.device = "cpu", check_golden: bool = True) -> Bundle:
+        """Read and verify a bundle; its weights are hashed now and loaded when `model` is first asked for."""
+        return cls(read_contents(Path(path)), device=device, check=check_golden)
+
+    @functools.cached_property
+    def model(self) -> EncoderDecoder:
+        """The model, ready to translate: weights loaded, golden vectors checked, dropout off."""
+        weights = read_weights(self.path / layout.WEIGHTS, self.config, self.tokenizers)
+        model = assemble(self.config, self.tokenizers, weights).to(self._device)
+        if self._check:
+            check_golden(model, self.tokenizers, self.golden, str(self.path / layout.GOLDEN))
+        return model
+
+    @property
+    def parameters(self) -> int:
+        """Count the model's weights without loading them."""
+        return int(self.manifest.get("parameters", 0))
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the manifest says besides the files: release, number of parameters, and what the writer added."""
+        return {name: value for name, value in self.manifest.items() if name not in ("files", "manifest_sha256", "format")}
+
+
+def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
+    """Build the architecture without memory, on the meta device; give the names, shapes and types of its weights."""
+    expected = dict(_build(config, tokenizers).state_dict())
+    count = sum(tensor.numel() for tensor in expected.values())
+    if count > layout.PARAMETERS:
+        raise BundleError(f"a model must have at most {layout.PARAMETERS:,} parameters", found=f"{count:,}", fix="check config.json")
+    return expected
+
+
+def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
+    """Read weights whose names, shapes and types are those of the architecture; checked before anything is allocated."""
+    weights = read_tensors(path, expected=expected_weights(config, tokenizers))
+    require_finite(weights, str(path))
+    return weights
+
+
+def assemble(config: Config, tokenizers: Tokenizers, weights: Mapping[str, Tensor]) -> EncoderDecoder:
+    """Build the model of a configuration around weights, on the CPU, in evaluation mode."""
+    model = _build(config, tokenizers)
+    model.load_state_dict(dict(weights), assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def _build(config: Config, tokenizers: Tokenizers) -> EncoderDecoder:
+    """Build the model on the meta device: no memory, no time, no random numbers."""
+    with torch.device("meta"):
+        return build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))

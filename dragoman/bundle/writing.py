@@ -1,0 +1,108 @@
+"""Writing a bundle: everything beside first, then moved into place, the manifest last.
+
+The directory may hold a training run already. Until the manifest is in its place the directory is no bundle, and
+loading it says so; nothing of the run is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dragoman._version import __version__
+from dragoman.bundle import format as layout
+from dragoman.bundle.card import Card, write_card
+from dragoman.bundle.golden import make_golden
+from dragoman.bundle.loading import assemble
+from dragoman.config import Config, to_dict
+from dragoman.files import manifest
+from dragoman.files.atomic import FileRecord, sync_directory, temporary_name, write_file
+from dragoman.files.disk import explaining, require_writable
+from dragoman.text.tokenizer import Tokenizers, save_tokenizers
+from dragoman.training.tensors import require_finite, write_tensors
+
+
+def write_bundle(
+    path: str | Path,
+    *,
+    config: Config,
+    tokenizers: Tokenizers,
+    weights: Mapping[str, Tensor],
+    card: Card | str | None = None,
+    golden: Sequence[str] = (),
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a bundle into a directory, in place of one that is there; `golden` are inputs whose outputs are kept.
+
+    `card` is the facts for the card, or its whole text. `facts` go into the manifest, for `dragoman info`.
+    """
+    path = Path(path)
+    weights = {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
+    require_finite(weights, "weight")
+    model = assemble(config, tokenizers, weights)
+    parameters = sum(tensor.numel() for tensor in model.parameters())
+    if not isinstance(card, str):
+        card = write_card(card or Card(), config, parameters=parameters)
+    small = {
+        layout.CARD: card.encode(),
+        layout.CONFIG: manifest.canonical_json(to_dict(config)),
+        layout.GOLDEN: manifest.canonical_json(make_golden(model, tokenizers, golden)),
+    }
+    fields = {"kind": layout.KIND, "bundle_format": layout.FORMAT, "created_by": f"dragoman {__version__}", "parameters": parameters}
+    require_writable(path)
+    with explaining(path):
+        _remove_leftovers(path)
+        temporary = path / temporary_name("bundle")
+        try:
+            _write_beside(temporary, tokenizers, weights, small, {**(facts or {}), **fields})
+            _move_into_place(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_beside(
+    temporary: Path, tokenizers: Tokenizers, weights: Mapping[str, Tensor], small: Mapping[str, bytes], fields: Mapping[str, Any]
+) -> None:
+    """Write and sync every file into the temporary directory."""
+    files: dict[str, FileRecord] = {}
+    os.mkdir(temporary)
+    files[layout.WEIGHTS] = write_tensors(temporary / layout.WEIGHTS, weights)
+    for name, data in small.items():
+        files[name] = write_file(temporary / name, [data])
+    save_tokenizers(tokenizers, temporary / "unsynced")
+    os.mkdir(temporary / layout.TEXT)
+    for each in sorted((temporary / "unsynced").iterdir()):
+        files[f"{layout.TEXT}/{each.name}"] = write_file(temporary / layout.TEXT / each.name, [each.read_bytes()])
+    sync_directory(temporary / layout.TEXT)
+    manifest.write_manifest(temporary, files, fields)
+    sync_directory(temporary)
+
+
+def _move_into_place(temporary: Path, path: Path) -> None:
+    """Take away the old manifest, move the files, and bring in the new manifest last."""
+    (path / manifest.NAME).unlink(missing_ok=True)
+    sync_directory(path)
+    text = path / layout.TEXT
+    text.mkdir(exist_ok=True)
+    for old in layout.TEXT_FILES:
+        (text / old).unlink(missing_ok=True)
+    for each in (temporary / layout.TEXT).iterdir():
+        os.replace(each, text / each.name)
+    sync_directory(text)
+    for name in (layout.CARD, layout.CONFIG, layout.GOLDEN, layout.WEIGHTS):
+        os.replace(temporary / name, path / name)
+    sync_directory(path)
+    os.replace(temporary / manifest.NAME, path / manifest.NAME)
+    sync_directory(path)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what a write that was interrupted left behind."""
+    for each in path.glob(f"{layout.TEMPORARY}*"):
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
