@@ -1,0 +1,1 @@
+"""Tasks: what is an example, a batch, a loss, a metric, a prediction."""

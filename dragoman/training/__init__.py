@@ -1,0 +1,1 @@
+"""Training: loss, optimiser, schedule, loop, checkpoints, distribution, progress."""

@@ -1,0 +1,108 @@
+"""Translation: the loss of a target sentence given its source, and how well a model does on sentences it has not seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dragoman import stopping
+from dragoman.data.batches import Batch
+from dragoman.kernels import NO_TARGET, linear_cross_entropy
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.training.loss import Loss
+from dragoman.training.precision import Precision
+from dragoman.training.progress import Progress, QuietProgress
+
+MOST_NATS = 80.0  # a loss whose perplexity still fits a float
+LARGE_CHUNK = 8192  # rows of logits at a time on a GPU, whose memory is there to be used
+
+Forward = Callable[[EncoderDecoder, Tensor, Tensor | None, Tensor, Tensor | None, dict[str, Tensor]], Tensor]
+
+
+def forward(
+    model: EncoderDecoder, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor, tgt_mask: Tensor | None, losses: dict[str, Tensor]
+) -> Tensor:
+    """Encode and decode with the targets given: (B, S) and (B, T) give (B, T, D)."""
+    memory = model.encode(src, src_mask, losses=losses)
+    return model.decode(tgt_in, memory, tgt_mask, losses=losses)
+
+
+class TranslateTask:
+    """Label-smoothed cross-entropy of every target piece, Szegedy et al. (2016), as a sum."""
+
+    def __init__(self, *, smoothing: float, forward: Forward = forward) -> None:
+        self.smoothing, self._forward = smoothing, forward
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Sum over the valid targets; only there is anything projected to the vocabulary."""
+        assert isinstance(model, EncoderDecoder), f"translation needs an EncoderDecoder; found {type(model).__name__}"
+        losses: dict[str, Tensor] = {}
+        hidden = self._forward(model, batch.src, batch.src_mask, batch.tgt_in, batch.tgt_mask, losses)
+        rows, targets = _where_valid(hidden, batch)
+        chunk = {"chunk": LARGE_CHUNK} if hidden.is_cuda else {}
+        found = linear_cross_entropy(rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing, **chunk)
+        return Loss(sum(losses.values(), found.loss), found.nll, batch.tgt_lengths.sum())
+
+
+def _where_valid(hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Take the rows (N, D) that have a target, with the targets (N,)."""
+    mask = batch.tgt_mask
+    if mask is None:
+        return hidden.flatten(0, 1), batch.tgt_out.flatten()
+    if hidden.is_cuda:
+        # Choosing rows by a mask asks the device how many there are, and waits; the few padded rows cost less.
+        return hidden.flatten(0, 1), batch.tgt_out.masked_fill(~mask, NO_TARGET).flatten()
+    return hidden[mask], batch.tgt_out[mask]
+
+
+class Sample(NamedTuple):
+    """Sentences that are translated at every validation, always the same ones."""
+
+    src: Sequence[str]
+    tgt: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateValidation:
+    """Measures a model on a validation corpus: loss and perplexity a piece, and the score of a translated sample.
+
+    `batches` makes the corpus's batches anew at each call; `translate` and `score` are those of the commands, so that
+    training and evaluation cannot disagree (facebookresearch/fairseq#3245).
+    """
+
+    batches: Callable[[], Iterable[Batch]]
+    count: int  # how many batches that makes
+    device: torch.device
+    precision: Precision
+    sample: Sample | None = None
+    translate: Callable[[nn.Module, Sequence[str]], Sequence[str]] | None = None
+    score: Callable[[Sequence[str], Sequence[str]], float] | None = None
+    progress: Progress = field(default_factory=QuietProgress)
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Give "loss" and "perplexity", and "bleu" where a sample is translated; raises StoppedError at a request to stop."""
+        loss = self._loss(model)
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, MOST_NATS))}
+        if self.sample is not None and self.translate is not None and self.score is not None and len(self.sample.src):
+            stopping.raise_if_requested()
+            metrics["bleu"] = self.score(self.translate(model, self.sample.src), self.sample.tgt)
+        return metrics
+
+    def _loss(self, model: nn.Module) -> float:
+        """Average the negative log-likelihood over all pieces of the corpus; padding, order and batch size do not matter."""
+        task = TranslateTask(smoothing=0.0)
+        nll, count = 0.0, 0.0
+        with self.progress.phase("validating", self.count, "batches") as phase:
+            for batch in self.batches():
+                stopping.raise_if_requested()
+                with self.precision.autocast(self.device):
+                    loss = task.loss(model, batch.to(self.device))
+                nll, count = nll + float(loss.nll), count + float(loss.count)
+                phase.advance()
+        return nll / max(count, 1.0)

@@ -1,0 +1,179 @@
+"""Several processes that train as one: who we are among them, and the little that they say to each other.
+
+`torchrun` starts the processes; this module only finds out what it set up. An update needs one all-reduce, after the
+last micro-batch; everything else (validation, checkpoints, their outcome) goes through the rendezvous store, outside any
+collective, so that a long validation cannot run into a collective's time limit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dragoman.errors import ConfigError, StoppedError
+from dragoman.training.heartbeat import Heartbeat, KeyStore
+
+_rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined] # public and documented, but not marked so
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+WATCHDOG_SECONDS = 60.0
+
+
+class World:
+    """One process among several, or alone."""
+
+    def __init__(self, rank: int = 0, size: int = 1, *, store: KeyStore | None = None, timeout: float = 300.0) -> None:
+        self.rank, self.size = rank, size
+        self._store, self._timeout = store, timeout
+        self._shared = 0
+        self._parent = os.getppid()
+        self._heartbeat = Heartbeat(store, rank=rank, size=size, patience=min(WATCHDOG_SECONDS, timeout / 2)) if store is not None else None
+
+    @property
+    def leads(self) -> bool:
+        """Say whether this is the process that writes and shows progress."""
+        return self.rank == 0
+
+    def doing(self, what: str, *, waits: bool = False) -> None:
+        """Note what this process is at, for the message about a rank that everybody waits for."""
+        if self._heartbeat is not None:
+            self._heartbeat.doing(what, waits=waits)
+
+    def all_reduce(self, flat: Tensor, what: str) -> None:
+        """Sum a tensor over all processes, in place."""
+        if self.size > 1:
+            self.doing(what, waits=True)
+            self._collective(lambda: dist.all_reduce(flat))
+            self.doing(f"past {what}")
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Give everybody the first process's values, in place."""
+        if self.size > 1:
+            for tensor in tensors:
+                self._collective(lambda tensor=tensor: dist.broadcast(tensor, src=0))  # type: ignore[misc]
+
+    def share(self, compute: Callable[[], Any], what: str) -> Any:
+        """Let the first process compute something as JSON and hand it to all; the others wait as long as it lives."""
+        if self._store is None or self._heartbeat is None:
+            return compute()
+        self._shared += 1
+        key = f"share/{self._shared}"
+        if self.leads:
+            self.doing(what)
+            return self._tell(key, compute)
+        self.doing(f"waiting for rank 0: {what}", waits=True)
+        while not self._store.check([key]):
+            self.check_parent()
+            if self._heartbeat.silence(of=0) > self._timeout:
+                raise _lost(self.rank, f"no sign of rank 0 for {self._timeout:.0f} s while waiting for it to {what}")
+            time.sleep(POLL_SECONDS)
+        told = json.loads(self._store.get(key))
+        if "error" in told:
+            raise _lost(self.rank, f"rank 0 could not {what}: {told['error']}")
+        return told["value"]
+
+    def _tell(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Compute and tell the outcome, an error too: the others must not wait for what will never come."""
+        assert self._store is not None, "only a process among several tells anything"
+        try:
+            value = compute()
+        except BaseException as error:
+            self._store.set(key, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+            raise
+        self._store.set(key, json.dumps({"value": value}))
+        return value
+
+    def check_parent(self) -> None:
+        """Leave when the launcher is gone: nobody would collect us (measured: ranks outlive a killed torchrun)."""
+        if self.size > 1 and os.getppid() != self._parent:
+            raise _lost(self.rank, "the launcher is gone")
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        if self._store is not None and dist.is_initialized():
+            with suppress(RuntimeError):  # peers may have gone first
+                dist.destroy_process_group()
+
+    def _collective(self, call: Callable[[], object]) -> None:
+        """Turn a peer's death or silence into one sentence; the survivors never publish."""
+        try:
+            call()
+        except RuntimeError as error:
+            raise _lost(self.rank, " ".join(str(error).split())[:300]) from error
+
+
+def join_world(device: torch.device, *, timeout: float = 300.0, environment: Mapping[str, str] = os.environ) -> World:
+    """Find out from torchrun's environment who we are; without one we are alone."""
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return World()
+    rank, size = (_whole(environment, name) for name in ("RANK", "WORLD_SIZE"))
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
+    if missing:
+        raise ConfigError(
+            [f"a run of several processes needs MASTER_ADDR and MASTER_PORT; found {', '.join(missing)} unset; start it with torchrun"]
+        )
+    die_with_parent()
+    place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    waiting = threading.Timer(
+        WATCHDOG_SECONDS, log.warning, ("rank %d still waits for the other %d ranks at %s; are all started?", rank, size - 1, place)
+    )
+    waiting.daemon = True
+    waiting.start()
+    try:
+        store, rank, size = next(iter(_rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout))))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+        dist.init_process_group(
+            backend, store=_PrefixStore("group", store), rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **options
+        )
+    except (RuntimeError, dist.DistError) as error:
+        raise _lost(rank, " ".join(str(error).split())[:300]) from error
+    finally:
+        waiting.cancel()
+    return World(rank, size, store=_PrefixStore("dragoman", store), timeout=timeout)
+
+
+def local_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Say which of this machine's processes we are: the number of the GPU to take."""
+    return _whole(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else 0
+
+
+def die_with_parent() -> None:
+    """Ask Linux to end this process with its launcher, whose death torchrun's workers otherwise survive."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)  # 1 is PR_SET_PDEATHSIG
+
+
+def _whole(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not text.isdecimal():
+        raise ConfigError([f"{name} must be a whole number; found {text!r}; start several processes with torchrun"])
+    return int(text)
+
+
+def _lost(rank: int, found: str) -> StoppedError:
+    return StoppedError(
+        "all processes of a run must go on together",
+        found=f"on rank {rank}: {found}",
+        fix="run the same command again; it goes on from the newest checkpoint",
+    )

@@ -1,0 +1,28 @@
+"""Seeds as pure functions of the position in training.
+
+A generator's state that is carried along can drift by one draw at a resume and never come back (NVIDIA-NeMo/
+Megatron-Bridge#5257). So nothing is carried: each micro-batch starts from a seed of its own, made from where it stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def seed_for(run_seed: int, update: int, micro: int, slot: str | int) -> int:
+    """Make the seed of one part of one micro-batch: 63 bits of SHA-256, the same for any number of ranks."""
+    digest = hashlib.sha256(f"{run_seed}/{update}/{micro}/{slot}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1  # some generators take signed numbers
+
+
+@contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Run something, such as validation, from a seed of its own, and leave every generator as it was."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

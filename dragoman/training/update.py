@@ -1,0 +1,167 @@
+"""One update of the weights: the gradients of its micro-batches, summed over all ranks, and applied once.
+
+Nothing here waits for the device. Whether the numbers are finite is decided on it, by the optimiser's own kernel, and the
+figures of an update are read when they have arrived, one update later on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dragoman.data.batches import Batch
+from dragoman.files import faults
+from dragoman.training import optimisers
+from dragoman.training.distributed import World
+from dragoman.training.feed import Slice, Update
+from dragoman.training.loss import Loss, Trainable
+from dragoman.training.memory import MemoryGuard
+from dragoman.training.precision import Precision
+from dragoman.training.randomness import seed_for
+
+
+class Requests(NamedTuple):
+    """What is wanted of the run besides going on."""
+
+    stop: bool = False
+    publish: bool = False
+    late: bool = False  # the time budget is spent
+
+
+class Figures(NamedTuple):
+    """What an update amounted to, over all ranks, as plain numbers."""
+
+    total: float  # per valid target
+    nll: float
+    targets: int
+    norm: float  # of the mean gradient, before clipping
+    finite: bool
+    tokens: int
+    slots: int
+    requests: Requests  # of any rank
+
+
+class Pending:
+    """Figures on their way from the device."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._values = values
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def read(self) -> Figures:
+        """Wait for the figures, which on a GPU have arrived when the next update has been launched."""
+        if self._event is not None:
+            self._event.synchronize()
+        total, nll, count, tokens, slots, stop, publish, late, norm, bad = self._values.tolist()
+        targets = max(count, 1.0)
+        requests = Requests(bool(stop), bool(publish), bool(late))
+        return Figures(total / targets, nll / targets, int(count), norm, not bad, int(tokens), int(slots), requests)
+
+
+class UpdateStep:
+    """Computes and applies updates; owns nothing that outlives one except the optimiser."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        task: Trainable,
+        optimiser: Optimizer,
+        world: World,
+        device: torch.device,
+        precision: Precision,
+        guard: MemoryGuard,
+        seed: int,
+        clip: float,
+    ) -> None:
+        self._model, self._task, self._optimiser, self._world = model, task, optimiser, world
+        self._device, self._precision, self.guard, self._seed, self._clip = device, precision, guard, seed, clip
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def __call__(self, update: Update, *, learning_rate: float, requests: Requests) -> Pending:
+        """Do one update; the figures can be read from what is returned."""
+        gradient, sums = self.gradient(update)
+        tokens = sum(part.batch.tokens for part in update.slices)
+        slots = sum(part.batch.slots for part in update.slices)
+        host = torch.tensor([tokens, slots, *requests], dtype=torch.float32)
+        if self._device.type == "cuda":
+            host = host.pin_memory().to(self._device, non_blocking=True)
+        sums = torch.cat([sums, host])
+        gradient, sums = self._reduce(gradient, sums, update.number)
+        return self._apply(gradient, sums, learning_rate)
+
+    def gradient(self, update: Update) -> tuple[list[Tensor | None], Tensor]:
+        """Sum this rank's gradients, one for each parameter, and the (total, nll, count) of its loss."""
+        held: list[Tensor | None] = [None] * len(self._parameters)
+        sums = torch.zeros(3, device=self._device)
+        faults.point("update.before")
+        for part in update.slices:
+
+            def compute(batch: Batch, path: str, part: Slice = part) -> None:
+                torch.manual_seed(seed_for(self._seed, update.number, part.micro, f"{part.slot}{path and '.' + path}"))
+                loss = self._backward(batch)
+                self._hold(held)
+                sums.add_(torch.stack([loss.total.detach(), loss.nll.detach(), loss.count.detach()]).float())
+
+            self.guard.run(part.batch, compute)
+        faults.point("update.after_backward")
+        return held, sums
+
+    def _backward(self, batch: Batch) -> Loss:
+        """Leave one batch's gradients on the parameters, or none of them: a failure half-way must not count twice."""
+        batch = batch.to(self._device)
+        try:
+            with self._precision.autocast(self._device):
+                loss = self._task.loss(self._model, batch)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._clear()
+            raise
+        return loss
+
+    def _hold(self, held: list[Tensor | None]) -> None:
+        """Add the parameters' gradients to those held, and take them off the parameters."""
+        for place, parameter in enumerate(self._parameters):
+            kept, new = held[place], parameter.grad
+            held[place] = new if kept is None else kept if new is None else kept.add_(new)
+        self._clear()
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _reduce(self, gradient: list[Tensor | None], sums: Tensor, number: int) -> tuple[list[Tensor | None], Tensor]:
+        """Sum over the ranks in one message that carries everything: gradients, loss, counts and requests to stop."""
+        if self._world.size == 1:
+            return gradient, sums
+        parts = [
+            (torch.zeros_like(parameter) if part is None else part).reshape(-1)
+            for part, parameter in zip(gradient, self._parameters, strict=True)
+        ]
+        flat = torch.cat([*parts, sums])
+        self._world.all_reduce(flat, f"summing the gradients of update {number}")
+        *pieces, sums = flat.split([*(len(part) for part in parts), len(sums)])  # type: ignore[no-untyped-call]
+        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)], sums
+
+    @torch.no_grad()
+    def _apply(self, gradient: list[Tensor | None], sums: Tensor, learning_rate: float) -> Pending:
+        """Divide by the global count, clip, and step unless something is not finite; all on the device."""
+        count = sums[2].clamp(min=1.0)
+        norm = torch.nn.utils.get_total_norm([part for part in gradient if part is not None]) / count
+        # Without any target there is no gradient either, and Adam must not move on its memory alone.
+        bad = (~(torch.isfinite(norm) & torch.isfinite(sums[0]) & (sums[2] > 0))).float()
+        # The kernel divides by this, and clipping multiplies: g / (count * norm / clip) has the norm `clip`.
+        divisor = count * torch.clamp(norm / self._clip, min=1.0) if self._clip else count
+        for parameter, part in zip(self._parameters, gradient, strict=True):
+            parameter.grad = part
+        optimisers.step(self._optimiser, learning_rate=learning_rate, divisor=divisor, nonfinite=bad)
+        self._clear()
+        return Pending(torch.cat([sums, torch.stack([norm, bad])]))
