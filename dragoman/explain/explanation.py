@@ -1,0 +1,70 @@
+"""What a model did with one text: its pieces, its choices, and where every attention looked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = NDArray[np.float32]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """One translation, opened up.
+
+    A row of `attentions[path][head]` says where one position looked: in `encoder.*` source pieces at source pieces, in
+    `decoder.*.self` target pieces at those before them, in `decoder.*.cross` target pieces at source pieces. Each row
+    sums to 1. A target position is the piece that is being chosen there; the last one chooses the end.
+    """
+
+    text: str
+    translation: str
+    score: float
+    src_pieces: list[str]  # S of them, the end `</s>` last
+    tgt_pieces: list[str]  # T of them, the end `</s>` last where it was reached
+    log_probs: list[float]  # of each target piece
+    attentions: Mapping[str, Weights] = field(default_factory=dict)  # path -> (H, T or S, S or T)
+
+    @property
+    def alignment(self) -> Weights:
+        """Where each target piece looked in the source, averaged over layers and heads: (T, S)."""
+        crosses = [weights.mean(axis=0) for path, weights in self.attentions.items() if is_cross(path)]
+        if not crosses:
+            return np.zeros((len(self.tgt_pieces), len(self.src_pieces)), dtype=np.float32)
+        mean: Weights = np.mean(np.stack(crosses), axis=0, dtype=np.float32)
+        return mean
+
+    def to_dict(self) -> dict[str, Any]:
+        """Turn everything into plain values; weights are rounded to five decimals."""
+        return {
+            "format": FORMAT,
+            "text": self.text,
+            "translation": self.translation,
+            "score": round(self.score, 6),
+            "src_pieces": self.src_pieces,
+            "tgt_pieces": self.tgt_pieces,
+            "log_probs": [round(each, 6) for each in self.log_probs],
+            "alignment": _rounded(self.alignment),
+            "attentions": {path: _rounded(weights) for path, weights in self.attentions.items()},
+        }
+
+    def to_json(self) -> str:
+        """Write everything as one JSON object, text in its own script."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+
+def is_cross(path: str) -> bool:
+    """Say whether an attention's path is that of one from the target to the source."""
+    return path.startswith("decoder.") and not path.endswith(".self")
+
+
+def _rounded(weights: Weights) -> list[Any]:
+    rounded: list[Any] = np.round(weights.astype(np.float64), 5).tolist()
+    return rounded

@@ -1,0 +1,53 @@
+"""Where a model looked while it wrote given targets: one pass with the whole target known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dragoman.attention.recording import attentions, record
+from dragoman.decoding.packing import pack, pack_sources
+from dragoman.explain.explanation import Weights, is_cross
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.specials import BOS, EOS
+
+
+class Watched(NamedTuple):
+    """What one row's pass showed."""
+
+    attentions: dict[str, Weights]  # path -> (H, T or S, S or T)
+    log_probs: list[float]  # of each target token
+
+
+@torch.inference_mode()
+def align(model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Weights]:
+    """Average each row's attention to the source over layers and heads: (T, S), the source's end being a column.
+
+    A row per target token says where the model looked when it chose that token.
+    """
+    device = next(model.parameters()).device
+    crosses = [path for path in attentions(model) if is_cross(path)]
+    memory = model.encode(*pack_sources(sources, device))
+    tgt_in, mask = pack([[BOS, *target] for target in targets], device)
+    with record(model, crosses) as notes:
+        model.decode(tgt_in, memory, mask)
+    total = sum(notes[path].weights.float().mean(dim=1) for path in crosses)  # (B, T, S)
+    assert isinstance(total, torch.Tensor), "a decoder without attention to the source has no alignment"
+    mean: Weights = (total / len(crosses)).cpu().numpy()
+    return [mean[row, : len(target), : len(source) + 1] for row, (source, target) in enumerate(zip(sources, targets, strict=True))]
+
+
+@torch.inference_mode()
+def watch(model: EncoderDecoder, source: Sequence[int], target: Sequence[int], *, finished: bool = True) -> Watched:
+    """Record every attention of a model while it reads a source and writes a given target, its end included if finished."""
+    device = next(model.parameters()).device
+    written = [*target, EOS] if finished else list(target)
+    src, _ = pack_sources([source], device)
+    tgt_in, _ = pack([[BOS, *written[:-1]]], device)
+    with record(model) as notes:
+        log_probs = model(src, tgt_in).float().log_softmax(-1)[0]
+    weights = {path: note.weights[0].float().cpu().numpy().astype(np.float32) for path, note in notes.items()}
+    return Watched(weights, [float(log_probs[place, token]) for place, token in enumerate(written)])

@@ -1,0 +1,7 @@
+"""Translating with a trained model: raw text in, raw text out."""
+
+from dragoman.translator.options import Options
+from dragoman.translator.translation import Translation
+from dragoman.translator.translator import Translator
+
+__all__ = ["Options", "Translation", "Translator"]
