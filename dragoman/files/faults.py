@@ -60,11 +60,12 @@ def point(name: str) -> None:
     """Pass a named point: nothing happens unless a test armed it."""
     if not _armed:
         return
-    for fault in _armed:
-        if fault.point == name and fault.left:
-            fault.left -= 1
-            if not fault.left:
-                _strike(fault)
+    passed = [fault for fault in _armed if fault.point == name and fault.left]
+    for fault in passed:  # all count this passage before one of them may raise
+        fault.left -= 1
+    for fault in passed:
+        if not fault.left:
+            _strike(fault)
 
 
 def _parse(part: str) -> _Fault:

@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import time
-import weakref
 from pathlib import Path
 
 from dragoman.errors import LockedError
@@ -22,7 +21,7 @@ except ImportError:  # a system without flock takes the lease
 
 log = logging.getLogger(__name__)
 
-_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+_held: set[Lock] = set()  # strong, so that a lock nobody refers to any more is still closed in a forked child
 
 
 class Lock:
@@ -77,6 +76,7 @@ class Lock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            _held.discard(self)
 
     def _works(self) -> bool:
         """Try to lock what we hold a second time: success means that this file system ignores locks."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dragoman.errors import BundleError
-from dragoman.files.manifest import NAME, FileCheck, check_files
-
-# What lies in a model's directory without being part of it; each has manifests of its own.
-APART = ("training", "engines")
+from dragoman.errors import BundleError, CorruptError
+from dragoman.files.manifest import NAME, FileCheck, check_files, read_manifest
 
 
 def verify_directory(path: Path) -> list[FileCheck]:
@@ -17,7 +16,7 @@ def verify_directory(path: Path) -> list[FileCheck]:
     checks = [
         check._replace(name=(place.relative_to(path) / check.name).as_posix())
         for place in _manifested(path)
-        for check in check_files(place, ignore=APART)
+        for check in check_files(place, ignore=_strangers(place))
     ]
     if not checks:
         raise BundleError(f"{path} must be a model or a run", found=f"no {NAME} in it", fix="give the directory that train wrote")
@@ -33,3 +32,16 @@ def _manifested(path: Path) -> Iterator[Path]:
         yield path
     yield from engines
     yield from steps
+
+
+def _strangers(place: Path) -> set[str]:
+    """Name what lies beside a model without being part of it: its run and engines, and a person's own files.
+
+    A step has no strangers: nobody has a reason to put anything there.
+    """
+    if place.name.startswith("step-"):
+        return set()
+    with contextlib.suppress(CorruptError):
+        listed = {name.split("/")[0] for name in read_manifest(place)["files"]}
+        return {name for name in os.listdir(place) if name not in listed}
+    return set()

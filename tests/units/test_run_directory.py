@@ -1,0 +1,437 @@
+"""The run directory: what is published is whole, what is damaged is named and set aside, what is best is kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+import pytest
+import torch
+
+from dragoman import stopping
+from dragoman.errors import BundleError, CorruptError, DiskError, DivergedError, LockedError, StoppedError
+from dragoman.files import disk, faults
+from dragoman.training import checkpoint as checkpoints
+from dragoman.training.checkpoint import RunDirectory
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    yield
+    faults.arm("")
+    stopping.uninstall()
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory(tmp_path / "training", keep=2) as directory:
+        yield directory
+
+
+def tensors(step: int, width: int = 8) -> dict:
+    weight = torch.full((width, 4), float(step))
+    return {"weights": {"layer.weight": weight}, "optimizer": {"layer.weight.exp_avg": weight / 2}, "ema": {"layer.weight": weight / 3}}
+
+
+def publish(run: RunDirectory, *steps: int, **options):
+    result = None
+    for step in steps:
+        run.log({"update": step, "loss": 1 / step})
+        result = run.publish(step, tensors(step), {"update": step, "cursor": [0, step]}, {"loss": 1 / step}, **options)
+    return result
+
+
+def flip(path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_what_is_published_comes_back(run):
+    publish(run, 1, 7)
+    newest = run.newest(tensors(7))
+    assert newest.step == 7
+    assert newest.state == {"update": 7, "cursor": [0, 7]}
+    assert newest.metrics == {"loss": 1 / 7}
+    assert torch.equal(newest.load_weights()["layer.weight"], torch.full((8, 4), 7.0))
+    assert torch.equal(newest.load_optimizer()["layer.weight.exp_avg"], torch.full((8, 4), 3.5))
+    assert torch.equal(newest.load_ema()["layer.weight"], torch.full((8, 4), 7.0) / 3)
+    assert newest.manifest["parent"]["step"] == 1
+    assert newest.manifest["parent"]["manifest_sha256"] == run.at(1).manifest["manifest_sha256"]
+
+
+def test_no_average_no_file(run):
+    run.publish(1, tensors(1) | {"ema": None}, {})
+    assert run.newest().load_ema() is None
+    assert sorted(os.listdir(run.newest().path)) == ["manifest.json", "optimizer.safetensors", "state.json", "weights.safetensors"]
+
+
+def test_nothing_is_pickled(run):
+    """No file of a run can carry code (fairseq#5610)."""
+    publish(run, 1)
+    run.keep_best(1)
+    for folder, _, files in os.walk(run.path):
+        for name in files:
+            assert name == "lock" or name.endswith((".json", ".jsonl", ".safetensors")), f"{folder}/{name}"
+
+
+def test_an_empty_directory_has_no_newest(run):
+    assert run.newest() is None
+    assert run.best() is None
+    assert run.steps() == []
+    assert RunDirectory(run.path / "nowhere").newest() is None
+
+
+def test_a_damaged_step_is_set_aside_and_the_previous_used(run, caplog):
+    publish(run, 1, 2, 3)
+    flip(run.path / "step-00000003" / "optimizer.safetensors")
+    with caplog.at_level(logging.WARNING):
+        assert run.newest().step == 2
+    assert "optimizer.safetensors" in caplog.text
+    [bad] = run.path.glob("bad-step-00000003-*")
+    assert "optimizer.safetensors" in (bad / "WHY.txt").read_text()
+    assert run.newest().step == 2
+    assert publish(run, 3).step == 3  # the same number can be published again
+
+
+def test_without_the_lock_nothing_is_moved(run):
+    publish(run, 1, 2)
+    flip(run.path / "step-00000002" / "weights.safetensors")
+    assert RunDirectory(run.path).newest().step == 1
+    assert [each.step for each in RunDirectory(run.path).verified()] == [1]
+    assert (run.path / "step-00000002").is_dir()
+
+
+def test_a_run_never_restarts_silently(run):
+    """All steps damaged: exit 65, nothing deleted."""
+    publish(run, 1, 2)
+    for step in (1, 2):
+        flip(run.path / f"step-0000000{step}" / "weights.safetensors")
+    for _ in range(2):
+        with pytest.raises(CorruptError, match="2 checkpoints, none valid") as caught:
+            run.newest()
+    assert caught.value.exit_code == 65
+    assert len(list(run.path.glob("bad-step-*/weights.safetensors"))) == 2
+
+
+def test_a_run_whose_steps_were_deleted_does_not_restart_silently(run):
+    publish(run, 1)
+    os.rename(run.path / "step-00000001", run.path.parent / "elsewhere")
+    with pytest.raises(CorruptError, match="0 checkpoints, none valid"):
+        run.newest()
+
+
+def test_a_step_under_another_s_name_is_damage(run):
+    publish(run, 1, 2)
+    os.rename(run.path / "step-00000002", run.path / "step-00000009")
+    assert run.newest().step == 1
+    [bad] = run.path.glob("bad-step-00000009-*")
+    assert "step 2 under the name step-00000009" in (bad / "WHY.txt").read_text()
+
+
+def test_a_file_where_a_step_belongs_is_set_aside(run):
+    publish(run, 1)
+    (run.path / "step-00000002").write_text("not a directory")
+    assert run.newest().step == 1
+
+
+def test_another_configuration_is_no_damage(run):
+    """A wider model does not fit: exit 2, and the checkpoints stay."""
+    publish(run, 1)
+    with pytest.raises(BundleError, match=r"which has layer.weight F32 \[16, 4\]; found layer.weight F32 \[8, 4\]") as caught:
+        run.newest(tensors(1, width=16))
+    assert caught.value.exit_code == 2
+    assert run.steps() == [1]
+
+
+def test_another_corpus_is_refused(tmp_path):
+    with RunDirectory(tmp_path, data_digest="a" * 64) as run:
+        publish(run, 1)
+    with (
+        RunDirectory(tmp_path, data_digest="b" * 64) as run,
+        pytest.raises(CorruptError, match="found data bbbbbbbbbbbb… where step-00000001"),
+    ):
+        run.newest()
+
+
+def test_a_change_of_threads_is_told(tmp_path, caplog):
+    environment = {"threads": 1, "torch": "2.13.0"}
+    with RunDirectory(tmp_path, environment=lambda: environment) as run:
+        publish(run, 1)
+        with caplog.at_level(logging.WARNING):
+            assert run.newest().step == 1
+            assert caplog.text == ""
+            environment["threads"] = 2
+            newest = run.newest()
+        assert "resume is not bit-exact: threads 1 -> 2" in caplog.text
+        assert run.not_exact(newest) == ["threads 1 -> 2"]
+
+
+def test_the_environment_has_what_the_bits_depend_on(run):
+    publish(run, 1)
+    assert run.newest().environment.keys() == {"torch", "threads", "simd", "device", "world", "deterministic"}
+
+
+@pytest.mark.parametrize("part", ["weights", "optimizer", "ema"])
+def test_no_tensor_that_is_not_finite_is_published(run, part):
+    bad = tensors(2)
+    next(iter(bad[part].values()))[3, 1] = float("nan")
+    with pytest.raises(DivergedError, match=f"{part} layer.weight"):
+        run.publish(2, bad, {})
+    assert run.steps() == []
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_publishing_the_same_again_is_nothing(run):
+    publish(run, 5)
+    before = (run.path / "step-00000005").stat().st_ino
+    assert publish(run, 5).step == 5
+    assert (run.path / "step-00000005").stat().st_ino == before
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_two_histories_are_told_apart(run):
+    publish(run, 5)
+    with pytest.raises(DivergedError, match=r"another weights\.safetensors in it") as caught:
+        run.publish(5, tensors(6), {})
+    assert caught.value.exit_code == 70
+    assert torch.equal(run.newest().load_weights()["layer.weight"], torch.full((8, 4), 5.0))
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_a_damaged_step_is_published_again_over(run):
+    publish(run, 5)
+    flip(run.path / "step-00000005" / "weights.safetensors")
+    assert publish(run, 5).step == 5
+    assert run.newest().step == 5
+    assert len(list(run.path.glob("bad-step-00000005-*"))) == 1
+
+
+def test_only_one_trainer_a_directory(run):
+    with pytest.raises(LockedError, match=f"process {os.getpid()}"):
+        RunDirectory(run.path).lock()
+
+
+def test_leftovers_of_ours_go_and_others_stay(tmp_path):
+    path = tmp_path / "training"
+    ours = path / ".tmp-00000003-123-0a1b2c3d"
+    ours.mkdir(parents=True)
+    (ours / "weights.safetensors").write_bytes(b"part")
+    (path / ".tmp-status.json-123-0a1b2c3d").write_bytes(b"{")
+    odd = path / ".del-00000001-123-0a1b2c3d"
+    (odd / "folder").mkdir(parents=True)
+    theirs = path / ".tmp-mine"
+    theirs.mkdir()
+    with RunDirectory(path):
+        assert not ours.exists()
+        assert odd.exists()
+        assert theirs.exists()
+        assert not (path / ".tmp-status.json-123-0a1b2c3d").exists()
+
+
+def test_prune_keeps_the_newest(run):
+    publish(run, 1, 2, 3, 4)
+    assert run.prune() == [1, 2]
+    assert run.prune(1) == [3]
+    assert run.prune(1) == []
+    assert run.newest().step == 4
+
+
+def test_the_best_outlives_pruning(run):
+    """`keep_checkpoint 1` keeps the last and loses the best (OpenNMT-py#1856)."""
+    publish(run, 1)
+    run.keep_best(1)
+    publish(run, 2, 3, 4)
+    run.prune()
+    assert run.steps() == [3, 4]
+    assert run.best().step == 1
+    assert torch.equal(run.best().load_weights()["layer.weight"], torch.full((8, 4), 1.0))
+    run.keep_best(4)
+    assert run.best().step == 4
+    assert os.listdir(run.path / "keep") == ["step-00000004"]
+    assert not list(run.path.glob(".*"))
+
+
+def test_the_best_shares_its_bytes(run):
+    publish(run, 1)
+    run.keep_best(1)
+    run.keep_best(1)
+    assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 2
+
+
+def test_the_best_is_copied_where_links_are_not_to_be_had(run, monkeypatch):
+    def link(*args, **kwargs) -> None:
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    publish(run, 1)
+    run.keep_best(1)
+    assert run.best().step == 1
+    assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 1
+
+
+def test_a_damaged_best_is_replaced(run):
+    publish(run, 1, 2)
+    run.keep_best(2)
+    kept = run.path / "keep" / "step-00000002" / "weights.safetensors"
+    data = kept.read_bytes()
+    kept.unlink()
+    kept.write_bytes(data[:-1])
+    assert run.best() is None
+    run.keep_best(2)
+    assert run.best().step == 2
+
+
+def test_a_best_of_another_history_is_replaced(run):
+    publish(run, 2)
+    run.keep_best(2)
+    os.rename(run.path / "step-00000002", run.path.parent / "gone")
+    run.publish(2, tensors(9), {})
+    run.keep_best(2)
+    assert torch.equal(run.best().load_weights()["layer.weight"], torch.full((8, 4), 9.0))
+
+
+def test_a_damaged_step_is_not_kept_as_the_best(run):
+    publish(run, 1)
+    flip(run.path / "step-00000001" / "weights.safetensors")
+    with pytest.raises(CorruptError, match=r"weights\.safetensors"):
+        run.keep_best(1)
+    assert run.best() is None
+
+
+def test_prune_never_touches_what_another_run_wrote(tmp_path):
+    """TensorFlow's manager deleted checkpoints that it had not written (tensorflow#34234)."""
+    with RunDirectory(tmp_path / "a", keep=1) as first:
+        publish(first, 1, 2)
+    with RunDirectory(tmp_path / "b", keep=1) as run:
+        os.rename(tmp_path / "a" / "step-00000001", run.path / "step-00000001")
+        publish(run, 3, 4)
+        assert run.prune() == [3]
+        assert run.steps() == [1, 4]
+
+
+def test_prune_leaves_what_does_not_verify(run):
+    publish(run, 1, 2, 3)
+    os.truncate(run.path / "step-00000001" / "weights.safetensors", 3)
+    assert run.prune(1) == [2]
+    assert run.steps() == [1, 3]
+
+
+def test_the_last_step_before_a_spike_is_not_pruned(run):
+    publish(run, 1)
+    publish(run, 2, 3, 4, suspect=True)
+    assert run.prune(1) == [2, 3]
+    assert run.steps() == [1, 4]
+
+
+def test_a_full_disk_gives_up_old_steps_one_at_a_time(run, caplog):
+    publish(run, 1, 2, 3)
+    faults.arm("publish.write.optimizer.safetensors:1:enospc,publish.manifest:1:enospc")
+    with caplog.at_level(logging.WARNING):
+        assert publish(run, 4).step == 4
+    assert run.steps() == [3, 4]
+    assert "step-00000001 was removed to make room for step-00000004" in caplog.text
+
+
+def test_a_full_disk_never_costs_the_newest(run):
+    publish(run, 1)
+    faults.arm("publish.write.weights.safetensors:1:enospc")
+    with pytest.raises(DiskError, match="No space left on device") as caught:
+        publish(run, 2)
+    assert caught.value.exit_code == 74
+    assert run.newest().step == 1
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_old_steps_are_not_given_up_where_that_cannot_help(run, monkeypatch):
+    publish(run, 1, 2, 3)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 10)
+    monkeypatch.setattr("dragoman.training.keeping.free_bytes", lambda path: 10)
+    monkeypatch.setattr("dragoman.training.keeping._own_bytes", lambda checkpoint: 1)
+    with pytest.raises(DiskError, match="found 10 bytes free"):
+        publish(run, 4)
+    assert run.steps() == [1, 2, 3]
+
+
+def test_patience_with_a_full_disk_ends(run, caplog):
+    faults.arm(",".join(f"publish.write.weights.safetensors:{n}:enospc" for n in range(1, 9)))
+    with caplog.at_level(logging.WARNING):
+        assert [publish(run, step, patient=True) for step in (1, 2, 3)] == [None] * 3
+    assert "step 1 was not saved" in caplog.text
+    with pytest.raises(DiskError, match="No space left"):
+        publish(run, 4, patient=True)
+    assert not any(record.get("event") == "publish" for record in run.records())
+
+
+def test_patience_starts_anew_after_a_success(run):
+    faults.arm(",".join(f"publish.mkdir:{n}:eio" for n in (1, 2, 4, 5, 6)))
+    assert [publish(run, step, patient=True) is None for step in (1, 2, 3, 4, 5)] == [True, True, False, True, True]
+    with pytest.raises(DiskError, match="Input/output error"):
+        publish(run, 6, patient=True)
+
+
+def test_room_is_asked_for_at_the_start(run, monkeypatch):
+    run.require_space(tensors(1))
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskError, match="3 checkpoints") as caught:
+        run.require_space(tensors(1))
+    assert "1.0 kB free" in str(caught.value)
+
+
+def test_a_second_request_to_stop_publishes_nothing(run):
+    publish(run, 1)
+    stopping.request("SIGTERM")
+    assert publish(run, 2).step == 2
+    stopping.request("SIGTERM")
+    with pytest.raises(StoppedError, match="SIGTERM, SIGTERM"):
+        publish(run, 3)
+    assert run.steps() == [1, 2]
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_the_log_is_cut_to_the_last_published_update(run):
+    publish(run, 1, 2)
+    run.log({"update": 3})
+    assert run.truncate_log(run.newest().step) == 1
+    assert [record["update"] for record in run.records()] == [1, 1, 2, 2]
+
+
+def test_status_is_replaced_whole_and_not_too_often(run):
+    run.status(state="running", update=0)
+    run.status(now=False, update=1)
+    assert json.loads((run.path / "status.json").read_text())["update"] == 0
+    run.status(state="stopped", exit_code=75, reason="SIGTERM")
+    content = json.loads((run.path / "status.json").read_text())
+    assert {key: content[key] for key in ("state", "update", "exit_code", "reason", "pid")} == {
+        "state": "stopped",
+        "update": 1,
+        "exit_code": 75,
+        "reason": "SIGTERM",
+        "pid": os.getpid(),
+    }
+
+
+def test_a_status_that_cannot_be_written_ends_nothing(run, monkeypatch, caplog):
+    def fail(path, data) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dragoman.training.housekeeping.replace_file", fail)
+    with caplog.at_level(logging.WARNING):
+        run.status(state="running")
+    assert "No space left" in caplog.text
+
+
+def test_a_run_is_begun_once(tmp_path):
+    with RunDirectory(tmp_path, config_digest="c" * 64) as run:
+        first = run.run_id
+    with RunDirectory(tmp_path) as run:
+        assert run.run_id == first
+    assert json.loads((tmp_path / "run.json").read_text())["config_sha256"] == "c" * 64
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(CorruptError, match=r"run\.json"):
+        RunDirectory(tmp_path).lock()
+
+
+def test_names_that_others_import():
+    assert set(checkpoints.__all__) == {"Checkpoint", "RunDirectory", "Tensors"}

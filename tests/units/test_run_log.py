@@ -1,0 +1,99 @@
+"""The run's log: every line whole, and none of an update that is done again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from dragoman.errors import DiskError
+from dragoman.training.log import UpdateLog
+
+
+def write(log: UpdateLog, *updates: int) -> None:
+    for update in updates:
+        log.append({"update": update, "loss": 1 / update})
+
+
+def test_lines_come_back_in_order(tmp_path):
+    log = UpdateLog(tmp_path)
+    write(log, 1, 2, 3)
+    log.sync()
+    assert [record["update"] for record in log.records()] == [1, 2, 3]
+    assert log.path.read_text().splitlines()[1] == '{"update": 2, "loss": 0.5}'
+    log.close()
+
+
+def test_a_resumed_run_counts_no_update_twice(tmp_path):
+    """Replayed updates are not logged twice (joeynmt#172 restarts its count)."""
+    log = UpdateLog(tmp_path)
+    write(log, 1, 2, 3, 4, 5)
+    assert log.truncate(3) == 2
+    write(log, 4, 5, 6)
+    log.close()
+    assert [record["update"] for record in log.records()] == [1, 2, 3, 4, 5, 6]
+    assert [json.loads(line)["update"] for line in log.discarded.read_text().splitlines()] == [4, 5]
+
+
+def test_a_line_cut_off_by_a_crash_is_taken_back(tmp_path):
+    log = UpdateLog(tmp_path)
+    write(log, 1, 2)
+    log.close()
+    with log.path.open("ab") as file:
+        file.write(b'{"update": 3, "lo')
+    assert [record["update"] for record in log.records()] == [1, 2]
+    assert log.truncate(2) == 1
+    assert log.path.read_bytes().endswith(b'"loss": 0.5}\n')
+    assert log.discarded.read_bytes() == b'{"update": 3, "lo\n'
+
+
+def test_nothing_to_take_back(tmp_path):
+    log = UpdateLog(tmp_path)
+    assert log.truncate(0) == 0
+    write(log, 1)
+    assert log.truncate(1) == 0
+    assert not log.discarded.exists()
+
+
+def test_numbers_that_are_not_finite_stay_readable(tmp_path):
+    log = UpdateLog(tmp_path)
+    log.append({"update": 1, "loss": float("nan"), "norm": float("inf")})
+    log.close()
+    assert list(log.records()) == [{"update": 1, "loss": "nan", "norm": "inf"}]
+
+
+def failing(monkeypatch, number: int) -> None:
+    def write(descriptor: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", write)
+
+
+def test_a_full_disk_holds_lines_back(tmp_path, monkeypatch):
+    log = UpdateLog(tmp_path)
+    write(log, 1)
+    with monkeypatch.context() as patch:
+        failing(patch, errno.ENOSPC)
+        write(log, 2, 3)
+        with pytest.raises(DiskError, match="No space left on device"):
+            log.sync()
+    assert [record["update"] for record in log.records()] == [1]
+    write(log, 4)
+    log.close()
+    assert [record["update"] for record in log.records()] == [1, 2, 3, 4]
+
+
+def test_lines_are_not_held_back_for_ever(tmp_path, monkeypatch):
+    log = UpdateLog(tmp_path)
+    failing(monkeypatch, errno.ENOSPC)
+    with pytest.raises(DiskError, match="No space left"):
+        log.append({"update": 1, "text": "x" * (1 << 20)})
+
+
+def test_another_disk_error_is_told_at_once(tmp_path, monkeypatch):
+    log = UpdateLog(tmp_path)
+    failing(monkeypatch, errno.EIO)
+    with pytest.raises(DiskError, match="Input/output error"):
+        write(log, 1)
