@@ -1,0 +1,179 @@
+"""Rows of a TSV, CSV or JSONL file, and which of their columns hold the source and the target."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dragoman.data.lines import BadLine
+from dragoman.errors import DataError, nearest
+
+_SRC_NAMES = ("src", "source", "src_text", "source_text", "source_sentence", "input", "original")
+_TGT_NAMES = ("tgt", "target", "tgt_text", "target_text", "target_sentence", "trg", "output", "translation", "translated")
+
+
+class Row(NamedTuple):
+    """A record's first line number and its columns: by place in TSV and CSV, by name in JSONL."""
+
+    number: int
+    values: Sequence[str] | Mapping[str, Any]
+
+
+class Wanted(NamedTuple):
+    """What a person said about the columns; empty where nothing."""
+
+    src_field: str = ""
+    tgt_field: str = ""
+    src_lang: str = ""
+    tgt_lang: str = ""
+
+
+def tsv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLine]:
+    """Cut lines at tabs; quotes mean nothing in TSV."""
+    for number, line in enumerate(lines, 1):
+        yield line if isinstance(line, BadLine) else Row(number, line.split("\t"))
+
+
+def csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLine]:
+    """Read CSV with commas, or semicolons where the first line has only those; quoted fields may hold line breaks."""
+    fed = 0
+    bad: list[BadLine] = []
+
+    def feed(first: str, source: Iterator[str | BadLine]) -> Iterator[str]:
+        nonlocal fed
+        fed = 1
+        yield first + "\n"
+        for line in source:
+            fed += 1
+            if isinstance(line, BadLine):
+                bad.append(line)
+            else:
+                yield line + "\n"
+
+    source = iter(lines)
+    first = next(source, None)
+    if first is None:
+        return
+    if isinstance(first, BadLine):
+        yield first
+        return
+    reader = csv.reader(feed(first, source), delimiter=";" if ";" in first and "," not in first else ",", strict=True)
+    while True:
+        start = fed + 1
+        try:
+            values = next(reader, None)
+        except csv.Error as error:
+            found = f"{error} (by line {fed})"
+            yield BadLine(path, start, "invalid", "must be a row of CSV", found, 'write a quote inside a field as ""; close every quote')
+            continue
+        yield from bad
+        bad.clear()
+        if values is None:
+            return
+        yield Row(start, values)
+
+
+def jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLine]:
+    """Read one JSON object a line; `{"translation": {...}}` stands for what is inside it."""
+    for number, line in enumerate(lines, 1):
+        if isinstance(line, BadLine):
+            yield line
+            continue
+        if not line.strip():
+            yield Row(number, {})
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield BadLine(path, number, "invalid", "must be a JSON object", str(error), "write one object a line")
+            continue
+        if isinstance(value, dict) and isinstance(value.get("translation"), dict):
+            value = value["translation"]
+        if isinstance(value, dict):
+            yield Row(number, value)
+        else:
+            yield BadLine(path, number, "invalid", "must be a JSON object", f"{line:.60}", 'write {"src": "...", "tgt": "..."}')
+
+
+FORMATS: dict[str, Callable[[Path, Iterable[str | BadLine]], Iterator[Row | BadLine]]] = {
+    ".tsv": tsv_rows,
+    ".tab": tsv_rows,
+    ".csv": csv_rows,
+    ".jsonl": jsonl_rows,
+    ".ndjson": jsonl_rows,
+}
+"""How a file with both sides is read, by the end of its name."""
+
+
+class Columns(NamedTuple):
+    """Where the two sides are, and whether the first row only names the columns."""
+
+    src: int | str
+    tgt: int | str
+    header: bool
+    width: int
+
+
+def find_columns(path: Path, first: Row, wanted: Wanted) -> Columns:
+    """Find the source's and the target's column from the first row and what was said."""
+    if isinstance(first.values, Mapping):
+        names = [str(name) for name in first.values]
+        src, tgt = _by_name(path, names, wanted)
+        return Columns(names[src], names[tgt], False, 0)
+    width = len(first.values)
+    if width < 2:
+        fix = "give one pair a line with a tab (.tsv) or a comma (.csv) between, or use --src and --tgt for two files"
+        raise DataError(f"{path} line {first.number} must have two columns or more", found=f"{width}", fix=fix)
+    numbers = [_as_number(path, field, width) for field in (wanted.src_field, wanted.tgt_field)]
+    names = [value.strip() for value in first.values]
+    header = _looks_like_header(names, wanted)
+    if numbers[0] is not None and numbers[1] is not None:
+        return Columns(numbers[0], numbers[1], header, width)
+    if not header and not wanted.src_field and not wanted.tgt_field:
+        return Columns(0, 1, False, width)
+    src, tgt = _by_name(path, names, wanted)
+    return Columns(src, tgt, True, width)
+
+
+def _as_number(path: Path, field: str, width: int) -> int | None:
+    if not field.isdecimal():
+        return None
+    if not 1 <= int(field) <= width:
+        raise DataError(f"a column of {path} must be from 1 to {width}", found=field, fix="set data.src_field and data.tgt_field")
+    return int(field) - 1
+
+
+def _looks_like_header(names: list[str], wanted: Wanted) -> bool:
+    known = {*_names(wanted.src_lang, _SRC_NAMES), *_names(wanted.tgt_lang, _TGT_NAMES)}
+    return sum(name.lower() in known for name in names) >= 2 or bool({wanted.src_field, wanted.tgt_field} & set(names) - {""})
+
+
+def _names(language: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    code = language.lower()
+    return (*usual, code, f"text_{code}", f"{code}_text", f"sentence_{code}") if code else usual
+
+
+def _by_name(path: Path, names: list[str], wanted: Wanted) -> tuple[int, int]:
+    """Match the columns' names: those a person gave, languages, usual words, and the one that is left of two."""
+    found: list[int | None] = []
+    for field, language, usual in ((wanted.src_field, wanted.src_lang, _SRC_NAMES), (wanted.tgt_field, wanted.tgt_lang, _TGT_NAMES)):
+        lower = [name.lower() for name in names]
+        if field and not field.isdecimal() and field not in names:
+            raise DataError(f"a column of {path} must be called {field}", found=", ".join(names), fix=nearest(field, names))
+        choices = (field.lower(),) if field else _names(language, usual)[::-1]  # languages say more than usual words
+        match = next((lower.index(choice) for choice in choices if choice in lower), None)
+        found.append(int(field) - 1 if field.isdecimal() else match)
+    if len(names) == 2 and found.count(None) == 1:
+        found = [1 - found[1] if found[0] is None else found[0], 1 - found[0] if found[1] is None else found[1]]  # type: ignore[operator]
+    src, tgt = found
+    if src is None or tgt is None or src == tgt:
+        example = [*names, "", ""][:2]
+        raise DataError(
+            f"the source's and the target's column of {path} must be known",
+            found=", ".join(names) or "no names",
+            fix=f"name them: --set data.src_field={example[0]} --set data.tgt_field={example[1]}",
+        )
+    return src, tgt

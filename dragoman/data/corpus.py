@@ -1,0 +1,215 @@
+"""A corpus: pairs of sentences from two aligned files, or from one file with both sides, read as a stream."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.config.tree import DataConfig
+from dragoman.data.columns import FORMATS, Columns, Row, Wanted, find_columns
+from dragoman.data.lines import BadLine, line_blocks
+from dragoman.data.streams import Caps, TextStream
+from dragoman.errors import ConfigError, DataError
+
+_BREAKS = re.compile(r"[\r\n]+")
+
+
+class Pair(NamedTuple):
+    """A source text and its translation, with their line number counted from 1."""
+
+    number: int
+    src: str
+    tgt: str
+
+
+class BadPair(NamedTuple):
+    """A pair of which one side, or the record, cannot be used."""
+
+    number: int
+    line: BadLine
+
+
+class Corpus(abc.ABC):
+    """Pairs that are read anew from their files each time; nothing is kept in memory."""
+
+    def __init__(self, *, max_line_bytes: int = 65_536, on_bad_line: str = "stop", caps: Caps | None = None) -> None:
+        self.max_line_bytes, self.on_bad_line, self._caps = max_line_bytes, on_bad_line, caps
+        self.streams: list[TextStream] = []  # of the last reading: how far it is, and what was read
+
+    @property
+    @abc.abstractmethod
+    def files(self) -> list[Path]:
+        """The files that it is read from."""
+
+    @abc.abstractmethod
+    def records(self) -> Iterator[Pair | BadPair]:
+        """Go through every pair, with the bad ones in their places."""
+
+    @abc.abstractmethod
+    def layout(self) -> dict[str, object]:
+        """Say what decides, besides the files' contents, which pairs are read: part of the store's key."""
+
+    def pairs(self) -> Iterator[Pair]:
+        """Go through the good pairs; a bad line is an error, or left out with its partner under `on_bad_line=skip`."""
+        for record in self.records():
+            if isinstance(record, Pair):
+                yield record
+            elif self.on_bad_line == "stop" and record.line.kind != "overlong":
+                raise record.line.error()
+
+    def src_texts(self) -> Iterator[str]:
+        """Go through the source side of the good pairs."""
+        return (pair.src for pair in self.pairs())
+
+    def tgt_texts(self) -> Iterator[str]:
+        """Go through the target side of the good pairs."""
+        return (pair.tgt for pair in self.pairs())
+
+    def share_read(self) -> float:
+        """Say how much of the files the reading in progress has taken, from 0 to 1."""
+        total = sum(stream.size for stream in self.streams)
+        return sum(stream.position for stream in self.streams) / total if total else 0.0
+
+    def _lines(self, path: Path) -> Iterator[str | BadLine]:
+        stream = TextStream(path, self._caps)
+        self.streams.append(stream)
+        return itertools.chain.from_iterable(line_blocks(stream, self.max_line_bytes))
+
+
+class PairedFiles(Corpus):
+    """Two files, the same number of lines each; line n of one is the translation of line n of the other."""
+
+    def __init__(self, src: Path, tgt: Path, *, max_line_bytes: int = 65_536, on_bad_line: str = "stop", caps: Caps | None = None) -> None:
+        super().__init__(max_line_bytes=max_line_bytes, on_bad_line=on_bad_line, caps=caps)
+        self.src, self.tgt = Path(src), Path(tgt)
+
+    @property
+    def files(self) -> list[Path]:
+        """The source's file and the target's."""
+        return [self.src, self.tgt]
+
+    def layout(self) -> dict[str, object]:
+        """Two files, by line."""
+        return {"reader": "lines", "packing": [self.src.suffix, self.tgt.suffix]}
+
+    def records(self) -> Iterator[Pair | BadPair]:
+        """Go through both files in step; a different number of lines is an error that gives both."""
+        self.streams = []
+        src_lines, tgt_lines = self._lines(self.src), self._lines(self.tgt)
+        number = 0
+        for number, (src, tgt) in enumerate(itertools.zip_longest(src_lines, tgt_lines), 1):
+            if isinstance(src, str) and isinstance(tgt, str):
+                yield Pair(number, src, tgt)
+            elif src is None or tgt is None:
+                more = number + sum(1 for _ in (src_lines if tgt is None else tgt_lines))
+                counts = (more, number - 1) if tgt is None else (number - 1, more)
+                raise DataError(
+                    f"{self.src} and {self.tgt} must have equally many lines",
+                    found=f"{counts[0]} and {counts[1]}",
+                    fix=self._where(number - 1),
+                )
+            else:
+                yield BadPair(number, src if isinstance(src, BadLine) else tgt)  # type: ignore[arg-type]
+
+    def _where(self, common: int) -> str:
+        """Look for the first place where the sides no longer fit, to end the message with."""
+        from dragoman.data.drift import first_drift  # here, for it reads corpora itself
+
+        place = first_drift(self, common)
+        command = f"dragoman data check --src {self.src} --tgt {self.tgt}"
+        return f"a line may be missing or added near line {place}; see {command}" if place else f"see {command}"
+
+
+class PairsFile(Corpus):
+    """One TSV, CSV or JSONL file with both sides in its columns; a line break inside a field is read as a space."""
+
+    def __init__(
+        self,
+        path: Path,
+        wanted: Wanted | None = None,
+        *,
+        max_line_bytes: int = 65_536,
+        on_bad_line: str = "stop",
+        caps: Caps | None = None,
+    ) -> None:
+        super().__init__(max_line_bytes=max_line_bytes, on_bad_line=on_bad_line, caps=caps)
+        self.path, self.wanted = Path(path), wanted or Wanted()
+        suffixes = [suffix.lower() for suffix in self.path.suffixes if suffix.lower() not in (".gz", ".xz")]
+        self._format = suffixes[-1] if suffixes else ""
+        if self._format not in FORMATS:
+            raise DataError(
+                "a file of pairs must be .tsv, .csv or .jsonl, plain or with .gz or .xz behind",
+                found=self.path.name,
+                fix="rename it to what it is, or use --src and --tgt for two files",
+            )
+
+    @property
+    def files(self) -> list[Path]:
+        """The one file."""
+        return [self.path]
+
+    def layout(self) -> dict[str, object]:
+        """The format, and what was said about the columns."""
+        return {"reader": self._format, "packing": [self.path.suffix], "columns": list(self.wanted)}
+
+    def records(self) -> Iterator[Pair | BadPair]:
+        """Go through the rows; a row without both texts is bad."""
+        self.streams = []
+        columns: Columns | None = None
+        for row in FORMATS[self._format](self.path, self._lines(self.path)):
+            if isinstance(row, BadLine):
+                yield BadPair(row.number, row)
+                continue
+            if columns is None:
+                if not row.values:
+                    continue
+                columns = find_columns(self.path, row, self.wanted)
+                if columns.header:
+                    continue
+            yield self._pair(row, columns)
+
+    def _pair(self, row: Row, columns: Columns) -> Pair | BadPair:
+        values = row.values
+        if not values or values == [""]:
+            return Pair(row.number, "", "")
+        if isinstance(values, Mapping):
+            src, tgt = values.get(str(columns.src)), values.get(str(columns.tgt))
+            if not isinstance(src, str) or not isinstance(tgt, str):
+                found = f"{columns.src}={src!r:.40} and {columns.tgt}={tgt!r:.40}"
+                return self._bad(row, f"must have text in {columns.src} and {columns.tgt}", found)
+            if not _is_unicode(src + tgt):
+                return self._bad(row, "must hold valid text", "half of a surrogate pair or a NUL")
+        else:
+            if len(values) != columns.width:
+                return self._bad(row, f"must have {columns.width} columns", str(len(values)))
+            src, tgt = values[int(columns.src)], values[int(columns.tgt)]
+        return Pair(row.number, _BREAKS.sub(" ", src), _BREAKS.sub(" ", tgt))
+
+    def _bad(self, row: Row, must: str, found: str) -> BadPair:
+        fix = "repair the row, or use --set data.on_bad_line=skip"
+        return BadPair(row.number, BadLine(self.path, row.number, "invalid", must, found, fix))
+
+
+def _is_unicode(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def corpus_from_config(config: DataConfig, part: str) -> Corpus:
+    """Open the corpus that a configuration names, for `train` or `valid`."""
+    prefix = {"train": "", "valid": "valid_"}[part]
+    src, tgt, pairs = (getattr(config, prefix + name) for name in ("src", "tgt", "pairs"))
+    if pairs:
+        wanted = Wanted(config.src_field, config.tgt_field, config.src_lang, config.tgt_lang)
+        return PairsFile(Path(pairs), wanted, max_line_bytes=config.max_line_bytes, on_bad_line=config.on_bad_line)
+    if not src or not tgt:
+        flag = prefix.replace("_", "-")
+        problem = (
+            f"data.{prefix}src and data.{prefix}tgt, or data.{prefix}pairs, must name files; found none; "
+            f"give --{flag}src FILE --{flag}tgt FILE, or --{flag}pairs FILE"
+        )
+        raise ConfigError([problem])
+    return PairedFiles(Path(src), Path(tgt), max_line_bytes=config.max_line_bytes, on_bad_line=config.on_bad_line)

@@ -1,0 +1,231 @@
+"""Making a store: text in, piece ids out, on all cores, in bounded memory, visible only when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.config.tree import DataConfig
+from dragoman.data.corpus import BadPair, Corpus
+from dragoman.data.workers import Block, Encoded, encode_blocks
+from dragoman.errors import CorruptError, DataError
+from dragoman.files.atomic import FileRecord, publish_directory, remove_flat, temporary_name
+from dragoman.files.disk import explaining
+from dragoman.files.manifest import write_manifest
+from dragoman.text.specials import UNK
+from dragoman.text.tokenizer import Tokenizers
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 8192  # pairs encoded in one go: some MB, whatever the corpus
+_ALONE = 40_000  # pairs below which starting processes takes longer than they save
+_NAMED = 5  # line numbers kept for each reason
+
+
+class Progress(NamedTuple):
+    """How far preparing is: pairs read, the share of the files, and seconds since the start."""
+
+    pairs: int
+    share: float
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class StoreReport:
+    """What became of a corpus: pairs kept, and pairs set aside by reason, with the first lines of each."""
+
+    read: int = 0
+    pairs: int = 0
+    src_pieces: int = 0
+    tgt_pieces: int = 0
+    unknown: int = 0
+    set_aside: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, list[int]] = field(default_factory=dict)
+
+    def put_aside(self, reason: str, number: int) -> None:
+        """Count a pair that is left out."""
+        self.set_aside[reason] = self.set_aside.get(reason, 0) + 1
+        named = self.lines.setdefault(reason, [])
+        if len(named) < _NAMED:
+            named.append(number)
+
+    def sentence(self) -> str:
+        """Say it in one line."""
+        parts = [
+            f"{count} {reason} (line{'s' if count > 1 else ''} {', '.join(map(str, self.lines[reason]))}{' …' if count > _NAMED else ''})"
+            for reason, count in self.set_aside.items()
+        ]
+        return f"{self.pairs} of {self.read} pairs kept" + (f"; set aside: {'; '.join(parts)}" if parts else "")
+
+    def unknown_share(self) -> float:
+        """Say which share of the pieces is unknown; over 1 % means that the tokenizer does not fit the text."""
+        return self.unknown / max(1, self.src_pieces + self.tgt_pieces)
+
+
+def prepare_folder(
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    *,
+    final: Path,
+    key: str,
+    digests: list[str],
+    data: DataConfig,
+    progress: Callable[[Progress], None] | None,
+    workers: int | None,
+) -> None:
+    """Make the store's folder; a second process that makes the same one at the same time does no harm."""
+    with explaining(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(final.parent)
+        temporary = final.parent / temporary_name(final.name)
+        temporary.mkdir()
+        try:
+            with contextlib.ExitStack() as stack:
+                writer = _Writer(temporary, tokenizers, data.max_length, stack)
+                _fill(writer, corpus, tokenizers, progress, workers)
+                files = writer.finish()
+            report = writer.report
+            _check_unchanged(corpus, digests)
+            if not report.pairs:
+                raise DataError(
+                    f"{' and '.join(map(str, corpus.files))} must hold a pair to train on",
+                    found=report.sentence(),
+                    fix="check the files and data.max_length",
+                )
+            fields = {"key": key, "id_bytes": writer.id_bytes, "report": dataclasses.asdict(report)}
+            write_manifest(temporary, files, fields)
+            try:
+                publish_directory(temporary, final)
+            except OSError:
+                if not final.exists():
+                    raise
+                remove_flat(temporary)  # another process was first
+        except BaseException:
+            remove_flat(temporary)
+            raise
+    log = logger.warning if report.set_aside else logger.info
+    log("%s", report.sentence())
+
+
+def _fill(
+    writer: _Writer, corpus: Corpus, tokenizers: Tokenizers, progress: Callable[[Progress], None] | None, workers: int | None
+) -> None:
+    blocks = _blocks(corpus, writer.report)
+    first = [block for _, block in zip(range(_ALONE // BLOCK), blocks, strict=False)]
+    count = workers if workers is not None else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers is None and len(first) * BLOCK < _ALONE - BLOCK:
+        count = 1
+    begun = time.monotonic()
+    for block, src, tgt in encode_blocks(_chained(first, blocks), tokenizers, count):
+        writer.add(block, src, tgt)
+        if progress:
+            progress(Progress(writer.report.read, corpus.share_read(), time.monotonic() - begun))
+
+
+def _chained(first: list[Block], rest: Iterator[Block]) -> Iterator[Block]:
+    while first:
+        yield first.pop(0)
+    yield from rest
+
+
+def _blocks(corpus: Corpus, report: StoreReport) -> Iterator[Block]:
+    """Gather good pairs into blocks; what is set aside before encoding is counted here."""
+    block = Block([], [], [])
+    for record in corpus.records():
+        report.read += 1
+        if isinstance(record, BadPair):
+            if record.line.kind != "overlong" and corpus.on_bad_line == "stop":
+                raise record.line.error()
+            report.put_aside("with an overlong line" if record.line.kind == "overlong" else "with a bad line", record.number)
+        elif not record.src.strip() or not record.tgt.strip():
+            report.put_aside("with an empty side", record.number)
+        else:
+            block.numbers.append(record.number)
+            block.src.append(record.src)
+            block.tgt.append(record.tgt)
+            if len(block.numbers) == BLOCK:
+                yield block
+                block = Block([], [], [])
+    if block.numbers:
+        yield block
+
+
+class _Writer:
+    """Appends encoded pairs to the store's files, hashing them on the way."""
+
+    def __init__(self, folder: Path, tokenizers: Tokenizers, max_length: int, stack: contextlib.ExitStack) -> None:
+        names = [f"{side}.{part}" for side in ("src", "tgt") for part in ("bin", "offsets", "lengths")] + ["numbers"]
+        self._files: dict[str, IO[bytes]] = {name: stack.enter_context((folder / name).open("xb")) for name in names}
+        self._hashes = {name: hashlib.sha256() for name in names}
+        self._ends = {"src": 0, "tgt": 0}
+        self._max_length = max_length
+        self.id_bytes = 2 if max(map(len, tokenizers)) <= 1 << 16 else 4
+        self.report = StoreReport()
+        for side in ("src", "tgt"):
+            self._write(f"{side}.offsets", np.zeros(1, np.uint64))
+
+    def add(self, block: Block, src: Encoded, tgt: Encoded) -> None:
+        """Append the pairs of a block that are within the length limit."""
+        keep = (src.lengths <= self._max_length) & (tgt.lengths <= self._max_length)
+        keep &= (src.lengths > 0) & (tgt.lengths > 0)
+        for index in np.flatnonzero(~keep).tolist():
+            empty = not src.lengths[index] or not tgt.lengths[index]
+            reason = "with an empty side" if empty else f"over {self._max_length} pieces"
+            self.report.put_aside(reason, block.numbers[index])
+        for side, encoded in (("src", src), ("tgt", tgt)):
+            ids = encoded.ids[np.repeat(keep, encoded.lengths)]
+            lengths = encoded.lengths[keep]
+            ends = self._ends[side] + np.cumsum(lengths, dtype=np.uint64)
+            self._ends[side] += len(ids)
+            self._write(f"{side}.bin", ids.astype(np.uint16 if self.id_bytes == 2 else np.uint32))
+            self._write(f"{side}.offsets", ends.astype(np.uint64))
+            self._write(f"{side}.lengths", lengths.astype(np.uint16))
+            self.report.unknown += int((ids == UNK).sum())
+        self.report.src_pieces, self.report.tgt_pieces = self._ends["src"], self._ends["tgt"]
+        self.report.pairs += int(keep.sum())
+        self._write("numbers", np.asarray(block.numbers, np.uint64)[keep])
+
+    def finish(self) -> dict[str, FileRecord]:
+        """Flush all to the disk and return what the manifest says of each file."""
+        records = {}
+        for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            records[name] = FileRecord(file.tell(), self._hashes[name].hexdigest())
+        return records
+
+    def _write(self, name: str, values: NDArray[np.integer[Any]]) -> None:
+        data = values.tobytes()
+        self._files[name].write(data)
+        self._hashes[name].update(data)
+
+
+def _check_unchanged(corpus: Corpus, digests: list[str]) -> None:
+    """Compare what was read with what was hashed before, or the store would have a wrong name."""
+    for stream, digest in zip(corpus.streams, digests, strict=True):
+        if stream.digest != digest:
+            raise CorruptError(
+                f"{stream.path} must stay as it is while it is prepared",
+                found=f"SHA-256 {digest[:12]}… before and {stream.digest[:12]}… after",
+                fix="start again when nothing writes to it",
+            )
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what processes that are gone left unfinished."""
+    for path in parent.glob(".tmp-store-*"):
+        match = re.fullmatch(r"\.tmp-store-[0-9a-f]+-(\d+)-[0-9a-f]+", path.name)
+        if match and not os.path.exists(f"/proc/{match[1]}") and os.path.isdir("/proc/self"):
+            remove_flat(path)
