@@ -17,7 +17,13 @@ from dragoman.files import lock as locks
 from dragoman.files.lease import Lease
 from dragoman.files.lock import Lock
 
-HOLD = "import sys, time, pathlib\nfrom dragoman.files.lock import Lock\nLock(pathlib.Path(sys.argv[1])).acquire()\nprint('held', flush=True)\ntime.sleep(60)\n"
+HOLD = """
+import pathlib, sys, time
+from dragoman.files.lock import Lock
+Lock(pathlib.Path(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
 
 
 def test_a_second_owner_is_refused_with_the_first_one_s_number(tmp_path):
