@@ -36,12 +36,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=title or None, title_justify="left", title_style="bold", box=None, header_style="bold", pad_edge=False)
+    drawn = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
     for column in columns:
         drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(str(cell)) for cell in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE)
+    if title:
+        console.print(Text(title, style="bold"), soft_wrap=True)
     console.print(drawn)
 
 

@@ -1,0 +1,69 @@
+"""What the tests of commands share: a small model directory, and a way to run commands as a person does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIRS = [
+    ("Guten Morgen.", "Good morning."),
+    ("Ein Hund läuft durch den Schnee.", "A dog runs through the snow."),
+    ("Zwei Männer reden.", "Two men are talking."),
+    ("Das ist ein Haus.", "This is a house."),
+    ("Eine Frau liest ein Buch.", "A woman reads a book."),
+    ("Kinder spielen im Park.", "Children play in the park."),
+]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with train and dev files of a few dozen pairs."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, times in (("train", 10), ("dev", 1)):
+        for column, language in enumerate(("de", "en")):
+            text = "".join(f"{pair[column]}\n" for pair in PAIRS * times)
+            (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model of random weights: what it says makes no sense, but it is a model in every other way."""
+    import torch
+
+    from dragoman.bundle import write_bundle
+    from dragoman.config import read_config
+    from dragoman.models.build import build_model
+    from dragoman.text.tokenizer import train_tokenizers
+
+    overrides = ["model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=[self*1]", "model.decoder=[self*1]"]
+    overrides += ["text.kind=characters", "data.src_lang=de", "data.tgt_lang=en", "decode.beam=2"]
+    config = read_config(recipe="tiny", overrides=overrides)
+    tokenizers = train_tokenizers((src for src, _ in PAIRS * 20), (tgt for _, tgt in PAIRS * 20), config.text)
+    torch.manual_seed(3)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    path = tmp_path_factory.mktemp("models") / "my-model"
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["Guten Morgen."])
+    return path
+
+
+@pytest.fixture
+def dragoman(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command in a process of its own, in an empty directory, as a person would."""
+
+    def run(
+        *arguments: object, input: str | bytes | None = None, timeout: float = 120, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+        raw = input.encode() if isinstance(input, str) else input
+        command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, input=raw, capture_output=True, timeout=timeout, env=environment)
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
