@@ -19,12 +19,15 @@ from dragoman.registry import catalogue
 MAX_YAML_BYTES = 1 << 20  # a configuration is a page; anything larger is a mistake or an attack
 
 
-def read_config(*, recipe: str = "", file: Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Read a whole configuration, later sources over earlier ones, and refuse one that cannot be run."""
+def read_config(*, recipe: str = "", file: Path | None = None, overrides: Iterable[str] = (), base: Config | None = None) -> Config:
+    """Read a whole configuration, later sources over earlier ones, and refuse one that cannot be run.
+
+    Where no recipe is named, `base` stands in its place, or else every setting's default.
+    """
     from_file = read_yaml(file) if file else {}
     name = recipe or str(from_file.pop("recipe", "") or "")
     from_file.pop("recipe", None)
-    config = dataclasses.replace(catalogue("recipe").load(name)(), recipe=name) if name else Config()
+    config = dataclasses.replace(catalogue("recipe").load(name)(), recipe=name) if name else base or Config()
     problems: list[str] = []
     config = _merge(config, from_file, problems)
     config = _merge(config, _nest(overrides, problems), problems)

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 
 from dragoman.bundle import Bundle
+from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import batches_by_length, pack_sources
 from dragoman.decoding.search import search
 from dragoman.errors import ConfigError, DataError, nearest
 from dragoman.explain import Explanation
 from dragoman.explain.watching import align, watch
+from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import EOS
+from dragoman.text.tokenizer import Tokenizers
 from dragoman.translator.device import choose_device
 from dragoman.translator.lines import Line, Part, cut_lines
 from dragoman.translator.options import Options
@@ -28,15 +31,15 @@ _FIRST_WINDOW = 32  # lines; each window doubles up to `Options.window`, so that
 class Translator:
     """A trained model that translates, from one directory: `Translator.load("my-model").translate(["Guten Morgen."])`."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self.bundle, self.config, self.tokenizers = bundle, bundle.config, bundle.tokenizers
-        self.model = bundle.model
-        self.device = next(self.model.parameters()).device
+    def __init__(self, model: EncoderDecoder, tokenizers: Tokenizers, config: Config) -> None:
+        self.model, self.tokenizers, self.config = model, tokenizers, config
+        self.device = next(model.parameters()).device
 
     @classmethod
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> Translator:
         """Load a model directory; `auto` takes a GPU where there is one."""
-        return cls(Bundle.load(path, device=choose_device(device)))
+        bundle = Bundle.load(path, device=choose_device(device))
+        return cls(bundle.model, bundle.tokenizers, bundle.config)
 
     def translate(self, texts: Iterable[str], **options: Any) -> list[str]:
         """Translate texts, one for one and in order; the options are those of `Options`."""

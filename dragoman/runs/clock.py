@@ -1,0 +1,46 @@
+"""Keeping a run within its time: how much is left, and how many updates that makes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+CLOSING_SHARE, CLOSING_SECONDS = 0.03, 6.0  # of the budget, and more: to score and write the finished model, and to start Python
+
+
+class Clock:
+    """A time budget that began when the command did; without one there is always time."""
+
+    def __init__(self, budget: float, *, spent: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._began, self._spent, self.budget = now, now(), spent, budget
+        self._first: tuple[int, float] | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit."""
+        return self.budget > 0
+
+    def spend(self, seconds: float) -> None:
+        """Count time that earlier starts of the same run took."""
+        self._spent += seconds
+
+    def elapsed(self) -> float:
+        """Say how long it has been, over all starts."""
+        return self._spent + self._now() - self._began
+
+    def left(self) -> float:
+        """Say how many seconds training may still take, closing time kept apart."""
+        if not self.limited:
+            return float("inf")
+        return self.budget - CLOSING_SHARE * self.budget - CLOSING_SECONDS - self.elapsed()
+
+    def updates(self, done: int, seconds_an_update: float, *, most: int) -> int:
+        """Say how many updates there will be in all at the pace so far, validations and checkpoints included."""
+        now = self._now()
+        if self._first is None:
+            self._first = (done, now)
+            pace = seconds_an_update * 1.05
+        else:
+            before, then = self._first
+            pace = (now - then) / max(done - before, 1)
+        return min(most, done + max(0, int(self.left() / max(pace, 1e-9))))

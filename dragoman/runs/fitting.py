@@ -1,0 +1,151 @@
+"""Choosing a model for a corpus, a machine and a time: what `dragoman train` does when no recipe is named.
+
+The rules were found on the validation sets of small corpora (docs/log.md) and are few enough to be told in a sentence each:
+
+- vocabulary: seven times the square root of the corpus's words;
+- size: the largest rung of the ladder with at most ten weights for each word of the corpus that, in the time there is,
+  sees five words for each weight or the whole corpus fifteen times;
+- learning rate: half a unit over the width, falling to nought at the end of the time;
+- dropout: more, the more often the corpus is seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dragoman.config import Config
+from dragoman.registry import catalogue
+from dragoman.runs.survey import Survey
+
+PIECES_A_WORD = 1.25  # on the vocabularies chosen here
+WEIGHTS_A_WORD = 10  # at most: larger models learn a small corpus by heart
+SEEN_A_WEIGHT = 5  # words seen for each weight, at least ...
+ENOUGH_PASSES = 15  # ... or this many passes over the corpus
+MOST_PASSES = 60  # more only learn it by heart
+TRAINING_SHARE = 0.9  # of the time; the rest is for preparing, validating and writing
+SMALLEST_BATCH, LARGEST_BATCH = 800, 25_000
+UPDATES_A_PASS = 180  # wanted, where the corpus is large enough: small batches learn more from a small corpus
+
+
+class Rung(NamedTuple):
+    """One size of the ladder."""
+
+    width: int
+    layers: int
+    heads: int
+
+    def weights(self, vocabulary: int) -> int:
+        """Count the weights: 12 squares of the width in an encoder layer, 16 in a decoder's, and the shared embedding."""
+        return 28 * self.layers * self.width**2 + vocabulary * self.width
+
+
+LADDER = (Rung(128, 2, 4), Rung(192, 3, 4), Rung(256, 4, 4), Rung(384, 5, 6), Rung(512, 6, 8))
+
+Measure = Callable[[Config], float]  # pieces a second, both sides, that the machine trains with a model
+
+
+class Fitted(NamedTuple):
+    """A configuration, and why it is so: a line for each choice."""
+
+    config: Config
+    reasons: list[str]
+
+
+class _Choice(NamedTuple):
+    rung: Rung
+    passes: float
+    reason: str
+
+
+def fit(size: Survey, *, seconds: float, measure: Measure | None) -> Fitted:
+    """Choose for a corpus; with `seconds` 0 there is no limit and nothing is measured."""
+    vocabulary = fitting_vocabulary(size.words)
+    pieces = size.words * PIECES_A_WORD
+    batch = int(min(LARGEST_BATCH, max(SMALLEST_BATCH, 500 * round(pieces / 2 / UPDATES_A_PASS / 500))))
+    allowed = [rung for rung in LADDER if rung.weights(vocabulary) <= WEIGHTS_A_WORD * size.words] or [LADDER[0]]
+    if seconds and measure is not None:
+        choice = _within(allowed, pieces, seconds, lambda rung: measure(_configured(rung, vocabulary, batch, dropout=0.1)), vocabulary)
+    else:
+        passes = min(MOST_PASSES, max(ENOUGH_PASSES / 3, 4e8 / pieces))
+        choice = _Choice(allowed[-1], passes, f"{passes:.0f} passes; give --budget for another time")
+    config = _configured(choice.rung, vocabulary, batch, dropout=fitting_dropout(choice.passes, size.words))
+    updates = max(100, round(choice.passes * pieces / 2 / batch))
+    config = paced(config, updates)
+    weights = choice.rung.weights(vocabulary)
+    about = "" if size.exact else "about "
+    reasons = [
+        f"corpus: {about}{size.pairs:,} pairs, some {size.words:,} words",
+        f"vocabulary: {vocabulary:,} pieces, for {about}{size.words:,} words",
+        f"size: width {choice.rung.width}, {choice.rung.layers}+{choice.rung.layers} layers, {weights / 1e6:.1f} million weights: "
+        + _why_size(choice.rung, allowed, size, vocabulary),
+        f"schedule: {choice.reason}; learning rate {config.train.learning_rate:.2g}, falling to nought; dropout {config.model.dropout:g}",
+    ]
+    return Fitted(config, reasons)
+
+
+def fitting_vocabulary(words: int) -> int:
+    """Seven times the square root of the words, in steps of 500, from 500 to 32,000."""
+    return int(min(32_000, max(500, 500 * round(7 * math.sqrt(words) / 500))))
+
+
+def fitting_dropout(passes: float, words: int) -> float:
+    """A text that is seen often, or that is small, is sooner learnt by heart."""
+    if words > 20_000_000:
+        return 0.1
+    return 0.1 if passes < 16 else 0.2 if passes < 25 else 0.3
+
+
+def _within(allowed: list[Rung], pieces: float, seconds: float, pace: Callable[[Rung], float], vocabulary: int) -> _Choice:
+    """Climb while the next rung still sees enough in the time."""
+    best: _Choice | None = None
+    for rung in allowed:
+        seen = pace(rung) * seconds * TRAINING_SHARE
+        passes = seen / pieces
+        if best is not None and seen < SEEN_A_WEIGHT * rung.weights(vocabulary) and passes < ENOUGH_PASSES:
+            break
+        told = f"{min(passes, MOST_PASSES):.0f} passes over the corpus in {seconds / 60:.3g} minutes on this machine"
+        if passes > MOST_PASSES:
+            told = f"{MOST_PASSES} passes over the corpus, for more would only learn it by heart"
+        best = _Choice(rung, min(passes, MOST_PASSES), told)
+    assert best is not None, "the ladder has a first rung"
+    return best
+
+
+def _why_size(rung: Rung, allowed: list[Rung], size: Survey, vocabulary: int) -> str:
+    """Say what kept the model from being larger."""
+    if rung == LADDER[-1]:
+        return "the largest on the ladder"
+    if rung == allowed[-1]:
+        return f"the next would have more than {WEIGHTS_A_WORD} weights a word of the corpus"
+    return "the next would see too little text in the time"
+
+
+def _configured(rung: Rung, vocabulary: int, batch: int, *, dropout: float) -> Config:
+    """Lay a rung over the small recipe."""
+    small: Config = catalogue("recipe").load("small")()
+    model: dict[str, object] = {
+        "encoder": (f"self*{rung.layers}",),
+        "decoder": (f"self*{rung.layers}",),
+        "width": rung.width,
+        "heads": rung.heads,
+        "feedforward": 4 * rung.width,
+        "dropout": dropout,
+    }
+    config = small.replace(text={"vocabulary": vocabulary}, model=model, train={"batch_tokens": batch, "learning_rate": 0.5 / rung.width})
+    return dataclasses.replace(config, recipe="small")
+
+
+def paced(config: Config, updates: int) -> Config:
+    """Fit what hangs on the number of updates: warm-up, running average, checkpoints, validations."""
+    return config.replace(
+        train={
+            "steps": updates,
+            "warmup": max(1, min(400, updates // 12)),
+            "ema": round(min(0.9995, max(0.9, 1 - 5 / updates)), 5),
+            "checkpoint_every": max(10, updates // 16),
+            "validate_every": max(10, updates // 8),
+        }
+    )

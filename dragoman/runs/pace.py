@@ -1,0 +1,51 @@
+"""How fast this machine trains a model: measured for a second or two on made-up sentences, before anything is prepared."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from dragoman.config import Config
+from dragoman.data.batches import Batch
+from dragoman.models.build import build_model
+from dragoman.registry import catalogue
+from dragoman.tasks.translate import TranslateTask
+from dragoman.training.precision import choose_precision
+from dragoman.training.randomness import own_randomness
+
+LENGTH = 20  # pieces of a made-up sentence, both sides: a short sentence's usual length
+SECONDS, FEWEST = 1.5, 2  # measured for so long, and for so many updates at least
+
+
+def measure_pace(config: Config, device: torch.device) -> float:
+    """Train on made-up sentences and return pieces a second, both sides together."""
+    with own_randomness(0):
+        vocabulary = config.text.vocabulary
+        model = build_model(config.model, src_vocabulary=vocabulary, tgt_vocabulary=vocabulary).to(device).train()
+        optimiser = catalogue("optimiser").load(config.train.optimiser)(model, config.train)
+        task = TranslateTask(smoothing=config.train.label_smoothing)
+        precision = choose_precision(config.train.precision, device)
+        rows = max(1, config.train.batch_tokens // LENGTH)
+        batch = _made_up(rows, vocabulary).to(device)
+        done, began = -1, 0.0
+        while done < FEWEST or time.monotonic() - began < SECONDS:
+            with precision.autocast(device):
+                loss = task.loss(model, batch)
+            (loss.total / loss.count).backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            done += 1
+            if done == 0:  # the first update only warms up
+                began = time.monotonic()
+        return 2 * LENGTH * rows * done / (time.monotonic() - began)
+
+
+def _made_up(rows: int, vocabulary: int) -> Batch:
+    """Make a batch of random pieces, in which nothing is padded."""
+    ids = torch.randint(4, vocabulary, (rows, LENGTH))
+    lengths = torch.full((rows,), LENGTH)
+    return Batch(src=ids, src_lengths=lengths, tgt_in=ids, tgt_out=ids, tgt_lengths=lengths, examples=np.arange(rows))

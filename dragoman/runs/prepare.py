@@ -1,0 +1,148 @@
+"""From a configuration's files to what training reads: tokenizers, prepared pairs, sentences to validate on."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.config import Config, DataConfig, TextConfig, to_dict
+from dragoman.data.corpus import Corpus, Pair, corpus_from_config
+from dragoman.data.preparing import Progress as Preparing
+from dragoman.data.store import Store, cache_folder
+from dragoman.errors import DataError
+from dragoman.files.disk import explaining
+from dragoman.files.manifest import canonical_json
+from dragoman.runs.holding_out import EVERY, HeldOut
+from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers, train_tokenizers
+from dragoman.training.progress import Progress
+
+UNKNOWN_SHARE = 0.01  # of all pieces; more means that the vocabulary does not fit the text (OpenNMT-py#2602)
+
+
+class Corpora(NamedTuple):
+    """The pairs to train on, the pairs to validate on, and how the latter came about."""
+
+    train: Corpus
+    valid: Corpus | None
+    note: str
+
+
+class Prepared(NamedTuple):
+    """Everything that training reads."""
+
+    tokenizers: Tokenizers
+    train: Store
+    valid: Store | None
+    sentences: list[Pair]  # the first validation pairs as text: translated at each validation, scored at the end
+
+    @property
+    def digest(self) -> str:
+        """Fingerprint the data: what a resumed run compares."""
+        parts = [self.train.digest, self.valid.digest if self.valid else ""]
+        return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+def open_corpora(data: DataConfig) -> Corpora:
+    """Open what the configuration names; without validation files some pairs are held out."""
+    train = corpus_from_config(data, "train")
+    if data.valid_src or data.valid_pairs:
+        return Corpora(train, corpus_from_config(data, "valid"), "")
+    enough = next((True for pair in train.pairs() if pair.number >= EVERY), False)
+    if not enough:
+        return Corpora(train, None, f"no validation: fewer than {EVERY} pairs")
+    note = f"one pair in {EVERY}, a thousand at the most, is held out for validation, for no validation files were given"
+    return Corpora(HeldOut(train, held_out=False), HeldOut(train, held_out=True), note)
+
+
+def prepare(config: Config, text_folder: Path, progress: Progress, *, most_sentences: int = 2000) -> Prepared:
+    """Make the tokenizers and the stores, or open those of an earlier run on the same files."""
+    corpora = open_corpora(config.data)
+    if corpora.note:
+        progress.note(corpora.note)
+    cache = cache_folder(config.data)
+    tokenizers = _tokenizers(corpora.train, config.text, text_folder, cache, progress)
+    train = _store("preparing pairs", corpora.train, tokenizers, config, cache, progress)
+    unknown = train.report.unknown_share()
+    if unknown > UNKNOWN_SHARE:
+        progress.note(f"{unknown:.1%} of all pieces are unknown to the vocabulary: set text.byte_fallback=true or raise text.coverage")
+    if corpora.valid is None:
+        return Prepared(tokenizers, train, None, [])
+    valid = _store("preparing validation pairs", corpora.valid, tokenizers, config, cache, progress)
+    sentences = []
+    for pair in corpora.valid.pairs():
+        if pair.src.strip() and pair.tgt.strip():
+            sentences.append(pair)
+        if len(sentences) >= most_sentences:
+            break
+    return Prepared(tokenizers, train, valid, sentences)
+
+
+def _store(what: str, corpus: Corpus, tokenizers: Tokenizers, config: Config, cache: Path, progress: Progress) -> Store:
+    """Make or open a store, showing how far it is."""
+    with progress.phase(what, None, "pairs") as phase:
+        store = Store.prepare(corpus, tokenizers, folder=cache, data=config.data, progress=_advancing(phase.advance))
+    if store.report.set_aside:
+        progress.note(f"{what}: {store.report.sentence()}")
+    return store
+
+
+def _advancing(advance: Callable[[int], None]) -> Callable[[Preparing], None]:
+    """Turn totals, as preparing reports them, into steps, as a phase takes them."""
+    before = 0
+
+    def report(now: Preparing) -> None:
+        nonlocal before
+        advance(now.pairs - before)
+        before = now.pairs
+
+    return report
+
+
+def _tokenizers(corpus: Corpus, config: TextConfig, folder: Path, cache: Path, progress: Progress) -> Tokenizers:
+    """Load the run's own tokenizers, or those that an earlier run learnt from the same files, or learn them."""
+    if (folder / "text.json").exists():
+        return load_tokenizers(folder)
+    kept = cache / f"text-{_text_key(corpus, config)[:32]}"
+    if (kept / "text.json").exists():
+        tokenizers = load_tokenizers(kept)
+    else:
+        with progress.phase("learning the vocabulary"):
+            tokenizers = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
+        _save_whole(tokenizers, kept)
+    _save_whole(tokenizers, folder)
+    return tokenizers
+
+
+def _save_whole(tokenizers: Tokenizers, folder: Path) -> None:
+    """Save so that the folder is there with everything in it, or not at all."""
+    with explaining(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-text-", dir=folder.parent))
+        try:
+            temporary.chmod(0o755)
+            save_tokenizers(tokenizers, temporary)
+            try:
+                temporary.rename(folder)
+            except OSError:
+                if not folder.exists():  # another process was first, with the same result
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _text_key(corpus: Corpus, config: TextConfig) -> str:
+    """Hash what decides the tokenizers: the files, how they are read, and the settings of text."""
+    settings = to_dict(Config(text=config))["text"]
+    del settings["dropout"]  # changes how training cuts words, not the vocabulary
+    files = []
+    for path in corpus.files:
+        try:
+            with path.open("rb") as file:
+                files.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise DataError(f"{path} must be readable", found=f"{error.strerror}", fix="check the path") from error
+    return hashlib.sha256(canonical_json({"format": 1, "files": files, "layout": corpus.layout(), "text": settings})).hexdigest()

@@ -1,0 +1,317 @@
+"""A whole run: from a configuration to a model directory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dragoman.bundle import Score as CardScore
+from dragoman.config import Config, config_digest, from_dict, to_dict
+from dragoman.data.batches import Batch, BatchPlan, collate
+from dragoman.errors import ConfigError, StoppedError
+from dragoman.evaluate.scoring import score
+from dragoman.models.build import build_model
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.registry import catalogue
+from dragoman.runs.clock import Clock
+from dragoman.runs.finish import choose_weights, make_card, sentences_to_score, write_model
+from dragoman.runs.fitting import MOST_PASSES, fit, paced
+from dragoman.runs.forecast import Forecast, forecast
+from dragoman.runs.pace import measure_pace
+from dragoman.runs.place import Place
+from dragoman.runs.prepare import Prepared, open_corpora, prepare
+from dragoman.runs.survey import survey
+from dragoman.tasks.translate import Sample, TranslateTask, TranslateValidation
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.curves import draw_curves
+from dragoman.training.distributed import World, join_world, local_rank
+from dragoman.training.environment import describe_environment
+from dragoman.training.loop import Result, Trainer
+from dragoman.training.precision import choose_precision
+from dragoman.training.progress import Progress, QuietProgress
+from dragoman.translator import Translator
+from dragoman.translator.device import choose_device
+
+VALIDATION_BATCH = 4000  # slots; validation needs no gradients, so this fits wherever training does
+
+
+def train(
+    config: Config | None,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    dry_run: bool = False,
+    over: Callable[[Config], Config] | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Train a translator and write its directory; running the same again after an interruption goes on where it stopped.
+
+    A run that was begun in `out` goes on, with `resume` or without; then `config` may be None and must not differ in what
+    makes the run. With `over`, a configuration is fitted to the corpus and the machine first, and `over` lays what was
+    asked for over it.
+    """
+    clock = Clock(config.train.budget if config else 0.0)
+    place = Place(out)
+    progress = progress or QuietProgress()
+    if place.begun:
+        settled = place.go_on(config)
+        progress.note(f"going on with the run in {place.out}")
+    elif config is None:
+        raise ConfigError(
+            [f"--resume alone needs a run in {place.out} to go on with; found none; give --src and --tgt, or --pairs, to begin one"]
+        )
+    else:
+        place.check_empty_enough()
+        settled = config
+    if settled.train.threads:
+        torch.set_num_threads(settled.train.threads)
+    clock.budget = settled.train.budget
+    device = _device(settled)
+    world = World() if dry_run else join_world(device)
+    run = _Run(settled, place, device=device, world=world, clock=clock, progress=progress if world.leads else QuietProgress())
+    try:
+        if over is not None and not place.begun:
+            run.fit(over)
+        return run.rehearse() if dry_run else run.go(request=config)
+    finally:
+        world.close()
+
+
+def _device(config: Config) -> torch.device:
+    """Choose the device; under torchrun each process takes a GPU of its own."""
+    device = choose_device(config.train.device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", local_rank())
+        torch.cuda.set_device(device)
+    return device
+
+
+class _Run:
+    """One run, taken apart into its stages."""
+
+    def __init__(self, config: Config, place: Place, *, device: torch.device, world: World, clock: Clock, progress: Progress) -> None:
+        self.config, self.place, self.device, self.world, self.clock, self.progress = config, place, device, world, clock, progress
+        self._steps_open = _steps_are_open(config)
+
+    def fit(self, over: Callable[[Config], Config]) -> None:
+        """Choose what nobody named: vocabulary, size, schedule."""
+        self._say_machine()
+
+        def choose() -> dict[str, object]:
+            found = fit(
+                survey(open_corpora(self.config.data).train),
+                seconds=self.clock.budget,
+                measure=lambda config: measure_pace(config, self.device),
+            )
+            for reason in found.reasons:
+                self.progress.note(reason)
+            return to_dict(found.config)
+
+        base = from_dict(self.world.share(choose, "fit the model to the corpus and the machine"))
+        self.config = over(base)
+        self._steps_open = self.config.train.steps == base.train.steps
+
+    def go(self, *, request: Config | None) -> Path:
+        """Prepare, train, finish."""
+        config, place = self.config, self.place
+        run = RunDirectory(
+            place.training,
+            keep=config.train.keep,
+            environment=lambda: describe_environment(
+                device=str(self.device), world=self.world.size, deterministic=config.train.deterministic
+            ),
+        )
+        if self.world.leads:
+            run.lock()
+        try:
+            if self.world.leads:
+                run.status(state="preparing", exit_code=None, reason="")
+            prepared = self._prepare()
+            if not place.begun:
+                self._begin(self._trainer(prepared, run), prepared, request or self.config)
+            elif self.world.leads:
+                self.clock.spend(_seconds_spent(run))
+            run.data_digest, run.config_digest = prepared.digest, config_digest(self.config)
+            result = self._trainer(prepared, run).run(resume=True)
+            if result.stopped and result.stopped not in ("deadline", "patience"):
+                raise StoppedError(
+                    "training runs to its end unless it is asked to stop",
+                    found=f"{result.stopped} at update {result.step:,}",
+                    fix=f"go on with: dragoman train --out {place.out} --resume",
+                )
+            if self.world.leads:
+                self._finish(prepared, run, result)
+            return place.out
+        finally:
+            if self.world.leads:
+                run.close()
+
+    def rehearse(self) -> Path:
+        """Check everything and say what a run would take, writing nothing but prepared data into the cache."""
+        out = self.place.out
+        with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
+            self.place = Place(Path(folder))
+            prepared = self._prepare()
+            with RunDirectory(self.place.training, keep=self.config.train.keep) as run:
+                trainer = self._trainer(prepared, run)
+                self._tell(forecast(trainer, self.config, prepared, self.device))
+        self.progress.note("dry run: nothing was trained and nothing was written")
+        return out
+
+    def _say_machine(self) -> None:
+        """Say where the run happens; a GPU is only named where there is one (eole says single GPU on a machine without)."""
+        self.progress.note(f"training on {machine_name(self.device, self.world.size)}")
+
+    def _prepare(self) -> Prepared:
+        """Prepare on rank 0 first, so that the others find everything ready, and compare what each has."""
+        if self.world.size == 1:
+            return prepare(self.config, self.place.text, self.progress)
+        mine: list[Prepared] = []
+
+        def first() -> str:
+            mine.append(prepare(self.config, self.place.text, self.progress))
+            return mine[0].digest
+
+        expected = self.world.share(first, "prepare the data")
+        if not mine:
+            mine.append(prepare(self.config, self.place.text, self.progress))
+        if mine[0].digest != expected:
+            raise ConfigError([f"all ranks must read the same data; found {mine[0].digest[:12]} and {expected[:12]}; check the files"])
+        return mine[0]
+
+    def _trainer(self, prepared: Prepared, run: RunDirectory) -> Trainer:
+        """Put model, data and loop together."""
+        config = self.config
+        torch.manual_seed(config.train.seed)
+        sizes = {"src_vocabulary": len(prepared.tokenizers.src), "tgt_vocabulary": len(prepared.tokenizers.tgt)}
+        model = build_model(config.model, **sizes).to(self.device)
+        store, text = prepared.train, config.text
+        plan = BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=config.train.batch_tokens, seed=config.train.seed)
+        limited = self.clock.limited
+        return Trainer(
+            model=model,
+            task=TranslateTask(smoothing=config.train.label_smoothing),
+            plan=plan,
+            collate=lambda examples, seed: collate(store, examples, tokenizers=prepared.tokenizers, dropout=text.dropout, seed=seed),
+            config=config.train,
+            run=run,
+            width=config.model.width,
+            validate=self._validation(prepared),
+            progress=self.progress,
+            distributed=self.world,
+            deadline=self.clock.left if limited else None,
+            replan=(lambda done, pace: self.clock.updates(done, pace, most=self._most_updates(plan))) if limited else None,
+        )
+
+    def _most_updates(self, plan: BatchPlan) -> int:
+        """Count the updates past which a corpus is only learnt by heart."""
+        return max(100, MOST_PASSES * len(plan.epoch(0)) // self.config.train.accumulate)
+
+    def _validation(self, prepared: Prepared) -> Callable[[nn.Module], dict[str, float]] | None:
+        """Measure on the validation pairs: loss on all, BLEU on the first few."""
+        if prepared.valid is None:
+            return None
+        config, store = self.config, prepared.valid
+        plan = BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=VALIDATION_BATCH, seed=0)
+        chosen = prepared.sentences[: config.train.validate_sentences]
+
+        def batches() -> list[Batch]:
+            return [collate(store, examples, tokenizers=prepared.tokenizers, dropout=0.0, seed=0) for examples in plan.epoch(0)]
+
+        return TranslateValidation(
+            batches=batches,
+            count=len(plan.epoch(0)),
+            device=self.device,
+            precision=choose_precision(config.train.precision, self.device),
+            sample=Sample([pair.src for pair in chosen], [pair.tgt for pair in chosen]),
+            translate=lambda model, texts: self._translate(model, prepared, texts, beam=1),
+            score=lambda texts, references: score(texts, references, tgt_lang=config.data.tgt_lang).bleu.value,
+            progress=self.progress,
+        )
+
+    def _translate(self, model: nn.Module, prepared: Prepared, texts: Sequence[str], *, beam: int | None = None) -> list[str]:
+        """Translate with a model that is not a bundle yet."""
+        assert isinstance(model, EncoderDecoder), f"only an encoder-decoder translates; found {type(model).__name__}"
+        return Translator(model, prepared.tokenizers, self.config).translate(texts, beam=beam)
+
+    def _begin(self, trainer: Trainer, prepared: Prepared, request: Config) -> None:
+        """Measure the pace, settle the number of updates, say what will happen, and write down what was settled."""
+        told = forecast(trainer, self.config, prepared, self.device)
+        if self.clock.limited and self._steps_open:
+            steps = self.clock.updates(0, told.pace.seconds, most=self._most_updates(trainer.plan))
+            self.config = paced(self.config, max(1, steps))
+            told = told._replace(updates=steps, passes=told.passes * steps / told.updates)
+        shared = self.world.share(lambda: to_dict(self.config), "settle the configuration")
+        self.config = from_dict(shared)
+        if self.world.leads:
+            self._tell(told)
+            self.place.write(request, self.config)
+
+    def _tell(self, told: Forecast) -> None:
+        for line in told.lines():
+            self.progress.note(line)
+
+    def _finish(self, prepared: Prepared, run: RunDirectory, result: Result) -> None:
+        """Choose the weights, score them on the validation sentences, and write the bundle."""
+        weights, chosen = choose_weights(run, self.config)
+        scores: list[CardScore] = []
+        model = self._with(weights, prepared)
+        began = time.monotonic()
+        trial = prepared.sentences[:32]
+        self._translate(model, prepared, [pair.src for pair in trial])
+        pairs = sentences_to_score(prepared.sentences, self.clock, (time.monotonic() - began) / max(1, len(trial)))
+        if pairs:
+            texts = self._translate(model, prepared, [pair.src for pair in pairs])
+            found = score(texts, [pair.tgt for pair in pairs], tgt_lang=self.config.data.tgt_lang)
+            on = f"validation, {'all' if len(pairs) == len(prepared.sentences) else 'the first'} {len(pairs):,} pairs"
+            scores = [CardScore(each.name, each.value, each.signature, on) for each in found]
+            self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
+        card = make_card(
+            self.config,
+            prepared=prepared,
+            result=result,
+            chosen=chosen,
+            scores=scores,
+            clock=self.clock,
+            machine=machine_name(self.device, self.world.size),
+        )
+        facts: dict[str, object] = {"updates": result.step, "weights_from": chosen, "metrics": dict(result.metrics)}
+        write_model(self.place.out, config=self.config, prepared=prepared, weights=weights, card=card, facts=facts)
+        draw_curves(run.path / "log.jsonl", run.path / "curves.png")
+        self.progress.note(f"{self.place.out} is ready ({chosen}); try: dragoman translate -m {self.place.out} \"…\"")
+
+    def _with(self, weights: dict[str, torch.Tensor], prepared: Prepared) -> nn.Module:
+        """Build the model around the chosen weights."""
+        from dragoman.bundle.loading import assemble
+
+        return assemble(self.config, prepared.tokenizers, weights).to(self.device)
+
+
+def machine_name(device: torch.device, ranks: int) -> str:
+    """Name the hardware, for people."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    elif device.type == "cpu":
+        name = f"{torch.get_num_threads()} of {os.cpu_count()} CPU cores ({platform.machine()})"
+    else:
+        name = device.type
+    return name if ranks == 1 else f"{ranks} processes, each on {name}"
+
+
+def _seconds_spent(run: RunDirectory) -> float:
+    """Ask the newest checkpoint how long the run has trained."""
+    checkpoint = next(run.verified(), None)
+    return float(checkpoint.state.get("seconds", 0.0)) if checkpoint else 0.0
+
+
+def _steps_are_open(config: Config) -> bool:
+    """Say whether the number of updates is the recipe's own, which a time budget may change, and not a person's."""
+    recipe = catalogue("recipe").load(config.recipe)() if config.recipe else Config()
+    return config.train.steps == recipe.train.steps
