@@ -7,6 +7,7 @@ upgrade; so the numbers that decide the order of examples and the sampling of pi
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,9 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "little")
 
 
-def mixed(key: int, start: int, count: int) -> NDArray[np.uint64]:
-    """Return the splitmix64 outputs numbered `start` to `start + count` of a key's stream (Steele et al., 2014)."""
-    state = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _WORD)
+def mixed(key: int, numbers: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """Return the outputs of splitmix64 with these numbers, of a key's stream (Steele, Lea and Flood, 2014)."""
+    state = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key & _WORD)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
@@ -30,7 +31,7 @@ def mixed(key: int, start: int, count: int) -> NDArray[np.uint64]:
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
     """Shuffle the numbers 0 to `count` by sorting them on their mixed values: a pure function of the key."""
-    return np.argsort(mixed(key, 0, count), kind="stable")
+    return np.argsort(mixed(key, np.arange(count)), kind="stable")
 
 
 class Draws:
@@ -46,7 +47,7 @@ class Draws:
     def __call__(self) -> float:
         """Draw the next number; never 0, so that its logarithm is finite."""
         if not self._block:
-            bits = mixed(self._key, self._used, self.BLOCK) >> np.uint64(11)
+            bits = mixed(self._key, np.arange(self._used, self._used + self.BLOCK)) >> np.uint64(11)
             self._used += self.BLOCK
             self._block = ((bits + np.uint64(1)) * 2.0**-53)[::-1].tolist()
         return self._block.pop()

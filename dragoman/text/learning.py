@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import sentencepiece
 
 from dragoman.config.tree import TextConfig
@@ -64,7 +65,7 @@ def sample_lines(lines: Iterable[str], limit: int) -> list[str]:
     ranks: list[int] = []
     for number, line in enumerate(lines):
         if not number % 65_536:
-            ranks = mixed(0, number, 65_536).tolist()
+            ranks = mixed(0, np.arange(number, number + 65_536)).tolist()
         count += 1
         entry = (-ranks[number % 65_536], number, line)
         if len(kept) < limit:

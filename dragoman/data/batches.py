@@ -1,0 +1,146 @@
+"""A batch: padded piece ids with their lengths. Masks come from the lengths, never from the ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dragoman.data.plan import BatchPlan, Cursor, Update, fitting_shape, update_batches
+from dragoman.data.shapes import Shape
+from dragoman.data.store import Store
+from dragoman.text.draws import Draws
+from dragoman.text.specials import BOS, EOS, PAD
+from dragoman.text.tokenizer import Tokenizer, Tokenizers
+
+__all__ = ["Batch", "BatchPlan", "Cursor", "SubwordSampler", "Update", "collate", "make_batch", "update_batches"]
+
+Ids = Sequence[int] | NDArray[np.integer[Any]]
+Sampler = Callable[[int, Ids, Ids], tuple[Ids, Ids]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sentence pairs side by side. `src` is pieces and EOS, `tgt_in` BOS and pieces, `tgt_out` pieces and EOS."""
+
+    src: Tensor  # (B, S)
+    src_lengths: Tensor  # (B,)
+    tgt_in: Tensor  # (B, T)
+    tgt_out: Tensor  # (B, T)
+    tgt_lengths: Tensor  # (B,)
+    examples: NDArray[np.int64]  # (B,) which pairs of the store
+    sizes: NDArray[np.int64]  # (B, 2) both lengths again, so that counting them never waits for a GPU
+
+    @property
+    def src_mask(self) -> Tensor | None:
+        """True at real source positions, (B, S); None when nothing is padded."""
+        return self._mask(self.src_lengths, self.src.shape[1], 0)
+
+    @property
+    def tgt_mask(self) -> Tensor | None:
+        """True at real target positions, (B, T); None when nothing is padded."""
+        return self._mask(self.tgt_lengths, self.tgt_in.shape[1], 1)
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens of both sides, start and end included."""
+        return int(self.sizes.sum())
+
+    @property
+    def slots(self) -> int:
+        """Padded room of both sides."""
+        return self.src.numel() + self.tgt_in.numel()
+
+    def __len__(self) -> int:
+        """Count the rows, B."""
+        return len(self.examples)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Move the tensors, without waiting where they are pinned."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """Put the tensors where a GPU can fetch them by itself."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def rows(self, index: slice | NDArray[np.int64] | Sequence[int]) -> Batch:
+        """Take some rows, padded as before: one rank's share, or half of a batch that did not fit in memory."""
+        chosen = np.arange(len(self))[index]
+        if isinstance(index, slice):
+            part = self._each(lambda tensor: tensor[index])
+        else:
+            where = torch.from_numpy(chosen).to(self.src.device)
+            part = self._each(lambda tensor: tensor[where])
+        return dataclasses.replace(part, examples=self.examples[chosen], sizes=self.sizes[chosen])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        names = ("src", "src_lengths", "tgt_in", "tgt_out", "tgt_lengths")
+        changes: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return dataclasses.replace(self, **changes)
+
+    def _mask(self, lengths: Tensor, width: int, side: int) -> Tensor | None:
+        if bool((self.sizes[:, side] == width).all()):
+            return None
+        return torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def collate(store: Store, examples: NDArray[np.int64], *, shapes: Sequence[Shape] = (), sample: Sampler | None = None) -> Batch:
+    """Fetch pairs from the store and pad them to the smallest of the plan's shapes, or to the longest when none is given.
+
+    `sample` may change the pieces of a pair, given its number: see `SubwordSampler`.
+    """
+    pairs: list[tuple[Ids, Ids]] = [store.pair(int(each)) for each in examples]
+    if sample:
+        pairs = [sample(int(number), src, tgt) for number, (src, tgt) in zip(examples, pairs, strict=True)]
+    return make_batch([src for src, _ in pairs], [tgt for _, tgt in pairs], examples=examples, shapes=shapes)
+
+
+def make_batch(src: Sequence[Ids], tgt: Sequence[Ids], *, examples: NDArray[np.int64] | None = None, shapes: Sequence[Shape] = ()) -> Batch:
+    """Pad pairs of piece ids, given without start and end, into a batch."""
+    sizes = np.array([[len(a) + 1, len(b) + 1] for a, b in zip(src, tgt, strict=True)], np.int64).reshape(-1, 2)
+    longest = Shape(*sizes.max(axis=0, initial=1).tolist())
+    shape = fitting_shape(list(shapes), longest.src, longest.tgt) if shapes else longest
+    count = len(sizes)
+    src_ids = np.full((count, shape.src), PAD, np.int64)
+    tgt_in = np.full((count, shape.tgt), PAD, np.int64)
+    tgt_out = np.full((count, shape.tgt), PAD, np.int64)
+    tgt_in[:, 0] = BOS
+    for row, (source, target) in enumerate(zip(src, tgt, strict=True)):
+        src_ids[row, : len(source)] = source
+        src_ids[row, len(source)] = EOS
+        tgt_in[row, 1 : len(target) + 1] = target
+        tgt_out[row, : len(target)] = target
+        tgt_out[row, len(target)] = EOS
+    return Batch(
+        src=torch.from_numpy(src_ids),
+        src_lengths=torch.from_numpy(sizes[:, 0].copy()),
+        tgt_in=torch.from_numpy(tgt_in),
+        tgt_out=torch.from_numpy(tgt_out),
+        tgt_lengths=torch.from_numpy(sizes[:, 1].copy()),
+        examples=np.arange(count) if examples is None else np.asarray(examples, np.int64),
+        sizes=sizes,
+    )
+
+
+class SubwordSampler:
+    """Cuts each pair into other pieces each epoch, by BPE-dropout on both sides; a pure function of (seed, epoch, pair).
+
+    A pair grows by about a fifth at a dropout of 0.1, so a batch may go past the token budget by as much.
+    """
+
+    def __init__(self, tokenizers: Tokenizers, *, dropout: float, seed: int, epoch: int) -> None:
+        self._tokenizers, self._dropout, self._key = tokenizers, dropout, (seed, "pieces", epoch)
+
+    def __call__(self, number: int, src: Ids, tgt: Ids) -> tuple[Ids, Ids]:
+        """Sample the pieces of both sides of a pair."""
+        draw = Draws(*self._key, number)
+        return self._sampled(self._tokenizers.src, src, draw), self._sampled(self._tokenizers.tgt, tgt, draw)
+
+    def _sampled(self, tokenizer: Tokenizer, ids: Ids, draw: Draws) -> list[int]:
+        return tokenizer.encode_sampled(tokenizer.decode(list(ids)), dropout=self._dropout, generator=draw)
