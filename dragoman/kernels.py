@@ -98,7 +98,7 @@ def linear_cross_entropy(
     targets: Tensor,
     *,
     smoothing: float = 0.0,
-    chunk: int = 1024,
+    chunk: int = 512,
 ) -> CrossEntropy:
     r"""Project (N, D) by (V, D) and compare with targets (N,), holding at most `chunk` rows of logits at a time.
 
@@ -180,15 +180,21 @@ def _smoothed(logits: Tensor, targets: Tensor, smoothing: float, differentiate: 
     others = smoothing / (logits.size(1) - 1)
     counted = (targets != NO_TARGET).unsqueeze(1)  # (n, 1)
     index = targets.unsqueeze(1).where(counted, 0)
-    level = logits.logsumexp(dim=1, keepdim=True)
-    nll = level - logits.gather(1, index)
+    gold = logits.gather(1, index)
+    total = logits.sum(dim=1, keepdim=True) if smoothing else None
+    highest = logits.amax(dim=1, keepdim=True)
+    shares = logits.sub_(highest).exp_()  # in place, and once: the exponentials are most of the work beside the products
+    norm = shares.sum(dim=1, keepdim=True)
+    level = highest + norm.log()
+    nll = level - gold
     # -sum_v w_v log p_v, with w = others everywhere and 1 - smoothing at the target
     loss = (1 - smoothing - others) * nll
-    if smoothing:
-        loss = loss + others * (logits.size(1) * level - logits.sum(dim=1, keepdim=True))
+    if total is not None:
+        loss = loss + others * (logits.size(1) * level - total)
     sums = CrossEntropy(loss.where(counted, 0).sum(), nll.where(counted, 0).sum())
     if not differentiate:
         return sums, None
-    grad = (logits - level).exp_().sub_(others)
-    grad.scatter_add_(1, index, torch.full_like(nll, others + smoothing - 1))
-    return sums, grad.mul_(counted)
+    there = counted.to(logits.dtype)
+    grad = shares.mul_(there / norm).sub_(others * there)
+    grad.scatter_add_(1, index, (others + smoothing - 1) * there)
+    return sums, grad

@@ -80,6 +80,7 @@ class ModelConfig:
     norm: str = setting("layer", "Normalisation of each layer.", kind="norm")
     norm_epsilon: float = setting(1e-5, "What keeps the norm from dividing by zero.", at_least=1e-12, at_most=0.1)
     residual: str = setting("post", "Where the norm stands around each layer.", kind="residual")
+    final_norm: str = setting("auto", "Whether each stack ends in a norm; auto is what model.residual needs.", choices=("auto", "on", "off"))
     positions: str = setting("sinusoidal", "How the model knows the order of the words.", kind="positions")
     max_positions: int = setting(1024, "Longest sequence that learned positions know.", at_least=8, at_most=1_000_000)
     tie: str = setting("all", "Weights shared by source embedding, target embedding and output.", choices=("all", "target", "none"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -35,6 +35,12 @@ class Block(nn.Module):
     """
 
     final_norm = False  # whether a stack that ends with this block needs a norm after it
+    overrides: ClassVar[tuple[str, ...]] = ()  # settings of `model` that a block may have for itself: self(heads=4)
+
+    @classmethod
+    def build(cls, place: Place) -> Block:
+        """Build the block for a place; keyword arguments beside it are the block's own options."""
+        raise NotImplementedError
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Change every position of (B, T, D) at once: training, encoding."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import nn
 
-from dragoman.config import ModelConfig
+from dragoman.config import ModelConfig, settings_of
+from dragoman.config.setting import convert, type_text
 from dragoman.errors import ConfigError, nearest
 from dragoman.layers.embedding import Embedding, Entrance, Output
 from dragoman.models.blocks import Block, Place
@@ -97,19 +98,37 @@ def _stack(config: ModelConfig, texts: Sequence[str], setting: str, *, causal: b
     """Build a stack from its block list."""
     place = Place(config=config, causal=causal, memory_width=memory_width)
     blocks = [_block(spec, place, setting) for spec in parse_blocks(texts, setting)]
-    norm = catalogue("norm").load(config.norm)(config.width, config.norm_epsilon) if blocks[-1].final_norm else None
-    return Stack(blocks, norm)
+    ends_in_norm = {"auto": blocks[-1].final_norm, "on": True, "off": False}[config.final_norm]
+    return Stack(blocks, catalogue("norm").load(config.norm)(config.width, config.norm_epsilon) if ends_in_norm else None)
 
 
 def _block(spec: BlockSpec, place: Place, setting: str) -> Block:
-    """Build one block, its options checked against its builder's."""
-    builder = BLOCKS.load(spec.name)
-    known = [name for name in inspect.signature(builder).parameters if name != "place"]
-    unknown = [name for name in spec.options if name not in known]
-    if unknown:
-        raise ConfigError(
-            [f"{setting} must give {spec.name} options that it has; found {name!r} in '{spec}'; {nearest(name, known)}" for name in unknown]
-        )
-    block = builder(place, **spec.options)
-    assert isinstance(block, Block), f"{spec.name} must build a Block"
-    return block
+    """Build one block; its options are settings of `model` that hold for it alone, or its own."""
+    kind = BLOCKS.load(spec.name)
+    assert issubclass(kind, Block), f"{spec.name} must be a Block"
+    own = {name: hint for name, hint in get_type_hints(kind.build).items() if name not in ("place", "return")}
+    shared = {each.name: each for each in settings_of(ModelConfig) if each.name in kind.overrides}
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in spec.options.items():
+        where = f"{name} of '{spec}' in {setting}"
+        if name not in own and name not in shared:
+            problems.append(
+                f"{setting} must give {spec.name} options that it has; found {name!r} in '{spec}'; {nearest(name, [*own, *shared])}"
+            )
+            continue
+        wanted = shared[name].type if name in shared else own[name]
+        try:
+            found[name] = convert(value, wanted)
+        except (TypeError, ValueError):
+            problems.append(f"{where} must be {type_text(wanted)}; found {value!r}; correct it")
+            continue
+        problem = shared[name].setting.problem(where, found[name]) if name in shared else None
+        problems.extend([problem] if problem else [])
+    if problems:
+        raise ConfigError(problems)
+    config = replace(place.config, **{name: value for name, value in found.items() if name in shared})
+    problems = [f"{setting} must hold together in '{spec}': {problem}" for problem in config.problems()]
+    if problems:
+        raise ConfigError(problems)
+    return kind.build(replace(place, config=config), **{name: value for name, value in found.items() if name not in shared})

@@ -7,6 +7,7 @@ from dragoman.registry import Entry, Registry
 BLOCKS = Registry(
     "block",
     self=Entry(
-        "dragoman.models.transformer:build_self", "A Transformer layer: self-attention, in a decoder attention to the source, feed-forward."
+        "dragoman.models.transformer:TransformerLayer",
+        "A Transformer layer: self-attention, in a decoder attention to the source, feed-forward.",
     ),
 )

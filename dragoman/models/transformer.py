@@ -16,6 +16,8 @@ from dragoman.registry import catalogue
 class TransformerLayer(Block):
     """Self-attention, in a decoder attention to the memory, feed-forward: Vaswani et al. (2017), figure 1."""
 
+    overrides = ("heads", "feedforward", "activation", "dropout", "attention_dropout", "feedforward_dropout")
+
     def __init__(
         self,
         *,
@@ -36,6 +38,25 @@ class TransformerLayer(Block):
         self.feedforward = feedforward
         self.feedforward_residual = residuals[-1]
         self.final_norm = residuals[-1].final_norm
+
+    @classmethod
+    def build(cls, place: Place) -> TransformerLayer:
+        """Build a layer of an encoder, or of a decoder where there is a memory."""
+        config = place.config
+        norm = catalogue("norm").load(config.norm)
+        residual = catalogue("residual").load(config.residual)
+        activation: nn.Module = catalogue("activation").load(config.activation)()
+        dropout, bias = config.attention_dropout, config.attention_bias
+        cross = None
+        if place.memory_width is not None:
+            cross = CrossAttention(config.width, config.heads, memory_width=place.memory_width, dropout=dropout, bias=bias)
+        return cls(
+            attention=SelfAttention(config.width, config.heads, dropout=dropout, bias=bias),
+            cross=cross,
+            feedforward=FeedForward(config.width, config.feedforward, activation=activation, dropout=config.feedforward_dropout),
+            residuals=[residual(norm(config.width, config.norm_epsilon), dropout=config.dropout) for _ in range(3 if cross else 2)],
+            causal=place.causal,
+        )
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Change every position of (B, T, D) at once."""
@@ -72,22 +93,3 @@ class TransformerLayer(Block):
             change = self.cross.read(self.cross_residual.enter(x), prepared, mask=None if mask is None else mask.unsqueeze(1))
             x = self.cross_residual.leave(x, change)
         return Extended(self.feedforward_residual.leave(x, self.feedforward(self.feedforward_residual.enter(x))), state)
-
-
-def build_self(place: Place, *, heads: int | None = None, feedforward: int | None = None) -> TransformerLayer:
-    """Build the block `self`, where wanted with its own `heads` and `feedforward`."""
-    config = place.config
-    norm = catalogue("norm").load(config.norm)
-    residual = catalogue("residual").load(config.residual)
-    activation: nn.Module = catalogue("activation").load(config.activation)()
-    attention = {"heads": heads or config.heads, "dropout": config.attention_dropout, "bias": config.attention_bias}
-    cross = None
-    if place.memory_width is not None:
-        cross = CrossAttention(config.width, memory_width=place.memory_width, **attention)  # type: ignore[arg-type]
-    return TransformerLayer(
-        attention=SelfAttention(config.width, **attention),  # type: ignore[arg-type]
-        cross=cross,
-        feedforward=FeedForward(config.width, feedforward or config.feedforward, activation=activation, dropout=config.feedforward_dropout),
-        residuals=[residual(norm(config.width, config.norm_epsilon), dropout=config.dropout) for _ in range(3 if cross else 2)],
-        causal=place.causal,
-    )

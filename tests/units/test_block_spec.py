@@ -1,0 +1,69 @@
+"""Block lists as text: what is read, and what every mistake is answered with."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.errors import ConfigError
+from dragoman.models.catalogue import BLOCKS
+from dragoman.models.spec import MOST_BLOCKS, BlockSpec, parse_blocks
+
+
+def test_blocks_are_written_out() -> None:
+    assert parse_blocks(["self*2", "self(heads=4)"]) == [BlockSpec("self"), BlockSpec("self"), BlockSpec("self", {"heads": 4})]
+    assert parse_blocks([" self ( heads = 4 , feedforward=8 ) * 2 "]) == [BlockSpec("self", {"heads": 4, "feedforward": 8})] * 2
+
+
+def test_values_are_numbers_truths_or_words() -> None:
+    (spec,) = parse_blocks(["self(a=4, b=0.5, c=true, d=false, e=additive)"])
+    assert spec.options == {"a": 4, "b": 0.5, "c": True, "d": False, "e": "additive"}
+    assert parse_blocks([str(spec)]) == [spec]
+
+
+def test_a_spec_is_written_as_it_is_read() -> None:
+    assert str(BlockSpec("self")) == "self"
+    assert str(BlockSpec("self", {"heads": 4, "wide": True})) == "self(heads=4, wide=true)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("slef*6", "found 'slef' in 'slef*6'; did you mean self?"),
+        ("transformer", "found 'transformer' in 'transformer'; choose one of"),
+        ("self*x", "whole number of times; found 'x' in 'self*x'; for example self*6"),
+        ("self*0", "found '0' in 'self*0'"),
+        ("self*-1", "found '-1' in 'self*-1'"),
+        ("self*1.5", "found '1.5' in 'self*1.5'"),
+        ("self(4)", "name=value; found '4' in 'self(4)'"),
+        ("self(heads=)", "found 'heads=' in 'self(heads=)'"),
+        ("self(heads=4, heads=8)", "found 'heads' twice in"),
+        ("self(heads=4", "found 'self(heads=4'; close every bracket"),
+        ("self*2, self*3", "make each block an entry of its own"),
+        ("", "found ''; write a block's name"),
+        ("self 6", "remove or correct '6'"),
+        ("6*self", "remove or correct '6*self'"),
+        ("self(heads=4)x2", "remove or correct 'x2'"),
+    ],
+)
+def test_mistakes_name_the_part(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_blocks([text], "model.decoder")
+    assert said in str(error.value)
+    assert str(error.value).startswith("model.decoder must")
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_blocks(["slef", "self*x", "self(4)"])
+    assert len(error.value.problems) == 3
+
+
+def test_no_blocks_and_too_many_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one block; found none"):
+        parse_blocks([])
+    with pytest.raises(ConfigError, match=f"at most {MOST_BLOCKS} blocks; found 1001"):
+        parse_blocks(["self*999999999"])
+
+
+def test_every_block_is_known_to_the_reader() -> None:
+    assert [spec.name for spec in parse_blocks(list(BLOCKS))] == list(BLOCKS)
