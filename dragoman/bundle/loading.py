@@ -14,7 +14,7 @@ from dragoman.bundle import format as layout
 from dragoman.bundle.contents import Contents, read_contents
 from dragoman.bundle.golden import check_golden
 from dragoman.config import Config
-from dragoman.errors import BundleError
+from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.tokenizer import Tokenizers
@@ -64,8 +64,20 @@ def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor
 
 def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
     """Read weights whose names, shapes and types are those of the architecture; checked before anything is allocated."""
-    weights = read_tensors(path, expected=expected_weights(config, tokenizers))
-    require_finite(weights, str(path))
+    least = 4 * config.model.width * len(tokenizers.tgt)  # bytes of one embedding: what is built is in proportion to the file
+    if least > path.stat().st_size:
+        found = f"{path.stat().st_size} bytes for a model.width of {config.model.width}"
+        raise BundleError(f"{path} must hold the model's embeddings, {least} bytes", found=found, fix="copy the model directory anew")
+    try:
+        expected = expected_weights(config, tokenizers)
+    except ConfigError as error:
+        must = f"{path.parent / layout.CONFIG} must describe a model that can be built"
+        raise BundleError(must, found="; ".join(error.problems), fix="use the dragoman that wrote it") from error
+    weights = read_tensors(path, expected=expected)
+    try:
+        require_finite(weights, path.name)
+    except DivergedError as error:
+        raise CorruptError(f"{path} must hold finite numbers", found=error.found, fix="restore it from a copy") from error
     return weights
 
 

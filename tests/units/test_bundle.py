@@ -1,0 +1,245 @@
+"""Writing and reading bundles: whole or not at all, and what is said of directories that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from dragoman.bundle import Bundle, Card, Score, write_bundle
+from dragoman.bundle.card import write_card
+from dragoman.bundle.golden import check_golden, make_golden
+from dragoman.config import Config
+from dragoman.errors import BundleError, CorruptError, DivergedError, ForbiddenError
+from dragoman.models.build import build_model
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+
+LINES = ["ein mann geht", "eine frau steht", "zwei kinder spielen"] * 10
+
+
+def make(*, joint: bool = True, seed: int = 0) -> tuple[Config, Tokenizers, dict[str, torch.Tensor]]:
+    sizes = {"width": 16, "heads": 2, "feedforward": 16, "encoder": ("self",), "decoder": ("self",)}
+    config = Config().replace(text={"vocabulary": 300, "joint": joint}, model={**sizes, "tie": "all" if joint else "target"})
+    tokenizers = train_tokenizers(LINES, [line.upper() for line in LINES], config.text)
+    torch.manual_seed(seed)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    return config, tokenizers, model.state_dict()
+
+
+def write(path: Path, **options) -> None:
+    config, tokenizers, weights = make(**{key: options.pop(key) for key in ("joint", "seed") if key in options})
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=weights, **options)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_what_is_written_is_read(tmp_path: Path, joint: bool) -> None:
+    config, tokenizers, weights = make(joint=joint)
+    write_bundle(tmp_path / "m", config=config, tokenizers=tokenizers, weights=weights, golden=["ein mann"], facts={"steps": 7})
+    bundle = Bundle.load(tmp_path / "m")
+    assert bundle.config == config
+    assert bundle.tokenizers.joint is joint
+    assert bundle.tokenizers.src.digest == tokenizers.src.digest
+    assert bundle.facts()["steps"] == 7
+    assert bundle.parameters == sum(each.numel() for each in bundle.model.parameters())
+    for name, tensor in bundle.model.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
+    assert not bundle.model.training
+
+
+def test_the_files_are_those_of_the_design(tmp_path: Path) -> None:
+    write(tmp_path / "m")
+    found = sorted(str(each.relative_to(tmp_path / "m")) for each in (tmp_path / "m").rglob("*") if each.is_file())
+    assert found == ["card.md", "config.json", "golden.json", "manifest.json", "text/shared.model", "text/text.json", "weights.safetensors"]
+
+
+def test_a_bundle_is_written_beside_a_training_run_that_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "log.jsonl").write_text("{}\n")
+    write(tmp_path)
+    assert Bundle.load(tmp_path).model
+    assert (tmp_path / "training" / "log.jsonl").read_text() == "{}\n"
+
+
+def test_a_bundle_replaces_another_with_other_files(tmp_path: Path) -> None:
+    write(tmp_path, joint=False)
+    write(tmp_path, joint=True, seed=1)
+    assert Bundle.load(tmp_path).tokenizers.joint
+    assert not (tmp_path / "text" / "source.model").exists()
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+@pytest.mark.parametrize("moves", range(6))
+def test_a_write_that_is_interrupted_leaves_no_bundle_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
+    """At every file that is moved into place; what was there before never passes for the new one."""
+    write(tmp_path)
+    done = 0
+    replace = os.replace
+
+    def failing(src, dst) -> None:
+        nonlocal done
+        if done == moves:
+            raise KeyboardInterrupt
+        done += 1
+        replace(src, dst)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, seed=1)
+    monkeypatch.undo()
+    with pytest.raises(BundleError, match=r"half-written: it has no manifest\.json"):
+        Bundle.load(tmp_path)
+    write(tmp_path, seed=1)
+    assert Bundle.load(tmp_path).model
+
+
+def test_a_write_that_fails_before_anything_moved_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    before = (tmp_path / "weights.safetensors").read_bytes()
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device", "weights.safetensors")
+
+    monkeypatch.setattr("dragoman.bundle.writing.write_tensors", full)
+    with pytest.raises(Exception, match="No space left on device"):
+        write(tmp_path, seed=1)
+    monkeypatch.undo()
+    assert Bundle.load(tmp_path).model
+    assert (tmp_path / "weights.safetensors").read_bytes() == before
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    with pytest.raises(ForbiddenError, match=re.escape(str(tmp_path))):
+        write(tmp_path)
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
+    config, tokenizers, weights = make()
+    name = next(iter(weights))
+    weights[name] = torch.full_like(weights[name], torch.nan)
+    with pytest.raises(DivergedError, match=f"{name} between nan"):
+        write_bundle(tmp_path / "m", config=config, tokenizers=tokenizers, weights=weights)
+    assert not (tmp_path / "m").exists()
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=f"found nothing at {tmp_path}/m; check the path"):
+        Bundle.load(tmp_path / "m")
+
+
+def test_a_near_name_is_offered(tmp_path: Path) -> None:
+    write(tmp_path / "my-model")
+    with pytest.raises(BundleError, match=f"perhaps you mean {tmp_path}/my-model"):
+        Bundle.load(tmp_path / "mymodel")
+    with pytest.raises(BundleError, match=f"perhaps you mean {tmp_path}/my-model"):
+        Bundle.load(tmp_path)
+
+
+def test_a_file_in_place_of_a_directory(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(BundleError, match=f"found the file .*; give its directory, {tmp_path}"):
+        Bundle.load(tmp_path / "weights.safetensors")
+
+
+def test_an_empty_directory_and_one_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="which is empty"):
+        Bundle.load(tmp_path)
+    (tmp_path / "holiday.jpg").touch()
+    with pytest.raises(BundleError, match=r"with holiday\.jpg"):
+        Bundle.load(tmp_path)
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    with pytest.raises(BundleError, match=r"has not finished.*--resume.*dragoman average"):
+        Bundle.load(tmp_path)
+
+
+def test_another_toolkits_model_is_not_opened(tmp_path: Path) -> None:
+    """Pickled weights are another program's (fairseq#5610)."""
+    (tmp_path / "checkpoint_best.pt").write_bytes(b"\x80\x02")
+    with pytest.raises(BundleError, match=r"checkpoint_best\.pt, another program's model"):
+        Bundle.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["card.md", "config.json", "weights.safetensors", "text/shared.model", "golden.json", "manifest.json"])
+def test_every_flipped_bit_is_noticed_and_the_file_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    data = bytearray((tmp_path / name).read_bytes())
+    for place in range(0, len(data), max(1, len(data) // 9)):
+        data[place] ^= 4
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises((CorruptError, BundleError), match=re.escape(name)):
+            _ = Bundle.load(tmp_path).model
+        data[place] ^= 4
+
+
+def test_golden_vectors_notice_a_model_that_computes_something_else(tmp_path: Path) -> None:
+    write(tmp_path, golden=["ein mann", "zwei frauen"])
+    bundle = Bundle.load(tmp_path)
+    model = bundle.model
+    check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.01)
+    with pytest.raises(CorruptError, match=r"golden\.json, case 1 \('ein mann'\): piece 1 must have log-probability .*; found -"):
+        check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
+
+
+def test_golden_vectors_notice_another_tokenizer(tmp_path: Path) -> None:
+    config, tokenizers, weights = make()
+    write_bundle(tmp_path, config=config, tokenizers=tokenizers, weights=weights, golden=["ein mann"])
+    bundle = Bundle.load(tmp_path)
+    other = train_tokenizers(["other text"] * 30, ["words of it"] * 30, Config().replace(text={"vocabulary": 300}).text)
+    with pytest.raises(CorruptError, match=r"case 1 .*: pieces must be .*found"):
+        check_golden(bundle.model, other, bundle.golden, "golden.json")
+
+
+def test_golden_vectors_are_made_even_when_nobody_gave_inputs(tmp_path: Path) -> None:
+    write(tmp_path)
+    golden = json.loads((tmp_path / "golden.json").read_text())
+    assert len(golden["cases"]) >= 2
+    assert all(len(case["log_probs"]) == len(case["tgt"]) + case["finished"] for case in golden["cases"])
+
+
+def test_blank_golden_inputs_are_left_out() -> None:
+    config, tokenizers, weights = make()
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)).eval()
+    model.load_state_dict(weights)
+    assert [case["input"] for case in make_golden(model, tokenizers, ["", "ein mann"])["cases"]] == ["ein mann"]
+
+
+def test_the_card_carries_scores_with_signatures_and_says_what_is_unknown() -> None:
+    """A figure without its signature cannot be compared (fairseq#2593, #637, #3245)."""
+    config = Config().replace(data={"src_lang": "no", "tgt_lang": "en"})
+    card = Card(
+        command="dragoman train --src a --tgt b",
+        data={"training pairs": "29,000 | train.de"},
+        scores=(Score("BLEU", 38.25, "nrefs:1|case:mixed|tok:13a", "test_2016"),),
+        licence="CC-BY-4.0",
+    )
+    text = write_card(card, config, parameters=1_234_567)
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["language"] == ["no", "en"]  # not False: Norway is not a boolean
+    assert head["license"] == "CC-BY-4.0"
+    assert "1,234,567 parameters" in text
+    assert "| BLEU | 38.25 | test_2016 | `nrefs:1\\|case:mixed\\|tok:13a` |" in text
+    assert "29,000 \\| train.de" in text
+    bare = write_card(Card(), Config(), parameters=1)
+    for said in ("Not recorded", "was not recorded", "None were measured", "Not stated"):
+        assert said in bare
+
+
+def test_loading_a_bundle_leaves_torchs_generator_alone(tmp_path: Path) -> None:
+    write(tmp_path)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    _ = Bundle.load(tmp_path).model
+    assert torch.equal(torch.rand(3), expected)
