@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from dragoman.data.batches import Batch, BatchPlan, Cursor, update_batches
 from dragoman.files import faults
@@ -111,9 +110,8 @@ class Feed:
             # on the number of ranks.
             batch = self._collate(examples[micro], seed_for(self._seed, number, micro, "text"))
             if parts > 1:
-                rows = torch.arange(slot, len(examples[micro]), parts)
-                if not len(rows):
+                if slot >= len(batch):
                     continue
-                batch = batch.rows(rows)
+                batch = batch.rows(slice(slot, None, parts))
             mine.append(Slice(micro, slot, batch.pin_memory() if self._pin else batch))
         return mine

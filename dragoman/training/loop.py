@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import torch
@@ -17,30 +17,28 @@ from torch.optim import Optimizer
 from dragoman import stopping
 from dragoman.config import TrainConfig
 from dragoman.data.batches import BatchPlan
-from dragoman.errors import DivergedError, StoppedError
-from dragoman.files import faults
+from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
 from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.distributed import World
-from dragoman.training.divergence import DivergenceWatch
 from dragoman.training.ema import RunningAverage
 from dragoman.training.feed import Collate, Feed, Update
+from dragoman.training.ledger import Ledger
 from dragoman.training.loss import Trainable
-from dragoman.training.memory import MemoryGuard
 from dragoman.training.precision import choose_precision
 from dragoman.training.progress import Progress, QuietProgress, TrainingView
-from dragoman.training.randomness import own_randomness, seed_for
+from dragoman.training.randomness import seed_for
 from dragoman.training.saving import Saver, weights_of
 from dragoman.training.schedules import Schedule
 from dragoman.training.standing import Standing
-from dragoman.training.update import Figures, Pending, Requests, UpdateStep
+from dragoman.training.update import Pending, Requests, UpdateStep
+from dragoman.training.validating import Validate, measure
 
 log = logging.getLogger(__name__)
 
 DONE, STOP, DEADLINE, PATIENCE = "done", "stop", "deadline", "patience"
 HANDLER_CHECK = 100  # updates between looks at whether a library replaced our signal handlers
 
-Validate = Callable[[nn.Module], Mapping[str, float]]
 Replan = Callable[[int, float], int]  # (updates done, seconds an update) -> updates planned in all
 
 
@@ -95,7 +93,8 @@ class Trainer:
         replan: Replan | None = None,
         observe: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        self.model, self.config, self._width, self._run = model, config, width, run
+        self.model, self.config, self.plan = model, config, plan
+        self._width, self._run = width, run
         self._validate, self._deadline, self._replan, self._observe = validate, deadline, replan, observe
         self._world = distributed or World()
         self._progress = progress or QuietProgress()
@@ -104,8 +103,7 @@ class Trainer:
         self.optimiser: Optimizer = catalogue("optimiser").load(config.optimiser)(model, config)
         self.average = RunningAverage(model, config.ema) if config.ema else None
         self.precision = choose_precision(config.precision, self._device)
-        self.guard, self.divergence = MemoryGuard(), DivergenceWatch()
-        self.standing = Standing(steps=config.steps)
+        self._ledger = Ledger(config, self.precision, replanned=replan is not None)
         self._saver = Saver(run, model=model, optimiser=self.optimiser, average=self.average, world=self._world)
         on_gpu = self._device.type == "cuda"
         self._feed = Feed(
@@ -125,7 +123,7 @@ class Trainer:
             world=self._world,
             device=self._device,
             precision=self.precision,
-            guard=self.guard,
+            guard=self._ledger.guard,
             seed=config.seed,
             clip=config.clip,
         )
@@ -139,7 +137,7 @@ class Trainer:
     def run(self, resume: bool) -> Result:
         """Train to the end, or until something asks to stop; with `resume` go on from the newest checkpoint, if any."""
         try:
-            self._take(self._saver.restore()) if resume else self._saver.begin()
+            self._begin(resume)
             log.info("products in %s: %s", self.precision.name, self.precision.reason)
             while True:
                 try:
@@ -171,6 +169,11 @@ class Trainer:
                 tensor.copy_(kept[name])
         self.optimiser.state.clear()
         return Pace(took / (done - warmups), tokens / took)
+
+    @property
+    def standing(self) -> Standing:
+        """Say where the run stands."""
+        return self._ledger.standing
 
     # From update to update
 
@@ -228,7 +231,7 @@ class Trainer:
         self._world.check_parent()
         settings = dataclasses.replace(self.config, steps=self.standing.steps)
         rate = self._schedule(update.number, settings, self._width)
-        if update.number in self.divergence.excluded:
+        if update.number in self._ledger.divergence.excluded:
             update = update._replace(slices=[])
         pending = self._step(update, learning_rate=rate, requests=self._ask())
         if self.average is not None:
@@ -247,7 +250,7 @@ class Trainer:
             self._seconds["update"] += (took - self._seconds["update"]) * (0.05 if self._seconds["update"] else 1.0)
             self.standing.seconds += took
             self._requests = figures.requests
-            record = self._count(launched, figures) | {"seconds": round(took, 6)}
+            record = self._ledger.count(launched.update, launched.learning_rate, figures) | {"seconds": round(took, 6)}
             if self._world.leads:
                 self._run.log(record)
                 self._status(now=False, state="training", update=record["update"])
@@ -259,36 +262,17 @@ class Trainer:
             if record.get("diverged"):
                 raise _Diverged
 
-    def _count(self, launched: _Launched, figures: Figures) -> dict[str, Any]:
-        """Turn figures into a line of the log, and keep the counters."""
-        number, standing = launched.update.number, self.standing
-        standing.examples_seen += sum(len(examples) for examples in launched.update.examples)
-        standing.tokens_seen += figures.tokens
-        record: dict[str, Any] = {"update": number, "lr": launched.learning_rate}
-        if number in self.divergence.excluded:
-            return record | {"excluded": True}
-        record |= {"loss": figures.total, "nll": figures.nll, "norm": figures.norm, "tokens": figures.tokens}
-        record["padding"] = 1 - figures.tokens / max(figures.slots, 1)
-        if figures.finite:
-            standing.applied += 1
-            if self.divergence.accept(figures.total):
-                log.warning("the loss of update %d stands out: %.3f after a mean of %.3f", number, figures.total, self.divergence.mean)
-            return record
-        # Numbers of examples, never their text.
-        record |= {"skipped": True, "examples": [int(example) for examples in launched.update.examples for example in examples]}
-        log.warning("update %d is not finite and was skipped; the log names its %d examples", number, len(record["examples"]))
-        if self.divergence.skip(number):
-            record["diverged"] = True
-        return record
-
     # What happens between updates
 
     def _run_validation(self, view: TrainingView) -> None:
-        """Validate under a seed of its own, on the running average where there is one; an interrupted validation is left undone."""
-        standing = self.standing
+        """Validate, judge and keep the best; a validation that was interrupted is left undone, and done at the resume."""
+        assert self._validate is not None, "validation is only due where there is one"
+        standing, validate = self.standing, self._validate
         began = time.monotonic()
-        metrics = self._world.share(self._measure, f"validate update {standing.update}")
-        self.model.train()
+        seed = seed_for(self.config.seed, standing.update, 0, "validation")
+        metrics = self._world.share(
+            lambda: measure(self.model, validate, average=self.average, seed=seed), f"validate update {standing.update}"
+        )
         if metrics is None:
             self._requests = self._requests._replace(stop=True)
             return
@@ -306,18 +290,6 @@ class Trainer:
                 self._saver.keep_best(standing.update)
         self._clock = time.monotonic()
 
-    def _measure(self) -> dict[str, float] | None:
-        """Call the validation; None when a request to stop cut it short."""
-        assert self._validate is not None, "validation is only due where there is one"
-        faults.point("valid.mid")
-        with own_randomness(seed_for(self.config.seed, self.standing.update, 0, "validation")), torch.no_grad():
-            self.model.eval()
-            try:
-                with self.average.in_place() if self.average is not None else nullcontext():
-                    return {name: float(value) for name, value in self._validate(self.model).items()}
-            except StoppedError:
-                return None
-
     def _publish(self, view: TrainingView, *, patient: bool = True) -> None:
         """Publish the present state, unless it is published already."""
         standing = self.standing
@@ -331,11 +303,10 @@ class Trainer:
             steps = self._world.share(lambda: replan(standing.update, self._seconds["update"]), "plan")
             standing.steps = max(int(steps), standing.update)
             view.plan(standing.steps)
-        standing.caps, standing.divergence, standing.precision = self.guard.caps, self.divergence.export_state(), self.precision.name
-        state = standing.export_state()
-        if self._saver.publish(standing.update, state, metrics=standing.metrics, patient=patient, suspect=self.divergence.suspect):
+        state, divergence = self._ledger.export_state(), self._ledger.divergence
+        if self._saver.publish(standing.update, state, metrics=standing.metrics, patient=patient, suspect=divergence.suspect):
             self._published = standing.update
-            self.divergence.suspect = False
+            divergence.suspect = False
         self._seconds["publish"] = time.monotonic() - began
         self._clock = time.monotonic()
 
@@ -352,36 +323,20 @@ class Trainer:
         self._status(state="stopped" if end == STOP else "finished", update=standing.update, exit_code=code, reason=stopped or "")
         return Result(standing.update, dict(standing.metrics), dict(standing.best), stopped)
 
-    def _take(self, state: dict[str, Any] | None) -> None:
-        """Go on from a checkpoint's state."""
-        if state is None:
-            return
-        self.standing = Standing.from_state(state)
-        if not self.config.budget and self._replan is None:
-            self.standing.steps = self.config.steps  # a person may ask for more updates, or fewer, at a resume
-        if self.standing.precision and self.standing.precision != self.precision.name:
-            log.warning("resume is not bit-exact: precision %s -> %s", self.standing.precision, self.precision.name)
-        self.guard.caps = dict(self.standing.caps)
-        self.divergence = DivergenceWatch(self.standing.divergence)
-        self._published = self.standing.update
+    def _begin(self, resume: bool) -> None:
+        """Start anew, or go on from the newest checkpoint."""
+        if resume:
+            self._ledger.take(self._saver.restore())
+            self._published = self.standing.update
+        else:
+            self._saver.begin()
 
     def _roll_back(self) -> None:
         """Return to the newest checkpoint and pass over the updates that were not finite; once a run."""
-        before, last = self.divergence, self.standing.update
-        if before.rolled_back:
-            raise DivergedError(
-                "training must stay within finite numbers",
-                found=f"{len(before.recent)} updates that did not, the last of them {max(before.recent)}, after one return to a checkpoint",
-                fix="lower train.learning_rate or set train.clip=1, then resume from the newest checkpoint, which is intact",
-            )
+        self._ledger.may_roll_back()
         self._launched.clear()
-        self.standing = Standing(steps=self.standing.steps)
-        self._published = 0
-        self._take(self._saver.go_back())
-        self.divergence = before.roll_back(self.standing.divergence)
-        log.warning(
-            "updates up to %d would not stay finite; back to %d, passing over %d updates", last, self.standing.update, len(before.recent)
-        )
+        self._ledger.roll_back(self._saver.go_back())
+        self._published = self.standing.update
 
     def _status(self, **fields: Any) -> None:
         if self._world.leads:

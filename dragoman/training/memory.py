@@ -94,8 +94,10 @@ def _bucket(batch: Batch) -> str:
 def _halves(part: Part) -> list[Part]:
     """Cut a part's rows in two."""
     middle = (_rows(part.batch) + 1) // 2
-    rows = torch.arange(_rows(part.batch))
-    return [Part(part.batch.rows(rows[:middle]), part.path + "0"), Part(part.batch.rows(rows[middle:]), part.path + "1")]
+    return [
+        Part(part.batch.rows(slice(middle)), part.path + "0"),
+        Part(part.batch.rows(slice(middle, None)), part.path + "1"),
+    ]
 
 
 def _free() -> None:

@@ -1,0 +1,40 @@
+"""Curves for TensorBoard, for those who have it: `pip install "dragoman[board]"`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.errors import ConfigError
+
+SHOWN = ("loss", "nll", "lr", "norm", "tokens", "padding", "seconds")
+
+
+class Board:
+    """Writes every record of the log as TensorBoard scalars: give it to the trainer as `observe`."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                [
+                    f"train.tensorboard needs the package tensorboard; found none ({error}); "
+                    'install it with pip install "dragoman[board]", or set train.tensorboard=false'
+                ]
+            ) from error
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        """Take in an update's or a validation's record."""
+        group = "valid" if record.get("event") == "validation" else "train"
+        names = SHOWN if group == "train" else [name for name in record if name not in ("event", "update")]
+        for name in names:
+            value = record.get(name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self._writer.add_scalar(f"{group}/{name}", value, record["update"])
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()

@@ -1,0 +1,107 @@
+"""A picture of a run from its log: loss, validation, learning rate and gradient norm over the updates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+INK, PALE, MARK = "#1f4e79", "#b8cde0", "#c0504d"
+MOST_POINTS = 2000  # a picture has no more columns
+
+
+def draw_curves(log: Path, picture: Path) -> bool:
+    """Draw a PNG of `log.jsonl`; False when there is nothing to draw yet."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no window and no global state
+    from matplotlib.figure import Figure
+
+    updates, validations = read_log(log)
+    if len(updates) < 2:
+        return False
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, score, rate, norm = figure.subplots(2, 2).flat
+    places = [record["update"] for record in updates]
+    _draw_loss(loss, updates, validations)
+    _draw_score(score, updates, validations)
+    rate.plot(places, [record["lr"] for record in updates], color=INK)
+    rate.set(title="Learning rate", xlabel="update", ylim=(0, None))
+    rate.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+    _draw_smoothed(norm, places, [record["norm"] for record in updates])
+    norm.set(title="Gradient norm, before clipping", xlabel="update", yscale="log")
+    for axes in (loss, score, rate, norm):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlim(min(places), max(places))
+    figure.savefig(picture, dpi=110)
+    return True
+
+
+def read_log(log: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Read the finished updates, thinned to what a picture can show, and the validations, the newest of each update."""
+    updates: list[dict[str, Any]] = []
+    validations: dict[int, dict[str, Any]] = {}
+    for record in _records(log):
+        if record.get("event") == "validation":
+            validations[record["update"]] = record
+        elif isinstance(record.get("nll"), float) and not record.get("skipped"):
+            updates.append(record)
+    return updates[:: max(1, len(updates) // MOST_POINTS)], [validations[update] for update in sorted(validations)]
+
+
+def _records(log: Path) -> Iterator[dict[str, Any]]:
+    """Go through the log's lines; one that a crash cut off is passed over."""
+    if not log.exists():
+        return
+    with log.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def _draw_loss(axes: Any, updates: list[dict[str, Any]], validations: list[dict[str, Any]]) -> None:
+    """Draw training and validation loss, both without smoothing of labels and so comparable."""
+    _draw_smoothed(axes, [record["update"] for record in updates], [record["nll"] for record in updates], label="training")
+    if validations:
+        axes.plot(*_column(validations, "loss"), "o-", color=MARK, markersize=4, label="validation")
+        best = min(validations, key=lambda record: record["loss"])
+        axes.annotate(
+            f"{best['loss']:.3f}", (best["update"], best["loss"]), textcoords="offset points", xytext=(0, -14), ha="center", color=MARK
+        )
+        axes.legend(frameon=False)
+    axes.set(title="Loss a piece (nats)", xlabel="update")
+
+
+def _draw_score(axes: Any, updates: list[dict[str, Any]], validations: list[dict[str, Any]]) -> None:
+    """Draw the validation's score, or the speed where nothing was translated."""
+    scored = [record for record in validations if "bleu" in record]
+    if scored:
+        axes.plot(*_column(scored, "bleu"), "o-", color=MARK, markersize=4)
+        best = max(scored, key=lambda record: record["bleu"])
+        axes.annotate(
+            f"{best['bleu']:.1f}", (best["update"], best["bleu"]), textcoords="offset points", xytext=(0, 7), ha="center", color=MARK
+        )
+        axes.set(title="BLEU of the validation sample", xlabel="update", ylim=(0, 1.15 * best["bleu"] + 1))
+        return
+    speed = [record["tokens"] / max(record["seconds"], 1e-9) for record in updates]
+    _draw_smoothed(axes, [record["update"] for record in updates], speed)
+    axes.set(title="Tokens a second", xlabel="update", ylim=(0, None))
+
+
+def _draw_smoothed(axes: Any, places: list[int], values: list[float], label: str = "") -> None:
+    """Draw the values pale and their running mean over them."""
+    axes.plot(places, values, color=PALE, linewidth=0.8)
+    share, mean, means = min(1.0, 20 / len(values)), values[0], []
+    for value in values:
+        mean += share * (value - mean)
+        means.append(mean)
+    axes.plot(places, means, color=INK, label=label)
+
+
+def _column(records: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    return [record["update"] for record in records], [record[name] for record in records]
