@@ -17,12 +17,11 @@ from dragoman.data.shapes import Shape
 from dragoman.data.store import Store
 from dragoman.text.draws import Draws
 from dragoman.text.specials import BOS, EOS, PAD
-from dragoman.text.tokenizer import Tokenizer, Tokenizers
+from dragoman.text.tokenizer import Tokenizers
 
-__all__ = ["Batch", "BatchPlan", "Cursor", "SubwordSampler", "Update", "collate", "make_batch", "update_batches"]
+__all__ = ["Batch", "BatchPlan", "Cursor", "Update", "collate", "make_batch", "update_batches"]
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
-Sampler = Callable[[int, Ids, Ids], tuple[Ids, Ids]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +68,13 @@ class Batch:
         """Put the tensors where a GPU can fetch them by itself."""
         return self._each(lambda tensor: tensor.pin_memory())
 
-    def rows(self, index: slice | NDArray[np.int64] | Sequence[int]) -> Batch:
+    def rows(self, index: slice | Tensor | NDArray[np.int64] | Sequence[int]) -> Batch:
         """Take some rows, padded as before: one rank's share, or half of a batch that did not fit in memory."""
-        chosen = np.arange(len(self))[index]
         if isinstance(index, slice):
+            chosen = np.arange(len(self))[index]
             part = self._each(lambda tensor: tensor[index])
         else:
+            chosen = np.asarray(index, np.int64)
             where = torch.from_numpy(chosen).to(self.src.device)
             part = self._each(lambda tensor: tensor[where])
         return dataclasses.replace(part, examples=self.examples[chosen], sizes=self.sizes[chosen])
@@ -90,14 +90,23 @@ class Batch:
         return torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
 
 
-def collate(store: Store, examples: NDArray[np.int64], *, shapes: Sequence[Shape] = (), sample: Sampler | None = None) -> Batch:
-    """Fetch pairs from the store and pad them to the smallest of the plan's shapes, or to the longest when none is given.
+def collate(
+    store: Store,
+    examples: NDArray[np.int64],
+    *,
+    shapes: Sequence[Shape] = (),
+    tokenizers: Tokenizers | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Batch:
+    """Fetch pairs from the store and pad them to the smallest of the plan's shapes that holds them, or to the longest pair.
 
-    `sample` may change the pieces of a pair, given its number: see `SubwordSampler`.
+    With `dropout` the pairs are cut into other pieces by BPE-dropout: a pure function of (seed, pair). They grow by about a
+    fifth at 0.1, so the batch may go past the token budget by as much.
     """
     pairs: list[tuple[Ids, Ids]] = [store.pair(int(each)) for each in examples]
-    if sample:
-        pairs = [sample(int(number), src, tgt) for number, (src, tgt) in zip(examples, pairs, strict=True)]
+    if dropout and tokenizers:
+        pairs = [_sampled(tokenizers, pair, dropout, Draws(seed, int(each))) for each, pair in zip(examples, pairs, strict=True)]
     return make_batch([src for src, _ in pairs], [tgt for _, tgt in pairs], examples=examples, shapes=shapes)
 
 
@@ -128,19 +137,10 @@ def make_batch(src: Sequence[Ids], tgt: Sequence[Ids], *, examples: NDArray[np.i
     )
 
 
-class SubwordSampler:
-    """Cuts each pair into other pieces each epoch, by BPE-dropout on both sides; a pure function of (seed, epoch, pair).
-
-    A pair grows by about a fifth at a dropout of 0.1, so a batch may go past the token budget by as much.
-    """
-
-    def __init__(self, tokenizers: Tokenizers, *, dropout: float, seed: int, epoch: int) -> None:
-        self._tokenizers, self._dropout, self._key = tokenizers, dropout, (seed, "pieces", epoch)
-
-    def __call__(self, number: int, src: Ids, tgt: Ids) -> tuple[Ids, Ids]:
-        """Sample the pieces of both sides of a pair."""
-        draw = Draws(*self._key, number)
-        return self._sampled(self._tokenizers.src, src, draw), self._sampled(self._tokenizers.tgt, tgt, draw)
-
-    def _sampled(self, tokenizer: Tokenizer, ids: Ids, draw: Draws) -> list[int]:
-        return tokenizer.encode_sampled(tokenizer.decode(list(ids)), dropout=self._dropout, generator=draw)
+def _sampled(tokenizers: Tokenizers, pair: tuple[Ids, Ids], dropout: float, draw: Draws) -> tuple[Ids, Ids]:
+    """Cut both sides into other pieces; decoding loses nothing, so the store need not keep the text."""
+    src, tgt = (
+        tokenizer.encode_sampled(tokenizer.decode(list(ids)), dropout=dropout, generator=draw)
+        for tokenizer, ids in zip(tokenizers, pair, strict=True)
+    )
+    return src, tgt

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dragoman.config.tree import DataConfig
 from dragoman.data.corpus import Corpus
 from dragoman.data.preparing import Progress, StoreReport, prepare_folder
-from dragoman.data.streams import open_text
+from dragoman.data.streams import file_digest
 from dragoman.errors import CorruptError
 from dragoman.files.atomic import read_record
 from dragoman.files.disk import explaining
@@ -65,7 +65,7 @@ class Store:
         workers: int | None = None,
     ) -> Store:
         """Open the store of a corpus below `folder`, after making it on all cores when it is not there yet."""
-        digests = [_digest(path) for path in corpus.files]
+        digests = [file_digest(path) for path in corpus.files]
         key = store_key(corpus, digests, tokenizers, data)
         final = Path(folder) / f"store-{key[:32]}"
         if final.exists():
@@ -159,9 +159,3 @@ def cache_folder(data: DataConfig) -> Path:
         return Path(data.cache)
     base = os.environ.get("DRAGOMAN_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dragoman")
     return Path(base)
-
-
-def _digest(path: Path) -> str:
-    # The contents, every time: a remembered size and time would miss an edit that keeps both, and hashing runs at 1.8 GB/s.
-    with open_text(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
