@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dragoman.errors import DataError
 
 Weights = NDArray[np.float32]
 
@@ -63,6 +65,16 @@ class Explanation:
 def is_cross(path: str) -> bool:
     """Say whether an attention's path is that of one from the target to the source."""
     return path.startswith("decoder.") and not path.endswith(".self")
+
+
+def check_labels(weights: Weights, src_pieces: Sequence[str], tgt_pieces: Sequence[str]) -> None:
+    """Refuse a picture whose labels would stand beside the wrong rows or columns."""
+    if weights.shape != (len(tgt_pieces), len(src_pieces)):
+        raise DataError(
+            "an attention map must have a row for each target piece and a column for each source piece",
+            found=f"shape {weights.shape} for {len(tgt_pieces)} target and {len(src_pieces)} source pieces",
+            fix="pass one head or the mean of several, with the pieces that belong to it",
+        )
 
 
 def _rounded(weights: Weights) -> list[Any]:
