@@ -1,0 +1,105 @@
+"""A real trainer in miniature: a Transformer of some ten thousand weights that learns to write a sequence backwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dragoman.config import ModelConfig, TrainConfig
+from dragoman.data.batches import Batch, BatchPlan, make_batch
+from dragoman.models.build import build_model
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.tasks.translate import TranslateTask
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.loop import Trainer
+
+VOCABULARY = 24
+PAIRS = 96
+SETTINGS = TrainConfig(
+    steps=12,
+    batch_tokens=64,
+    learning_rate=3e-3,
+    warmup=4,
+    schedule="constant",
+    optimiser="adamw",
+    weight_decay=0.01,
+    clip=1.0,
+    ema=0.9,
+    precision="float32",
+    checkpoint_every=4,
+    validate_every=4,
+    keep=3,
+    seed=7,
+)
+MODEL = ModelConfig(encoder=("self*1",), decoder=("self*1",), width=16, heads=2, feedforward=32, residual="pre", dropout=0.1)
+
+
+class Corpus:
+    """Pairs of ids: a random sequence, and the same backwards."""
+
+    def __init__(self, pairs: int = PAIRS, seed: int = 0, longest: int = 9) -> None:
+        generator = np.random.default_rng(seed)
+        self.src = [generator.integers(4, VOCABULARY, generator.integers(1, longest + 1)) for _ in range(pairs)]
+        self.tgt = [ids[::-1].copy() for ids in self.src]
+        self.lengths = np.array([len(ids) for ids in self.src])
+
+    def plan(self, batch_tokens: int = 64, seed: int = 7) -> BatchPlan:
+        return BatchPlan(self.lengths, self.lengths, batch_tokens=batch_tokens, seed=seed)
+
+    def collate(self, plan: BatchPlan) -> Callable[[np.ndarray, int], Batch]:
+        def make(examples: np.ndarray, seed: int) -> Batch:
+            return make_batch([self.src[i] for i in examples], [self.tgt[i] for i in examples], examples=examples, shapes=plan.shapes)
+
+        return make
+
+
+def tiny_model(seed: int = 1, **changes: Any) -> EncoderDecoder:
+    torch.manual_seed(seed)
+    return build_model(dataclasses.replace(MODEL, **changes), src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)
+
+
+def tiny_trainer(
+    run: RunDirectory, *, model: dict[str, Any] | None = None, pairs: int = PAIRS, parts: dict[str, Any] | None = None, **settings: Any
+) -> Trainer:
+    """Make a trainer; `settings` change TrainConfig, `model` ModelConfig, `parts` the trainer's own arguments."""
+    config = dataclasses.replace(SETTINGS, **settings)
+    corpus = Corpus(pairs)
+    plan = corpus.plan(config.batch_tokens, config.seed)
+    arguments: dict[str, Any] = {"task": TranslateTask(smoothing=config.label_smoothing), "collate": corpus.collate(plan), **(parts or {})}
+    return Trainer(model=tiny_model(**(model or {})), plan=plan, config=config, run=run, width=MODEL.width, **arguments)
+
+
+def log_of(path: Path) -> list[dict[str, Any]]:
+    """Read a run's log, without what the clock decides."""
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in RunDirectory(path).records()]
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """Read the newest step's tensors, by file and name."""
+    newest = RunDirectory(path).newest()
+    assert newest is not None, f"nothing was published in {path}"
+    files = {"weights": newest.load_weights(), "optimizer": newest.load_optimizer(), "ema": newest.load_ema() or {}}
+    return {f"{part}/{name}": tensor for part, tensors in files.items() for name, tensor in tensors.items()}
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """Read the newest step's state, without what the clock decides."""
+    newest = RunDirectory(path).newest()
+    assert newest is not None, f"nothing was published in {path}"
+    return {key: value for key, value in newest.state.items() if key != "seconds"}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Hold two runs against each other, bit for bit: weights, moments, running average, state, and the log's updates."""
+    first, second = tensors_of(one), tensors_of(other)
+    assert first.keys() == second.keys()
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    assert not different, different
+    assert state_of(one) == state_of(other)
+    logs = [[record for record in log_of(path) if record.get("event") != "publish"] for path in (one, other)]
+    assert logs[0] == logs[1]
