@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,11 +53,17 @@ def train(
         "data.tgt_lang": tgt_lang,
         "train.device": device,
     }
-    overrides = [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in named.items() if value]
+    given = [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in named.items() if value]
     if budget:
-        overrides.append(f"train.budget={parse_duration(budget)}")
-    overrides += set_ or []
-    from dragoman.config import read_config
-    from dragoman.runs.train import train as run  # here, so that --help stays quick
+        given.append(f"train.budget={parse_duration(budget)}")
+    given += set_ or []
+    from dragoman.config import Config, read_config  # here, so that --help stays quick
+    from dragoman.runs.train import train as run
+    from dragoman.training.progress import open_progress
 
-    run(read_config(recipe=recipe, file=config, overrides=overrides), out, resume=resume, dry_run=dry_run)
+    def over(base: Config | None) -> Config:
+        return read_config(recipe=recipe, file=config, overrides=given, base=base)
+
+    asked = over(None) if given or recipe or config or not resume else None
+    progress = open_progress(sys.stderr)
+    run(asked, out, resume=resume, dry_run=dry_run, over=None if asked is None or asked.recipe else over, progress=progress)

@@ -17,6 +17,7 @@ from dragoman.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from dragoman.translator import Translation
 
+NOTES_SHOWN = 3
 _SAMPLING = "Sampling"
 
 
@@ -56,15 +57,17 @@ def translate(
     from dragoman.translator import Translator  # here, so that --help stays quick
 
     translator = Translator.load(model, device=device)
+    if not texts and sys.stdin.isatty():
+        note("type or paste text, a line at a time; end with Ctrl-D")
+        options["window"] = 1  # whoever types wants an answer to each line
     lines = texts if texts else read_lines(sys.stdin.buffer)
     show(translator.stream(lines, **{name: value for name, value in options.items() if value is not None}), nbest=nbest, json=json)
 
 
 def show(translations: Iterable[Translation], *, nbest: int, json: bool) -> None:
-    """Write translations as they come, and say at the end what was out of the ordinary."""
+    """Write translations as they come, and say what was out of the ordinary: the first few at once, all of it counted at the end."""
     noted = 0
     for number, each in enumerate(translations, start=1):
-        noted += bool(each.notes)
         if json:
             as_json({"line": number, **plain(each)})
         elif nbest > 1:
@@ -72,10 +75,11 @@ def show(translations: Iterable[Translation], *, nbest: int, json: bool) -> None
                 result(f"{number}\t{one.score:.4f}\t{one.text}")
         else:
             result(each.text)
-        for sentence in each.notes if not json else ():
-            note(f"line {number}: {sentence}")
-    if noted and json:
-        note(f'{count(noted, "line")} with notes: see "notes" in the output')
+        noted += bool(each.notes)
+        if each.notes and noted <= NOTES_SHOWN:
+            note(f"line {number}: {'; '.join(each.notes)}")
+    if noted > NOTES_SHOWN:
+        note(f"{count(noted, 'line')} had such notes in all; --json writes them with each line")
 
 
 def plain(translation: Translation) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -43,7 +44,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dragoman.text.tokenizer import train_tokenizers
 
     overrides = ["model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=[self*1]", "model.decoder=[self*1]"]
-    overrides += ["text.kind=characters", "data.src_lang=de", "data.tgt_lang=en", "decode.beam=2"]
+    overrides += [
+        "text.kind=characters",
+        "data.src_lang=de",
+        "data.tgt_lang=en",
+        "decode.beam=2",
+        "decode.max_ratio=1",
+        "decode.max_extra=4",
+    ]
     config = read_config(recipe="tiny", overrides=overrides)
     tokenizers = train_tokenizers((src for src, _ in PAIRS * 20), (tgt for _, tgt in PAIRS * 20), config.text)
     torch.manual_seed(3)
@@ -51,6 +59,17 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "my-model"
     write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["Guten Morgen."])
     return path
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], None]:
+    """Put text or bytes where a command in this process reads its standard input."""
+
+    def put(text: str | bytes) -> None:
+        raw = text.encode() if isinstance(text, str) else text
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+
+    return put
 
 
 @pytest.fixture

@@ -1,0 +1,181 @@
+"""`dragoman translate` as a person uses it: lines in, lines out, in order, as they are ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.app import main
+from dragoman.cli.translate import read_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Typed = Callable[[str | bytes], None]
+LINES = ["Guten Morgen.", "", "Zwei Männer reden.", "  ", "Das ist ein Haus.", "x", "€ 18.10", "🙂"]
+
+
+def translate(bundle: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Translate in this process and give the lines of the result."""
+    assert main(["translate", "-m", str(bundle), *arguments]) == 0
+    return capsys.readouterr().out.split("\n")[:-1]
+
+
+def test_a_text_on_the_command_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(translate(bundle, "Guten Morgen.", capsys=capsys)) == 1
+    assert len(translate(bundle, "Guten Morgen.", "Das ist ein Haus.", capsys=capsys)) == 2
+
+
+def test_standard_input_keeps_lines_order_and_empty_lines(bundle: Path, dragoman: Run) -> None:
+    """Lines in, lines out (marian-dev#365); order restored always (fairseq#2036, tensorflow/nmt#277)."""
+    done = dragoman("translate", "-m", bundle, input="".join(f"{line}\n" for line in LINES))
+    assert done.returncode == 0, done.stderr
+    out = done.stdout.split("\n")
+    assert out[-1] == ""
+    assert len(out) - 1 == len(LINES)
+    assert out[1] == "", "an empty line stays empty"
+    assert all(out[number] for number, line in enumerate(LINES) if line.strip()), "no text gets an empty answer (OpenNMT-py#2039)"
+
+
+@pytest.mark.parametrize("search", [[], ["--beam", "1"], ["--beam", "4", "--length-penalty", "1.0"]])
+def test_batch_size_changes_nothing(search: list[str], bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+    """Batch size changed the translation (OpenNMT-py#2208, #318; CTranslate2#693)."""
+    outputs = []
+    for size in ("1", "2", "64"):
+        typed("".join(f"{line}\n" for line in LINES * 2))
+        outputs.append(translate(bundle, "--batch-size", size, *search, capsys=capsys))
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_last_line_without_an_end_and_windows_lines(bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+    typed("Guten Morgen.\nx\n")
+    plain = translate(bundle, capsys=capsys)
+    typed("\ufeffGuten Morgen.\r\nx")
+    assert translate(bundle, capsys=capsys) == plain
+
+
+def test_nothing_in_nothing_out(bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+    typed("")
+    assert main(["translate", "-m", str(bundle)]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_n_best_lines_have_number_score_and_text(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = translate(bundle, "--nbest", "3", "Guten Morgen.", "x", capsys=capsys)
+    rows = [line.split("\t") for line in lines]
+    assert [row[0] for row in rows] == ["1", "1", "1", "2", "2", "2"]
+    for number in ("1", "2"):
+        scores = [float(row[1]) for row in rows if row[0] == number]
+        assert scores == sorted(scores, reverse=True), "best first"
+    best = translate(bundle, "--beam", "3", "Guten Morgen.", capsys=capsys)
+    assert rows[0][2] == best[0], "the first of the n best is the translation"
+
+
+def test_json_has_scores_pieces_and_alignment(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Attention asked for and not given (sockeye#385); every row sums to 1."""
+    lines = translate(bundle, "--json", "--nbest", "2", "Guten Morgen.", capsys=capsys)
+    found = json.loads(lines[0])
+    assert found["line"] == 1
+    assert found["score"] <= 0
+    assert len(found["log_probs"]) in (len(found["pieces"]), len(found["pieces"]) + 1)
+    assert len(found["alternatives"]) == 2
+    assert all(sum(row) == pytest.approx(1.0, abs=1e-3) for row in found["alignment"])
+    assert {len(row) for row in found["alignment"]} == {len(found["src_pieces"])}
+
+
+def test_the_same_seed_draws_the_same(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--sample", "--temperature", "1.5", "--top-k", "20", "--top-p", "0.95", "Guten Morgen.", "Das ist ein Haus.")
+    first = translate(bundle, "--seed", "5", *options, capsys=capsys)
+    assert translate(bundle, "--seed", "5", *options, capsys=capsys) == first
+    assert translate(bundle, "--seed", "6", *options, capsys=capsys) != first
+
+
+def test_a_prefix_is_kept(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = translate(bundle, "--prefix", "Good", "Guten Morgen.", capsys=capsys)
+    assert line.startswith("Good")
+
+
+def test_the_first_lines_come_before_the_last_are_read(bundle: Path) -> None:
+    """Output streams as it is ready: a reader gets the first window's lines while the input is still open."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dragoman", "translate", "-m", str(bundle), "--beam", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b"Guten Morgen.\n" * 40)
+        process.stdin.flush()
+        assert process.stdout.readline().endswith(b"\n")
+        process.stdin.close()
+        assert len(process.stdout.readlines()) == 39
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "0.5"], "--temperature belongs to --sample"),
+        (["--sample", "--beam", "4"], "found both, with --beam 4"),
+        (["--device", "gpu"], "found 'gpu'"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "-m", str(bundle), *arguments, "text"]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_input_that_is_not_utf8_names_the_line_and_keeps_what_was_done(
+    bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text in another code page is explained (tensorflow/nmt#240)."""
+    typed(b"Guten Morgen.\n" * 33 + "Gr\u00fc\u00dfe\n".encode("latin1"))
+    assert main(["translate", "-m", str(bundle)]) == 2
+    captured = capsys.readouterr()
+    assert "line 34 of standard input must be UTF-8; found the byte 0xfc at position 3" in captured.err.splitlines()[-1]
+    assert len(captured.out.splitlines()) == 32, "the window before it is out already"
+
+
+def test_notes_are_shown_and_counted(bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever was cut, retried or limited is told; a thousand such lines do not hide the rest."""
+    typed("Das ist ein Haus.\n" * 10)
+    assert main(["translate", "-m", str(bundle)]) == 0
+    err = capsys.readouterr().err.splitlines()
+    assert err[0].startswith("dragoman: line 1: stopped at ")
+    assert err[-1] == "dragoman: 10 lines had such notes in all; --json writes them with each line"
+    assert len(err) == 4
+    assert main(["translate", "-m", str(bundle), "--json", "Das ist ein Haus."]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"][0].startswith("stopped at ")
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "-m", str(tmp_path / "nowhere"), "Hallo"]) == 2
+    err = capsys.readouterr().err
+    assert "nowhere" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_corrupt_file_is_named(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    weights = copy / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-100] ^= 4
+    weights.write_bytes(data)
+    assert main(["translate", "-m", str(copy), "Hallo"]) == 65
+    err = capsys.readouterr().err
+    assert "weights.safetensors" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_lines_end_in_lf_or_crlf_only(tmp_path: Path) -> None:
+    """Other Unicode line breaks are text (code-docstring-corpus#12)."""
+    path = tmp_path / "text"
+    path.write_bytes("a\u2028b\r\nc\x0cd\n".encode())
+    with path.open("rb") as stream:
+        assert list(read_lines(stream)) == ["a\u2028b", "c\x0cd"]
