@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dragoman.config.tree import DataConfig
 from dragoman.data.columns import FORMATS, Columns, Row, Wanted, find_columns
+from dragoman.data.drift import Slip, find_slip, traits
 from dragoman.data.lines import BadLine, line_blocks
 from dragoman.data.streams import Caps, TextStream
 from dragoman.errors import ConfigError, DataError
@@ -107,21 +108,27 @@ class PairedFiles(Corpus):
             elif src is None or tgt is None:
                 more = number + sum(1 for _ in (src_lines if tgt is None else tgt_lines))
                 counts = (more, number - 1) if tgt is None else (number - 1, more)
-                raise DataError(
-                    f"{self.src} and {self.tgt} must have equally many lines",
-                    found=f"{counts[0]} and {counts[1]}",
-                    fix=self._where(number - 1),
-                )
+                raise UnequalError(self, counts)
             else:
                 yield BadPair(number, src if isinstance(src, BadLine) else tgt)  # type: ignore[arg-type]
 
-    def _where(self, common: int) -> str:
-        """Look for the first place where the sides no longer fit, to end the message with."""
-        from dragoman.data.drift import first_drift  # here, for it reads corpora itself
+    def slip(self, common: int) -> Slip | None:
+        """Look for the first place where the sides no longer fit, in the lines that both have."""
+        lines = zip(range(common), self._lines(self.src), self._lines(self.tgt), strict=False)
+        return find_slip((traits(src), traits(tgt)) for _, src, tgt in lines if isinstance(src, str) and isinstance(tgt, str))
 
-        place = first_drift(self, common)
-        command = f"dragoman data check --src {self.src} --tgt {self.tgt}"
-        return f"a line may be missing or added near line {place}; see {command}" if place else f"see {command}"
+
+class UnequalError(DataError):
+    """Two files that should be aligned and have different numbers of lines."""
+
+    def __init__(self, corpus: PairedFiles, counts: tuple[int, int]) -> None:
+        self.counts, self.slip = counts, corpus.slip(min(counts))
+        command = f"dragoman data check --src {corpus.src} --tgt {corpus.tgt}"
+        super().__init__(
+            f"{corpus.src} and {corpus.tgt} must have equally many lines",
+            found=f"{counts[0]} and {counts[1]}",
+            fix=f"a line may be missing or added near line {self.slip.line}; see {command}" if self.slip else f"see {command}",
+        )
 
 
 class PairsFile(Corpus):

@@ -6,15 +6,13 @@ at no other; where another shift fits clearly better than none, twice in a row, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from dragoman.data.corpus import PairedFiles
 
 _WINDOW = 200
 _SHIFTS = (0, 1, -1, 2, -2, 3, -3)
@@ -40,56 +38,63 @@ class Traits(NamedTuple):
 def traits(text: str) -> Traits:
     """Take a line's traits."""
     digits = _DIGITS.findall(text) if not text.isalpha() else []
-    return Traits(float(np.log1p(len(text))), hash(tuple(sorted(map(int, (d for d in digits if len(d) < 19))))) if digits else 0)
+    return Traits(math.log1p(len(text)), hash(tuple(sorted(map(int, (d for d in digits if len(d) < 19))))) if digits else 0)
 
 
 def find_slip(pairs: Iterable[tuple[Traits, Traits]]) -> Slip | None:
     """Find the first place where the sides slip, in one pass over the pairs' traits and in bounded memory."""
-    before: Slip | None = None
-    for start, src, tgt in _windows(pairs):
-        slip = _best_shift(start, src, tgt)
-        if slip and before and slip.shift == before.shift:
-            return before
-        before = slip
-    return None
+    before: _Window | None = None
+    suspect: Slip | None = None
+    clearness = 0.0
+    for window in _windows(pairs):
+        shift, clearness = _best_shift(window)
+        if suspect and shift == suspect.shift:
+            return suspect
+        suspect = _locate(before, window, shift) if shift else None
+        before = window
+    return suspect if clearness > 1.5 * _CLEARER else None  # the files end before a second window could confirm it
 
 
-def first_drift(corpus: PairedFiles, common: int) -> int:
-    """Say near which line two files part, of which the first `common` lines exist in both; 0 when it does not show."""
-    src_lines, tgt_lines = (corpus._lines(path) for path in corpus.files)
-    pairs = (
-        (traits(src if isinstance(src, str) else ""), traits(tgt if isinstance(tgt, str) else ""))
-        for _, src, tgt in zip(range(common), src_lines, tgt_lines, strict=False)
-    )
-    slip = find_slip(pairs)
-    return slip.line if slip else 0
+class _Window(NamedTuple):
+    """Traits of some pairs in a row, (length, numbers) each; `start` is the number of the first pair."""
+
+    start: int
+    src: NDArray[np.float64]
+    tgt: NDArray[np.float64]
 
 
-def _windows(pairs: Iterable[tuple[Traits, Traits]]) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
-    """Cut the pairs into windows of (length, numbers) rows; the first pair has number 1."""
+def _windows(pairs: Iterable[tuple[Traits, Traits]]) -> Iterator[_Window]:
+    """Cut the pairs into windows; the first pair has number 1."""
     start = 1
     rows: list[tuple[Traits, Traits]] = []
     for pair in pairs:
         rows.append(pair)
         if len(rows) == _WINDOW:
-            yield start, np.array([src for src, _ in rows]), np.array([tgt for _, tgt in rows])
+            yield _Window(start, np.array([src for src, _ in rows]), np.array([tgt for _, tgt in rows]))
             start += _WINDOW
             rows.clear()
     if len(rows) >= _WINDOW // 4:
-        yield start, np.array([src for src, _ in rows]), np.array([tgt for _, tgt in rows])
+        yield _Window(start, np.array([src for src, _ in rows]), np.array([tgt for _, tgt in rows]))
 
 
-def _best_shift(start: int, src: NDArray[np.float64], tgt: NDArray[np.float64]) -> Slip | None:
-    inner = slice(_REACH, len(src) - _REACH)
-    fits = {shift: _fit(src[inner], np.roll(tgt, -shift, axis=0)[inner]) for shift in _SHIFTS}
+def _best_shift(window: _Window) -> tuple[int, float]:
+    """Say at which shift a window fits best, and by how much better than as it stands; no shift unless clearly."""
+    inner = slice(_REACH, len(window.src) - _REACH)
+    fits = {shift: _fit(window.src[inner], np.roll(window.tgt, -shift, axis=0)[inner]) for shift in _SHIFTS}
     best = max(fits, key=lambda shift: fits[shift])
-    if best == 0 or fits[best] < fits[0] + _CLEARER:
-        return None
-    aligned = _misfit(src, tgt)
-    shifted = _misfit(src, np.roll(tgt, -best, axis=0))
+    clearness = fits[best] - fits[0]
+    return (best, clearness) if clearness >= _CLEARER else (0, clearness)
+
+
+def _locate(before: _Window | None, window: _Window, shift: int) -> Slip:
+    """Find the line, in this window or the one before, from which on the shift fits better."""
+    start = before.start if before else window.start
+    src = np.concatenate([before.src, window.src]) if before else window.src
+    tgt = np.concatenate([before.tgt, window.tgt]) if before else window.tgt
     # Before the place the files fit as they are, after it they fit shifted: the cut with the least misfit in all.
+    aligned, shifted = _misfit(src, tgt), _misfit(src, np.roll(tgt, -shift, axis=0))
     costs = np.concatenate([[0.0], np.cumsum(aligned)]) + np.concatenate([np.cumsum(shifted[::-1])[::-1], [0.0]])
-    return Slip(start + int(np.argmin(costs)), best)
+    return Slip(start + int(np.argmin(costs)), shift)
 
 
 def _fit(src: NDArray[np.float64], tgt: NDArray[np.float64]) -> float:

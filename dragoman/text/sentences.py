@@ -6,6 +6,7 @@ together than cut one in two: a number or an abbreviation before a full stop, or
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +22,16 @@ _CLAUSE = re.compile(r"[、，；：]\s*|[,;:،؛—–]\s+|\s+[—–-]\s+")
 _SPACE = re.compile(r"\s+")
 
 # Words that a full stop does not end, in the languages that most text is in; compared in small letters.
-_ABBREVIATIONS = frozenset(
-    """
-    mr mrs ms dr prof st jr sr rev gen col lt sgt capt hon vs etc al approx dept est fig figs no nos vol pp ed eds inc ltd co corp
-    jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun e.g i.e a.m p.m u.s u.k ph.d cf ca op cit
-    bzw bspw ca dgl ggf hr fr frl inkl insb max min mind nr sog str tel usw vgl z.b d.h u.a o.ä v.a i.d.r z.t s.o s.u abb abs art bd bsp
-    geb gest jh jhd kap mio mrd st
-    m mm mme mmes mlle mgr me p.ex c.-à-d env chap ex cie av bd sté
-    sr sra srta d dña ud uds pág págs tel aprox núm
-    sig sig.ra dott ing avv pag
-    dhr mevr mw drs ir bijv o.a d.w.z enz evt blz
+# Short words that also end sentences ("no", "art", "sun") are left out.
+_SHORTENED = """
+    mr mrs ms dr prof st jr sr rev gen col lt sgt capt vs etc al approx dept figs nos vol pp eds inc ltd corp
+    jan feb apr jun jul aug sep sept oct nov dec tue thu e.g i.e a.m p.m u.s u.k ph.d cf ca op cit
+    bzw bspw dgl ggf hr fr frl inkl insb mind nr sog str tel usw vgl z.b d.h u.a o.ä v.a i.d.r z.t s.o s.u abb abs bd bsp
+    geb gest jh jhd kap mio mrd mm mme mmes mlle mgr p.ex c.-à-d env chap cie sté
+    sra srta dña ud uds pág págs aprox núm sig sig.ra dott ing avv pag dhr mevr mw drs bijv o.a d.w.z enz evt blz
     г гг т.е т.д т.п т.к др пр ул стр рис тыс млн млрд
-    """.split()
-)
+"""
+_ABBREVIATIONS = frozenset(_SHORTENED.split())
 
 
 class Split(NamedTuple):
@@ -153,5 +151,5 @@ def _furthest(text: str, pieces: list[_Span], first: int, fits: Callable[[str], 
 
 def _as_split(text: str, spans: Sequence[_Span]) -> Split:
     texts = [text[span.start : span.end] for span in spans]
-    gaps = [text[before.end : after.start] for before, after in zip(spans, spans[1:], strict=False)]
+    gaps = [text[before.end : after.start] for before, after in itertools.pairwise(spans)]
     return Split(texts, gaps)

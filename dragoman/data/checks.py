@@ -1,0 +1,185 @@
+"""Checks on a corpus before anybody trains on it: one pass, a few dozen bytes a pair, a row for each check."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.data.corpus import BadPair, Corpus, Pair, UnequalError
+from dragoman.data.drift import Slip, Traits, find_slip, traits
+
+_NAMED = 5  # line numbers shown for each check
+_NO_LETTERS = re.compile(r"[\W_]+")
+# What word tokenizers leave behind: a space before a comma or full stop, parted endings, Moses' escapes, joined-up hyphens.
+_TOKENISED = re.compile(r"\s[.,](?:\s|$)|\s(?:n't|'(?:s|re|ve|ll|d|m))\b|@@\s|\s@-@\s|&(?:apos|quot|amp|#91|#93);")
+_MIN_LENGTH = 20  # characters of the longer side under which a length ratio says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found: how many pairs, the first of their lines, and what to do about them."""
+
+    check: str
+    count: int
+    lines: list[int]
+    advice: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.count
+
+
+class _Tally:
+    """Counts pairs and remembers the first lines."""
+
+    def __init__(self, check: str, advice: str) -> None:
+        self.check, self.advice = check, advice
+        self.count = 0
+        self.lines: list[int] = []
+
+    def add(self, number: int) -> None:
+        self.count += 1
+        if len(self.lines) < _NAMED:
+            self.lines.append(number)
+
+    def finding(self) -> Finding:
+        return Finding(self.check, self.count, self.lines, self.advice if self.count else "")
+
+
+def check_corpus(corpus: Corpus, *, held_out: Corpus | None = None, progress: Callable[[int], None] | None = None) -> list[Finding]:
+    """Check a corpus and return a row for every check, clean ones too; leakage is looked for when held-out pairs are given."""
+    return _Checker(held_out, progress).run(corpus)
+
+
+def overlap_key(text: str) -> str:
+    """Reduce a text to what counts as the same sentence: NFKC, case folded, letters and digits only."""
+    return _NO_LETTERS.sub("", unicodedata.normalize("NFKC", text).casefold())
+
+
+class _Checker:
+    """One pass over a corpus."""
+
+    def __init__(self, held_out: Corpus | None, progress: Callable[[int], None] | None) -> None:
+        self._progress = progress
+        self._held_out = _keys(held_out) if held_out else None
+        self.bad = _Tally(
+            "invalid UTF-8 or NUL", "convert the file to UTF-8 or repair the lines; data.on_bad_line=skip leaves the pairs out"
+        )
+        self.overlong = _Tally("overlong lines", "split them into sentences, or raise data.max_line_bytes; training leaves the pairs out")
+        self.empty = _Tally("empty lines", "nothing: training leaves the pairs out; many may mean misaligned files")
+        self.copies = _Tally("source equals target", "remove those that should be translated, or the model learns to copy")
+        self.tokenised = _Tally(
+            "already tokenised text", "use the raw text, or detokenise it (sacremoses): the model would learn to write ' ,' and \" 's\""
+        )
+        self.leaks = _Tally("held-out pairs in the corpus", "remove these lines from the training text: they were seen before the test")
+        self.source_leaks = _Tally(
+            "held-out sources in the corpus", "remove these lines from the training text if the test set should be unseen"
+        )
+        self._numbers, self._hashes, self._ratios = array("Q"), array("q"), array("f")
+
+    def run(self, corpus: Corpus) -> list[Finding]:
+        """Read it all and gather the rows."""
+        unequal: UnequalError | None = None
+        slip: Slip | None = None
+        try:
+            slip = find_slip(self._traits(corpus))
+            for _ in self._rest:
+                pass
+        except UnequalError as error:
+            unequal, slip = error, error.slip
+        rows = [self._alignment(unequal), self._slip(slip), self.bad.finding(), self.overlong.finding(), self.empty.finding()]
+        rows += [self._duplicates(), self._outliers(), self.copies.finding(), self.tokenised.finding()]
+        if self._held_out is not None:
+            rows += [self.leaks.finding(), self.source_leaks.finding()]
+        return rows
+
+    def _traits(self, corpus: Corpus) -> Iterator[tuple[Traits, Traits]]:
+        """Look at every record, handing on what the slip finder compares, which may stop listening before the end."""
+        self._rest = self._looked_at(corpus)
+        for pair in self._rest:
+            yield traits(pair.src), traits(pair.tgt)
+
+    def _looked_at(self, corpus: Corpus) -> Iterator[Pair]:
+        for count, record in enumerate(corpus.records(), 1):
+            if self._progress and not count % 10_000:
+                self._progress(count)
+            if isinstance(record, BadPair):
+                (self.overlong if record.line.kind == "overlong" else self.bad).add(record.number)
+                continue
+            self._look(record)
+            yield record
+
+    def _look(self, pair: Pair) -> None:
+        number, src, tgt = pair.number, pair.src.strip(), pair.tgt.strip()
+        if not src or not tgt:
+            self.empty.add(number)
+            return
+        self._numbers.append(number)
+        self._hashes.append(hash((src, tgt)))
+        self._ratios.append(math.log(len(src) / len(tgt)) if max(len(src), len(tgt)) >= _MIN_LENGTH else math.nan)
+        if src == tgt and not src.isdecimal():
+            self.copies.add(number)
+        if _TOKENISED.search(src) or _TOKENISED.search(tgt):
+            self.tokenised.add(number)
+        if self._held_out is not None:
+            src_key = overlap_key(src)
+            targets = self._held_out.get(hash(src_key)) if src_key else None
+            if targets is not None:
+                self.source_leaks.add(number)
+                if hash(overlap_key(tgt)) in targets:
+                    self.leaks.add(number)
+
+    def _alignment(self, unequal: UnequalError | None) -> Finding:
+        if not unequal:
+            return Finding("line counts", 0, [], "")
+        counts = unequal.counts
+        shown = [min(counts) + 1]
+        return Finding(
+            "line counts", abs(counts[0] - counts[1]), shown, f"the files have {counts[0]} and {counts[1]} lines: find what is missing"
+        )
+
+    def _slip(self, slip: Slip | None) -> Finding:
+        if not slip:
+            return Finding("misaligned lines", 0, [], "")
+        which, by = ("target", slip.shift) if slip.shift > 0 else ("source", -slip.shift)
+        advice = f"from near this line on the {which} seems to have {by} line{'s' if by > 1 else ''} too many: compare the files there"
+        return Finding("misaligned lines", 1, [slip.line], advice)
+
+    def _duplicates(self) -> Finding:
+        hashes = np.frombuffer(self._hashes, np.int64) if self._hashes else np.zeros(0, np.int64)
+        order = np.argsort(hashes, kind="stable")
+        repeats = order[1:][hashes[order][1:] == hashes[order][:-1]]  # stable: the first of equals is not among them
+        return self._named("duplicate pairs", repeats, "remove them, or the model weighs them more than the rest")
+
+    def _outliers(self) -> Finding:
+        """Find pairs whose length ratio is far from the corpus's own: three times, and six of its usual deviations."""
+        ratios = np.frombuffer(self._ratios, np.float32) if self._ratios else np.zeros(0, np.float32)
+        known = ratios[~np.isnan(ratios)]
+        middle = float(np.median(known)) if len(known) else 0.0
+        usual = float(np.median(np.abs(known - middle))) if len(known) else 0.0
+        outside = np.flatnonzero(np.abs(ratios - middle) > max(math.log(3), 6 * 1.4826 * usual))  # 1.4826: for normal data
+        return self._named(
+            "length ratio", outside, "look at these pairs: one side may be cut off, merged with the next, or not a translation"
+        )
+
+    def _named(self, check: str, places: NDArray[np.int64], advice: str) -> Finding:
+        lines = sorted(self._numbers[place] for place in np.sort(places)[:_NAMED].tolist())
+        return Finding(check, len(places), lines, advice if len(places) else "")
+
+
+def _keys(corpus: Corpus) -> dict[int, set[int]]:
+    """Remember the held-out pairs: by the hash of the source, the hashes of its targets."""
+    keys: dict[int, set[int]] = {}
+    for pair in corpus.pairs():
+        src = overlap_key(pair.src)
+        if src:
+            keys.setdefault(hash(src), set()).add(hash(overlap_key(pair.tgt)))
+    return keys
