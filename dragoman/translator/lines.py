@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dragoman.text.sentences import Split, split_long
 from dragoman.text.specials import UNK
 from dragoman.text.tokenizer import Tokenizer
 from dragoman.translator.translation import Translation, joined
@@ -38,9 +40,12 @@ class Line:
         """Put the answers to the parts together."""
         if not self.parts:
             return Translation(text="")
-        if len(answers) == 1 and not self.notes:
-            return answers[0]
-        gaps = [fitting_gap(before.text, gap, after.text) for before, gap, after in zip(answers, self.gaps, answers[1:], strict=False)]
+        if len(answers) == 1:
+            return replace(answers[0], notes=[*self.notes, *answers[0].notes]) if self.notes else answers[0]
+        texts = itertools.pairwise(answer.text for answer in answers)
+        gaps = [
+            fitting_gap(part.text, before, gap, after) for part, (before, after), gap in zip(self.parts, texts, self.gaps, strict=False)
+        ]
         return joined(answers, gaps, self.notes)
 
 
@@ -56,11 +61,10 @@ def _cut(number: int, text: str, whole: list[int], tokenizer: Tokenizer, longest
     if not text:
         return Line([], [], [])
     texts, gaps, encoded, notes = [text], list[str](), [whole], list[str]()
-    if len(whole) > longest:
-        from dragoman.text.sentences import split_long
-
-        texts, gaps = split_long(text, lambda each: len(tokenizer.encode(each)) <= longest)
+    if "\n" in text or len(whole) > longest:
+        texts, gaps = _split(text, tokenizer, longest)
         encoded = tokenizer.encode_batch(texts)
+    if len(whole) > longest:
         notes.append(f"{len(whole)} pieces are more than the {longest} that the model was trained on: translated in {len(texts)} parts")
     unknown = sum(pieces.count(UNK) for pieces in encoded)
     if unknown:
@@ -68,13 +72,30 @@ def _cut(number: int, text: str, whole: list[int], tokenizer: Tokenizer, longest
     return Line([Part(number, place, each, src) for place, (each, src) in enumerate(zip(texts, encoded, strict=True))], gaps, notes)
 
 
-def fitting_gap(before: str, gap: str, after: str) -> str:
-    """Separate two translated sentences as their script does: the source's gap belongs to the source's script."""
-    if gap.strip() or "\n" in gap or not before or not after:
+def _split(text: str, tokenizer: Tokenizer, longest: int) -> Split:
+    """Cut a text at its line breaks, and its lines where they are too long."""
+    texts, gaps, gap = list[str](), list[str](), ""
+    for line in text.split("\n"):
+        if line.strip():
+            parts = split_long(line.strip(), lambda each: len(tokenizer.encode(each)) <= longest)
+            gaps += [gap, *parts.gaps] if texts else parts.gaps
+            texts += parts.texts
+            gap = ""
+        gap += "\n"
+    return Split(texts, gaps)
+
+
+def fitting_gap(source: str, before: str, gap: str, after: str) -> str:
+    """Separate two translated parts as their own script does: the gap after a part of the source belongs to its script.
+
+    A Chinese source has none between its sentences where an English translation wants a space, and the other way
+    round. Nothing goes between the parts of a word that was too long.
+    """
+    if "\n" in gap or not before or not after:
         return gap
     if _is_wide(before[-1]) and _is_wide(after[0]):
         return ""
-    return gap or " "
+    return gap or (" " if unicodedata.category(source[-1]).startswith("P") else "")
 
 
 def _is_wide(char: str) -> bool:

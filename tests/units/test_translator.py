@@ -1,0 +1,359 @@
+"""The translator's promises: as many lines out as in, in order, and nothing cut, lost or changed without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dragoman.bundle import write_bundle
+from dragoman.config import Config
+from dragoman.decoding.packing import batches_by_length, pack, pack_sources
+from dragoman.errors import ConfigError, DataError
+from dragoman.models.build import build_model
+from dragoman.text.specials import EOS, PAD
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.translator import Translator
+from dragoman.translator.device import choose_device
+from dragoman.translator.lines import fitting_gap
+
+TEXT = ["Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?", "你好。世界。", "0123456789"] * 10
+SIZES = {"width": 16, "heads": 2, "feedforward": 32, "encoder": ("self*2",), "decoder": ("self*2",)}
+CONFIG = Config().replace(text={"vocabulary": 330}, model=SIZES, data={"max_length": 40})
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return train_tokenizers(TEXT, TEXT, CONFIG.text)
+
+
+class CopyState(NamedTuple):
+    src: Tensor  # (N, S)
+    written: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.src.device
+
+    def select(self, rows: Tensor) -> CopyState:
+        return CopyState(self.src[rows], self.written)
+
+    keep = select
+
+    def reorder(self, rows: Tensor) -> CopyState:
+        raise AssertionError("a beam of one never changes its order")
+
+
+class CopyModel(nn.Module):
+    """Writes the source again, piece by piece; `stutter` makes it never end, `silent` makes it end at once."""
+
+    def __init__(self, vocabulary: int, *, stutter: bool = False, silent: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.vocabulary, self.stutter, self.silent = vocabulary, stutter, silent
+        self.batches: list[tuple[int, int]] = []
+
+    def encode(self, src: Tensor, mask: Tensor | None) -> Tensor:
+        self.batches.append((src.shape[0], src.shape[1]))
+        assert mask is None or torch.equal(mask, src != PAD)
+        return src
+
+    def start(self, memory: Tensor) -> CopyState:
+        return CopyState(memory, 0)
+
+    def step(self, tokens: Tensor, state: CopyState) -> tuple[Tensor, CopyState]:
+        wanted = state.src[:, min(state.written, state.src.shape[1] - 1)].clone()
+        if self.stutter:
+            wanted = state.src[:, 0].clone()
+        logits = torch.zeros(len(tokens), self.vocabulary)
+        if self.silent and state.written == 0:
+            logits[torch.arange(len(tokens)), wanted] = 1.0
+            wanted[:] = EOS
+        wanted[wanted == PAD] = EOS
+        logits[torch.arange(len(tokens)), wanted] = 20.0
+        return logits, CopyState(state.src, state.written + 1)
+
+
+def copying(tokenizers: Tokenizers, config: Config = CONFIG, **options) -> Translator:
+    model = CopyModel(len(tokenizers.tgt), **options)
+    return Translator(model, tokenizers, config.replace(decode={"beam": 1}))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizers: Tokenizers) -> Path:
+    """A real model with random weights, large enough to have opinions."""
+    path = tmp_path_factory.mktemp("bundle")
+    torch.manual_seed(3)
+    model = build_model(CONFIG.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    weights = {name: tensor * 2.5 if tensor.dim() > 1 else tensor for name, tensor in model.state_dict().items()}
+    config = CONFIG.replace(decode={"max_ratio": 1.0, "max_extra": 6})
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=weights, golden=TEXT[:2])
+    return path
+
+
+@pytest.fixture(scope="module")
+def translator(bundle: Path) -> Translator:
+    return Translator.load(bundle, device="cpu")
+
+
+def test_text_goes_through_unchanged(tokenizers: Tokenizers) -> None:
+    lines = [*TEXT[:5], "", "   ", "a", "!", "7", "🙂", "\t", "weiße Größe", "x" * 30]
+    assert copying(tokenizers).translate(lines) == [line.strip() for line in lines]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lines=st.lists(st.text(st.sampled_from("ab \u4f60.7"), max_size=12), max_size=90),
+    batch_size=st.sampled_from([None, 1, 3, 64]),
+    window=st.sampled_from([1, 7, 2048]),
+)
+def test_order_and_number_of_lines_are_kept(tokenizers: Tokenizers, lines: list[str], batch_size: int | None, window: int) -> None:
+    """Whatever the batches and windows (fairseq#2036, #4684, #1059, tensorflow/nmt#277; marian-dev#365)."""
+    found = copying(tokenizers).translate(lines, batch_size=batch_size, window=window)
+    assert found == [line.strip() for line in lines]
+
+
+def test_empty_lines_never_reach_the_model(tokenizers: Tokenizers) -> None:
+    translator = copying(tokenizers)
+    found = list(translator.stream(["", " ", "\u3000"]))
+    assert [(each.text, each.notes) for each in found] == [("", ())] * 3
+    assert translator.model.batches == []
+
+
+def test_an_empty_answer_is_asked_for_once_more_and_noted(tokenizers: Tokenizers) -> None:
+    """A short line must not vanish (OpenNMT-py#2039)."""
+    [found, blank] = copying(tokenizers, silent=True).stream(["7", ""])
+    assert found.text.strip()
+    assert any("first answer was empty" in note for note in found.notes)
+    assert (blank.text, blank.notes) == ("", ())
+
+
+def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None:
+    """The limit follows the line itself and meeting it is told (sockeye#907, LibreTranslate#46)."""
+    translator = copying(tokenizers, CONFIG.replace(decode={"max_ratio": 2.0, "max_extra": 5}), stutter=True)
+    short, long = translator.stream(["7", "0123456789"])
+    pieces = len(translator.tokenizers.src.encode("0123456789"))
+    assert len(long.pieces) == 2 * pieces + 5
+    assert any(f"stopped at {2 * pieces + 5} pieces" in note for note in long.notes)
+    [alone] = translator.stream(["7"])
+    assert alone == short
+
+
+def test_a_line_stays_one_line_whatever_the_model_writes(tokenizers: Tokenizers) -> None:
+    """Lines in = lines out, even when the model spells a line break in bytes (marian-dev#365, #667)."""
+    [found] = copying(tokenizers).stream(["ab\u000bcd\rx"])
+    assert "\r" not in found.text
+    assert "\n" not in found.text
+
+
+def test_a_text_of_several_lines_comes_back_in_as_many(tokenizers: Tokenizers) -> None:
+    [found] = copying(tokenizers).translate(["Ein Mann geht.\n\n  Eine Frau steht!\nab"])
+    assert found == "Ein Mann geht.\n\nEine Frau steht!\nab"
+
+
+def test_long_lines_are_split_and_joined_and_noted(tokenizers: Tokenizers) -> None:
+    """Never cut, never dropped (marian-dev#365, transformers#11958, rust-bert#153, Opus-MT#60)."""
+    text = " ".join(["Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?"] * 12)
+    translator = copying(tokenizers)
+    before, found, after = translator.stream(["ab", text, "7"])
+    assert (before.text, after.text) == ("ab", "7")
+    assert found.text == text
+    assert any("parts" in note and "40" in note for note in found.notes)
+    assert max(width for _, width in translator.model.batches) <= CONFIG.data.max_length + 1
+
+
+def test_text_without_any_break_is_split_too(tokenizers: Tokenizers) -> None:
+    translator = copying(tokenizers)
+    for text in ("ab" * 400, "你好" * 200, "a b " * 300):
+        [found] = translator.stream([text])
+        assert found.text.replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "before", "gap", "after", "expected"),
+    [
+        ("Hallo.", "Hello.", " ", "World.", " "),
+        ("你好。", "Hello.", "", "World.", " "),
+        ("Hello.", "你好。", " ", "世界。", ""),
+        ("你好。", "你好。", "", "世界。", ""),
+        ("Donaudampf", "steam", "", "boat", ""),
+        ("A.", "A.", "\n", "B", "\n"),
+    ],
+)
+def test_sentences_are_joined_as_their_script_does(source: str, before: str, gap: str, after: str, expected: str) -> None:
+    """A Chinese source has no spaces between sentences; its English translation must (mosesdecoder#190)."""
+    assert fitting_gap(source, before, gap, after) == expected
+
+
+@pytest.mark.parametrize("options", [{"beam": 1}, {"beam": 4}, {"beam": 4, "nbest": 3}, {"sample": True, "seed": 5, "temperature": 0.7}])
+def test_batch_size_changes_nothing(translator: Translator, options: dict) -> None:
+    """The same text out whatever the batch (OpenNMT-py#2208, #1909, #502, CTranslate2#693, fairseq#427)."""
+    lines = [" ".join(TEXT[at % 5].split()[: 1 + at % 3]) + f" {at}" for at in range(40)]
+    one = list(translator.stream(lines, batch_size=1, **options))
+    many = list(translator.stream(lines, batch_size=64, **options))
+    budget = list(translator.stream(lines, window=5, **options))
+    for other in (many, budget):
+        assert [each.text for each in other] == [each.text for each in one]
+        assert [each.score for each in other] == pytest.approx([each.score for each in one], abs=1e-4)
+        assert [[a.text for a in each.alternatives] for each in other] == [[a.text for a in each.alternatives] for each in one]
+
+
+def test_n_best_is_in_order_and_holds_the_translation_itself(translator: Translator) -> None:
+    [found] = translator.stream(["Ein Mann"], nbest=4)
+    assert len(found.alternatives) == 4
+    assert found.alternatives[0].text == found.text
+    finished = [each.score for each in found.alternatives if len(each.log_probs) > len(each.pieces)]
+    assert finished == sorted(finished, reverse=True)
+
+
+def test_a_wider_list_than_the_models_beam_widens_the_beam(translator: Translator) -> None:
+    [found] = translator.stream(["Ein Mann"], nbest=6)
+    assert len(found.alternatives) == 6
+
+
+def test_scores_are_those_of_the_stated_formula(translator: Translator) -> None:
+    for alpha in (0.0, 1.0):
+        [found] = translator.stream(["Eine Frau"], beam=3, length_penalty=alpha)
+        assert found.score == pytest.approx(sum(found.log_probs) / ((5 + len(found.log_probs)) / 6) ** alpha, abs=1e-5)
+
+
+def test_a_prefix_begins_every_translation(translator: Translator) -> None:
+    for found in translator.stream(["Ein Mann", "Zwei Kinder spielen?"], prefix="Eine Frau"):
+        assert found.text.startswith("Eine Frau")
+
+
+def test_alignment_has_a_row_a_piece_and_rows_sum_to_one(translator: Translator) -> None:
+    """Every matrix shown is a distribution over the source (sockeye#385, tensor2tensor#540)."""
+    lines = ["Ein Mann geht.", "", "Zwei", "Eine Frau steht! 0123456789"]
+    for found, line in zip(translator.stream(lines, alignment=True), lines, strict=True):
+        if not line:
+            assert found.alignment is None
+            continue
+        assert found.alignment.shape == (len(found.pieces), len(found.src_pieces))
+        assert found.src_pieces[-1] == "</s>"
+        np.testing.assert_allclose(found.alignment.sum(axis=1), 1.0, atol=1e-5)
+    assert all(each.alignment is None for each in translator.stream(lines))
+
+
+def test_alignment_does_not_depend_on_neighbours(translator: Translator) -> None:
+    lines = ["Ein Mann geht.", "Zwei", "Eine Frau steht! 0123456789"]
+    together = list(translator.stream(lines, alignment=True))
+    for each, line in zip(together, lines, strict=True):
+        [alone] = translator.stream([line], alignment=True)
+        np.testing.assert_allclose(each.alignment, alone.alignment, atol=1e-5)
+
+
+def test_explain_shows_what_translate_did(translator: Translator) -> None:
+    """Recorded numbers belong to the translation shown (OpenNMT-py#2490, tensor2tensor#917); shapes are by head (fairseq#3365)."""
+    explanation = translator.explain("Ein Mann geht.", beam=3)
+    [found] = translator.stream(["Ein Mann geht."], beam=3, alignment=True)
+    assert explanation.translation == found.text
+    assert explanation.log_probs == pytest.approx(found.log_probs, abs=1e-4)
+    assert explanation.tgt_pieces[: len(found.pieces)] == found.pieces
+    np.testing.assert_allclose(explanation.alignment[: len(found.pieces)], found.alignment, atol=1e-5)
+    sizes = {"src": len(explanation.src_pieces), "tgt": len(explanation.tgt_pieces)}
+    for path, weights in explanation.attentions.items():
+        rows = sizes["src"] if path.startswith("encoder") else sizes["tgt"]
+        columns = sizes["tgt"] if path.endswith("self") and path.startswith("decoder") else sizes["src"]
+        assert weights.shape == (2, rows, columns), path
+        np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-5)
+    assert len(explanation.attentions) == 6
+
+
+def test_streaming_hands_on_before_the_input_ends(tokenizers: Tokenizers) -> None:
+    read = []
+
+    def lines() -> Iterator[str]:
+        for number in range(1000):
+            read.append(number)
+            yield f"a {number}"
+
+    found = copying(tokenizers).stream(lines())
+    next(found)
+    assert len(read) < 100
+    one = copying(tokenizers).stream(lines(), window=1)
+    read.clear()
+    next(one)
+    next(one)
+    assert len(read) == 2
+
+
+def test_inference_mode_does_not_leak_to_the_caller(translator: Translator) -> None:
+    found = translator.stream(["Ein Mann", "Eine Frau"])
+    next(found)
+    assert not torch.is_inference_mode_enabled()
+    assert torch.ones(1, requires_grad=True).mul(2).requires_grad
+
+
+def test_sampling_draws_the_same_for_a_seed_and_another_for_another(translator: Translator) -> None:
+    lines = ["Ein Mann geht."] * 6
+    one = translator.translate(lines, sample=True, seed=1)
+    assert one == translator.translate(lines, sample=True, seed=1)
+    assert one != translator.translate(lines, sample=True, seed=2)
+    assert len(set(one)) > 1  # equal lines are drawn independently
+
+
+def test_one_text_in_place_of_a_list_is_answered(translator: Translator) -> None:
+    with pytest.raises(DataError, match="found one text, 'Guten Morgen"):
+        translator.translate("Guten Morgen.")
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"beams": 3}, "'beams' for translating; did you mean beam"),
+        ({"beam": 0}, "found 0"),
+        ({"nbest": 0}, "found 0"),
+        ({"batch_size": -1}, "found -1"),
+        ({"sample": True, "beam": 4}, "found beam=4"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(translator: Translator, options: dict, found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        translator.stream(["a"], **options)
+
+
+def test_a_text_to_explain_must_hold_words(translator: Translator) -> None:
+    with pytest.raises(DataError, match="found ' '"):
+        translator.explain(" ")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"found '{name}'"):
+        choose_device(name)
+
+
+def test_auto_is_a_device_that_works() -> None:
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu").type == "cpu"
+
+
+def test_packing_masks_by_length() -> None:
+    """A mask comes from lengths, never from values (Kyubyong/transformer#33)."""
+    ids, mask = pack([[5, PAD, 6], [7]])
+    assert ids.tolist() == [[5, PAD, 6], [7, PAD, PAD]]
+    assert mask.tolist() == [[True, True, True], [True, False, False]]
+    assert pack([[5], [6]]).mask is None
+    assert pack_sources([[5], [6, 7]]).ids.tolist() == [[5, EOS, PAD], [6, 7, EOS]]
+
+
+@given(lengths=st.lists(st.integers(1, 60), max_size=80), slots=st.integers(1, 300), width=st.integers(1, 5))
+def test_batches_hold_every_row_once_within_the_budget(lengths: list[int], slots: int, width: int) -> None:
+    groups = batches_by_length(lengths, slots=slots, width=width)
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    for group in groups:
+        assert len(group) == 1 or len(group) * width * max(lengths[row] for row in group) <= slots
+
+
+def test_the_three_lines_of_the_readme_work(bundle: Path) -> None:
+    from dragoman import Translator as Public
+
+    assert len(Public.load(bundle).translate(["Guten Morgen."])) == 1
