@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dragoman.cli.durations import parse_duration
+from dragoman.cli.show import note
+from dragoman.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dragoman.config import Config
+    from dragoman.runs.place import Place
 
 _DATA, _SETTINGS, _RUN = "Text", "Settings", "The run"
 
@@ -53,17 +59,49 @@ def train(
         "data.tgt_lang": tgt_lang,
         "train.device": device,
     }
-    given = [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in named.items() if value]
+    asked = [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in named.items() if value]
     if budget:
-        given.append(f"train.budget={parse_duration(budget)}")
-    given += set_ or []
-    from dragoman.config import Config, read_config  # here, so that --help stays quick
+        asked.append(f"train.budget={parse_duration(budget)}")
+    asked += set_ or []
+    _run(out, recipe=recipe, file=config, asked=asked, data_named=bool(src or tgt or pairs), resume=resume, dry_run=dry_run)
+
+
+def _run(out: Path, *, recipe: str, file: Path | None, asked: list[str], data_named: bool, resume: bool, dry_run: bool) -> None:
+    """Read the settings, then begin a run or go on with one."""
+    from dragoman.config import apply_overrides, read_config
+    from dragoman.runs.place import Place  # here, with what it needs of torch, so that --help stays quick
     from dragoman.runs.train import train as run
     from dragoman.training.progress import open_progress
 
     def over(base: Config | None) -> Config:
-        return read_config(recipe=recipe, file=config, overrides=given, base=base)
+        return read_config(recipe=recipe, file=file, overrides=asked, base=base)
 
-    asked = over(None) if given or recipe or config or not resume else None
-    progress = open_progress(sys.stderr)
-    run(asked, out, resume=resume, dry_run=dry_run, over=None if asked is None or asked.recipe else over, progress=progress)
+    place = Place(out)
+    settled: Config | None
+    if resume and place.begun and not (data_named or recipe or file):
+        # What was begun goes on; only what is asked for now may differ.
+        settled = apply_overrides(place.request(), asked) if asked else None
+    else:
+        settled = over(None)
+    if place.begun and not dry_run and _is_done(place, settled):
+        return
+    if not (place.begun or (settled and (settled.data.src or settled.data.pairs))):
+        hint = f"; there is no run in {out} to go on with" if resume else ""
+        raise ConfigError([f"training needs text; found neither --src and --tgt nor --pairs{hint}; see dragoman train --help"])
+    fitted = settled is not None and not settled.recipe
+    run(settled, out, resume=resume, dry_run=dry_run, over=over if fitted else None, progress=open_progress(sys.stderr))
+
+
+def _is_done(place: Place, config: Config | None) -> bool:
+    """Say so when a run would make no update at all: steps are counted from the run's beginning (OpenNMT-py#1364)."""
+    from dragoman.training.checkpoint import RunDirectory
+
+    steps = place.go_on(config).train.steps
+    done = max(RunDirectory(place.training).steps(), default=0)
+    if not place.finished or done < steps:
+        return False
+    note(f"nothing to do: {place.out} is finished, with all {done:,} updates made")
+    note(
+        f"to train it further: dragoman train --out {place.out} --resume --set train.steps={2 * done}; to begin anew, choose another --out"
+    )
+    return True
