@@ -1,0 +1,95 @@
+"""`dragoman data check`: a table of what is wrong with a corpus, and one line for what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.app import main
+
+SOURCES = [f"Der Hund Nummer {n} läuft heute durch den tiefen Schnee." for n in range(300)]
+TARGETS = [f"Dog number {n} runs through the deep snow today." for n in range(300)]
+
+
+def write(folder: Path, sources: list[str], targets: list[str], name: str = "train") -> list[str]:
+    """Write two files and give the options that name them."""
+    for lines, ending in ((sources, "de"), (targets, "en")):
+        (folder / f"{name}.{ending}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    prefix = "--test-" if name == "test" else "--"
+    return [f"{prefix}src", str(folder / f"{name}.de"), f"{prefix}tgt", str(folder / f"{name}.en")]
+
+
+def check(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, tuple[int, list[int]]]:
+    """Run the check and give what it found by name."""
+    assert main(["data", "check", *options, "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    return {each["check"]: (each["count"], each["lines"]) for each in findings}
+
+
+def test_a_clean_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", *write(tmp_path, SOURCES, TARGETS)]) == 0
+    out = capsys.readouterr().out
+    assert "nothing to mend" in out
+    assert "duplicate pairs" in out, "a check that found nothing is listed too"
+
+
+def test_everything_is_found_with_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Blank lines on one side, tokenised text, shifted pairs (nmt-en-vi#6, mozilla/translations#53)."""
+    sources, targets = list(SOURCES), list(TARGETS)
+    targets[4] = ""
+    sources[9], targets[9] = sources[8], targets[8]
+    targets[19] = "Dog."
+    sources[29] = targets[29]
+    found = check(capsys, *write(tmp_path, sources, targets))
+    assert found["empty lines"] == (1, [5])
+    assert found["duplicate pairs"] == (1, [10])
+    assert found["length ratio"] == (1, [20])
+    assert found["source equals target"] == (1, [30])
+
+
+def test_unequal_files_are_told_with_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Line counts that disagree (OpenNMT-py#2488, code-docstring-corpus#12)."""
+    assert main(["data", "check", *write(tmp_path, SOURCES, TARGETS[:-3])]) == 0
+    out = capsys.readouterr().out
+    assert "the files have 300 and 297 lines" in out
+
+
+def test_leakage_between_train_and_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = write(tmp_path, SOURCES, TARGETS) + write(tmp_path, [SOURCES[6], "Neu."], [TARGETS[6].upper(), "New."], name="test")
+    found = check(capsys, *options)
+    assert found["held-out pairs in the corpus"] == (1, [7])
+
+
+def test_wrong_bytes_are_counted_not_fatal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = write(tmp_path, SOURCES, TARGETS)
+    path = tmp_path / "train.de"
+    path.write_bytes(path.read_bytes().replace("läuft".encode(), "läuft".encode("latin1"), 1))
+    assert check(capsys, *options)["invalid UTF-8 or NUL"] == (1, [1])
+
+
+def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{s}\t{t}\n" for s, t in zip(SOURCES, TARGETS, strict=True)), encoding="utf-8")
+    assert check(capsys, "--pairs", str(path))["duplicate pairs"] == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "found neither --src and --tgt nor --pairs"),
+        (["--src", "a.de"], "found only a.de"),
+        (["--src", "a.de", "--tgt", "a.en", "--pairs", "p.tsv"], "found p.tsv and a.de"),
+        (["--src", "a.de", "--tgt", "a.en"], "a.de"),
+        (["--pairs", "p.txt"], "found p.txt"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_line(
+    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "check", *options]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
