@@ -13,6 +13,8 @@ from dragoman.explain.fonts import families, spelt
 
 _INCHES = 0.34  # a side of a cell: room for two characters of its label
 _MOST_CELLS = 120  # a side of the picture; more than a page can show
+_LONGEST = 24  # characters of a label
+_MOST_PIXELS = 2400.0  # a side; large pictures get smaller cells
 
 
 def save_attention_map(
@@ -27,16 +29,21 @@ def save_attention_map(
     # The object's face and not pyplot: no global state, no window system.
     with matplotlib.rc_context({"font.family": list(families()), "font.size": 11}):
         height, width = (_INCHES * max(size, 3) for size in weights.shape)
-        figure = Figure(figsize=(width, height), dpi=150)
+        figure = Figure(figsize=(width, height), dpi=min(150.0, _MOST_PIXELS / max(width, height)))
         axes = figure.add_axes((0, 0, 1, 1))  # the labels stand outside; saving makes room for them
         image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=max(1e-6, float(weights.max())), aspect="auto", interpolation="nearest")
-        _label(axes, [spelt(piece) for piece in columns], [spelt(piece) for piece in rows])
+        _label(axes, [_shortened(piece) for piece in columns], [_shortened(piece) for piece in rows])
         if title:
             axes.set_title(spelt(title), fontsize=12, pad=12)
         side = figure.add_axes((1 + 0.12 / width, 1 - min(height, 2.0) / height, 0.1 / width, min(height, 2.0) / height))
         figure.colorbar(image, cax=side).outline.set_visible(False)
         side.tick_params(labelsize=8, length=2)
         figure.savefig(path, format="png", bbox_inches="tight", pad_inches=0.12)
+
+
+def _shortened(piece: str) -> str:
+    """Spell a piece in as many characters as there is room for."""
+    return spelt(piece if len(piece) <= _LONGEST else f"{piece[: _LONGEST - 1]}…")
 
 
 def _label(axes: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
