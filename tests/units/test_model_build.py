@@ -100,7 +100,7 @@ def test_weights_are_shared_in_all_three_places_and_stored_once() -> None:
 
 
 def test_two_vocabularies_cannot_share_one_matrix() -> None:
-    with pytest.raises(ConfigError, match="found 11 source and 10 target pieces; set model.tie=target"):
+    with pytest.raises(ConfigError, match=r"found 11 source and 10 target pieces; set model.tie=target"):
         build(11, 10, tie="all")
 
 

@@ -104,7 +104,7 @@ def test_any_function_of_the_weights_is_an_edit(model: EncoderDecoder, batch: di
         only[..., 0] = 1
         return only
 
-    with edit(model, {path: first_only for path in PATHS}), record(model, ["decoder.0.cross"]) as notes:
+    with edit(model, dict.fromkeys(PATHS, first_only)), record(model, ["decoder.0.cross"]) as notes:
         model(**batch)
     torch.testing.assert_close(notes["decoder.0.cross"].output, notes["decoder.0.cross"].values[:, :, :1].expand(2, 2, 4, 4))
 
@@ -122,7 +122,7 @@ def test_two_edits_apply_in_their_order(model: EncoderDecoder, batch: dict[str, 
 def test_wrong_names_are_answered(model: EncoderDecoder, batch: dict[str, Tensor]) -> None:
     with pytest.raises(DragomanError, match=r"found 'decoder.1.crass'; did you mean decoder.1.cross\?"), record(model, ["decoder.1.crass"]):
         pass
-    with pytest.raises(DragomanError, match="found 'decoder.9.cross'"), edit(model, {"decoder.9.cross": heads_off([0])}):
+    with pytest.raises(DragomanError, match=r"found .decoder.9.cross."), edit(model, {"decoder.9.cross": heads_off([0])}):
         pass
     with pytest.raises(DragomanError, match="one of 0 to 1; found 2"), edit(model, {"decoder.1.cross": heads_off([2])}):
         model(**batch)
