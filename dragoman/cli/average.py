@@ -8,11 +8,16 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import BundleArgument
+from dragoman.cli.show import result
 
 
 def average(
     model: BundleArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the averaged model.", show_default=False)],
-    last: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints.")] = 5,
+    last: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints.")] = 3,
 ) -> None:
-    """Average a model's newest checkpoints into a new model."""
+    """Average a run's newest checkpoints into a new model; the run need not have finished."""
+    from dragoman.runs.averaging import average_run
+
+    made = average_run(model, out, last=last)
+    result(f"{made.out}: the average of steps {', '.join(f'{step:,}' for step in made.steps)}")

@@ -36,9 +36,10 @@ def evaluate(
 ) -> None:
     """Score a model on a test set: BLEU, chrF and TER by sacreBLEU with their signatures, and the speed."""
     from dragoman.evaluate.files import read_text
-    from dragoman.evaluate.scoring import check_aligned, score
+    from dragoman.evaluate.scoring import check_aligned, choose_tokeniser, score
     from dragoman.translator import Translator
 
+    choose_tokeniser(tokenize, "")  # a mistyped name is told now, not after an hour of translating
     sources, references = read_text(src), read_text(ref)
     check_aligned(sources, references)
     translator = Translator.load(model, device=device)

@@ -1,0 +1,58 @@
+"""A model from several checkpoints of one run, finished or not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.bundle import Bundle, Card, write_bundle
+from dragoman.errors import BundleError
+from dragoman.runs.place import Place
+from dragoman.text.tokenizer import load_tokenizers
+from dragoman.training.average import average_weights
+from dragoman.training.checkpoint import RunDirectory
+
+
+class Averaged(NamedTuple):
+    """What was made: where, and of which steps, newest first."""
+
+    out: Path
+    steps: list[int]
+
+
+def average_run(model: str | Path, out: str | Path, *, last: int) -> Averaged:
+    """Average the newest checkpoints of the run in a model's directory and write the result as a model of its own."""
+    place, target = Place(model), Place(out)
+    if not place.begun:
+        raise BundleError(
+            f"{place.out} must hold the run whose checkpoints are averaged",
+            found=f"no {place.training / 'config.json'}",
+            fix="give a directory that dragoman train wrote, with its training/ in it",
+        )
+    target.check_empty_enough()
+    if target.begun:
+        raise BundleError("--out must be a new directory", found=f"a run in {target.out}", fix="choose another")
+    newest = list(itertools.islice(RunDirectory(place.training).verified(), last))
+    if len(newest) < last:
+        raise BundleError(
+            f"{last} checkpoints must verify to be averaged",
+            found=f"{len(newest)} in {place.training}",
+            fix=f"ask for --last {len(newest)}, or keep more with train.keep" if newest else "train until the first checkpoint",
+        )
+    steps = [checkpoint.step for checkpoint in newest]
+    # The weights themselves, not their running averages: an average of averages has looked too far back.
+    weights = average_weights(checkpoint.load_weights() for checkpoint in newest)
+    chosen = f"average of steps {', '.join(map(str, steps))}"
+    card = Card(command=f"dragoman average {place.out} --last {last} --out {target.out}", training={"weights": chosen})
+    golden = [case["input"] for case in Bundle.load(place.out).golden["cases"]] if place.finished else []
+    write_bundle(
+        target.out,
+        config=place.config(),
+        tokenizers=load_tokenizers(place.text),
+        weights=weights,
+        card=card,
+        golden=golden,
+        facts={"updates": steps[0], "weights_from": chosen},
+    )
+    return Averaged(target.out, steps)

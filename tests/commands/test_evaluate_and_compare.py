@@ -1,0 +1,108 @@
+"""`dragoman evaluate` and `dragoman compare`: numbers with signatures, differences with their doubt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+from dragoman.cli.app import main
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Write a reference and two systems' outputs."""
+    references = [f"The {animal} number {n} sleeps on the old mat." for n, animal in enumerate(["cat", "dog", "bird"] * 10)]
+    texts = {"ref": references, "good": references, "bad": [line.replace("sleeps on", "is lying at") for line in references]}
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return {name: tmp_path / name for name in texts}
+
+
+def test_scores_with_signatures_and_speed(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One scorer, detokenised text, raw reference, signature printed (fairseq#2593, #3245, #5064)."""
+    assert main(["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en")]) == 0
+    out = capsys.readouterr().out
+    assert f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}" in out
+    assert all(name in out for name in ("BLEU", "chrF2", "TER", "sentences/s"))
+
+
+def test_json_and_kept_translations(bundle: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "out.txt"
+    options = ["--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en"), "--hyp", str(kept), "--lowercase", "--tokenize", "intl"]
+    assert main(["evaluate", str(bundle), *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    lines = kept.read_text(encoding="utf-8").split("\n")[:-1]
+    references = (corpus / "dev.en").read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(lines) == found["sentences"] == len(references)
+    expected = sacrebleu.corpus_bleu(lines, [references], lowercase=True, tokenize="intl").score
+    assert found["scores"]["BLEU"]["score"] == pytest.approx(expected)
+    assert "case:lc" in found["scores"]["BLEU"]["signature"]
+    assert found["speed"]["sentences_per_second"] > 0
+
+
+def test_a_set_of_unequal_files_is_told_before_translating(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(corpus / "train.en")]) == 2
+    err = capsys.readouterr().err
+    assert "found 6 and 60" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--src", "--ref"])
+def test_a_file_that_is_not_there(option: str, bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = {"--src": str(corpus / "dev.de"), "--ref": str(corpus / "dev.en"), option: "nowhere.txt"}
+    assert main(["evaluate", str(bundle), *(part for pair in paths.items() for part in pair)]) == 2
+    err = capsys.readouterr().err
+    assert "nowhere.txt" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_unknown_tokenizer_before_any_work(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en"), "--tokenize", "13b"]) == 2
+    assert "found '13b'; did you mean 13a?" in capsys.readouterr().err
+
+
+def test_compare_says_what_is_clear_and_what_moved(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--ref", str(files["ref"]), str(files["bad"]), str(files["good"]), "--samples", "100", "--show", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "baseline" in out
+    assert "clear" in out
+    assert "bs:100" in out
+    assert out.count("\nline ") == 2
+    assert "is lying at" in out
+
+
+def test_compare_as_json(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--ref", str(files["ref"]), str(files["bad"]), str(files["good"]), "--samples", "50", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {each["metric"] for each in found["results"]} == {"BLEU", "chrF2", "TER"}
+    assert len(found["moved"]) == 10
+
+
+def test_compare_translates_with_models(bundle: Path, corpus: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    reference, source = corpus / "dev.en", corpus / "dev.de"
+    assert main(["compare", "--ref", str(reference), "--src", str(source), str(bundle), str(reference), "--samples", "50"]) == 0
+    assert "100.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["bad"], "found 1; name at least two"),
+        (["bad", "bad"], "each system must be named once"),
+        (["bad", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_compared(names: list[str], words: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(files.get(name, Path("nowhere"))) for name in names]
+    assert main(["compare", "--ref", str(files["ref"]), *paths]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_model_without_a_source(bundle: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--ref", str(files["ref"]), str(bundle), str(files["good"])]) == 2
+    assert "needs --src to translate" in capsys.readouterr().err
