@@ -1,0 +1,1 @@
+"""Whole runs: what `dragoman train` does, from a configuration to a model directory."""

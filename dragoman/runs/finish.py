@@ -41,13 +41,9 @@ def choose_weights(run: RunDirectory, config: Config) -> tuple[dict[str, Tensor]
     return _weights(checkpoint), f"step {checkpoint.step}, {'the best' if best else 'the last'}{running}"
 
 
-def write_model(
-    out: Path, *, config: Config, prepared: Prepared, weights: dict[str, Tensor], card: Card, facts: dict[str, object]
-) -> None:
+def write_model(out: Path, *, config: Config, prepared: Prepared, weights: dict[str, Tensor], card: Card, facts: dict[str, object]) -> None:
     """Write the bundle, with golden vectors from the shortest validation or training sentences."""
-    write_bundle(
-        out, config=config, tokenizers=prepared.tokenizers, weights=weights, card=card, golden=golden_texts(prepared), facts=facts
-    )
+    write_bundle(out, config=config, tokenizers=prepared.tokenizers, weights=weights, card=card, golden=golden_texts(prepared), facts=facts)
 
 
 def golden_texts(prepared: Prepared) -> list[str]:

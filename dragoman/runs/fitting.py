@@ -3,7 +3,7 @@
 The rules were found on the validation sets of small corpora (docs/log.md) and are few enough to be told in a sentence each:
 
 - vocabulary: seven times the square root of the corpus's words;
-- size: the largest rung of the ladder with at most ten weights for each word of the corpus that, in the time there is,
+- size: the largest rung of the ladder with at most fifteen weights for each word of the corpus that, in the time there is,
   sees five words for each weight or the whole corpus fifteen times;
 - learning rate: half a unit over the width, falling to nought at the end of the time;
 - dropout: more, the more often the corpus is seen.
@@ -21,7 +21,7 @@ from dragoman.registry import catalogue
 from dragoman.runs.survey import Survey
 
 PIECES_A_WORD = 1.25  # on the vocabularies chosen here
-WEIGHTS_A_WORD = 10  # at most: larger models learn a small corpus by heart
+WEIGHTS_A_WORD = 15  # at most: larger models learn a small corpus by heart
 SEEN_A_WEIGHT = 5  # words seen for each weight, at least ...
 ENOUGH_PASSES = 15  # ... or this many passes over the corpus
 MOST_PASSES = 60  # more only learn it by heart

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from dragoman.config import Config
+from dragoman.data.batches import BatchPlan
 from dragoman.models.build import count_parameters
 from dragoman.runs.prepare import Prepared
 from dragoman.training.loop import Pace, Trainer
@@ -44,10 +45,9 @@ class Forecast(NamedTuple):
         ]
 
 
-def forecast(trainer: Trainer, config: Config, prepared: Prepared, device: torch.device) -> Forecast:
+def forecast(trainer: Trainer, plan: BatchPlan, config: Config, prepared: Prepared, device: torch.device) -> Forecast:
     """Rehearse a few updates and reckon from them; nothing of the run is changed."""
     pace = trainer.rehearse(seconds=REHEARSAL_SECONDS if not config.train.budget else min(REHEARSAL_SECONDS, 0.005 * config.train.budget))
-    batches = trainer.plan.epoch(0)
     parameters = count_parameters(trainer.model)
     copies = 3 + (1 if config.train.ema else 0)  # weights, two moments, the running average
     return Forecast(
@@ -56,8 +56,8 @@ def forecast(trainer: Trainer, config: Config, prepared: Prepared, device: torch
         vocabulary=(len(prepared.tokenizers.src), len(prepared.tokenizers.tgt)),
         parameters=parameters,
         updates=config.train.steps,
-        passes=config.train.steps * config.train.accumulate / len(batches),
-        padding=trainer.plan.padding_share(0),
+        passes=config.train.steps * config.train.accumulate / plan.batches(0),
+        padding=plan.padding_share(0),
         pace=pace,
         memory=peak_memory(device),
         checkpoint=4 * copies * parameters,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 
 from dragoman.config import Config
-from dragoman.data.batches import Batch
+from dragoman.data.batches import Batch, make_batch
 from dragoman.models.build import build_model
 from dragoman.registry import catalogue
 from dragoman.tasks.translate import TranslateTask
@@ -46,6 +45,5 @@ def measure_pace(config: Config, device: torch.device) -> float:
 
 def _made_up(rows: int, vocabulary: int) -> Batch:
     """Make a batch of random pieces, in which nothing is padded."""
-    ids = torch.randint(4, vocabulary, (rows, LENGTH))
-    lengths = torch.full((rows,), LENGTH)
-    return Batch(src=ids, src_lengths=lengths, tgt_in=ids, tgt_out=ids, tgt_lengths=lengths, examples=np.arange(rows))
+    ids = torch.randint(4, vocabulary, (rows, LENGTH - 1)).tolist()
+    return make_batch(ids, ids)

@@ -1,11 +1,11 @@
 """Where a run lives: the output directory, what it already holds, and what may change when a run goes on.
 
-    my-model/
-      training/          the run: see training/checkpoint.py
-        request.json     what was asked for
-        config.json      what came of it: the same, with everything chosen
-        text/            the tokenizers
-      …                  the bundle, once training has ended
+my-model/
+  training/          the run: see training/checkpoint.py
+    request.json     what was asked for
+    config.json      what came of it: the same, with everything chosen
+    text/            the tokenizers
+  …                  the bundle, once training has ended
 """
 
 from __future__ import annotations
@@ -113,4 +113,6 @@ class Place:
         try:
             return from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            raise CorruptError(f"{path} must hold the run's settings", found=str(error), fix="restore it, or train in another directory") from error
+            raise CorruptError(
+                f"{path} must hold the run's settings", found=str(error), fix="restore it, or train in another directory"
+            ) from error

@@ -23,14 +23,14 @@ class Survey(NamedTuple):
 def survey(corpus: Corpus, most: int = MOST_PAIRS) -> Survey:
     """Count pairs and words, reading no more than `most` pairs."""
     pairs = size = 0
-    share = 1.0
+    share, exact = 1.0, True
     for pair in itertools.islice(corpus.pairs(), most + 1):
         if pairs == most:
-            share = min(1.0, max(corpus.share_read(), 1e-9))
+            share, exact = min(1.0, max(corpus.share_read(), 1e-9)), False
             break
         pairs += 1
         size += len(pair.src.encode()) + len(pair.tgt.encode())
     if not size:
         found = f"{pairs} pairs, all of them empty" if pairs else "no pairs"
         raise DataError(f"{' and '.join(map(str, corpus.files))} must hold text", found=found, fix="give files with sentences in them")
-    return Survey(int(pairs / share), int(size / BYTES_A_WORD / share), exact=share == 1.0)
+    return Survey(int(pairs / share), int(size / BYTES_A_WORD / share), exact=exact)

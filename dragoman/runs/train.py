@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from dragoman.bundle import Score as CardScore
@@ -131,6 +133,8 @@ class _Run:
         if self.world.leads:
             run.lock()
         try:
+            if self._nothing_left(run):
+                return place.out
             if self.world.leads:
                 run.status(state="preparing", exit_code=None, reason="")
             prepared = self._prepare()
@@ -153,6 +157,16 @@ class _Run:
             if self.world.leads:
                 run.close()
 
+    def _nothing_left(self, run: RunDirectory) -> bool:
+        """Say so where a run is finished: a command that silently does nothing is a riddle (OpenNMT-py#1364, #886)."""
+        newest = next(run.verified(), None) if self.place.finished and self.place.begun else None
+        if newest is None or newest.step < (newest.state["steps"] if self.clock.limited else self.config.train.steps):
+            return False
+        self.progress.note(
+            f"nothing to do: {self.place.out} has had all its {newest.step:,} updates; to train on, give a larger --set train.steps=N"
+        )
+        return True
+
     def rehearse(self) -> Path:
         """Check everything and say what a run would take, writing nothing but prepared data into the cache."""
         out = self.place.out
@@ -160,8 +174,7 @@ class _Run:
             self.place = Place(Path(folder))
             prepared = self._prepare()
             with RunDirectory(self.place.training, keep=self.config.train.keep) as run:
-                trainer = self._trainer(prepared, run)
-                self._tell(forecast(trainer, self.config, prepared, self.device))
+                self._tell(forecast(self._trainer(prepared, run), self._plan(prepared), self.config, prepared, self.device))
         self.progress.note("dry run: nothing was trained and nothing was written")
         return out
 
@@ -192,14 +205,13 @@ class _Run:
         torch.manual_seed(config.train.seed)
         sizes = {"src_vocabulary": len(prepared.tokenizers.src), "tgt_vocabulary": len(prepared.tokenizers.tgt)}
         model = build_model(config.model, **sizes).to(self.device)
-        store, text = prepared.train, config.text
-        plan = BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=config.train.batch_tokens, seed=config.train.seed)
+        plan = self._plan(prepared)
         limited = self.clock.limited
         return Trainer(
             model=model,
             task=TranslateTask(smoothing=config.train.label_smoothing),
             plan=plan,
-            collate=lambda examples, seed: collate(store, examples, tokenizers=prepared.tokenizers, dropout=text.dropout, seed=seed),
+            collate=_collating(prepared, plan, config.text.dropout),
             config=config.train,
             run=run,
             width=config.model.width,
@@ -210,9 +222,14 @@ class _Run:
             replan=(lambda done, pace: self.clock.updates(done, pace, most=self._most_updates(plan))) if limited else None,
         )
 
+    def _plan(self, prepared: Prepared) -> BatchPlan:
+        """Plan the batches of every epoch."""
+        store, config = prepared.train, self.config.train
+        return BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=config.batch_tokens, seed=config.seed)
+
     def _most_updates(self, plan: BatchPlan) -> int:
         """Count the updates past which a corpus is only learnt by heart."""
-        return max(100, MOST_PASSES * len(plan.epoch(0)) // self.config.train.accumulate)
+        return max(100, MOST_PASSES * plan.batches(0) // self.config.train.accumulate)
 
     def _validation(self, prepared: Prepared) -> Callable[[nn.Module], dict[str, float]] | None:
         """Measure on the validation pairs: loss on all, BLEU on the first few."""
@@ -223,11 +240,11 @@ class _Run:
         chosen = prepared.sentences[: config.train.validate_sentences]
 
         def batches() -> list[Batch]:
-            return [collate(store, examples, tokenizers=prepared.tokenizers, dropout=0.0, seed=0) for examples in plan.epoch(0)]
+            return [collate(store, examples) for examples in plan.epoch(0)]
 
         return TranslateValidation(
             batches=batches,
-            count=len(plan.epoch(0)),
+            count=plan.batches(0),
             device=self.device,
             precision=choose_precision(config.train.precision, self.device),
             sample=Sample([pair.src for pair in chosen], [pair.tgt for pair in chosen]),
@@ -243,9 +260,10 @@ class _Run:
 
     def _begin(self, trainer: Trainer, prepared: Prepared, request: Config) -> None:
         """Measure the pace, settle the number of updates, say what will happen, and write down what was settled."""
-        told = forecast(trainer, self.config, prepared, self.device)
+        plan = self._plan(prepared)
+        told = forecast(trainer, plan, self.config, prepared, self.device)
         if self.clock.limited and self._steps_open:
-            steps = self.clock.updates(0, told.pace.seconds, most=self._most_updates(trainer.plan))
+            steps = self.clock.updates(0, told.pace.seconds, most=self._most_updates(plan))
             self.config = paced(self.config, max(1, steps))
             told = told._replace(updates=steps, passes=told.passes * steps / told.updates)
         shared = self.world.share(lambda: to_dict(self.config), "settle the configuration")
@@ -285,13 +303,22 @@ class _Run:
         facts: dict[str, object] = {"updates": result.step, "weights_from": chosen, "metrics": dict(result.metrics)}
         write_model(self.place.out, config=self.config, prepared=prepared, weights=weights, card=card, facts=facts)
         draw_curves(run.path / "log.jsonl", run.path / "curves.png")
-        self.progress.note(f"{self.place.out} is ready ({chosen}); try: dragoman translate -m {self.place.out} \"…\"")
+        self.progress.note(f'{self.place.out} is ready ({chosen}); try: dragoman translate -m {self.place.out} "…"')
 
     def _with(self, weights: dict[str, torch.Tensor], prepared: Prepared) -> nn.Module:
         """Build the model around the chosen weights."""
         from dragoman.bundle.loading import assemble
 
         return assemble(self.config, prepared.tokenizers, weights).to(self.device)
+
+
+def _collating(prepared: Prepared, plan: BatchPlan, dropout: float) -> Callable[[NDArray[np.int64], int], Batch]:
+    """Make batches in the plan's shapes; with BPE-dropout, each time cut into other pieces."""
+
+    def make(examples: NDArray[np.int64], seed: int) -> Batch:
+        return collate(prepared.train, examples, shapes=plan.shapes, tokenizers=prepared.tokenizers, dropout=dropout, seed=seed)
+
+    return make
 
 
 def machine_name(device: torch.device, ranks: int) -> str:

@@ -102,12 +102,13 @@ def test_later_sources_win(tmp_path):
 
 
 def test_a_wrong_recipe_is_answered_with_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean tiny?"):
+    with pytest.raises(ConfigError, match=r"did you mean tiny?"):
         read_config(recipe="tinny")
 
 
 def test_numbers_as_yaml_writes_them(tmp_path):
-    config = read_config(file=write(tmp_path, "train: {learning_rate: 5e-4, steps: 2000.0, clip: 1}\nmodel: {encoder: self*2, decoder: [self, self]}\n"))
+    text = "train: {learning_rate: 5e-4, steps: 2000.0, clip: 1}\nmodel: {encoder: self*2, decoder: [self, self]}\n"
+    config = read_config(file=write(tmp_path, text))
     assert (config.train.learning_rate, config.train.steps, config.train.clip) == (5e-4, 2000, 1.0)
     assert (config.model.encoder, config.model.decoder) == (("self*2",), ("self", "self"))
 
@@ -131,7 +132,7 @@ def test_yaml_that_is_not_plain_settings_is_refused(tmp_path, text, found):
 
 
 def test_a_missing_or_huge_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="missing.yaml"):
+    with pytest.raises(ConfigError, match=r"missing.yaml"):
         read_yaml(tmp_path / "missing.yaml")
     with pytest.raises(ConfigError, match="1048577 bytes"):
         read_yaml(write(tmp_path, "x" * ((1 << 20) + 1)))
@@ -151,7 +152,7 @@ def test_json_round_trip_is_exact():
 def test_from_dict_is_as_strict_as_a_file():
     values = to_dict(Config())
     values["model"]["surprise"] = 1
-    with pytest.raises(ConfigError, match="model.surprise"):
+    with pytest.raises(ConfigError, match=r"model.surprise"):
         from_dict(values)
 
 

@@ -1,0 +1,163 @@
+"""Whole runs in miniature: begun, gone on with, finished, refused."""
+
+import hashlib
+import json
+import random
+
+import pytest
+
+from dragoman.config import Config, read_config
+from dragoman.data.corpus import PairedFiles
+from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.runs.holding_out import HeldOut, is_held_out
+from dragoman.runs.place import Place
+from dragoman.runs.prepare import open_corpora
+from dragoman.runs.survey import survey
+from dragoman.runs.train import train
+from dragoman.training.progress import QuietProgress
+
+SETTINGS = [
+    "model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=self", "model.decoder=self", "text.kind=characters",
+    "text.byte_fallback=false", "train.steps=6", "train.batch_tokens=200", "train.checkpoint_every=2", "train.validate_every=3",
+    "train.validate_sentences=2", "train.device=cpu", "train.precision=float32", "text.vocabulary=40",
+]  # fmt: skip
+
+
+class Told(QuietProgress):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Words and the same words backwards, in two files."""
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "cache"))
+    draw = random.Random(3)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 8))) for _ in range(150)]
+    (tmp_path / "a.src").write_text("\n".join(words) + "\n")
+    (tmp_path / "a.tgt").write_text("\n".join(word[::-1] for word in words) + "\n")
+    return tmp_path
+
+
+def configured(corpus, *more: str) -> Config:
+    files = [f"data.src={corpus / 'a.src'}", f"data.tgt={corpus / 'a.tgt'}"]
+    return read_config(recipe="tiny", overrides=[*files, *SETTINGS, *more])
+
+
+def digest(out) -> str:
+    return hashlib.sha256((out / "weights.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_run_becomes_a_bundle_that_translates(corpus):
+    from dragoman import Translator
+
+    out = train(configured(corpus), corpus / "model")
+    assert isinstance(Translator.load(out, device="cpu").translate(["abc"])[0], str)
+    assert (out / "training" / "curves.png").exists()
+    assert json.loads((out / "training" / "status.json").read_text())["state"] == "finished"
+
+
+def test_the_same_run_gives_the_same_bits(corpus):
+    assert digest(train(configured(corpus), corpus / "a")) == digest(train(configured(corpus), corpus / "b"))
+
+
+def test_more_updates_go_on_from_where_it_was(corpus):
+    """Resuming needs no arithmetic about absolute steps (OpenNMT-py#1364)."""
+    config = configured(corpus, "train.schedule=constant")
+    whole = train(configured(corpus, "train.schedule=constant", "train.steps=8"), corpus / "whole")
+    train(config, corpus / "parts")
+    parts = train(configured(corpus, "train.schedule=constant", "train.steps=8"), corpus / "parts", resume=True)
+    assert digest(parts) == digest(whole)
+
+
+def test_a_finished_run_says_that_nothing_is_left(corpus):
+    """A run that would do no updates says so (OpenNMT-py#886)."""
+    train(configured(corpus), corpus / "model")
+    told = Told()
+    train(None, corpus / "model", resume=True, progress=told)
+    assert any("nothing to do" in note and "6 updates" in note for note in told.notes)
+
+
+def test_a_run_that_goes_on_must_be_the_same_run(corpus):
+    train(configured(corpus), corpus / "model")
+    with pytest.raises(ConfigError, match=r"model.width must stay as the run") as caught:
+        train(configured(corpus, "model.width=32", "train.seed=9"), corpus / "model", resume=True)
+    assert "found 32 where it was 16" in str(caught.value)
+    assert "train.seed" in str(caught.value)
+
+
+def test_resume_alone_needs_a_run(corpus):
+    with pytest.raises(ConfigError, match="found none"):
+        train(None, corpus / "nothing", resume=True)
+
+
+def test_other_peoples_files_are_left_alone(corpus):
+    with pytest.raises(BundleError, match=r"a\.src"):
+        train(configured(corpus), corpus)
+
+
+def test_a_file_is_no_directory(corpus):
+    with pytest.raises(ConfigError, match=r"found the file .*a\.src"):
+        Place(corpus / "a.src")
+
+
+def test_a_dry_run_writes_nothing(corpus):
+    told = Told()
+    train(configured(corpus), corpus / "model", dry_run=True, progress=told)
+    assert not (corpus / "model").exists()
+    assert any("weights" in note for note in told.notes)
+    assert any("updates" in note and "passes" in note for note in told.notes)
+
+
+def test_without_a_recipe_everything_is_fitted(corpus):
+    def over(base):
+        return read_config(base=base, overrides=[f"data.src={corpus / 'a.src'}", f"data.tgt={corpus / 'a.tgt'}", *SETTINGS])
+
+    told = Told()
+    out = train(over(None), corpus / "model", over=over, progress=told)
+    assert Place(out).config().recipe == "small"
+    assert Place(out).config().model.width == 16  # what a person says wins
+    assert any(note.startswith("vocabulary:") for note in told.notes)
+
+
+def test_a_budget_ends_in_time_and_still_leaves_a_model(corpus):
+    out = train(configured(corpus, "train.steps=2000", "train.budget=20"), corpus / "model")
+    status = json.loads((out / "training" / "status.json").read_text())
+    assert status["state"] == "finished"
+    assert 0 < status["update"] < 20_000
+
+
+def test_some_pairs_are_held_out_when_no_validation_is_given(corpus):
+    whole = PairedFiles(corpus / "a.src", corpus / "a.tgt")
+    parts = [[pair.number for pair in HeldOut(whole, held_out=held).pairs()] for held in (True, False)]
+    assert parts[0] == [50, 100, 150]
+    assert sorted(parts[0] + parts[1]) == list(range(1, 151))
+    assert not is_held_out(100_000)
+
+
+def test_a_handful_of_pairs_is_trained_on_whole(corpus, tmp_path):
+    for side in ("src", "tgt"):
+        (tmp_path / f"few.{side}").write_text("a\nb\n")
+    data = read_config(overrides=[f"data.src={tmp_path / 'few.src'}", f"data.tgt={tmp_path / 'few.tgt'}"]).data
+    corpora = open_corpora(data)
+    assert corpora.valid is None
+    assert "fewer than 50" in corpora.note
+
+
+def test_a_survey_counts_or_estimates(corpus):
+    whole = PairedFiles(corpus / "a.src", corpus / "a.tgt")
+    assert survey(whole).pairs == 150
+    assert survey(whole).exact
+    assert not survey(whole, most=10).exact
+
+
+def test_an_empty_corpus_is_named(tmp_path):
+    for side in ("src", "tgt"):
+        (tmp_path / f"none.{side}").write_text("\n\n")
+    with pytest.raises(DataError, match="2 pairs, all of them empty"):
+        survey(PairedFiles(tmp_path / "none.src", tmp_path / "none.tgt"))
