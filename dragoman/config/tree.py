@@ -140,6 +140,8 @@ class TrainConfig:
         """Say what is wrong between fields."""
         if self.average > self.keep:
             yield f"train.average needs that many kept checkpoints; found train.average={self.average} and train.keep={self.keep}; raise train.keep"
+        if self.best_by == "bleu" and not self.validate_sentences:
+            yield "train.best_by=bleu needs sentences to translate; found train.validate_sentences=0; raise it, or set train.best_by=loss"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

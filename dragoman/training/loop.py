@@ -197,15 +197,13 @@ class Trainer:
     def _between(self, view: TrainingView) -> str | None:
         """Do what is due after an update; says why training ends here, or None to go on."""
         standing, config = self.standing, self.config
-        if self._world.size == 1:
-            self._requests = self._ask()
-        if self._requests.stop:
+        if self._asked_to_stop():
             return STOP
         last = standing.update >= standing.steps
         if self._validate is not None and standing.validated < standing.update and (last or standing.update % config.validate_every == 0):
             self._settle(view)
             self._run_validation(view)
-            if self._requests.stop:
+            if self._asked_to_stop():
                 return STOP
         if last:
             return DONE
@@ -218,6 +216,12 @@ class Trainer:
             self._settle(view)
             self._publish(view)
         return None
+
+    def _asked_to_stop(self) -> bool:
+        """Look at the requests of this process when it is alone; among several, only what all have agreed on counts."""
+        if self._world.size == 1:
+            self._requests = self._ask()
+        return self._requests.stop
 
     def _ask(self) -> Requests:
         """Collect what is wanted of this process; only rank 0 minds the clock."""

@@ -5,6 +5,7 @@ Nothing in it depends on the clock except `seconds`, which only a time budget re
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -43,12 +44,12 @@ class Standing:
         self.epoch, self.batch = cursor
 
     def judge(self, update: int, metrics: dict[str, float], by: str) -> bool:
-        """Take in a validation; True when it is the best so far."""
-        self.validated, self.metrics = update, dict(metrics)
-        value, best = metrics[by], self.best.get(by)
-        better = best is None or (value > best if HIGHER_IS_BETTER[by] else value < best)
+        """Take in a validation; True when it is the best so far, which one without a finite figure never is."""
+        self.validated, self.metrics = update, {name: value for name, value in metrics.items() if math.isfinite(value)}
+        value, best = self.metrics.get(by), self.best.get(by)
+        better = value is not None and (best is None or (value > best if HIGHER_IS_BETTER[by] else value < best))
         if better:
-            self.best = {**metrics, "update": update}
+            self.best = {**self.metrics, "update": update}
         self.stale = 0 if better else self.stale + 1
         return better
 

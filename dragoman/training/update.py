@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dragoman import stopping
 from dragoman.data.batches import Batch
+from dragoman.errors import StoppedError
 from dragoman.files import faults
 from dragoman.training import optimisers
 from dragoman.training.distributed import World
@@ -106,6 +108,7 @@ class UpdateStep:
         for part in update.slices:
 
             def compute(batch: Batch, path: str, part: Slice = part) -> None:
+                _leave_if_urgent()
                 torch.manual_seed(seed_for(self._seed, update.number, part.micro, f"{part.slot}{path and '.' + path}"))
                 loss = self._backward(batch)
                 self._hold(held)
@@ -165,3 +168,12 @@ class UpdateStep:
         optimisers.step(self._optimiser, learning_rate=learning_rate, divisor=divisor, nonfinite=bad)
         self._clear()
         return Pending(torch.cat([sums, torch.stack([norm, bad])]))
+
+
+def _leave_if_urgent() -> None:
+    if stopping.urgent():
+        raise StoppedError(
+            "a second request to stop leaves the update in progress",
+            found=stopping.reason(),
+            fix="run the same command again to go on from the last checkpoint",
+        )

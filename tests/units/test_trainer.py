@@ -10,6 +10,7 @@ import torch
 from training_kit import assert_same_run, log_of, state_of, tensors_of, tiny_trainer
 
 from dragoman import stopping
+from dragoman.config import TrainConfig
 from dragoman.errors import ConfigError
 from dragoman.training.checkpoint import RunDirectory
 
@@ -119,7 +120,7 @@ def test_validation_sees_the_running_average_in_evaluation_mode(tmp_path) -> Non
 
 def test_early_stopping_and_the_best(tmp_path) -> None:
     losses = iter([3.0, 2.0, 2.5, 2.0, 2.4, 0.1])
-    trainer, result = train(
+    _, result = train(
         tmp_path, steps=100, validate_every=2, patience=3, checkpoint_every=50, parts={"validate": lambda model: {"loss": next(losses)}}
     )
     assert result.stopped == "patience"
@@ -177,7 +178,7 @@ def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
     assert rates[5] == pytest.approx(3e-3 * 6 / 7)
     assert rates[9] == pytest.approx(3e-3 * 1 / 6)
     assert state_of(tmp_path)["steps"] == 9
-    trainer, result = train(tmp_path, steps=50, resume=True, parts={"replan": replan})
+    _, result = train(tmp_path, steps=50, resume=True, parts={"replan": replan})
     assert result.step == 9
 
 
@@ -227,3 +228,14 @@ def test_a_spike_marks_the_next_checkpoint(tmp_path, monkeypatch) -> None:
     train(tmp_path, steps=8, keep=5)
     suspects = [RunDirectory(tmp_path).at(step).manifest["suspect"] for step in (4, 8)]
     assert suspects == [True, True]
+
+
+def test_a_validation_without_a_number_is_never_the_best(tmp_path) -> None:
+    losses = iter([float("nan"), 3.0, float("inf")])
+    _, result = train(tmp_path, steps=6, validate_every=2, parts={"validate": lambda model: {"loss": next(losses)}})
+    assert result.best == {"loss": 3.0, "update": 4}
+
+
+def test_best_by_bleu_needs_sentences() -> None:
+    problems = list(TrainConfig(best_by="bleu", validate_sentences=0).problems())
+    assert any("found train.validate_sentences=0" in problem for problem in problems)

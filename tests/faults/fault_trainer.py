@@ -1,0 +1,32 @@
+"""The real trainer in miniature, as a victim: it validates, publishes, keeps the best, and resumes whenever it can."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from training_kit import tiny_trainer
+
+from dragoman.errors import DragomanError, StoppedError
+from dragoman.training.checkpoint import RunDirectory
+
+
+def run(directory: str, *, pause: float = 0.0, **settings: Any) -> int:
+    """Train, or go on with a run, and return the exit code that the command would end with."""
+
+    def validate(model: Any) -> dict[str, float]:
+        time.sleep(pause)
+        return {"loss": float(model.output_weight.abs().mean())}
+
+    try:
+        with RunDirectory(Path(directory), keep=2) as place:
+            parts = {"validate": validate, "observe": lambda record: time.sleep(pause)}
+            result = tiny_trainer(place, parts=parts, **settings).run(resume=True)
+    except DragomanError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return StoppedError.exit_code if result.stopped else 0

@@ -1,0 +1,132 @@
+"""R8: numbers that are not finite are skipped, counted, never saved, and end a run that cannot do without them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from training_kit import assert_same_run, log_of, state_of, tensors_of, tiny_trainer
+
+from dragoman.errors import DivergedError
+from dragoman.training.checkpoint import RunDirectory
+
+
+class Spoiled:
+    """A task whose loss is not finite at some updates; with `late`, only the backward pass shows it."""
+
+    def __init__(self, task, spoils, *, late=False) -> None:
+        self.task, self.spoils, self.late, self.update = task, spoils, late, 0
+
+    def loss(self, model, batch):
+        found = self.task.loss(model, batch)
+        if not self.spoils(self.update):
+            return found
+        bad = found.total * float("inf") if not self.late else found.total + _bad_gradient(model.output_weight)
+        return type(found)(bad, found.nll, found.count)
+
+
+def _bad_gradient(weight):
+    """Zero, with a gradient that is not a number: sqrt at 0, times 0."""
+    return (weight.sum() * 0).sqrt() * 0
+
+
+def spoiled_trainer(run, spoils, *, late=False, **options):
+    trainer = tiny_trainer(run, **options)
+    task = trainer._step._task = Spoiled(trainer._step._task, spoils, late=late)
+    launch = trainer._launch
+
+    def note(update):
+        task.update = update.number
+        launch(update)
+
+    trainer._launch = note
+    return trainer
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["loss", "gradient"])
+def test_one_bad_update_is_skipped_and_named(tmp_path, caplog, late):
+    """The batch that did it is named (facebookresearch/fairseq#1529, #512, #282, #1895, #4555)."""
+    with RunDirectory(tmp_path) as run:
+        trainer = spoiled_trainer(run, lambda update: update == 7, late=late)
+        result = trainer.run(resume=False)
+    skipped = [record for record in log_of(tmp_path) if record.get("skipped")]
+    assert result.step == 12
+    assert [record["update"] for record in skipped] == [7]
+    assert len(skipped[0]["examples"]) >= 1
+    assert "update 7 is not finite" in caplog.text
+    state = state_of(tmp_path)
+    assert (state["update"], state["applied"], state["divergence"]["skipped"]) == (12, 11, 1)
+    assert all(torch.isfinite(tensor).all() for tensor in tensors_of(tmp_path).values())
+    for line in (tmp_path / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+@pytest.mark.slow
+def test_one_bad_update_of_five_hundred(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        spoiled_trainer(run, lambda update: update == 250, steps=500, checkpoint_every=100).run(resume=False)
+    assert [record["update"] for record in log_of(tmp_path) if record.get("skipped")] == [250]
+
+
+def test_a_skipped_update_leaves_weights_and_moments_alone(tmp_path):
+    """The number moves on, so that data and learning rate stay functions of it; nothing else does."""
+    with RunDirectory(tmp_path) as run:
+        trainer = spoiled_trainer(run, lambda update: update == 5, steps=5, checkpoint_every=4, ema=0.0)
+        trainer.run(resume=False)
+        before, after = run.at(4), run.at(5)
+        for one, other in ((before.load_weights(), after.load_weights()), (before.load_optimizer(), after.load_optimizer())):
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_bad_stretch_is_rolled_back_and_passed_over(tmp_path, caplog):
+    """Ten in a row return to the newest checkpoint; the same updates are then passed over and the run finishes."""
+    with RunDirectory(tmp_path) as run:
+        trainer = spoiled_trainer(run, lambda update: 12 <= update <= 21, steps=24, checkpoint_every=11)
+        result = trainer.run(resume=False)
+    assert result.step == 24
+    assert "back to 11, passing over 10" in caplog.text
+    log = [record for record in log_of(tmp_path) if "event" not in record]
+    assert [record["update"] for record in log] == list(range(1, 25))
+    assert [record["update"] for record in log if record.get("excluded")] == list(range(12, 22))
+    state = state_of(tmp_path)
+    assert state["divergence"]["rolled_back"]
+    assert state["applied"] == 14
+
+
+def test_a_rollback_before_any_checkpoint_returns_to_the_start(tmp_path):
+    with RunDirectory(tmp_path / "rolled") as run:
+        trainer = spoiled_trainer(run, lambda update: 2 <= update <= 11, steps=14, checkpoint_every=100)
+        trainer.run(resume=False)
+    log = [record for record in log_of(tmp_path / "rolled") if "event" not in record]
+    assert [record["update"] for record in log if record.get("excluded")] == list(range(2, 12))
+    assert state_of(tmp_path / "rolled")["applied"] == 4
+
+
+def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
+    """Exit 70 within 25 updates of the first bad one, and what was published before is intact."""
+    with RunDirectory(tmp_path) as run:
+        trainer = spoiled_trainer(run, lambda update: update >= 30, steps=100, checkpoint_every=4)
+        with pytest.raises(DivergedError, match=r"found 10 updates that did not, the last of them 49, after one return") as error:
+            trainer.run(resume=False)
+        assert error.value.exit_code == 70
+        newest = run.newest()
+        assert newest is not None
+        assert newest.step <= 48
+        assert all(torch.isfinite(tensor).all() for tensor in newest.load_weights().values())
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 70)
+    assert "DivergedError" in status["reason"]
+
+
+def test_a_resumed_run_remembers_what_to_pass_over(tmp_path):
+    def spoils(update):
+        return 9 <= update <= 18
+
+    with RunDirectory(tmp_path / "whole") as run:
+        spoiled_trainer(run, spoils, steps=24).run(resume=False)
+    with RunDirectory(tmp_path / "cut") as run:
+        spoiled_trainer(run, spoils, steps=20).run(resume=False)
+    with RunDirectory(tmp_path / "cut") as run:
+        spoiled_trainer(run, spoils, steps=24).run(resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")

@@ -1,0 +1,159 @@
+"""R9: a batch that does not fit is split by rows; nothing is dropped, and what fits is remembered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from training_kit import Corpus, assert_same_run, log_of, state_of, tiny_model, tiny_trainer
+
+from dragoman.data.batches import Cursor
+from dragoman.tasks.translate import TranslateTask
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.memory import MemoryGuard, is_out_of_memory
+
+
+class Narrow:
+    """A task on a device that holds only so many slots; with `late`, it fails half-way through the backward pass."""
+
+    def __init__(
+        self, task, room: int, *, late: bool = False, error: type[Exception] = torch.OutOfMemoryError, text: str = "out of memory"
+    ) -> None:
+        self.task, self.room, self.late, self.error, self.text = task, room, late, error, text
+        self.tried: list[int] = []
+
+    def loss(self, model, batch):
+        slots = len(batch) * max(batch.src.shape[1], batch.tgt_in.shape[1])
+        self.tried.append(slots)
+        if slots > self.room and not self.late:
+            raise self.error(self.text)
+        found = self.task.loss(model, batch)
+        if slots > self.room:
+            found.total.register_hook(lambda gradient: None)
+            model.embeddings["shared"].weight.register_hook(self._fail)
+        return found
+
+    def _fail(self, gradient):
+        if self.tried[-1] > self.room:
+            raise self.error(self.text)
+        return gradient
+
+
+def make(run, room, *, late=False, **options):
+    options.setdefault("model", {"dropout": 0.0})
+    trainer = tiny_trainer(run, **options)
+    trainer._step._task = Narrow(trainer._step._task, room, late=late)
+    return trainer
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("share", [0.6, 0.3])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_gradient_of_the_parts_is_the_gradient_of_the_whole(tmp_path, share, late, accumulate):
+    """One long sentence must not end a run (OpenNMT-py#1161), nor count twice when memory ends in the backward pass."""
+    gradients = []
+    for name, room in (("whole", 10**9), ("parts", int(64 * share))):
+        with RunDirectory(tmp_path / name) as run:
+            trainer = make(run, room, late=late, accumulate=accumulate)
+            update = next(trainer._feed.updates(1, Cursor(0, 0)))
+            gradient, sums = trainer._step.gradient(update)
+            gradients.append((gradient, sums))
+            assert (trainer._ledger.guard.splits > 0) == (name == "parts")
+    (whole, sums), (parts, others) = gradients
+    torch.testing.assert_close(sums, others, rtol=1e-6, atol=0)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * one.abs().max().item())
+
+
+def test_a_run_in_little_memory_finishes_and_counts_every_example(tmp_path):
+    for name, room in (("whole", 10**9), ("narrow", 30)):
+        with RunDirectory(tmp_path / name) as run:
+            make(run, room).run(resume=False)
+    logs = [[record for record in log_of(tmp_path / name) if "nll" in record] for name in ("whole", "narrow")]
+    assert [record["tokens"] for record in logs[0]] == [record["tokens"] for record in logs[1]]
+    assert [record["nll"] for record in logs[0]] == pytest.approx([record["nll"] for record in logs[1]], rel=1e-4)
+    assert state_of(tmp_path / "narrow")["caps"]
+
+
+def test_what_fits_is_remembered_and_not_tried_again(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        trainer = make(run, 30, steps=24)
+        trainer.run(resume=False)
+    tried = trainer._step._task.tried
+    failures = [slots for slots in tried if slots > 30]
+    assert len(failures) <= 2 * len(trainer._ledger.guard.caps)
+    assert all(slots <= 30 for slots in tried[len(tried) // 2 :])
+
+
+def test_a_resumed_run_splits_the_same_way(tmp_path):
+    """Caps are part of the state: dropout, which differs by part, must differ the same way."""
+    options = {"model": {"dropout": 0.1}}
+    with RunDirectory(tmp_path / "whole") as run:
+        make(run, 30, **options).run(resume=False)
+    with RunDirectory(tmp_path / "cut") as run:
+        make(run, 30, steps=8, **options).run(resume=False)
+    with RunDirectory(tmp_path / "cut") as run:
+        make(run, 30, **options).run(resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_sentence_that_does_not_fit_alone_is_left_out_and_named(caplog):
+    corpus = Corpus(3)
+    plan = corpus.plan()
+    batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
+    guard, seen = MemoryGuard(), []
+    heavy = int(batch.examples[0])
+
+    def compute(part, path):
+        if heavy in part.examples:
+            raise MemoryError
+        seen.extend(part.examples.tolist())
+
+    guard.run(batch, compute)
+    assert guard.dropped == [heavy]
+    assert sorted(seen) == sorted(set(batch.examples.tolist()) - {heavy})
+    assert f"example {heavy} is left out" in caplog.text
+
+
+def test_other_errors_are_not_swallowed():
+    corpus = Corpus(3)
+    plan = corpus.plan()
+    batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
+
+    def fail(part, path):
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        MemoryGuard().run(batch, fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_a_full_memory_is_told_from_other_errors(error, full):
+    assert is_out_of_memory(error) == full
+
+
+def test_the_cpu_allocator_speaks_as_we_expect():
+    """torch raises a plain RuntimeError there; should its text ever change, this fails and not a long run."""
+    with pytest.raises((RuntimeError, MemoryError)) as error:
+        torch.empty(1 << 46)
+    assert is_out_of_memory(error.value)
+
+
+def test_parts_have_seeds_of_their_own():
+    """The path of splits is part of the seed, so the same dropout mask does not come twice."""
+    model = tiny_model(dropout=0.5).train()
+    corpus = Corpus(8)
+    plan = corpus.plan()
+    batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
+    paths = []
+    guard = MemoryGuard({f"{batch.src.shape[1]}x{batch.tgt_in.shape[1]}": 1})
+    guard.run(batch, lambda part, path: paths.append(path) or TranslateTask(smoothing=0.0).loss(model, part))
+    assert len(set(paths)) == len(paths) == len(batch)

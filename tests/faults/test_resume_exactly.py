@@ -1,0 +1,210 @@
+"""R4: a run that is stopped and resumed is, bit for bit, the run that was not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from training_kit import assert_same_run, log_of, tiny_trainer
+
+from dragoman import stopping
+from dragoman.errors import StoppedError
+from dragoman.training.checkpoint import RunDirectory
+
+
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_requests():
+    yield
+    stopping.uninstall()
+
+
+class NanAt:
+    """Spoils one update's loss, wherever it is computed."""
+
+    def __init__(self, task, *updates: int) -> None:
+        self.task, self.updates, self.update = task, updates, 0
+
+    def loss(self, model, batch):
+        found = self.task.loss(model, batch)
+        if self.update in self.updates:
+            found = type(found)(found.total * float("nan"), found.nll, found.count)
+        return found
+
+
+def make(run, *, nan_at=(), stop_after=0, stop_in_validation=0, **options):
+    """Make a trainer that is asked to stop after an update, or inside a validation."""
+
+    def observe(record):
+        if "event" not in record and record["update"] == stop_after:
+            stopping.request("a test")
+
+    def validate(model):
+        if trainer.standing.update == stop_in_validation:
+            stopping.request("a test")
+        stopping.raise_if_requested()
+        return {"loss": float(model.output_weight.abs().mean())}
+
+    trainer = tiny_trainer(run, parts={"observe": observe, "validate": validate, **options.pop("parts", {})}, **options)
+    if nan_at:
+        trainer._step._task = spoiled = NanAt(trainer._step._task, *nan_at)
+        launch = trainer._launch
+
+        def note(update):
+            spoiled.update = update.number
+            launch(update)
+
+        trainer._launch = note
+    return trainer
+
+
+def reference_and_resumed(tmp_path, *, stop_after=0, stop_in_validation=0, **options):
+    with RunDirectory(tmp_path / "whole") as run:
+        make(run, **options).run(resume=False)
+    stopping.uninstall()
+    with RunDirectory(tmp_path / "cut") as run:
+        result = make(run, stop_after=stop_after, stop_in_validation=stop_in_validation, **options).run(resume=False)
+    assert result.stopped == "a test"
+    stopped_at = result.step
+    stopping.uninstall()
+    with RunDirectory(tmp_path / "cut") as run:
+        assert make(run, **options).run(resume=True).stopped is None
+    return stopped_at
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 4, 7, 11])
+def test_stopped_after_an_update(tmp_path, threads, stop_after):
+    """Resume is not a different run (joeynmt#125, #172; OpenNMT-py#2006, #2517; transformers#11323; Helsinki-NLP/mammoth#63)."""
+    assert reference_and_resumed(tmp_path, stop_after=stop_after) == stop_after
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_two_threads_repeat_themselves(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        reference_and_resumed(tmp_path, stop_after=3, steps=5)
+    finally:
+        torch.set_num_threads(before)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_stopped_at_the_end_of_an_epoch_and_within_an_update_that_crosses_it(tmp_path):
+    """Mid-epoch order is kept (huggingface/accelerate#4071)."""
+    with RunDirectory(tmp_path / "probe") as run:
+        plan = tiny_trainer(run).plan
+    last = plan.batches(0)
+    assert last > 2
+    reference_and_resumed(tmp_path, stop_after=last, steps=last + 3)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    crossing = tmp_path / "crossing"
+    reference_and_resumed(crossing, stop_after=last // 3 + 1, steps=last // 3 + 4, accumulate=3)
+    assert_same_run(crossing / "whole", crossing / "cut")
+
+
+def test_stopped_inside_a_validation(tmp_path, threads):
+    """The validation that was cut short is done first thing after the resume."""
+    assert reference_and_resumed(tmp_path, stop_in_validation=8) == 8
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert [record["update"] for record in log_of(tmp_path / "cut") if record.get("event") == "validation"] == [4, 8, 12]
+    best = [RunDirectory(tmp_path / name).best() for name in ("whole", "cut")]
+    assert best[0].step == best[1].step
+
+
+def test_stopped_after_a_skipped_update(tmp_path):
+    reference_and_resumed(tmp_path, stop_after=6, nan_at=(5,))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert [record["update"] for record in log_of(tmp_path / "cut") if record.get("skipped")] == [5]
+
+
+@pytest.mark.parametrize("model", [{"residual": "post"}, {"positions": "learned"}, {"tie": "none", "attention_dropout": 0.2}])
+def test_every_kind_of_model(tmp_path, model):
+    reference_and_resumed(tmp_path, stop_after=5, model=model, steps=8)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"ema": 0.0}, {"optimiser": "adam"}, {"accumulate": 2}, {"precision": "bfloat16"}, {"schedule": "cosine"}]
+)
+def test_every_kind_of_setting(tmp_path, settings):
+    reference_and_resumed(tmp_path, stop_after=5, steps=8, **settings)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_crash_between_checkpoints_replays_the_same_updates(tmp_path):
+    """The log is cut back to the checkpoint, so that no update is counted twice."""
+    with RunDirectory(tmp_path / "whole") as run:
+        make(run).run(resume=False)
+
+    def crash(record):
+        if "event" not in record and record["update"] == 7:
+            raise KeyboardInterrupt
+
+    with RunDirectory(tmp_path / "cut") as run, pytest.raises(KeyboardInterrupt):
+        make(run, parts={"observe": crash}).run(resume=False)
+    assert [record["update"] for record in log_of(tmp_path / "cut") if "lr" in record][-1] == 7
+    with RunDirectory(tmp_path / "cut") as run:
+        make(run).run(resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    discarded = (tmp_path / "cut" / "log.discarded.jsonl").read_text().splitlines()
+    assert len(discarded) == 3
+
+
+def test_a_second_request_publishes_nothing(tmp_path):
+    """The first asks to finish and save, the second to leave at once; the last checkpoint stands."""
+
+    def twice(record):
+        if "event" not in record and record["update"] == 6:
+            stopping.request("SIGINT")
+            stopping.request("SIGINT")
+
+    with RunDirectory(tmp_path) as run:
+        result = make(run, parts={"observe": twice}).run(resume=False)
+    assert result.stopped == "SIGINT, SIGINT"
+    assert RunDirectory(tmp_path).steps() == [4]
+
+
+def test_a_stop_before_the_first_update_publishes_nothing(tmp_path):
+    stopping.request("SIGTERM")
+    with RunDirectory(tmp_path) as run:
+        result = make(run).run(resume=False)
+    assert result.stopped == "SIGTERM"
+    assert result.step == 0
+    assert RunDirectory(tmp_path).steps() == []
+
+
+def test_a_request_that_comes_in_the_middle_of_an_update_leaves_it(tmp_path):
+    """Twice asked, a long update of many micro-batches is not finished first."""
+    calls = []
+
+    def urgent(task):
+        def loss(model, batch):
+            calls.append(1)
+            if len(calls) == 2:
+                stopping.request("SIGTERM")
+                stopping.request("SIGTERM")
+            return task(model, batch)
+
+        return loss
+
+    with RunDirectory(tmp_path) as run:
+        trainer = make(run, accumulate=8)
+        trainer._step._task.loss = urgent(trainer._step._task.loss)
+        with pytest.raises(StoppedError, match="found SIGTERM, SIGTERM"):
+            trainer.run(resume=False)
+    assert len(calls) == 2
+
+
+def test_changed_precision_is_told(tmp_path, caplog):
+    with RunDirectory(tmp_path) as run:
+        make(run, stop_after=5).run(resume=False)
+    stopping.uninstall()
+    with RunDirectory(tmp_path) as run:
+        make(run, precision="bfloat16").run(resume=True)
+    assert "resume is not bit-exact: precision float32 -> bfloat16" in caplog.text

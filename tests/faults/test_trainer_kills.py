@@ -1,0 +1,70 @@
+"""R1 and R5 with the real trainer: kill -9 and signals at random moments change nothing."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+from fault_victims import fingerprint, last_update, leftovers, logged, losses, newest_step, show, trainer, wait_for_update
+from training_kit import assert_same_run
+
+SETTINGS = {"checkpoint_every": 5, "validate_every": 7}
+
+
+def whole_run(victims, directory, steps):
+    assert trainer(victims, directory, steps=steps, **SETTINGS).wait() == 0
+    return fingerprint(directory), logged(directory)
+
+
+@pytest.mark.parametrize(("steps", "kills"), [pytest.param(30, 3, id="quick"), pytest.param(300, 30, id="full", marks=pytest.mark.slow)])
+def test_kills_change_nothing(victims, place, fault_seed, steps, kills):
+    """Kill -9 and resume is the same run (joeynmt#125, OpenNMT-py#2006, huggingface/transformers#11323)."""
+    want, log = whole_run(victims, place.with_name("whole"), steps)
+    choose = random.Random(fault_seed)
+    began, most = time.monotonic(), 0
+    for target in sorted(choose.sample(range(1, steps - 5), kills)):
+        victim = trainer(victims, place, steps=steps, **SETTINGS)
+        wait_for_update(place, target)
+        time.sleep(choose.uniform(0, 0.03))
+        victim.send()
+        assert victim.wait() == -9
+        most = max(most, last_update(place) - newest_step(place))
+    assert trainer(victims, place, steps=steps, **SETTINGS).wait() == 0
+    assert fingerprint(place) == want
+    assert logged(place) == log
+    assert_same_run(place.with_name("whole"), place)
+    seen = losses(place)
+    assert all(len(seen[update]) == 1 for update in seen)
+    assert most <= 5
+    assert leftovers(place) == []
+    show("R1", {"trainer": True, "kills": kills, "steps": steps, "most_replayed": most, "seconds": round(time.monotonic() - began, 1)})
+
+
+@pytest.mark.parametrize("fault", ["update.before:8", "update.after_backward:8", "data.next:8", "valid.mid:1"])
+def test_a_kill_at_every_point_of_an_update(victims, place, fault):
+    want, log = whole_run(victims, place.with_name("whole"), 12)
+    assert trainer(victims, place, fault=f"{fault}:kill", steps=12, **SETTINGS).wait() == -9
+    assert trainer(victims, place, steps=12, **SETTINGS).wait() == 0
+    assert (fingerprint(place), logged(place)) == (want, log)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_with_75_and_a_checkpoint_of_that_update(victims, place, number):
+    want, log = whole_run(victims, place.with_name("whole"), 30)
+    victim = trainer(victims, place, steps=30, pause=0.01, **SETTINGS)
+    wait_for_update(place, 3)
+    victim.send(number)
+    assert victim.wait() == 75
+    assert newest_step(place) == last_update(place) >= 3
+    assert trainer(victims, place, steps=30, **SETTINGS).wait() == 0
+    assert (fingerprint(place), logged(place)) == (want, log)
+
+
+def test_a_signal_inside_a_validation(victims, place):
+    want, _ = whole_run(victims, place.with_name("whole"), 12)
+    assert trainer(victims, place, fault="valid.mid:1:stop", steps=12, **SETTINGS).wait() == 75
+    assert newest_step(place) == 7
+    assert trainer(victims, place, steps=12, **SETTINGS).wait() == 0
+    assert fingerprint(place) == want
