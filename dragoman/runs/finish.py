@@ -1,4 +1,4 @@
-"""The end of a run: which weights the model takes, how it scores, and the bundle."""
+"""The end of a run: which weights the model takes, and what its card says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dragoman.bundle import Card, write_bundle
+from dragoman.bundle import Card
 from dragoman.bundle import Score as CardScore
 from dragoman.config import Config
 from dragoman.data.corpus import Pair
@@ -41,11 +41,6 @@ def choose_weights(run: RunDirectory, config: Config) -> tuple[dict[str, Tensor]
     return _weights(checkpoint), f"step {checkpoint.step}, {'the best' if best else 'the last'}{running}"
 
 
-def write_model(out: Path, *, config: Config, prepared: Prepared, weights: dict[str, Tensor], card: Card, facts: dict[str, object]) -> None:
-    """Write the bundle, with golden vectors from the shortest validation or training sentences."""
-    write_bundle(out, config=config, tokenizers=prepared.tokenizers, weights=weights, card=card, golden=golden_texts(prepared), facts=facts)
-
-
 def golden_texts(prepared: Prepared) -> list[str]:
     """Choose a few sentences of middling length that the bundle will check itself by."""
     texts = sorted({pair.src.strip() for pair in prepared.sentences} - {""}, key=lambda text: (len(text), text))
@@ -57,7 +52,7 @@ def golden_texts(prepared: Prepared) -> list[str]:
 
 
 def make_card(
-    config: Config, *, prepared: Prepared, result: Result, chosen: str, scores: Sequence[CardScore], clock: Clock, machine: str
+    config: Config, *, prepared: Prepared, result: Result, chosen: str, scores: Sequence[CardScore], seconds: float, machine: str
 ) -> Card:
     """Gather the facts for the model card."""
     data = config.data
@@ -72,7 +67,7 @@ def make_card(
     training = {
         "updates": f"{result.step:,}",
         "weights": chosen,
-        "time": f"{duration(clock.elapsed())} on {machine}",
+        "time": f"{duration(seconds)} on {machine}",
         "seed": str(config.train.seed),
     }
     return Card(command=shlex.join(["dragoman", *sys.argv[1:]]), data=facts, training=training, scores=tuple(scores))

@@ -32,7 +32,7 @@ def measure_pace(config: Config, device: torch.device) -> float:
         while done < FEWEST or time.monotonic() - began < SECONDS:
             with precision.autocast(device):
                 loss = task.loss(model, batch)
-            (loss.total / loss.count).backward()
+            torch.autograd.backward(loss.total / loss.count)
             optimiser.step()
             optimiser.zero_grad()
             if device.type == "cuda":

@@ -6,42 +6,35 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor
 
 from dragoman.bundle import Score as CardScore
+from dragoman.bundle import write_bundle
+from dragoman.bundle.loading import assemble
 from dragoman.config import Config, config_digest, from_dict, to_dict
-from dragoman.data.batches import Batch, BatchPlan, collate
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.evaluate.scoring import score
-from dragoman.models.build import build_model
-from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.registry import catalogue
+from dragoman.runs.assembling import Assembly
 from dragoman.runs.clock import Clock
-from dragoman.runs.finish import choose_weights, make_card, sentences_to_score, write_model
-from dragoman.runs.fitting import MOST_PASSES, fit, paced
+from dragoman.runs.finish import choose_weights, golden_texts, make_card, sentences_to_score
+from dragoman.runs.fitting import fit, paced
 from dragoman.runs.forecast import Forecast, forecast
 from dragoman.runs.pace import measure_pace
 from dragoman.runs.place import Place
 from dragoman.runs.prepare import Prepared, open_corpora, prepare
 from dragoman.runs.survey import survey
-from dragoman.tasks.translate import Sample, TranslateTask, TranslateValidation
 from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.curves import draw_curves
 from dragoman.training.distributed import World, join_world, local_rank
 from dragoman.training.environment import describe_environment
 from dragoman.training.loop import Result, Trainer
-from dragoman.training.precision import choose_precision
 from dragoman.training.progress import Progress, QuietProgress
-from dragoman.translator import Translator
 from dragoman.translator.device import choose_device
-
-VALIDATION_BATCH = 4000  # slots; validation needs no gradients, so this fits wherever training does
 
 
 def train(
@@ -174,7 +167,7 @@ class _Run:
             self.place = Place(Path(folder))
             prepared = self._prepare()
             with RunDirectory(self.place.training, keep=self.config.train.keep) as run:
-                self._tell(forecast(self._trainer(prepared, run), self._plan(prepared), self.config, prepared, self.device))
+                self._tell(forecast(self._trainer(prepared, run), self._parts(prepared).plan, self.config, prepared, self.device))
         self.progress.note("dry run: nothing was trained and nothing was written")
         return out
 
@@ -199,71 +192,22 @@ class _Run:
             raise ConfigError([f"all ranks must read the same data; found {mine[0].digest[:12]} and {expected[:12]}; check the files"])
         return mine[0]
 
+    def _parts(self, prepared: Prepared) -> Assembly:
+        """Make ready to put together what the configuration says now."""
+        return Assembly(self.config, prepared, device=self.device, progress=self.progress)
+
     def _trainer(self, prepared: Prepared, run: RunDirectory) -> Trainer:
-        """Put model, data and loop together."""
-        config = self.config
-        torch.manual_seed(config.train.seed)
-        sizes = {"src_vocabulary": len(prepared.tokenizers.src), "tgt_vocabulary": len(prepared.tokenizers.tgt)}
-        model = build_model(config.model, **sizes).to(self.device)
-        plan = self._plan(prepared)
-        limited = self.clock.limited
-        return Trainer(
-            model=model,
-            task=TranslateTask(smoothing=config.train.label_smoothing),
-            plan=plan,
-            collate=_collating(prepared, plan, config.text.dropout),
-            config=config.train,
-            run=run,
-            width=config.model.width,
-            validate=self._validation(prepared),
-            progress=self.progress,
-            distributed=self.world,
-            deadline=self.clock.left if limited else None,
-            replan=(lambda done, pace: self.clock.updates(done, pace, most=self._most_updates(plan))) if limited else None,
-        )
-
-    def _plan(self, prepared: Prepared) -> BatchPlan:
-        """Plan the batches of every epoch."""
-        store, config = prepared.train, self.config.train
-        return BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=config.batch_tokens, seed=config.seed)
-
-    def _most_updates(self, plan: BatchPlan) -> int:
-        """Count the updates past which a corpus is only learnt by heart."""
-        return max(100, MOST_PASSES * plan.batches(0) // self.config.train.accumulate)
-
-    def _validation(self, prepared: Prepared) -> Callable[[nn.Module], dict[str, float]] | None:
-        """Measure on the validation pairs: loss on all, BLEU on the first few."""
-        if prepared.valid is None:
-            return None
-        config, store = self.config, prepared.valid
-        plan = BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=VALIDATION_BATCH, seed=0)
-        chosen = prepared.sentences[: config.train.validate_sentences]
-
-        def batches() -> list[Batch]:
-            return [collate(store, examples) for examples in plan.epoch(0)]
-
-        return TranslateValidation(
-            batches=batches,
-            count=plan.batches(0),
-            device=self.device,
-            precision=choose_precision(config.train.precision, self.device),
-            sample=Sample([pair.src for pair in chosen], [pair.tgt for pair in chosen]),
-            translate=lambda model, texts: self._translate(model, prepared, texts, beam=1),
-            score=lambda texts, references: score(texts, references, tgt_lang=config.data.tgt_lang).bleu.value,
-            progress=self.progress,
-        )
-
-    def _translate(self, model: nn.Module, prepared: Prepared, texts: Sequence[str], *, beam: int | None = None) -> list[str]:
-        """Translate with a model that is not a bundle yet."""
-        assert isinstance(model, EncoderDecoder), f"only an encoder-decoder translates; found {type(model).__name__}"
-        return Translator(model, prepared.tokenizers, self.config).translate(texts, beam=beam)
+        """Put model, data and loop together, with an eye on the clock where there is a limit."""
+        parts, clock = self._parts(prepared), self.clock
+        replan = (lambda done, pace: clock.updates(done, pace, most=parts.most_updates())) if clock.limited else None
+        return parts.trainer(run, world=self.world, deadline=clock.left if clock.limited else None, replan=replan)
 
     def _begin(self, trainer: Trainer, prepared: Prepared, request: Config) -> None:
         """Measure the pace, settle the number of updates, say what will happen, and write down what was settled."""
-        plan = self._plan(prepared)
-        told = forecast(trainer, plan, self.config, prepared, self.device)
+        parts = self._parts(prepared)
+        told = forecast(trainer, parts.plan, self.config, prepared, self.device)
         if self.clock.limited and self._steps_open:
-            steps = self.clock.updates(0, told.pace.seconds, most=self._most_updates(plan))
+            steps = self.clock.updates(0, told.pace.seconds, most=parts.most_updates())
             self.config = paced(self.config, max(1, steps))
             told = told._replace(updates=steps, passes=told.passes * steps / told.updates)
         shared = self.world.share(lambda: to_dict(self.config), "settle the configuration")
@@ -279,46 +223,33 @@ class _Run:
     def _finish(self, prepared: Prepared, run: RunDirectory, result: Result) -> None:
         """Choose the weights, score them on the validation sentences, and write the bundle."""
         weights, chosen = choose_weights(run, self.config)
-        scores: list[CardScore] = []
-        model = self._with(weights, prepared)
-        began = time.monotonic()
-        trial = prepared.sentences[:32]
-        self._translate(model, prepared, [pair.src for pair in trial])
-        pairs = sentences_to_score(prepared.sentences, self.clock, (time.monotonic() - began) / max(1, len(trial)))
-        if pairs:
-            texts = self._translate(model, prepared, [pair.src for pair in pairs])
-            found = score(texts, [pair.tgt for pair in pairs], tgt_lang=self.config.data.tgt_lang)
-            on = f"validation, {'all' if len(pairs) == len(prepared.sentences) else 'the first'} {len(pairs):,} pairs"
-            scores = [CardScore(each.name, each.value, each.signature, on) for each in found]
-            self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
+        scores = self._score(prepared, self._parts(prepared), weights)
+        machine = machine_name(self.device, self.world.size)
         card = make_card(
-            self.config,
-            prepared=prepared,
-            result=result,
-            chosen=chosen,
-            scores=scores,
-            clock=self.clock,
-            machine=machine_name(self.device, self.world.size),
+            self.config, prepared=prepared, result=result, chosen=chosen, scores=scores, seconds=self.clock.elapsed(), machine=machine
         )
-        facts: dict[str, object] = {"updates": result.step, "weights_from": chosen, "metrics": dict(result.metrics)}
-        write_model(self.place.out, config=self.config, prepared=prepared, weights=weights, card=card, facts=facts)
+        facts = {"updates": result.step, "weights_from": chosen, "metrics": dict(result.metrics)}
+        golden = golden_texts(prepared)
+        write_bundle(
+            self.place.out, config=self.config, tokenizers=prepared.tokenizers, weights=weights, card=card, golden=golden, facts=facts
+        )
         draw_curves(run.path / "log.jsonl", run.path / "curves.png")
         self.progress.note(f'{self.place.out} is ready ({chosen}); try: dragoman translate -m {self.place.out} "…"')
 
-    def _with(self, weights: dict[str, torch.Tensor], prepared: Prepared) -> nn.Module:
-        """Build the model around the chosen weights."""
-        from dragoman.bundle.loading import assemble
-
-        return assemble(self.config, prepared.tokenizers, weights).to(self.device)
-
-
-def _collating(prepared: Prepared, plan: BatchPlan, dropout: float) -> Callable[[NDArray[np.int64], int], Batch]:
-    """Make batches in the plan's shapes; with BPE-dropout, each time cut into other pieces."""
-
-    def make(examples: NDArray[np.int64], seed: int) -> Batch:
-        return collate(prepared.train, examples, shapes=plan.shapes, tokenizers=prepared.tokenizers, dropout=dropout, seed=seed)
-
-    return make
+    def _score(self, prepared: Prepared, parts: Assembly, weights: dict[str, Tensor]) -> list[CardScore]:
+        """Translate validation sentences as the finished model will, as many as there is time for."""
+        model = assemble(self.config, prepared.tokenizers, weights).to(self.device)
+        began, trial = time.monotonic(), prepared.sentences[:32]
+        parts.translate(model, [pair.src for pair in trial])
+        pairs = sentences_to_score(prepared.sentences, self.clock, (time.monotonic() - began) / max(1, len(trial)))
+        if not pairs:
+            return []
+        found = score(
+            parts.translate(model, [pair.src for pair in pairs]), [pair.tgt for pair in pairs], tgt_lang=self.config.data.tgt_lang
+        )
+        on = f"validation, {'all' if len(pairs) == len(prepared.sentences) else 'the first'} {len(pairs):,} pairs"
+        self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
+        return [CardScore(each.name, each.value, each.signature, on) for each in found]
 
 
 def machine_name(device: torch.device, ranks: int) -> str:

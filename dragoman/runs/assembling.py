@@ -1,0 +1,97 @@
+"""Putting a run's parts together: model, batches, validation, trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dragoman.config import Config
+from dragoman.data.batches import Batch, BatchPlan, collate
+from dragoman.evaluate.scoring import score
+from dragoman.models.build import build_model
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.runs.fitting import MOST_PASSES
+from dragoman.runs.prepare import Prepared
+from dragoman.tasks.translate import Sample, TranslateTask, TranslateValidation
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.distributed import World
+from dragoman.training.loop import Replan, Trainer
+from dragoman.training.precision import choose_precision
+from dragoman.training.progress import Progress
+from dragoman.translator import Translator
+
+VALIDATION_BATCH = 4000  # slots; validation needs no gradients, so this fits wherever training does
+
+
+class Assembly:
+    """What a configuration and prepared data make together."""
+
+    def __init__(self, config: Config, prepared: Prepared, *, device: torch.device, progress: Progress) -> None:
+        self.config, self.prepared, self.device, self.progress = config, prepared, device, progress
+
+    @cached_property
+    def plan(self) -> BatchPlan:
+        """Which pairs form which batch."""
+        store, config = self.prepared.train, self.config.train
+        return BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=config.batch_tokens, seed=config.seed)
+
+    def model(self) -> EncoderDecoder:
+        """Build the model, its weights drawn from the run's seed."""
+        torch.manual_seed(self.config.train.seed)
+        src, tgt = self.prepared.tokenizers
+        return build_model(self.config.model, src_vocabulary=len(src), tgt_vocabulary=len(tgt)).to(self.device)
+
+    def trainer(self, run: RunDirectory, *, world: World, deadline: Callable[[], float] | None, replan: Replan | None) -> Trainer:
+        """Put everything together."""
+        config = self.config
+        return Trainer(
+            model=self.model(),
+            task=TranslateTask(smoothing=config.train.label_smoothing),
+            plan=self.plan,
+            collate=self.collate,
+            config=config.train,
+            run=run,
+            width=config.model.width,
+            validate=self.validation(),
+            progress=self.progress,
+            distributed=world,
+            deadline=deadline,
+            replan=replan,
+        )
+
+    def collate(self, examples: NDArray[np.int64], seed: int) -> Batch:
+        """Make a batch in one of the plan's shapes; with BPE-dropout, each time cut into other pieces."""
+        prepared, dropout = self.prepared, self.config.text.dropout
+        return collate(prepared.train, examples, shapes=self.plan.shapes, tokenizers=prepared.tokenizers, dropout=dropout, seed=seed)
+
+    def most_updates(self) -> int:
+        """Count the updates past which a corpus is only learnt by heart."""
+        return max(100, MOST_PASSES * self.plan.batches(0) // self.config.train.accumulate)
+
+    def validation(self) -> TranslateValidation | None:
+        """Measure on the validation pairs: loss on all of them, BLEU on the first few, translated greedily."""
+        store, config = self.prepared.valid, self.config
+        if store is None:
+            return None
+        plan = BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=VALIDATION_BATCH, seed=0)
+        chosen = self.prepared.sentences[: config.train.validate_sentences]
+        return TranslateValidation(
+            batches=lambda: [collate(store, examples) for examples in plan.epoch(0)],
+            count=plan.batches(0),
+            device=self.device,
+            precision=choose_precision(config.train.precision, self.device),
+            sample=Sample([pair.src for pair in chosen], [pair.tgt for pair in chosen]),
+            translate=lambda model, texts: self.translate(model, texts, beam=1),
+            score=lambda texts, references: score(texts, references, tgt_lang=config.data.tgt_lang).bleu.value,
+            progress=self.progress,
+        )
+
+    def translate(self, model: nn.Module, texts: Sequence[str], *, beam: int | None = None) -> list[str]:
+        """Translate with a model that is not a bundle yet."""
+        assert isinstance(model, EncoderDecoder), f"only an encoder-decoder translates; found {type(model).__name__}"
+        return Translator(model, self.prepared.tokenizers, self.config).translate(texts, beam=beam)
