@@ -1,0 +1,60 @@
+"""What the fault tests share: a process that forks victims, and the run that nobody hurt."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fault_victims import Victims, fingerprint, logged, loop
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fault-seed", type=int, default=1, help="Where the fault tests' randomness starts.")
+
+
+@pytest.fixture(scope="session")
+def fault_seed(request) -> int:
+    return request.config.getoption("--fault-seed")
+
+
+@pytest.fixture(scope="session")
+def victims():
+    server = Victims()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def memory():
+    """A folder in memory, where fsync is quick: what a killed process leaves does not depend on the disk."""
+    place = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="dragoman-faults-", dir=place if os.access(place, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def place(memory, request):
+    """A run directory's place, one for each test."""
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder) / "run"
+
+
+@pytest.fixture(scope="session")
+def reference(victims, memory):
+    """Run without faults, once for each length, and remember its losses and its tensors' hashes."""
+    known = {}
+
+    def run(updates: int = 12, every: int = 4):
+        if (updates, every) not in known:
+            directory = memory / f"reference-{updates}-{every}"
+            assert loop(victims, directory, updates=updates, every=every).wait() == 0
+            known[updates, every] = (fingerprint(directory), logged(directory))
+        return known[updates, every]
+
+    return run

@@ -1,0 +1,166 @@
+"""Victims: trainers that a test starts, hurts and starts again; and what their directories tell afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dragoman.training.checkpoint import RunDirectory
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+class Victims:
+    """The forking server's other end."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "fault_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )
+        self._alive: set[int] = set()
+        assert "ready" in self._read()
+
+    def start(self, output: Path, **request: Any) -> Victim:
+        """Fork a victim; its output is appended to a file."""
+        pid = self._ask({"start": request | {"output": str(output)}})["pid"]
+        self._alive.add(pid)
+        return Victim(self, pid)
+
+    def wait(self, pid: int) -> int:
+        code = self._ask({"wait": pid})["code"]
+        self._alive.discard(pid)
+        return int(code)
+
+    def close(self) -> None:
+        for pid in self._alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.stdout.close()
+        self._server.wait()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._server.stdout is not None
+        return json.loads(self._server.stdout.readline())
+
+
+class Victim:
+    """One forked process."""
+
+    def __init__(self, victims: Victims, pid: int) -> None:
+        self._victims, self.pid = victims, pid
+
+    def send(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        return self._victims.wait(self.pid)
+
+
+def loop(victims: Victims, directory: Path, *, fault: str = "", file_limit: int = 0, user: int = 0, **options: Any) -> Victim:
+    """Start the miniature run in a directory."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    output = directory.with_name(directory.name + ".output")
+    if user:
+        output.touch()
+        output.chmod(0o666)
+    return victims.start(output, fault=fault, file_limit=file_limit, user=user, loop={"directory": str(directory), **options})
+
+
+def trainer(victims: Victims, directory: Path, *, fault: str = "", **options: Any) -> Victim:
+    """Start the real trainer, in miniature, in a directory."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    output = directory.with_name(directory.name + ".output")
+    return victims.start(output, fault=fault, module="fault_trainer", loop={"directory": str(directory), **options})
+
+
+def losses(directory: Path) -> dict[int, set[str]]:
+    """Collect every loss that was ever logged for an update, the discarded lines included."""
+    found: dict[int, set[str]] = {}
+    for name in ("log.jsonl", "log.discarded.jsonl"):
+        for record in _lines(directory / name):
+            if "loss" in record and "event" not in record:
+                found.setdefault(record["update"], set()).add(str(record["loss"]))
+    return found
+
+
+def logged(directory: Path) -> list[tuple[int, str]]:
+    """List the log's updates with their losses, in order."""
+    return [
+        (record["update"], str(record["loss"])) for record in _lines(directory / "log.jsonl") if "loss" in record and "event" not in record
+    ]
+
+
+def last_update(directory: Path) -> int:
+    """Read how far a running victim has come."""
+    return max((record["update"] for record in _lines(directory / "log.jsonl")), default=0)
+
+
+def wait_for_update(directory: Path, update: int, seconds: float = 120.0) -> None:
+    """Wait until a running victim has logged an update."""
+    end = time.monotonic() + seconds
+    while last_update(directory) < update:
+        assert time.monotonic() < end, f"update {update} never came; the last was {last_update(directory)}"
+        time.sleep(0.001)
+
+
+def reported(directory: Path) -> int:
+    """Read the newest step that the run said was published."""
+    published = [record["update"] for record in _lines(directory / "log.jsonl") if record.get("event") == "publish"]
+    with contextlib.suppress(FileNotFoundError):
+        published.append(json.loads((directory / "status.json").read_text()).get("published", 0))
+    return max(published, default=0)
+
+
+def newest_step(directory: Path) -> int:
+    """Verify the newest step in full; 0 where none was published."""
+    newest = RunDirectory(directory).newest()
+    return 0 if newest is None else newest.step
+
+
+def fingerprint(directory: Path) -> dict[str, str]:
+    """Hash the newest step's tensors."""
+    newest = RunDirectory(directory).newest()
+    assert newest is not None
+    return {"step": str(newest.step)} | {
+        name: record["sha256"] for name, record in newest.manifest["files"].items() if name.endswith(".safetensors")
+    }
+
+
+def leftovers(directory: Path) -> list[str]:
+    """List half-made and half-removed things."""
+    return [name for name in os.listdir(directory) if name.startswith((".tmp-", ".del-"))]
+
+
+def show(bar: str, value: Any, ok: bool = True) -> None:
+    """Print a bar's line for scripts."""
+    sys.stdout.write(json.dumps({"bar": bar, "ok": ok, "value": value}) + "\n")
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)

@@ -1,0 +1,57 @@
+"""R2: a fault at any named point leaves a verified step as new as the last reported one, and the next start puts all right."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from fault_victims import fingerprint, leftovers, logged, loop, losses, newest_step, reported, show
+
+from dragoman.files.faults import POINTS
+
+STORAGE = [point for point in POINTS if point.startswith(("publish.", "keep.", "prune."))]
+MOMENTS = [point for point in POINTS if point not in STORAGE]
+ERRORS = ("eio", "enospc", "short")
+
+
+def hurt(victims, reference, place, fault):
+    """Run into a fault, look, and go on; returns the exit code of the hurt run."""
+    want, log = reference()
+    shutil.rmtree(place, ignore_errors=True)
+    code = loop(victims, place, fault=fault, patient=False).wait()
+    assert newest_step(place) >= reported(place), f"{fault}: reported {reported(place)}"
+    assert loop(victims, place).wait() == 0, fault
+    assert leftovers(place) == [], fault
+    assert not list(place.glob("bad-*")), fault
+    assert fingerprint(place) == want, fault
+    assert logged(place) == log, fault
+    assert all(len(seen) == 1 for seen in losses(place).values()), fault
+    return code
+
+
+@pytest.mark.parametrize("point", STORAGE + MOMENTS)
+def test_kill_at_every_point(victims, reference, place, point):
+    passage = 2 if point not in ("publish.fsync",) else 7
+    assert hurt(victims, reference, place, f"{point}:{passage}:kill") == -9
+
+
+@pytest.mark.parametrize("point", STORAGE)
+def test_disk_errors_at_every_point(victims, reference, place, point):
+    """An error while saving is an error of the program, never a warning (Lightning-AI/pytorch-lightning#21800)."""
+    for number, action in enumerate(ERRORS, start=1):
+        code = hurt(victims, reference, place, f"{point}:{number}:{action}")
+        # A full disk may be answered by giving up an old step, and then nothing is lost at all.
+        assert code == 74 or (action == "enospc" and code == 0)
+
+
+@pytest.mark.slow
+def test_every_passage_of_every_point(victims, reference, place):
+    states = 0
+    for point in STORAGE + MOMENTS:
+        for action in ("kill", *(ERRORS if point in STORAGE else ())):
+            for passage in range(1, 13):
+                code = hurt(victims, reference, place, f"{point}:{passage}:{action}")
+                states += 1
+                if code == 0 and action != "enospc":
+                    break  # the run has no such passage
+    show("R2", {"states": states, "verified_share": 1.0})

@@ -1,0 +1,49 @@
+"""R1: kill -9 at random moments loses nothing but the updates since the last checkpoint, and those come back bit for bit."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from fault_victims import fingerprint, last_update, leftovers, logged, loop, losses, newest_step, show, wait_for_update
+
+EVERY = 5
+
+
+def kill_and_resume(victims, directory, *, updates, kills, choose):
+    """Kill at random moments until there have been enough, then finish; returns the most updates that one kill cost."""
+    most = 0
+    for target in sorted(choose.sample(range(1, updates - EVERY), kills)):
+        victim = loop(victims, directory, updates=updates, every=EVERY)
+        wait_for_update(directory, target)
+        time.sleep(choose.uniform(0, 0.02))
+        victim.send()
+        assert victim.wait() == -9
+        most = max(most, last_update(directory) - newest_step(directory))
+    assert loop(victims, directory, updates=updates, every=EVERY).wait() == 0
+    return most
+
+
+def check(victims, reference, directory, *, updates, kills, seed):
+    want, log = reference(updates, EVERY)
+    began = time.monotonic()
+    most = kill_and_resume(victims, directory, updates=updates, kills=kills, choose=random.Random(seed))
+    assert fingerprint(directory) == want
+    assert logged(directory) == log
+    assert most <= EVERY
+    seen = losses(directory)
+    assert all(len(seen[update]) == 1 for update in seen)
+    assert leftovers(directory) == []
+    seconds = round(time.monotonic() - began, 1)
+    show("R1", {"kills": kills, "updates": updates, "most_replayed": most, "losses_equal": len(seen), "seconds": seconds})
+
+
+def test_thirty_kills_change_nothing(victims, reference, place, fault_seed):
+    """A resumed run is the same run (joeynmt#125, OpenNMT-py#2006, transformers#11323)."""
+    check(victims, reference, place, updates=400, kills=30, seed=fault_seed)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_on_a_disk_change_nothing(victims, reference, tmp_path, fault_seed):
+    check(victims, reference, tmp_path / "run", updates=800, kills=100, seed=fault_seed)

@@ -1,0 +1,99 @@
+"""R2: after a power loss at any moment there is a verified step as new as the last reported one."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fault_filesystem import Disk, Recorder, materialise
+from fault_victims import leftovers, show
+
+from dragoman.errors import CorruptError
+from dragoman.training.checkpoint import RunDirectory
+
+
+def publish(run: RunDirectory, step: int) -> None:
+    weight = torch.full((2, 3), float(step))
+    run.log({"update": step})
+    run.publish(step, {"weights": {"w": weight}, "optimizer": {"w.exp_avg": weight}, "ema": None}, {"update": step})
+
+
+def survivors(operations, before: Path, place: Path, reported: int) -> int:
+    """Check every state after every operation; returns how many different ones there were."""
+    disk, seen = Disk(before), set()
+    for operation in [("report", reported), *operations]:
+        if operation[0] == "report":
+            reported = operation[1]
+        else:
+            disk.apply(operation)
+        for state in disk.crashes():
+            key = (reported, hashlib.sha256(repr(sorted(state.items())).encode()).digest())
+            if key in seen:
+                continue
+            seen.add(key)
+            with RunDirectory(materialise(state, place / "crash")) as run:
+                newest = run.newest()
+                assert newest is not None, operation
+                assert newest.step >= reported, (operation, sorted(state))
+                assert run.best() is not None or reported < 2, operation
+                assert leftovers(run.path) == []
+            shutil.rmtree(place / "crash")
+    return len(seen)
+
+
+def record(place: Path, monkeypatch, actions) -> tuple[list, Path]:
+    """Publish twice, then do something while its calls are written down."""
+    root, before = place / "run", place / "before"
+    with RunDirectory(root, keep=1) as run:
+        publish(run, 1)
+        publish(run, 2)
+        run.keep_best(2)
+        shutil.copytree(root, before)
+        with monkeypatch.context() as patch:
+            recorder = Recorder(root, patch)
+            actions(run, recorder)
+    return recorder.operations, before
+
+
+def test_power_loss_in_a_publish_and_a_prune(memory, monkeypatch):
+    place = memory / "power"
+    place.mkdir()
+
+    def actions(run: RunDirectory, recorder: Recorder) -> None:
+        publish(run, 3)
+        recorder.report(3)
+        run.keep_best(3)
+        assert run.prune() == [1, 2]
+        publish(run, 4)
+        recorder.report(4)
+
+    operations, before = record(place, monkeypatch, actions)
+    names = {operation[0] for operation in operations}
+    assert {"create", "write", "fsync", "mkdir", "rename", "link", "remove"} <= names
+    states = survivors(operations, before, place, reported=2)
+    shutil.rmtree(place)
+    show("R2", {"power_loss_operations": len(operations), "power_loss_states": states})
+    assert states > 60
+
+
+def test_the_model_notices_a_missing_fsync(memory, monkeypatch):
+    """The check itself is checked: without the files' fsync, some state has no whole newest step."""
+    place = memory / "careless"
+    place.mkdir()
+
+    def actions(run: RunDirectory, recorder: Recorder) -> None:
+        publish(run, 3)
+        recorder.report(3)
+
+    operations, before = record(place, monkeypatch, actions)
+    careless = [operation for operation in operations if operation[0] != "fsync" or not operation[1].endswith(".safetensors")]
+    with pytest.raises((AssertionError, CorruptError)):
+        survivors(careless, before, place, reported=2)
+    shutil.rmtree(place / "crash")
+    no_directory = [operation for operation in operations if operation != ("fsync", ".")]
+    with pytest.raises((AssertionError, CorruptError)):
+        survivors(no_directory, before, place, reported=2)
+    shutil.rmtree(place)

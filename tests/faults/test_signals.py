@@ -1,0 +1,135 @@
+"""R5: a signal at any moment ends the run with exit code 75 and a step that verifies, and the run goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from fault_victims import HERE, ROOT, fingerprint, last_update, leftovers, logged, loop, losses, newest_step, show, wait_for_update
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+
+
+def test_signals_at_random_moments(victims, reference, place, fault_seed):
+    want, log = reference(400, 25)
+    choose = random.Random(fault_seed)
+    for number, target in enumerate(sorted(choose.sample(range(1, 375), 18))):
+        victim = loop(victims, place, updates=400, every=25)
+        wait_for_update(place, target)
+        time.sleep(choose.uniform(0, 0.01))
+        victim.send(SIGNALS[number % 3])
+        assert victim.wait() == 75
+        assert newest_step(place) == last_update(place)  # what was done is saved: nothing is replayed
+        assert leftovers(place) == []
+    assert loop(victims, place, updates=400, every=25).wait() == 0
+    assert fingerprint(place) == want
+    assert logged(place) == log
+    assert all(len(seen) == 1 for seen in losses(place).values())
+    show("R5", {"signals": 18, "exit_75": 18})
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["publish.mkdir:2", "publish.write.weights.safetensors:2", "publish.rename:2", "publish.log:2", "keep.link:2", "prune.rename:1"],
+)
+def test_a_signal_inside_a_publish(victims, reference, place, point):
+    want, log = reference()
+    assert loop(victims, place, fault=f"{point}:stop").wait() == 75
+    assert newest_step(place) == last_update(place)
+    assert loop(victims, place).wait() == 0
+    assert fingerprint(place) == want
+    assert logged(place) == log
+
+
+def test_a_second_signal_publishes_nothing(victims, reference, place):
+    want, _ = reference()
+    code = loop(victims, place, fault="publish.mkdir:2:stop,publish.write.weights.safetensors:2:stop").wait()
+    assert code == 75
+    assert newest_step(place) == 4
+    assert leftovers(place) == []
+    assert loop(victims, place).wait() == 0
+    assert fingerprint(place) == want
+
+
+def test_a_third_signal_kills_and_loses_nothing(victims, reference, place):
+    want, _ = reference()
+    faults = ("publish.mkdir:2:stop", "publish.write.weights.safetensors:2:stop", "publish.fsync:6:stop")
+    assert loop(victims, place, fault=",".join(faults)).wait() == -signal.SIGTERM
+    assert newest_step(place) == 4
+    assert loop(victims, place).wait() == 0
+    assert fingerprint(place) == want
+    assert leftovers(place) == []
+
+
+def test_usr1_publishes_and_goes_on(victims, reference, place):
+    want, _ = reference(60, 50)
+    victim = loop(victims, place, updates=60, every=50, pause=0.01)
+    wait_for_update(place, 3)
+    victim.send(signal.SIGUSR1)
+    assert victim.wait() == 0
+    published = [record["update"] for record in map(json.loads, (place / "log.jsonl").read_text().splitlines()) if "event" in record]
+    assert len(published) == 3
+    assert 3 <= published[0] < 50
+    assert fingerprint(place) == want
+
+
+def start(directory) -> subprocess.Popen:
+    """Start a process that installs handlers first and imports torch after, as `dragoman train` does."""
+    program = f"""
+from dragoman import stopping
+stopping.install()
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import fault_loop
+sys.exit(fault_loop.run({str(directory)!r}, updates=100000, every=1000))
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def catches(pid: int, number: int) -> bool:
+    """Say whether a process has a handler for a signal yet."""
+    with open(f"/proc/{pid}/status") as file:
+        caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt"))
+    return bool(caught >> (number - 1) & 1)
+
+
+def signalled_early(directory, number: int, delay: float) -> int:
+    process = start(directory)
+    while not catches(process.pid, number):
+        time.sleep(0.001)
+    time.sleep(delay)
+    process.send_signal(number)
+    return process.wait()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand")
+def test_signals_during_the_imports(place):
+    """Torch takes seconds to import; a signal that comes then is kept, not fatal."""
+    for number, delay in ((signal.SIGTERM, 0.0), (signal.SIGINT, 0.3)):
+        assert signalled_early(place, number, delay) == 75
+        assert newest_step(place) >= 1
+
+
+@pytest.mark.slow
+def test_twenty_signals_in_the_first_seconds(place, fault_seed):
+    choose = random.Random(fault_seed)
+    slowest = 0.0
+    for number in range(20):
+        delay = 0.3 * number / 10 if number < 10 else choose.uniform(0.3, 4.0)
+        began = time.monotonic()
+        assert signalled_early(place, SIGNALS[number % 3], delay) == 75
+        slowest = max(slowest, time.monotonic() - began - delay)
+        assert newest_step(place) >= 1
+    show("R5", {"early_signals": 20, "exit_75": 20, "slowest_seconds": round(slowest, 1)})
