@@ -97,7 +97,7 @@ class Tokenizer:
         prepared = [_escape(normalise(text, self.normalisation)) for text in texts]
         try:
             return self._processor.encode(prepared, num_threads=1)
-        except (RuntimeError, UnicodeError, TypeError) as error:  # what the binding says about a lone surrogate names neither text nor place
+        except (RuntimeError, UnicodeError, TypeError) as error:  # the binding names neither text nor place
             raise _bad_text(prepared) from error
 
     def encode_sampled(self, text: str, *, dropout: float, generator: Callable[[], float]) -> list[int]:
