@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dragoman.explain.watching import align, watch
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import EOS
 from dragoman.text.tokenizer import Tokenizers
+from dragoman.translator.checks import circle
 from dragoman.translator.device import choose_device
 from dragoman.translator.lines import Line, Part, cut_lines
 from dragoman.translator.options import Options
@@ -34,6 +36,9 @@ class Translator:
     def __init__(self, model: EncoderDecoder, tokenizers: Tokenizers, config: Config) -> None:
         self.model, self.tokenizers, self.config = model, tokenizers, config
         self.device = next(model.parameters()).device
+        # Learned positions end somewhere, and an end takes one as well.
+        self._most = config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
+        self._longest = min(config.data.max_length, self._most)
 
     @classmethod
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> Translator:
@@ -54,7 +59,7 @@ class Translator:
     def explain(self, text: str, **options: Any) -> Explanation:
         """Translate one text and record every attention on the way; a long one is cut to its first part."""
         chosen = _options(options)
-        [line] = cut_lines([text], self.tokenizers.src, longest=self.config.data.max_length)
+        [line] = cut_lines([text], self.tokenizers.src, longest=self._longest)
         if not line.parts:
             raise DataError("a text to explain must hold words", found=repr(text), fix="give it some")
         part = line.parts[0]
@@ -74,7 +79,7 @@ class Translator:
         """Go through the lines in windows; within one, like lengths are translated together."""
         source, read, size = iter(lines), 0, min(_FIRST_WINDOW, options.window)
         while window := list(itertools.islice(source, size)):
-            yield from self._window(cut_lines(window, self.tokenizers.src, first=read, longest=self.config.data.max_length), options)
+            yield from self._window(cut_lines(window, self.tokenizers.src, first=read, longest=self._longest), options)
             read, size = read + len(window), min(2 * size, options.window)
 
     def _window(self, lines: Sequence[Line], options: Options) -> Iterator[Translation]:
@@ -131,16 +136,16 @@ class Translator:
         return search(
             self.model,
             memory,
-            limits=torch.tensor([self._limit(part) + len(prefix) for part in parts]),
+            limits=torch.tensor([self._limit(part, len(prefix)) for part in parts]),
             strategy=options.strategy(self.config.decode),
             prefixes=[prefix if part.place == 0 else [] for part in parts],
             lines=[part.key for part in parts],
             at_least=at_least,
         )
 
-    def _limit(self, part: Part) -> int:
+    def _limit(self, part: Part, prefix: int) -> int:
         """The most pieces of an output: a matter of its own source alone."""
-        return int(self.config.decode.max_ratio * len(part.src)) + self.config.decode.max_extra
+        return min(int(self.config.decode.max_ratio * len(part.src)) + self.config.decode.max_extra + prefix, self._most)
 
     def _text(self, hypothesis: Hypothesis) -> str:
         """Spell a hypothesis; a line stays one line, whatever bytes the model wrote (marian-dev#365)."""
@@ -168,6 +173,10 @@ class Translator:
             notes.append(
                 f"stopped at {len(best.tokens)} pieces, the limit for this text (decode.max_ratio, decode.max_extra): its end is missing"
             )
+        round_and_round = circle(best.tokens)
+        if round_and_round and not circle(part.src):
+            pattern = self.tokenizers.tgt.decode(round_and_round.pattern).strip()
+            notes.append(f"the output goes round in circles: {pattern!r} comes {round_and_round.times} times")
         alternatives = [dressed(each) for each in hypotheses] if len(hypotheses) > 1 else []
         return dressed(best, alignment=alignment, alternatives=alternatives, notes=notes)
 

@@ -21,6 +21,7 @@ from dragoman.models.build import build_model
 from dragoman.text.specials import EOS, PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 from dragoman.translator import Translator
+from dragoman.translator.checks import Circle, circle
 from dragoman.translator.device import choose_device
 from dragoman.translator.lines import fitting_gap
 
@@ -144,6 +145,42 @@ def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None
     assert any(f"stopped at {2 * pieces + 5} pieces" in note for note in long.notes)
     [alone] = translator.stream(["7"])
     assert alone == short
+
+
+def test_an_output_that_goes_round_in_circles_is_noted(tokenizers: Tokenizers) -> None:
+    """Endless repetition does not pass for a translation (LibreTranslate#46, #183, argos-translate#428, EasyNMT#38)."""
+    [found] = copying(tokenizers, stutter=True).stream(["Zwei Kinder"])
+    assert any("goes round in circles" in note for note in found.notes)
+    [found] = copying(tokenizers).stream(["7 " * 15])  # what the source repeats may be repeated
+    assert not found.notes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([], None),
+        (list(range(40)), None),
+        ([5] * 4, None),
+        ([9, 8, *[5] * 12], Circle((5,), 12)),
+        ([1, *[5, 6, 7] * 5, 5, 9], Circle((5, 6, 7), 5)),
+        ([*[5, 6] * 4, 1], None),
+    ],
+)
+def test_circles_are_found_with_their_pattern(tokens: list[int], expected: Circle | None) -> None:
+    assert circle(tokens) == expected
+
+
+def test_learned_positions_bound_source_and_output(tokenizers: Tokenizers) -> None:
+    """No index past the table, and nothing truncated (transformers#11958)."""
+    config = CONFIG.replace(model={"positions": "learned", "max_positions": 20}, decode={"max_ratio": 9.0, "max_extra": 90})
+    torch.manual_seed(0)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)).eval()
+    for found in Translator(model, tokenizers, config).stream(["Ein Mann geht. " * 8, "ab"], beam=2, prefix="Eine"):
+        assert found.text
+    translator = copying(tokenizers, config)
+    text = "Ein Mann geht. Eine Frau steht! 0123456789 Zwei Kinder spielen?"
+    assert translator.translate([text]) == [text]
+    assert max(width for _, width in translator.model.batches) <= 20
 
 
 def test_a_line_stays_one_line_whatever_the_model_writes(tokenizers: Tokenizers) -> None:
