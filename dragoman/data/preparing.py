@@ -66,7 +66,7 @@ class StoreReport:
         """Say it in one line."""
         parts = [
             f"{count} {reason} (line{'s' if count > 1 else ''} {', '.join(map(str, self.lines[reason]))}{' …' if count > _NAMED else ''})"
-            for reason, count in self.set_aside.items()
+            for reason, count in sorted(self.set_aside.items())
         ]
         return f"{self.pairs} of {self.read} pairs kept" + (f"; set aside: {'; '.join(parts)}" if parts else "")
 
@@ -116,8 +116,7 @@ def prepare_folder(
         except BaseException:
             remove_flat(temporary)
             raise
-    log = logger.warning if report.set_aside else logger.info
-    log("%s", report.sentence())
+    logger.info("%s", report.sentence())
 
 
 def _fill(
