@@ -215,6 +215,34 @@ def test_blank_golden_inputs_are_left_out() -> None:
     assert [case["input"] for case in make_golden(model, tokenizers, ["", "ein mann"])["cases"]] == ["ein mann"]
 
 
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (lambda golden: golden.update(format=9), "found 9"),
+        (lambda golden: golden.update(cases={}), "found dict"),
+        (lambda golden: golden["cases"][0].pop("tgt"), "found fields are missing"),
+        (lambda golden: golden["cases"][0].update(finished=1), "found text or flag of another type"),
+        (lambda golden: golden["cases"][0].update(src=[]), "found an empty source"),
+        (lambda golden: golden["cases"][0].update(src=[True]), "found src that is not a list"),
+        (lambda golden: golden["cases"][0].update(tgt=[5] * 600), "found tgt that is not a list"),
+        (lambda golden: golden["cases"][0]["log_probs"].pop(), "found log_probs that are not one a piece"),
+        (lambda golden: golden["cases"][0]["log_probs"].__setitem__(0, "x"), "found log_probs that are not numbers"),
+    ],
+)
+def test_golden_vectors_of_another_form_are_refused_before_the_model_runs(tmp_path: Path, spoil, found: str) -> None:
+    write(tmp_path, golden=["ein mann"])
+    bundle = Bundle.load(tmp_path, check_golden=False)
+    golden = json.loads(json.dumps(bundle.golden))
+    spoil(golden)
+    with pytest.raises(BundleError, match=found):
+        check_golden(bundle.model, bundle.tokenizers, golden, "golden.json")
+
+
+def test_the_text_of_a_card_may_be_given_whole(tmp_path: Path) -> None:
+    write(tmp_path, card="# Mine\n")
+    assert Bundle.load(tmp_path).card == "# Mine\n"
+
+
 def test_the_card_carries_scores_with_signatures_and_says_what_is_unknown() -> None:
     """A figure without its signature cannot be compared (fairseq#2593, #637, #3245)."""
     config = Config().replace(data={"src_lang": "no", "tgt_lang": "en"})

@@ -15,12 +15,16 @@ from torch import Tensor, nn
 
 from dragoman.bundle import write_bundle
 from dragoman.config import Config
+from dragoman.decoding.beam import Beam
+from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.packing import batches_by_length, pack, pack_sources
+from dragoman.decoding.penalties import WuPenalty
+from dragoman.decoding.sampling import Sampling
 from dragoman.errors import ConfigError, DataError
 from dragoman.models.build import build_model
 from dragoman.text.specials import EOS, PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
-from dragoman.translator import Translator
+from dragoman.translator import Options, Translator
 from dragoman.translator.checks import Circle, circle
 from dragoman.translator.device import choose_device
 from dragoman.translator.lines import fitting_gap
@@ -206,6 +210,36 @@ def test_long_lines_are_split_and_joined_and_noted(tokenizers: Tokenizers) -> No
     assert max(width for _, width in translator.model.batches) <= CONFIG.data.max_length + 1
 
 
+def test_a_split_line_has_all_that_a_line_has(translator: Translator) -> None:
+    """Scores are added, n-best lists joined rank by rank, and alignments laid along a diagonal."""
+    text = " ".join(["Ein Mann geht.", "Eine Frau steht!"] * 6)
+    [found] = translator.stream([text], beam=3, nbest=2, alignment=True)
+    assert found.alignment.shape == (len(found.pieces), len(found.src_pieces))
+    np.testing.assert_allclose(found.alignment.sum(axis=1), 1.0, atol=1e-5)
+    assert found.src_pieces.count("</s>") > 1  # one for each part
+    assert len(found.alternatives) == 2
+    assert found.alternatives[0].text == found.text
+    assert found.score == pytest.approx(found.alternatives[0].score)
+    assert sum(found.log_probs) < 0
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_halved(tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is dropped, and one sentence that does not fit alone is an error (OpenNMT-py#1161)."""
+    translator = copying(tokenizers)
+    encode = translator.model.encode
+
+    def tight(src: Tensor, mask: Tensor | None) -> Tensor:
+        if src.shape[0] > 2 or src.shape[1] > 20:
+            raise torch.OutOfMemoryError("out of memory")
+        return encode(src, mask)
+
+    monkeypatch.setattr(translator.model, "encode", tight)
+    lines = [f"ab {number}" for number in range(9)]
+    assert translator.translate(lines) == lines
+    with pytest.raises(torch.OutOfMemoryError):
+        translator.translate(["x" * 35])
+
+
 def test_text_without_any_break_is_split_too(tokenizers: Tokenizers) -> None:
     translator = copying(tokenizers)
     for text in ("ab" * 400, "你好" * 200, "a b " * 300):
@@ -360,6 +394,25 @@ def test_wrong_options_are_refused_before_anything_runs(translator: Translator, 
 def test_a_text_to_explain_must_hold_words(translator: Translator) -> None:
     with pytest.raises(DataError, match="found ' '"):
         translator.explain(" ")
+
+
+def test_options_become_the_strategy_that_does_the_work() -> None:
+    decode = CONFIG.decode
+    assert Options().strategy(decode) == Beam(size=4, nbest=1, penalty=WuPenalty(0.6))
+    assert Options(beam=1, length_penalty=1.0).strategy(decode) == Greedy(penalty=WuPenalty(1.0))
+    assert Options(nbest=7).strategy(decode) == Beam(size=7, nbest=7, penalty=WuPenalty(0.6))
+    assert Options(sample=True, nbest=3, seed=9).strategy(decode) == Sampling(seed=9, samples=3, penalty=WuPenalty(0.6))
+    assert [Options().width(decode), Options(nbest=7).width(decode), Options(sample=True, nbest=2).width(decode)] == [4, 7, 2]
+    with pytest.raises(ConfigError, match="found 5"):
+        Options(beam=2, nbest=5).strategy(decode)
+
+
+def test_unknown_characters_are_counted(tokenizers: Tokenizers) -> None:
+    """A source that the model cannot read is said to be one (OpenNMT-py#2602, #2020)."""
+    config = CONFIG.replace(text={"kind": "characters", "byte_fallback": False, "vocabulary": 30})
+    plain = train_tokenizers(["abc def"] * 20, ["abc def"] * 20, config.text)
+    [found] = copying(plain, config).stream(["abc ж def"])
+    assert any("1 of its pieces are unknown" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99"])
