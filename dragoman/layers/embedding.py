@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.positions import Positions
+from dragoman.kernels import dropout
 
 
 class Embedding(nn.Module):
@@ -38,7 +39,7 @@ class Entrance(nn.Module):
     def forward(self, embedded: Tensor, *, first: int = 0, places: Tensor | None = None) -> Tensor:
         """Place embeddings (B, T, D): consecutively from `first`, or at places (B, T)."""
         placed = self.positions(embedded, first=first, places=places)
-        return F.dropout(placed, self.dropout, self.training) if self.dropout else placed
+        return dropout(placed, self.dropout) if self.training and self.dropout else placed
 
 
 class Output(nn.Module):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from dragoman.kernels import dropout
 
 
 class ReLU(nn.ReLU):
@@ -36,6 +37,6 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Change every position of (B, T, D) by itself."""
         bent = self.activation(self.inner(x))
-        if self.dropout:
-            bent = F.dropout(bent, self.dropout, self.training)
+        if self.training and self.dropout:
+            bent = dropout(bent, self.dropout)
         return self.outer(bent)

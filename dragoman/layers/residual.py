@@ -9,7 +9,8 @@ A block calls `enter` before each of its layers and `leave` after it, and never 
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from dragoman.kernels import dropout
 
 
 class Residual(nn.Module):
@@ -34,7 +35,7 @@ class Residual(nn.Module):
     def add(self, x: Tensor, change: Tensor) -> Tensor:
         """Add a change, some of it dropped in training."""
         if self.training and self.dropout:
-            change = F.dropout(change, self.dropout)
+            change = dropout(change, self.dropout)
         return x + change
 
 

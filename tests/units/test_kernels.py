@@ -13,6 +13,7 @@ from dragoman.kernels import (
     NO_TARGET,
     attend,
     attend_reference,
+    dropout,
     linear_cross_entropy,
     linear_cross_entropy_reference,
     masked_softmax,
@@ -55,6 +56,18 @@ def test_a_query_that_may_see_nothing_gets_zeros_from_both_forms() -> None:
     assert not plain.context[1].any()
     assert not plain.weights[1].any()
     torch.testing.assert_close(plain.weights[0].sum(-1), torch.ones(3, 4, dtype=torch.float64))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [5, 37])
+def test_a_query_that_may_see_nothing_gets_zeros_from_a_gpus_kernels_too(size: int, dtype: torch.dtype) -> None:
+    query, key, value = (torch.randn(2, 4, size, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+    mask = torch.ones(2, 1, size, dtype=torch.bool, device="cuda")
+    mask[1] = False
+    context = attend(query, key, value, mask=mask)
+    assert not context[1].any()
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(context.sum(), [query, key, value]))
 
 
 def test_causal_queries_are_the_last_positions() -> None:
@@ -172,3 +185,37 @@ def test_only_wanted_gradients_are_computed() -> None:
     loss.backward()
     assert hidden.grad is not None
     assert weight.grad is None
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("shape", [(1000, 101), (3,), (1, 1)])
+def test_dropout_is_what_pytorchs_is(shape: tuple[int, ...], rate: float) -> None:
+    """Numbers become nought or grow by 1 / (1 - rate), as often, alike in the way back; a seed gives the same again."""
+    x = torch.ones(shape, requires_grad=True)
+    torch.manual_seed(0)
+    dropped = dropout(x, rate)
+    dropped.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, dropped.detach())
+    values = set(dropped.detach().flatten().tolist())
+    assert all(value == 0 or value == pytest.approx(1 / (1 - rate), rel=1e-4) for value in values)
+    torch.manual_seed(0)
+    torch.testing.assert_close(dropout(x, rate), dropped, rtol=0, atol=0)
+    if x.numel() > 1000:
+        assert (dropped == 0).float().mean().item() == pytest.approx(rate, abs=0.005)
+        pairs = (dropped.view(-1)[:-1] == 0) & (dropped.view(-1)[1:] == 0)
+        assert pairs.float().mean().item() == pytest.approx(rate**2, abs=0.005)  # neighbours are independent
+
+
+def test_dropout_leaves_everything_at_rate_nought() -> None:
+    x = torch.randn(7, 3)
+    assert torch.equal(dropout(x, 0.0), x)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_training_in_bfloat16_on_a_cpu_gives_the_fused_numbers(masked: bool) -> None:
+    query, key, value = tensors((2, 3, 4, 8), (2, 3, 5, 8), (2, 3, 5, 8), dtype=torch.bfloat16)
+    mask = MASKS["keys"] if masked else None
+    with torch.no_grad():
+        fused = attend(query, key, value, mask=mask)
+    torch.testing.assert_close(attend(query, key, value, mask=mask), fused, atol=0.03, rtol=0.03)
