@@ -1,0 +1,214 @@
+"""`data check`: each fault is found, counted and placed, and a clean corpus is called clean."""
+
+from __future__ import annotations
+
+import lzma
+import os
+from pathlib import Path
+
+import pytest
+
+from dragoman.data.checks import Finding, check_corpus, overlap_key
+from dragoman.data.corpus import Corpus, PairedFiles, PairsFile
+from dragoman.data.drift import find_slip, traits
+from dragoman.errors import DataError
+from dragoman.text.draws import mixed
+
+DATA = Path(os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+needs_data = pytest.mark.skipif(not (DATA / "multi30k").is_dir(), reason=f"no corpora at {DATA} (set DRAGOMAN_DATA)")
+
+
+def sentences(count: int) -> tuple[list[str], list[str]]:
+    """Pairs of varied lengths, unlike one another."""
+    import numpy as np
+
+    sizes = (mixed(1, np.arange(count)) % np.uint64(15) + np.uint64(4)).tolist()
+    src = [" ".join(f"wort{(i * 7 + k) % 991}" for k in range(size)) for i, size in enumerate(sizes)]
+    tgt = [" ".join(f"word{(i * 7 + k) % 991}" for k in range(size)) for i, size in enumerate(sizes)]
+    return src, tgt
+
+
+def corpus_of(folder: Path, src: list[str], tgt: list[str], name: str = "x", **options: object) -> PairedFiles:
+    (folder / f"{name}.de").write_text("".join(f"{line}\n" for line in src), encoding="utf-8")
+    (folder / f"{name}.en").write_text("".join(f"{line}\n" for line in tgt), encoding="utf-8")
+    return PairedFiles(folder / f"{name}.de", folder / f"{name}.en", **options)  # type: ignore[arg-type]
+
+
+def found(corpus: Corpus, held_out: Corpus | None = None) -> dict[str, Finding]:
+    return {finding.check: finding for finding in check_corpus(corpus, held_out=held_out)}
+
+
+def problems(corpus: Corpus, held_out: Corpus | None = None) -> dict[str, tuple[int, list[int]]]:
+    return {name: (each.count, each.lines) for name, each in found(corpus, held_out).items() if not each.ok}
+
+
+def test_a_clean_corpus_has_a_row_for_every_check_and_no_problem(tmp_path: Path) -> None:
+    rows = check_corpus(corpus_of(tmp_path, *sentences(500)))
+    assert [row.check for row in rows] == [
+        "line counts",
+        "misaligned lines",
+        "invalid UTF-8 or NUL",
+        "overlong lines",
+        "empty lines",
+        "duplicate pairs",
+        "length ratio",
+        "source equals target",
+        "already tokenised text",
+    ]
+    assert all(row.ok and not row.lines and not row.advice for row in rows)
+
+
+def test_empty_lines(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    src[10], tgt[20], src[30], tgt[30] = "", "  ", "", ""
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"empty lines": (3, [11, 21, 31])}
+
+
+def test_duplicates(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    src[100], tgt[100] = src[3], tgt[3]
+    src[200], tgt[200] = src[3] + " ", tgt[3]
+    tgt[250] = tgt[3]
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"duplicate pairs": (2, [101, 201])}
+
+
+def test_length_ratio(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    tgt[50] = " ".join(["very long indeed"] * 30)
+    src[60] = "x"
+    tgt[70] = "y" * 19  # too short to say anything
+    src[70] = "z"
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"length ratio": (2, [51, 61])}
+
+
+def test_scripts_of_different_density_are_no_outliers(tmp_path: Path) -> None:
+    _, tgt = sentences(300)
+    src = ["中" * (len(line) // 5) for line in tgt]
+    assert "length ratio" not in problems(corpus_of(tmp_path, src, tgt))
+
+
+def test_copies(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    tgt[5] = src[5]
+    src[6], tgt[6] = "1984", "1984"
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"source equals target": (1, [6])}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["What 's your name ?", "Yes , of course .", "I do n't know", "ge@@ trennt", "rock @-@ solid", "it &apos;s here", "the end ."],
+)
+def test_tokenised_text(tmp_path: Path, text: str) -> None:
+    """A model that learns "What 's your name ?" writes it, too (mozilla/translations#53)."""
+    src, tgt = sentences(300)
+    tgt[40] = text + " " + tgt[40] if "." not in text else tgt[40] + text[-2:]
+    assert problems(corpus_of(tmp_path, src, tgt))["already tokenised text"] == (1, [41])
+
+
+@pytest.mark.parametrize("text", ["Où ça ? Là !", "it's 3.5 p.m., isn't it?", "a . 5", "Rock 'n' roll"])
+def test_ordinary_text_is_not_called_tokenised(tmp_path: Path, text: str) -> None:
+    src, tgt = sentences(300)
+    tgt[40] = f"{tgt[40]} {text}"
+    if text != "a . 5":
+        assert "already tokenised text" not in problems(corpus_of(tmp_path, src, tgt))
+
+
+def test_bad_and_overlong_lines_are_counted_not_fatal(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    tgt[12] = "y" * 5000
+    corpus = corpus_of(tmp_path, src, tgt, max_line_bytes=2000)
+    lines = corpus.src.read_bytes().split(b"\n")
+    lines[7], lines[8] = b"caf\xe9", b"a\x00b"
+    corpus.src.write_bytes(b"\n".join(lines))
+    assert problems(corpus) == {"invalid UTF-8 or NUL": (2, [8, 9]), "overlong lines": (1, [13])}
+
+
+def test_unequal_counts_and_the_place(tmp_path: Path) -> None:
+    src, tgt = sentences(1000)
+    del tgt[500]
+    rows = found(corpus_of(tmp_path, src, tgt))
+    assert (rows["line counts"].count, rows["line counts"].lines) == (1, [1000])
+    assert "1000 and 999 lines" in rows["line counts"].advice
+    slip = rows["misaligned lines"]
+    assert slip.count == 1
+    assert abs(slip.lines[0] - 501) <= 5
+    assert "source seems to have 1 line too many" in slip.advice
+
+
+@pytest.mark.parametrize("shift", [1, -1, 2, 3])
+def test_files_of_equal_length_that_slip(tmp_path: Path, shift: int) -> None:
+    """A drift detector warns about shifted pairs (EdinburghNLP/code-docstring-corpus#12, stefan-it/nmt-en-vi#6)."""
+    src, tgt = sentences(1000)
+    late, early = (tgt, src) if shift > 0 else (src, tgt)
+    late[400:400] = ["an added line of some length"] * abs(shift)
+    early += ["an added line at the end"] * abs(shift)
+    slip = found(corpus_of(tmp_path, src, tgt))["misaligned lines"]
+    assert abs(slip.lines[0] - 401) <= 8
+    side = "target" if shift > 0 else "source"
+    assert f"the {side} seems to have {abs(shift)} line{'s' if abs(shift) > 1 else ''} too many" in slip.advice
+
+
+def test_numbers_alone_show_a_slip() -> None:
+    pairs = [(f"am Tag {i * 37} war es", f"on day {i * 37} it was") for i in range(1000, 1600)]
+    src, tgt = [a for a, _ in pairs], [b for _, b in pairs]
+    del src[300]
+    slip = find_slip((traits(a), traits(b)) for a, b in zip(src, tgt, strict=False))
+    assert slip is not None
+    assert abs(slip.line - 301) <= 3
+
+
+def test_short_and_uniform_files_are_not_accused() -> None:
+    assert find_slip([]) is None
+    same = (traits("ein Wort"), traits("one word"))
+    assert find_slip([same] * 1000) is None
+    assert find_slip([same] * 10) is None
+
+
+def test_leakage_is_found_after_folding_case_punctuation_and_width(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    src[5], tgt[5] = "Ein Hund — läuft!", "A dog runs."
+    src[9], tgt[9] = "Ｅｉｎ hund läuft", "a DOG, runs"
+    src[11], tgt[11] = "ein Hund läuft?", "something else entirely here"
+    held_out = corpus_of(tmp_path, ["ein hund läuft", "...", "nie gesehen"], ["A dog runs", "!", "never seen"], name="test")
+    result = problems(corpus_of(tmp_path, src, tgt), held_out)
+    assert result["held-out pairs in the corpus"] == (2, [6, 10])
+    assert result["held-out sources in the corpus"] == (3, [6, 10, 12])
+
+
+def test_overlap_keys() -> None:
+    assert overlap_key("Ｅｉｎ Hund — läuft_2!") == overlap_key("EIN HUND LÄUFT 2") == "einhundläuft2"
+    assert overlap_key("¿...?") == ""
+    assert overlap_key("Straße") == overlap_key("STRASSE")
+
+
+def test_rows_name_the_lines_of_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('src,tgt\n"a\nb",c\nsame,same\n,empty\n', encoding="utf-8")
+    assert problems(PairsFile(path)) == {"source equals target": (1, [4]), "empty lines": (1, [5])}
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[int] = []
+    check_corpus(corpus_of(tmp_path, ["a b"] * 25_000, ["c d"] * 25_000), progress=told.append)
+    assert told == [10_000, 20_000]
+
+
+def test_an_empty_corpus_has_no_problem_of_its_own(tmp_path: Path) -> None:
+    assert problems(corpus_of(tmp_path, [], [])) == {}
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.de.gz").write_bytes(b"\x1f\x8b broken")
+    (tmp_path / "x.en").write_bytes(b"a\n")
+    with pytest.raises(DataError, match=r"x\.de\.gz must be a sound gzip file"):
+        check_corpus(PairedFiles(tmp_path / "x.de.gz", tmp_path / "x.en"))
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["multi30k", "tatoeba_ende"])
+def test_published_corpora_do_not_slip(tmp_path: Path, name: str) -> None:
+    src, tgt = (lzma.decompress((DATA / name / f"train.{side}.xz").read_bytes()).decode().split("\n")[:30_000] for side in ("de", "en"))
+    rows = found(corpus_of(tmp_path, src, tgt))
+    assert rows["misaligned lines"].ok
+    assert rows["length ratio"].count < 30
+    assert rows["already tokenised text"].count < 100
