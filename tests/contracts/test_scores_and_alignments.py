@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dragoman.attention import Mechanism, SelfAttention
 from dragoman.attention.catalogue import ALIGNMENTS, SCORES
+from dragoman.errors import DragomanError
 
 PAIRS = list(product(SCORES, ALIGNMENTS))
 
@@ -144,3 +145,8 @@ def test_the_seam_takes_an_alignment_that_remembers() -> None:
         weights = (scores / 2 - seen).masked_fill(~mask, -torch.inf).softmax(-1)
         torch.testing.assert_close(found.weights[:, step], weights)
         seen = seen + weights
+
+
+def test_a_dot_product_of_two_widths_is_refused() -> None:
+    with pytest.raises(DragomanError, match="one width; found 4 and 6; project one of them"):
+        SCORES.load("scaled_dot")(query_width=4, key_width=6)
