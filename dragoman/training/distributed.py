@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 WATCHDOG_SECONDS = 60.0
+GOODBYE_SECONDS = 10.0
+
+_Value = TypeVar("_Value")
 
 
 class World:
@@ -43,6 +46,7 @@ class World:
         self.rank, self.size = rank, size
         self._store, self._timeout = store, timeout
         self._shared = 0
+        self._alone = False  # somebody was lost
         self._parent = os.getppid()
         self._heartbeat = Heartbeat(store, rank=rank, size=size, patience=min(WATCHDOG_SECONDS, timeout / 2)) if store is not None else None
 
@@ -60,14 +64,14 @@ class World:
         """Sum a tensor over all processes, in place."""
         if self.size > 1:
             self.doing(what, waits=True)
-            self._collective(lambda: dist.all_reduce(flat))
+            self._together(lambda: dist.all_reduce(flat))
             self.doing(f"past {what}")
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give everybody the first process's values, in place."""
         if self.size > 1:
             for tensor in tensors:
-                self._collective(lambda tensor=tensor: dist.broadcast(tensor, src=0))  # type: ignore[misc]
+                self._together(lambda tensor=tensor: dist.broadcast(tensor, src=0))  # type: ignore[misc]
 
     def share(self, compute: Callable[[], Any], what: str) -> Any:
         """Let the first process compute something as JSON and hand it to all; the others wait as long as it lives."""
@@ -79,15 +83,21 @@ class World:
             self.doing(what)
             return self._tell(key, compute)
         self.doing(f"waiting for rank 0: {what}", waits=True)
+        told = json.loads(self._together(lambda: self._hear(key, what)))
+        if "error" in told:
+            raise _lost(self.rank, f"rank 0 could not {what}: {told['error']}")
+        return told["value"]
+
+    def _hear(self, key: str, what: str) -> bytes:
+        """Wait for what rank 0 has to say, as long as it shows signs of life."""
+        assert self._store is not None, "only a process among several hears anything"
+        assert self._heartbeat is not None, "a process among several has a heartbeat"
         while not self._store.check([key]):
             self.check_parent()
             if self._heartbeat.silence(of=0) > self._timeout:
                 raise _lost(self.rank, f"no sign of rank 0 for {self._timeout:.0f} s while waiting for it to {what}")
             time.sleep(POLL_SECONDS)
-        told = json.loads(self._store.get(key))
-        if "error" in told:
-            raise _lost(self.rank, f"rank 0 could not {what}: {told['error']}")
-        return told["value"]
+        return self._store.get(key)
 
     def _tell(self, key: str, compute: Callable[[], Any]) -> Any:
         """Compute and tell the outcome, an error too: the others must not wait for what will never come."""
@@ -106,18 +116,25 @@ class World:
             raise _lost(self.rank, "the launcher is gone")
 
     def close(self) -> None:
-        """Leave the group."""
-        if self._heartbeat is not None:
+        """Leave the group. Rank 0 goes last, for the others still read from its store; but it does not wait for the dead."""
+        if self._heartbeat is not None and self._store is not None:
             self._heartbeat.stop()
+            with suppress(RuntimeError):
+                self._store.set(f"bye/{self.rank}", "")
+                everybody = [f"bye/{rank}" for rank in range(self.size)]
+                patience = time.monotonic() + GOODBYE_SECONDS
+                while self.leads and not self._alone and not self._store.check(everybody) and time.monotonic() < patience:
+                    time.sleep(POLL_SECONDS)
         if self._store is not None and dist.is_initialized():
             with suppress(RuntimeError):  # peers may have gone first
                 dist.destroy_process_group()
 
-    def _collective(self, call: Callable[[], object]) -> None:
+    def _together(self, call: Callable[[], _Value]) -> _Value:
         """Turn a peer's death or silence into one sentence; the survivors never publish."""
         try:
-            call()
+            return call()
         except RuntimeError as error:
+            self._alone = True
             raise _lost(self.rank, " ".join(str(error).split())[:300]) from error
 
 

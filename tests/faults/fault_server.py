@@ -21,6 +21,9 @@ def serve() -> None:
     import fault_loop
     import torch
 
+    import dragoman.runs.train  # noqa: F401 - what `dragoman train` would import
+    from dragoman.cli import app  # noqa: F401
+
     torch.set_num_threads(1)
     # A first step of an optimiser imports half of torch; here, once. No backward: autograd's threads must not be forked.
     optimiser = torch.optim.AdamW(fault_loop.Net().parameters())

@@ -96,6 +96,14 @@ def trainer(victims: Victims, directory: Path, *, fault: str = "", **options: An
     return victims.start(output, fault=fault, module="fault_trainer", loop={"directory": str(directory), **options})
 
 
+def command(victims: Victims, output: Path, *words: str, fault: str = "", file_limit: int = 0, user: int = 0) -> Victim:
+    """Start `dragoman` with some words, as a person does."""
+    if user:
+        output.touch()
+        output.chmod(0o666)
+    return victims.start(output, fault=fault, file_limit=file_limit, user=user, command=list(words))
+
+
 def losses(directory: Path) -> dict[int, set[str]]:
     """Collect every loss that was ever logged for an update, the discarded lines included."""
     found: dict[int, set[str]] = {}

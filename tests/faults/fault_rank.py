@@ -1,0 +1,87 @@
+"""One rank of a run in miniature, forked by the fault server or started by torchrun: `fault_rank.py '{"directory": ...}'`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from dragoman import stopping
+
+if __name__ == "__main__":
+    stopping.install()
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from training_kit import tiny_trainer
+
+from dragoman.errors import DragomanError, StoppedError
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.distributed import World, join_world
+from dragoman.training.loss import Loss
+
+
+class Spoiled:
+    """A task that is not finite at one update of one rank."""
+
+    def __init__(self, task: Any, rank: int, world: World, update: int) -> None:
+        self.task, self.here, self.spoilt, self.update = task, rank == world.rank, update, 0
+
+    def loss(self, model: Any, batch: Any) -> Loss:
+        found = self.task.loss(model, batch)
+        return Loss(found.total * float("nan"), found.nll, found.count) if self.here and self.update == self.spoilt else found
+
+
+def run(
+    directory: str,
+    *,
+    environment: dict[str, str] | None = None,
+    nan: list[int] | None = None,
+    timeout: float = 20.0,
+    pause: float = 0.0,
+    **settings: Any,
+) -> int:
+    os.environ.update(environment or {})
+    torch.set_num_threads(1)
+    torch.manual_seed(int(os.environ.get("RANK", 0)) + 99)  # rank 0's weights must win
+    world = join_world(torch.device("cpu"), timeout=timeout)
+    place = RunDirectory(Path(directory))
+    if world.leads:
+        place.lock()
+    trace = (Path(directory).parent / f"trace-{world.rank}.jsonl").open("a")
+    options: dict[str, Any] = {"model": {"dropout": settings.pop("dropout", 0.0), "seed": 1 + world.rank}}
+    parts = {"distributed": world, "validate": lambda model: {"loss": float(model.output_weight.abs().mean())}}
+    trainer = tiny_trainer(place, parts=parts, **options, **settings)
+    task = trainer._step._task
+    if nan:
+        task = trainer._step._task = Spoiled(task, nan[0], world, nan[1])
+    launch = trainer._launch
+
+    def note(update: Any) -> None:
+        task.update = update.number
+        trace.write(json.dumps({"update": update.number, "examples": [ids.tolist() for ids in update.examples], "pid": os.getpid()}) + "\n")
+        trace.flush()
+        stopping.wait(pause)
+        launch(update)
+
+    trainer._launch = note
+    try:
+        result = trainer.run(resume=True)
+        return StoppedError.exit_code if result.stopped else 0
+    except DragomanError as error:
+        sys.stderr.write(f"rank {world.rank}: {error}\n")
+        return error.exit_code
+    finally:
+        world.close()
+        if world.leads:
+            place.close()
+
+
+if __name__ == "__main__":
+    code = run(**json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a rank whose peers are gone must not wait for them in an exit handler
