@@ -37,9 +37,7 @@ def read_contents(path: Path) -> Contents:
     listed = _read_manifest(path)
     _require_plain_folder(path / layout.TEXT)
     _check_sizes(path, listed["files"])
-    ours = {name.partition("/")[0] for name in layout.CAPS}
-    strangers = {name for name in os.listdir(path) if name not in ours and name != manifest.NAME}
-    manifest.verify(path, ignore=strangers)  # strangers are not opened, and need not be: nothing leads to them
+    _verify(path)
     manifest.read_json(path / layout.TEXT / "text.json")  # as strictly as the rest, before the tokenizer reads it
     return Contents(
         path=path,
@@ -70,6 +68,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             found = f"{what}: {min(wrong)!r:.120}"
             raise BundleError(f"{where} must list a bundle's files and no others", found=found, fix="copy the model directory anew")
     return content
+
+
+def _verify(path: Path) -> None:
+    """Hash every file of the bundle; strangers beside them are never opened, for nothing leads to them."""
+    ours = {name.partition("/")[0] for name in layout.CAPS}
+    strangers = {name for name in os.listdir(path) if name not in ours and name != manifest.NAME}
+    for check in manifest.check_files(path, ignore=strangers):
+        if not check.ok and (check.name in layout.CAPS or check.name == manifest.NAME):
+            raise manifest.corrupt(path / check.name, check.problem)
 
 
 def _require_plain_folder(folder: Path) -> None:

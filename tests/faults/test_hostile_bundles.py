@@ -422,6 +422,7 @@ def test_the_sound_bundle_loads(sound: Path, tmp_path: Path) -> None:
     resign(path)
     (path / "notes of mine.txt").write_text("strangers are not opened and do no harm")
     (path / ".DS_Store").write_bytes(b"\0")
+    (path / "text" / ".DS_Store").write_bytes(b"\0")
     (path / "training").mkdir()
     bundle = Bundle.load(path)
     assert bundle.model.training is False
