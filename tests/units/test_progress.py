@@ -1,0 +1,159 @@
+"""What a person sees while training runs; time is given, never measured."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dragoman.training.meter import Meter, duration
+from dragoman.training.progress import LiveProgress, PlainProgress, QuietProgress, TrainingMeter, open_progress, validation_line
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def record(update: int, *, nll: float = 2.0, tokens: int = 1000) -> dict:
+    return {"update": update, "loss": nll + 0.1, "nll": nll, "lr": 1e-3, "norm": 1.0, "tokens": tokens, "padding": 0.05, "seconds": 0.1}
+
+
+def test_a_meter_knows_count_rate_and_what_is_left() -> None:
+    clock = Clock()
+    meter = Meter(1000, clock=clock)
+    assert meter.left is None
+    for _ in range(10):
+        clock.now += 1
+        meter.advance(20)
+    assert (meter.done, meter.seconds) == (200, 10)
+    assert meter.rate == pytest.approx(20)
+    assert meter.left == pytest.approx(40)
+
+
+def test_a_rate_is_of_late() -> None:
+    """After a slow start the estimate must not stay wrong for an hour."""
+    clock = Clock()
+    meter = Meter(None, clock=clock)
+    for _ in range(100):
+        clock.now += 1
+        meter.advance(1)
+    for _ in range(60):
+        clock.now += 1
+        meter.advance(50)
+    assert meter.rate == pytest.approx(50, rel=0.1)
+    assert len(meter._marks) < 300
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (60, "1 min 00 s"), (185.2, "3 min 05 s"), (7810, "2 h 10 min")])
+def test_durations_are_for_people(seconds, text) -> None:
+    assert duration(seconds) == text
+
+
+def test_training_shows_loss_speed_padding_time_left_and_best() -> None:
+    """No time left was shown, no line for an hour (OpenNMT-py#1397, OpenNMT/OpenNMT#75, LibreTranslate/Locomotive#35)."""
+    clock, stream = Clock(), io.StringIO()
+    with PlainProgress(stream, clock=clock).training(steps=1000) as view:
+        for update in range(1, 101):
+            clock.now += 0.125
+            view.update(record(update))
+        view.validated({"loss": 1.5, "perplexity": 4.48, "bleu": 31.25}, {"loss": 1.5, "bleu": 31.25, "update": 100})
+        clock.now += 6
+        view.update(record(101))
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("update 16 of 1,000 · loss 2.000 · 8,000 tokens/s")
+    assert "tokens/s · padding 5.0 % · 2 min 03 s left" in lines[0]
+    assert lines[-2] == "validation at 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · the best so far"
+    assert "best bleu 31.25 at 100" in lines[-1]
+    assert len(lines) <= 5
+
+
+def test_a_short_phase_says_nothing_and_a_long_one_count_rate_and_estimate() -> None:
+    """ "Is it frozen?" (facebookresearch/fairseq#2603)."""
+    clock, stream = Clock(), io.StringIO()
+    progress = PlainProgress(stream, clock=clock)
+    with progress.phase("preparing", 29000, "pairs") as phase:
+        clock.now += 1
+        phase.advance(29000)
+    assert stream.getvalue() == ""
+    with progress.phase("preparing", 29000, "pairs") as phase:
+        for _ in range(8):
+            clock.now += 1
+            phase.advance(1000)
+    assert stream.getvalue().splitlines() == [
+        "preparing: 2,000 of 29,000 pairs, 1,000 a second, 27 s left",
+        "preparing: 7,000 of 29,000 pairs, 1,000 a second, 22 s left",
+        "preparing: 8,000 pairs in 8 s",
+    ]
+
+
+def test_a_phase_of_unknown_length_has_no_estimate() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with PlainProgress(stream, clock=clock).phase("reading") as phase:
+        clock.now += 3
+        phase.advance(6)
+    assert stream.getvalue().splitlines()[0] == "reading: 6, 2 a second"
+
+
+def test_a_skipped_update_does_not_spoil_the_loss_shown() -> None:
+    meter = TrainingMeter(steps=10, clock=Clock())
+    meter.update(record(1, nll=2.0))
+    meter.update(record(2) | {"nll": float("nan"), "skipped": True})
+    meter.update({"update": 3, "lr": 0.1, "excluded": True})
+    assert meter.loss == 2.0
+    assert meter.updates.done == 3
+
+
+def test_a_resumed_run_counts_from_where_it_was() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with PlainProgress(stream, clock=clock).training(steps=100, done=90) as view:
+        clock.now += 5
+        view.update(record(91))
+        view.plan(96)
+        clock.now += 5
+        view.update(record(92))
+    assert stream.getvalue().splitlines()[0].startswith("update 91 of 100")
+    assert stream.getvalue().splitlines()[1].startswith("update 92 of 96")
+    assert "20 s left" in stream.getvalue().splitlines()[1]
+
+
+def test_the_live_display_draws_and_leaves_only_notes() -> None:
+    stream = io.StringIO()
+    progress = LiveProgress(Console(file=stream, force_terminal=True, width=140))
+    progress.note("training on 2 CPU cores")
+    with progress.training(steps=50) as view:
+        for update in range(1, 11):
+            view.update(record(update))
+        with progress.phase("validating", 4, "batches") as phase:
+            phase.advance(4)
+        view.validated({"loss": 1.25}, {"loss": 1.25, "update": 10})
+        progress._drawn.refresh()
+    text = stream.getvalue()
+    assert "training on 2 CPU cores" in text
+    assert "loss 2.000" in text
+    assert "of 50" in text
+    assert "validation at 10: loss 1.250 · the best so far" in text
+    assert progress._drawn is None
+
+
+def test_the_display_fits_the_stream() -> None:
+    assert isinstance(open_progress(io.StringIO()), PlainProgress)
+    assert isinstance(open_progress(io.StringIO(), live=True), LiveProgress)
+
+
+def test_quiet_is_quiet() -> None:
+    progress = QuietProgress()
+    with progress.training(steps=3) as view, progress.phase("x", 3) as phase:
+        view.update(record(1))
+        view.validated({}, {})
+        view.plan(3)
+        phase.advance()
+    progress.note("nothing")
+
+
+def test_a_validation_that_is_not_the_best_says_so_by_silence() -> None:
+    assert validation_line(20, {"loss": 2.0}, {"loss": 1.0, "update": 10}) == "validation at 20: loss 2.000"
