@@ -17,11 +17,9 @@ from dragoman.data.shapes import Shape
 from dragoman.data.store import Store
 from dragoman.text.draws import Draws
 from dragoman.text.specials import BOS, EOS, PAD
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.tokenizer import Ids, Tokenizer, Tokenizers
 
 __all__ = ["Batch", "BatchPlan", "Cursor", "Update", "collate", "make_batch", "update_batches"]
-
-Ids = Sequence[int] | NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +102,13 @@ def collate(
     With `dropout` the pairs are cut into other pieces by BPE-dropout: a pure function of (seed, pair). They grow by about a
     fifth at 0.1, so the batch may go past the token budget by as much.
     """
-    pairs: list[tuple[Ids, Ids]] = [store.pair(int(each)) for each in examples]
+    pairs = [store.pair(int(each)) for each in examples]
+    src: Sequence[Ids] = [source for source, _ in pairs]
+    tgt: Sequence[Ids] = [target for _, target in pairs]
     if dropout and tokenizers:
-        pairs = [_sampled(tokenizers, pair, dropout, Draws(seed, int(each))) for each, pair in zip(examples, pairs, strict=True)]
-    return make_batch([src for src, _ in pairs], [tgt for _, tgt in pairs], examples=examples, shapes=shapes)
+        draws = [Draws(seed, int(each)) for each in examples]
+        src, tgt = (_sampled(tokenizer, rows, dropout, draws) for tokenizer, rows in zip(tokenizers, (src, tgt), strict=True))
+    return make_batch(src, tgt, examples=examples, shapes=shapes)
 
 
 def make_batch(src: Sequence[Ids], tgt: Sequence[Ids], *, examples: NDArray[np.int64] | None = None, shapes: Sequence[Shape] = ()) -> Batch:
@@ -137,10 +138,7 @@ def make_batch(src: Sequence[Ids], tgt: Sequence[Ids], *, examples: NDArray[np.i
     )
 
 
-def _sampled(tokenizers: Tokenizers, pair: tuple[Ids, Ids], dropout: float, draw: Draws) -> tuple[Ids, Ids]:
-    """Cut both sides into other pieces; decoding loses nothing, so the store need not keep the text."""
-    src, tgt = (
-        tokenizer.encode_sampled(tokenizer.decode(list(ids)), dropout=dropout, generator=draw)
-        for tokenizer, ids in zip(tokenizers, pair, strict=True)
-    )
-    return src, tgt
+def _sampled(tokenizer: Tokenizer, rows: Sequence[Ids], dropout: float, draws: Sequence[Draws]) -> list[list[int]]:
+    """Cut one side's texts into other pieces; decoding loses nothing, so the store need not keep the text."""
+    texts = tokenizer.decode_batch(rows)
+    return [tokenizer.encode_sampled(text, dropout=dropout, generator=draw) for text, draw in zip(texts, draws, strict=True)]

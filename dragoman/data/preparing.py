@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -90,7 +91,7 @@ def prepare_folder(
     with explaining(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(final.parent)
-        temporary = final.parent / temporary_name(final.name)
+        temporary = final.parent / temporary_name(f"{final.name}-{_host()}")
         temporary.mkdir()
         try:
             with contextlib.ExitStack() as stack:
@@ -225,8 +226,24 @@ def _check_unchanged(corpus: Corpus, digests: list[str]) -> None:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove what processes that are gone left unfinished."""
-    for path in parent.glob(".tmp-store-*"):
-        match = re.fullmatch(r"\.tmp-store-[0-9a-f]+-(\d+)-[0-9a-f]+", path.name)
-        if match and not os.path.exists(f"/proc/{match[1]}") and os.path.isdir("/proc/self"):
+    """Remove what processes of this machine that are gone left unfinished; a cache may be shared with other machines."""
+    for path in parent.glob(f".tmp-store-*-{_host()}-*"):
+        match = re.fullmatch(r"\.tmp-store-[0-9a-f]+-[0-9a-f]+-(\d+)-[0-9a-f]+", path.name)
+        if match and not _alive(int(match[1])):
             remove_flat(path)
+
+
+def _host() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _alive(pid: int) -> bool:
+    if os.name != "posix":
+        return True  # asking would end it
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -22,6 +22,8 @@ from dragoman.errors import CorruptError, DataError, DiskError, DragomanError, F
 _CHUNK = 1 << 18
 _SUFFIXES = {".gz": "gzip", ".xz": "xz"}
 _MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+# A pipe without a writer must not hang us; Windows has other flags.
+_OPENING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # xz -9 needs 65 MiB to unpack; a header may ask for 4 GiB.
 _XZ_MEMORY = 96 << 20
 
@@ -172,7 +174,7 @@ class TextStream:
 def open_text(path: Path) -> BufferedReader:
     """Open a regular file for reading, or say in a person's words why not."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer must not hang us
+        descriptor = os.open(path, _OPENING)
     except OSError as error:
         raise _unopened(path, error) from error
     mode = os.fstat(descriptor).st_mode

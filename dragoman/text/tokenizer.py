@@ -11,9 +11,11 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import sentencepiece
+from numpy.typing import NDArray
 
 from dragoman.config.tree import TextConfig
 from dragoman.errors import BundleError, DataError
@@ -23,6 +25,7 @@ from dragoman.text.normalise import normalise
 from dragoman.text.settings import FORMAT, read_settings, write_settings
 from dragoman.text.specials import BOS, EOS, PAD, SPECIALS, UNK
 
+Ids = Sequence[int] | NDArray[np.integer[Any]]
 _MAX_MODEL_BYTES = 256 << 20
 
 # SentencePiece writes a space as U+2581, so that character itself would come back as a space. It is sent through as
@@ -108,17 +111,18 @@ class Tokenizer:
             raise DataError("the share of dropped merges must be from 0 to below 1", found=str(dropout), fix="set text.dropout=0.1")
         return self._merges.encode(_escape(normalise(text, self.normalisation)), dropout, generator)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Ids) -> str:
         """Turn piece ids back into text; special pieces other than unknown leave no trace."""
-        return _unescape(self._processor.decode([int(each) for each in ids]))
+        return self.decode_batch([ids])[0]
 
-    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def decode_batch(self, rows: Sequence[Ids]) -> list[str]:
         """Decode many rows of ids in one call."""
-        return [_unescape(text) for text in self._processor.decode([[int(each) for each in row] for row in rows], num_threads=1)]
+        lists = [row.tolist() if isinstance(row, np.ndarray) else [int(each) for each in row] for row in rows]
+        return [_unescape(text) for text in self._processor.decode(lists, num_threads=1)]
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def pieces(self, ids: Ids) -> list[str]:
         """Spell the pieces for people: a leading U+2581 stands for a space, `<0xE4>` for a byte."""
-        return [SPECIALS[each] if each < len(SPECIALS) else self._processor.id_to_piece(int(each)) for each in ids]
+        return [SPECIALS[int(each)] if each < len(SPECIALS) else self._processor.id_to_piece(int(each)) for each in ids]
 
     def __len__(self) -> int:
         """Count the pieces, bytes and special ones included."""

@@ -333,13 +333,14 @@ def test_what_a_dead_process_left_is_removed(tmp_path: Path, tokenizers: Tokeniz
     dead = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    for pid in (dead, str(os.getpid())):
-        leftover = cache / f".tmp-store-0a1b-{pid}-00ff"
+    mine = preparing._host()
+    for host, pid in ((mine, dead), (mine, str(os.getpid())), ("00000000", dead)):
+        leftover = cache / f".tmp-store-0a1b-{host}-{pid}-00ff"
         leftover.mkdir(parents=True)
         (leftover / "src.bin").write_bytes(b"half")
     prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, cache)
-    left = [path.name for path in cache.iterdir() if path.name.startswith(".tmp")]
-    assert left == [f".tmp-store-0a1b-{os.getpid()}-00ff"]
+    left = {path.name for path in cache.iterdir() if path.name.startswith(".tmp")}
+    assert left == {f".tmp-store-0a1b-{mine}-{os.getpid()}-00ff", f".tmp-store-0a1b-00000000-{dead}-00ff"}
 
 
 def test_two_processes_may_make_the_same_store(tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
