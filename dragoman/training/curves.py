@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,11 +69,8 @@ def _draw_loss(axes: Any, updates: list[dict[str, Any]], validations: list[dict[
     """Draw training and validation loss, both without smoothing of labels and so comparable."""
     _draw_smoothed(axes, [record["update"] for record in updates], [record["nll"] for record in updates], label="training")
     if validations:
-        axes.plot(*_column(validations, "loss"), "o-", color=MARK, markersize=4, label="validation")
         best = min(validations, key=lambda record: record["loss"])
-        axes.annotate(
-            f"{best['loss']:.3f}", (best["update"], best["loss"]), textcoords="offset points", xytext=(0, -14), ha="center", color=MARK
-        )
+        axes.plot(*_column(validations, "loss"), "o-", color=MARK, markersize=4, label=f"validation, lowest {best['loss']:.3f}")
         axes.legend(frameon=False)
     axes.set(title="Loss a piece (nats)", xlabel="update")
 
@@ -81,12 +79,10 @@ def _draw_score(axes: Any, updates: list[dict[str, Any]], validations: list[dict
     """Draw the validation's score, or the speed where nothing was translated."""
     scored = [record for record in validations if "bleu" in record]
     if scored:
-        axes.plot(*_column(scored, "bleu"), "o-", color=MARK, markersize=4)
         best = max(scored, key=lambda record: record["bleu"])
-        axes.annotate(
-            f"{best['bleu']:.1f}", (best["update"], best["bleu"]), textcoords="offset points", xytext=(0, 7), ha="center", color=MARK
-        )
-        axes.set(title="BLEU of the validation sample", xlabel="update", ylim=(0, 1.15 * best["bleu"] + 1))
+        axes.plot(*_column(scored, "bleu"), "o-", color=MARK, markersize=4, label=f"highest {best['bleu']:.1f} at {best['update']:,}")
+        axes.legend(frameon=False, loc="lower right")
+        axes.set(title="BLEU of the validation sample", xlabel="update", ylim=(0, 1.1 * best["bleu"] + 1))
         return
     speed = [record["tokens"] / max(record["seconds"], 1e-9) for record in updates]
     _draw_smoothed(axes, [record["update"] for record in updates], speed)
@@ -94,12 +90,12 @@ def _draw_score(axes: Any, updates: list[dict[str, Any]], validations: list[dict
 
 
 def _draw_smoothed(axes: Any, places: list[int], values: list[float], label: str = "") -> None:
-    """Draw the values pale and their running mean over them."""
+    """Draw the values pale and the mean of their neighbourhood over them."""
     axes.plot(places, values, color=PALE, linewidth=0.8)
-    share, mean, means = min(1.0, 20 / len(values)), values[0], []
-    for value in values:
-        mean += share * (value - mean)
-        means.append(mean)
+    half = len(values) // 100
+    sums = [0.0, *itertools.accumulate(values)]
+    edges = [(max(0, place - half), min(len(values), place + half + 1)) for place in range(len(values))]
+    means = [(sums[last] - sums[first]) / (last - first) for first, last in edges]
     axes.plot(places, means, color=INK, label=label)
 
 

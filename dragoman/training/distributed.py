@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dragoman import stopping
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.training.heartbeat import Heartbeat, KeyStore
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 WATCHDOG_SECONDS = 60.0
 GOODBYE_SECONDS = 10.0
+SILENCE_SECONDS = 2.0
 
 _Value = TypeVar("_Value")
 
@@ -94,8 +96,10 @@ class World:
         assert self._heartbeat is not None, "a process among several has a heartbeat"
         while not self._store.check([key]):
             self.check_parent()
-            if self._heartbeat.silence(of=0) > self._timeout:
-                raise _lost(self.rank, f"no sign of rank 0 for {self._timeout:.0f} s while waiting for it to {what}")
+            # A launcher that lost rank 0 asks the others to stop: then its silence need not be long to be believed.
+            patience = min(self._timeout, SILENCE_SECONDS) if stopping.requested() else self._timeout
+            if self._heartbeat.silence(of=0) > patience:
+                raise _lost(self.rank, f"no sign of rank 0 for {patience:.0f} s while waiting for it to {what}")
             time.sleep(POLL_SECONDS)
         return self._store.get(key)
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 2.0
+BEAT_SECONDS = 0.5
 
 
 class KeyStore(Protocol):
@@ -61,7 +61,7 @@ class Heartbeat:
     def stop(self) -> None:
         """End the thread."""
         self._stop.set()
-        self._thread.join(timeout=2 * BEAT_SECONDS)
+        self._thread.join(timeout=4 * BEAT_SECONDS)
 
     def _beat(self) -> None:
         count = 0
