@@ -50,7 +50,7 @@ class Store:
         self.src_lengths: NDArray[np.uint16] = self._map("src.lengths", np.uint16, self._count)
         self.tgt_lengths: NDArray[np.uint16] = self._map("tgt.lengths", np.uint16, self._count)
         self.numbers: NDArray[np.uint64] = self._map("numbers", np.uint64, self._count)
-        for name in ("src.lengths", "tgt.lengths", "src.offsets", "tgt.offsets"):
+        for name in ("src.lengths", "tgt.lengths", "src.offsets", "tgt.offsets", "numbers"):
             self._touch(name)
 
     @classmethod

@@ -23,6 +23,7 @@ _MODEL_TYPES = {"bpe": "bpe", "unigram": "unigram", "characters": "char"}
 # The trainer skips a line above a length without a word, and its BPE counts places within a word in 16 bits; so long
 # lines are handed over in parts of this many characters.
 _PART = 4096
+_BYTES = 256 + 4 + 1  # every byte, the special pieces, and the space
 _RESERVED = "\u2585"  # lines with the trainer's own mark for unknown are skipped by it; a space keeps the rest of the line
 # A fixed number, for the sums of unigram's expectations are added thread by thread and the result depends on the
 # number of threads, though not on their timing.
@@ -102,5 +103,11 @@ def _explained(message: str, config: TextConfig) -> DataError:
             f"text.vocabulary must be at least {too_low[2]} to hold this text's characters",
             found=str(config.vocabulary),
             fix=f"add --set text.vocabulary={int(too_low[2]) + 100}, or lower text.coverage",
+        )
+    if config.byte_fallback and config.vocabulary < _BYTES:
+        return DataError(
+            f"text.vocabulary must be at least {_BYTES} with text.byte_fallback, whose bytes take 256",
+            found=str(config.vocabulary),
+            fix="raise it, or set text.byte_fallback=false",
         )
     return DataError("a vocabulary must be learnable from the training text", found=message, fix="check the training files")

@@ -378,6 +378,14 @@ def test_a_cache_that_may_not_be_written_exits_77(tmp_path: Path, tokenizers: To
         prepared(corpus, tokenizers, tmp_path / "cache")
 
 
+def test_data_is_read_and_prepared_without_torch() -> None:
+    """Looking at a corpus must not wait for torch to load."""
+    code = "import sys, dragoman.data.store, dragoman.data.plan, dragoman.data.checks; print('torch' in sys.modules)"
+    root = str(Path(__file__).resolve().parents[2])
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}, check=True)
+    assert run.stdout.strip() == "False"
+
+
 def test_where_prepared_data_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder(DataConfig(cache="/there")) == Path("/there")
     monkeypatch.setenv("DRAGOMAN_CACHE", "/mine")

@@ -154,6 +154,12 @@ def test_too_small_a_vocabulary_says_how_large_it_must_be() -> None:
         Tokenizer.train(GERMAN + ENGLISH, small(vocabulary=270))
 
 
+def test_bytes_need_their_room() -> None:
+    with pytest.raises(DataError, match=r"at least 261 with text\.byte_fallback.*; found 100; raise it"):
+        Tokenizer.train(GERMAN, small(kind="characters", vocabulary=100))
+    assert len(Tokenizer.train(GERMAN, small(kind="characters", vocabulary=261))) == 261
+
+
 def test_blank_text_cannot_be_learnt_from() -> None:
     with pytest.raises(DataError, match="found 2 lines, all blank"):
         Tokenizer.train(["", "  "], small())
