@@ -138,9 +138,11 @@ def _log_to_stderr() -> None:
 
 
 class _Handler(logging.Handler):
-    """Writes a record as `dragoman: warning: ...` to whatever stderr is now."""
+    """Writes a warning as `dragoman: warning: ...`, and a note as it is, to whatever stderr is now."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
-        word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        note(f"{word}{record.getMessage()}")
+        if record.levelno < logging.WARNING:
+            print(record.getMessage(), file=sys.stderr, flush=True)
+        else:
+            note(f"{record.levelname.lower()}: {record.getMessage()}")

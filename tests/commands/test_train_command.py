@@ -1,0 +1,212 @@
+"""`dragoman train` as a person uses it: it works at the first try, and every mistake is one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.app import main
+
+QUICK = {
+    "train.steps": "4", "train.warmup": "1", "train.checkpoint_every": "2", "train.validate_every": "2", "train.threads": "1",
+    "train.keep": "3", "model.width": "16", "model.heads": "2", "model.feedforward": "32", "text.vocabulary": "340",
+}  # fmt: skip
+Train = Callable[..., int]
+
+
+@pytest.fixture
+def train(corpus: Path, tmp_path: Path) -> Train:
+    """Train on the small corpus with small settings; later options replace earlier ones."""
+
+    def run(*options: str, out: str = "my-model", data: bool = True, quick: bool = True, recipe: str = "tiny") -> int:
+        files = [f"--{option}={corpus / file}" for option, file in (("src", "train.de"), ("tgt", "train.en"))] if data else []
+        settings = [f"--set={path}={value}" for path, value in QUICK.items()] if quick else []
+        named = [f"--recipe={recipe}"] if recipe else []
+        cache = [f"--set=data.cache={tmp_path / 'cache'}"] if quick else []
+        return main(["train", *files, *named, *settings, *cache, "--out", str(tmp_path / out), *options])
+
+    return run
+
+
+def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Give what went to stderr, line by line."""
+    return capsys.readouterr().err.splitlines()
+
+
+def test_two_files_become_a_model(train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None of four peers gets from nothing to a translated sentence at the first try."""
+    assert train(f"--valid-src={corpus / 'dev.de'}", f"--valid-tgt={corpus / 'dev.en'}", "--src-lang=de", "--tgt-lang=en") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "", "a training run's notes are no result"
+    assert "weights" in captured.err
+    assert "my-model is ready" in captured.err
+    model = tmp_path / "my-model"
+    assert {"card.md", "config.json", "weights.safetensors", "golden.json", "manifest.json"} <= {each.name for each in model.iterdir()}
+    assert main(["translate", "-m", str(model), "Guten Morgen."]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert main(["info", str(model)]) == 0
+    assert "de to en" in capsys.readouterr().out
+    assert main(["verify", str(model)]) == 0
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
+def test_one_file_of_pairs(ending: str, train: Train, corpus: Path, tmp_path: Path) -> None:
+    sides = [(corpus / f"train.{language}").read_text(encoding="utf-8").splitlines() for language in ("de", "en")]
+    rows = list(zip(*sides, strict=True))
+    written = {
+        "tsv": "".join(f"{s}\t{t}\n" for s, t in rows),
+        "csv": "source,target\n" + "".join(f'"{s}","{t}"\n' for s, t in rows),
+        "jsonl": "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in rows),
+    }
+    path = tmp_path / f"pairs.{ending}"
+    path.write_text(written[ending], encoding="utf-8")
+    assert train("--pairs", str(path), "--set=train.steps=2", data=False) == 0
+
+
+def test_the_same_command_again_says_that_nothing_is_left(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resuming "does nothing": the step count is absolute (OpenNMT-py#1364, #886)."""
+    assert train("--set=train.steps=2") == 0
+    capsys.readouterr()
+    assert train("--set=train.steps=2") == 0
+    told = errors(capsys)
+    assert any("nothing to do" in line and "all 2 updates made" in line for line in told)
+    assert any("--set train.steps=4" in line for line in told)
+    assert main(["train", "--out", str(tmp_path / "my-model"), "--resume", "--set", "train.steps=4"]) == 0
+    assert "my-model is ready" in capsys.readouterr().err
+    assert max(int(each.name[5:]) for each in (tmp_path / "my-model" / "training").glob("step-*")) == 4
+
+
+def test_resume_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--out", str(tmp_path / "nothing"), "--resume"]) == 2
+    (line,) = errors(capsys)
+    assert "there is no run in" in line
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_what_makes_the_run_may_not_change(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--set=train.steps=2") == 0
+    capsys.readouterr()
+    assert train("--set=model.width=32", "--resume") == 2
+    (line,) = errors(capsys)
+    assert "model.width must stay as the run" in line
+    assert "found 32 where it was 16" in line
+
+
+def test_a_dry_run_writes_nothing_and_says_what_it_would_take(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--dry-run") == 0
+    err = capsys.readouterr().err
+    assert "nothing was trained" in err
+    assert "memory" in err
+    assert "updates" in err
+    assert not (tmp_path / "my-model").exists()
+
+
+def test_averaging_its_checkpoints(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train() == 0
+    capsys.readouterr()
+    assert main(["average", str(tmp_path / "my-model"), "--last", "2", "--out", str(tmp_path / "averaged")]) == 0
+    assert "the average of steps 4, 2" in capsys.readouterr().out
+    assert main(["translate", "-m", str(tmp_path / "averaged"), "Guten Morgen."]) == 0
+    capsys.readouterr()
+    assert main(["average", str(tmp_path / "my-model"), "--last", "9", "--out", str(tmp_path / "more")]) == 2
+    assert "found 2 in" in capsys.readouterr().err
+    assert main(["average", str(tmp_path), "--out", str(tmp_path / "more")]) == 2
+    assert "must hold the run" in capsys.readouterr().err
+
+
+def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("recipe: tiny\nmodel:\n  widht: 16\ntrain:\n  steps: many\nsteps: 3\n", encoding="utf-8")
+    assert train("--config", str(path), quick=False, recipe="") == 2
+    lines = errors(capsys)
+    assert lines[0].endswith("3 problems in the configuration:")
+    text = "\n".join(lines)
+    assert "there is no setting model.widht; did you mean width?" in text
+    assert "train.steps must be" in text
+    assert "found 'many'" in text
+    assert "did you mean train.steps?" in text, "a key at the wrong level is answered with where it belongs"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--set=model.width=100", "--set=model.heads=8"], "found 8 and 100; try model.heads=5"),
+        (["--set=model.widht=100"], "there is no setting model.widht; did you mean width?"),
+        (["--set=model.width=wide"], "found 'wide'"),
+        (["--set=width"], "found 'width'"),
+        (["--set=text.vocabulary=100"], "found 100"),
+        (["--recipe=vaswani"], "there is no recipe named 'vaswani'"),
+        (["--budget=soon"], "found 'soon'"),
+        (["--tgt=nowhere.en"], "nowhere.en"),
+        (["--pairs=p.tsv"], "keep one form"),
+        (["--device=tpu"], "found 'tpu'"),
+        (["--config=nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_a_persons_mistake_is_one_line_and_nothing_is_written(
+    options: list[str], words: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*options) == 2
+    (line,) = [line for line in errors(capsys) if line.startswith("dragoman: error")]
+    assert words in line
+    assert not (tmp_path / "my-model" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "must"),
+        (b"one line\n", "found 1 and 60"),
+        ("Grüße\n".encode("latin1") * 60, "line 1 must be UTF-8"),
+        (b"nul\x00byte\n" * 60, "found a NUL byte"),
+        ("text\n".encode("utf-16") * 60, "must be UTF-8"),
+    ],
+)
+def test_a_bad_file_is_named_with_what_is_wrong(
+    content: bytes, words: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong encodings and counts are explained (OpenNMT-py#1879, code-docstring-corpus#12)."""
+    path = tmp_path / "bad.de"
+    path.write_bytes(content)
+    assert train("--src", str(path)) == 2
+    (line,) = [line for line in errors(capsys) if line.startswith("dragoman: error")]
+    assert words in line
+    assert "bad.de" in line
+
+
+def test_a_vocabulary_larger_than_the_text_allows(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--set=text.vocabulary=30000") == 2
+    (line,) = [line for line in errors(capsys) if line.startswith("dragoman: error")]
+    assert "text.vocabulary" in line
+    assert "30000" in line.replace(",", "")
+
+
+def test_no_text_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--out", str(tmp_path / "m")]) == 2
+    (line,) = errors(capsys)
+    assert "found neither --src and --tgt nor --pairs" in line
+
+
+def test_a_directory_with_other_things_in_it_is_left_alone(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("everything")
+    assert train() == 2
+    (line,) = [line for line in errors(capsys) if line.startswith("dragoman: error")]
+    assert "thesis.tex" in line
+    assert [each.name for each in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_with_nothing_named_a_model_is_fitted_and_the_choice_explained(
+    train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Defaults are sized to the data: 10 k lines must not get 61 M weights (eole's quickstart)."""
+    settings = ["--set=train.threads=1", "--set=train.steps=2", f"--set=data.cache={tmp_path / 'cache'}"]
+    assert train(*settings, "--dry-run", quick=False, recipe="") == 0
+    err = capsys.readouterr().err
+    assert "corpus: 59 pairs" in err, "one of sixty is held out for validation"
+    assert "vocabulary: " in err
+    assert "size: width 128" in err
