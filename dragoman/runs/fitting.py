@@ -27,7 +27,8 @@ ENOUGH_PASSES = 15  # ... or this many passes over the corpus
 MOST_PASSES = 60  # more only learn it by heart
 TRAINING_SHARE = 0.9  # of the time; the rest is for preparing, validating and writing
 SMALLEST_BATCH, LARGEST_BATCH = 800, 25_000
-UPDATES_A_PASS = 180  # wanted, where the corpus is large enough: small batches learn more from a small corpus
+UPDATES_A_PASS = {"cpu": 180}  # wanted, where the corpus is large enough: small batches learn more from a small corpus ...
+UPDATES_ELSEWHERE = 80  # ... but a GPU takes as long for a small batch as for one of twice its size
 
 
 class Rung(NamedTuple):
@@ -60,11 +61,11 @@ class _Choice(NamedTuple):
     reason: str
 
 
-def fit(size: Survey, *, seconds: float, measure: Measure | None) -> Fitted:
+def fit(size: Survey, *, seconds: float, measure: Measure | None, device: str = "cpu") -> Fitted:
     """Choose for a corpus; with `seconds` 0 there is no limit and nothing is measured."""
     vocabulary = fitting_vocabulary(size.words)
     pieces = size.words * PIECES_A_WORD
-    batch = int(min(LARGEST_BATCH, max(SMALLEST_BATCH, 500 * round(pieces / 2 / UPDATES_A_PASS / 500))))
+    batch = int(min(LARGEST_BATCH, max(SMALLEST_BATCH, 500 * round(pieces / 2 / UPDATES_A_PASS.get(device, UPDATES_ELSEWHERE) / 500))))
     allowed = [rung for rung in LADDER if rung.weights(vocabulary) <= WEIGHTS_A_WORD * size.words] or [LADDER[0]]
     if seconds and measure is not None:
         choice = _within(allowed, pieces, seconds, lambda rung: measure(_configured(rung, vocabulary, batch, dropout=0.1)), vocabulary)

@@ -18,6 +18,7 @@ from dragoman.bundle.loading import assemble
 from dragoman.config import Config, config_digest, from_dict, to_dict
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.evaluate.scoring import score
+from dragoman.models.build import build_model
 from dragoman.registry import catalogue
 from dragoman.runs.assembling import Assembly
 from dragoman.runs.clock import Clock
@@ -65,6 +66,8 @@ def train(
     else:
         place.check_empty_enough()
         settled = config
+    with torch.device("meta"):  # a list of blocks that makes no model is refused before anything is prepared
+        build_model(settled.model, src_vocabulary=settled.text.vocabulary, tgt_vocabulary=settled.text.vocabulary)
     if settled.train.threads:
         torch.set_num_threads(settled.train.threads)
     clock.budget = settled.train.budget
@@ -104,6 +107,7 @@ class _Run:
                 survey(open_corpora(self.config.data).train),
                 seconds=self.clock.budget,
                 measure=lambda config: measure_pace(config, self.device),
+                device=self.device.type,
             )
             for reason in found.reasons:
                 self.progress.note(reason)

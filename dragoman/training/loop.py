@@ -149,26 +149,29 @@ class Trainer:
             self._status(state="failed", exit_code=getattr(error, "exit_code", 1), reason=f"{type(error).__name__}: {error}")
             raise
 
-    def rehearse(self, seconds: float = 10.0, warmups: int = 2) -> Pace:
-        """Measure the pace by real updates for about so long, and put everything back as it was; only before `run`."""
+    def rehearse(self, seconds: float = 10.0) -> Pace:
+        """Measure the pace by real updates for about so long, and put everything back as it was; only before `run`.
+
+        The first half only warms up: a GPU meets each shape for the first time, and that takes as long as many updates.
+        """
         kept = {name: tensor.clone() for name, tensor in weights_of(self.model).items()}
         self.model.train()
-        done, tokens, began, start = 0, 0, time.monotonic(), 0.0
+        done = tokens = 0
+        began = time.monotonic()
+        start: float | None = None
         with closing(self._feed.updates(1, self.standing.cursor)) as updates:
-            while done <= warmups or time.monotonic() - began < seconds:
-                update = next(updates)
-                figures = self._step(update, learning_rate=0.0, requests=Requests()).read()
-                done += 1
-                if done == warmups:
+            while start is None or not done or time.monotonic() - began < seconds:
+                figures = self._step(next(updates), learning_rate=0.0, requests=Requests()).read()
+                if start is not None:
+                    done, tokens = done + 1, tokens + figures.tokens
+                elif time.monotonic() - began >= seconds / 2:
                     start = time.monotonic()
-                elif done > warmups:
-                    tokens += figures.tokens
         took = time.monotonic() - start
         with torch.no_grad():
             for name, tensor in weights_of(self.model).items():
                 tensor.copy_(kept[name])
         self.optimiser.state.clear()
-        return Pace(took / (done - warmups), tokens / took)
+        return Pace(took / done, tokens / took)
 
     @property
     def standing(self) -> Standing:
@@ -200,7 +203,11 @@ class Trainer:
         if self._asked_to_stop():
             return STOP
         last = standing.update >= standing.steps
-        if self._validate is not None and standing.validated < standing.update and (last or standing.update % config.validate_every == 0):
+        if (
+            self._validate is not None
+            and standing.validated < standing.update
+            and (last or standing.update % self._scaled(config.validate_every) == 0)
+        ):
             self._settle(view)
             self._run_validation(view)
             if self._asked_to_stop():
@@ -211,7 +218,7 @@ class Trainer:
             return PATIENCE
         if self._requests.late:
             return DEADLINE
-        due = standing.update > self._published and standing.update % config.checkpoint_every == 0
+        due = standing.update > self._published and standing.update % self._scaled(config.checkpoint_every) == 0
         if due or self._requests.publish:
             self._settle(view)
             self._publish(view)
@@ -222,6 +229,10 @@ class Trainer:
         if self._world.size == 1:
             self._requests = self._ask()
         return self._requests.stop
+
+    def _scaled(self, interval: int) -> int:
+        """Keep the number of validations and checkpoints when a time budget changes the number of updates."""
+        return max(1, round(interval * self.standing.steps / self.config.steps)) if self._replan is not None else interval
 
     def _ask(self) -> Requests:
         """Collect what is wanted of this process; only rank 0 minds the clock."""
