@@ -109,7 +109,7 @@ class TrainConfig:
     accumulate: int = setting(1, "Micro-batches that make one update, over all ranks.", at_least=1, at_most=100_000)
     seed: int = setting(1, "Where all randomness starts.", at_least=0, at_most=2**62)
     optimiser: str = setting("adam", "How gradients become changes.", kind="optimiser")
-    learning_rate: float = setting(7e-4, "The schedule's highest learning rate.", at_least=0.0, at_most=100.0)
+    learning_rate: float = setting(7e-4, "The schedule's highest learning rate; for noam, the factor before the paper's formula.", at_least=0.0, at_most=100.0)
     schedule: str = setting("inverse_sqrt", "How the learning rate moves.", kind="schedule")
     warmup: int = setting(4000, "Updates over which the learning rate rises.", at_least=0)
     cooldown: float = setting(0.2, "Share of the updates over which warm-up-stable-decay falls to zero.", at_least=0.0, at_most=1.0)

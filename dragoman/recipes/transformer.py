@@ -44,7 +44,7 @@ def vaswani2017_base() -> Config:
             beta2=0.98,  # section 5.3
             epsilon=1e-9,  # section 5.3
             schedule="noam",  # section 5.3, equation 3
-            learning_rate=7e-4,  # section 5.3: the peak, 512^-0.5 * 4000^-0.5, which equation 3 reaches by itself
+            learning_rate=1.0,  # section 5.3: the factor before equation 3, whose peak is 512^-0.5 * 4000^-0.5 = 7e-4
             warmup=4000,  # section 5.3: warmup_steps = 4000
             label_smoothing=0.1,  # section 5.4: epsilon_ls = 0.1
             average=5,  # section 6.1: the last 5 checkpoints
@@ -73,7 +73,6 @@ def vaswani2017_big() -> Config:
         },
         train={
             "steps": 300_000,  # section 5.2: 300,000 steps
-            "learning_rate": 4.9e-4,  # section 5.3: the peak, 1024^-0.5 * 4000^-0.5
             "average": 20,  # section 6.1: the last 20 checkpoints
             "keep": 20,  # as many as are averaged
             "checkpoint_every": 600,  # section 6.1: every 10 minutes, at 1 second a step (section 5.2)
