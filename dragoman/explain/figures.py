@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def save_attention_map(
         image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=max(1e-6, float(weights.max())), aspect="auto", interpolation="nearest")
         _label(axes, [_shortened(piece) for piece in columns], [_shortened(piece) for piece in rows])
         if title:
-            axes.set_title(spelt(title), fontsize=12, pad=12)
+            axes.set_title(textwrap.fill(spelt(title), max(24, int(width * 10))), fontsize=12, pad=12)  # ten characters an inch
         side = figure.add_axes((1 + 0.12 / width, 1 - min(height, 2.0) / height, 0.1 / width, min(height, 2.0) / height))
         figure.colorbar(image, cax=side).outline.set_visible(False)
         side.tick_params(labelsize=8, length=2)
