@@ -6,7 +6,7 @@ The rules were found on the validation sets of small corpora (docs/log.md) and a
 - size: the largest rung of the ladder with at most fifteen weights for each word of the corpus that, in the time there is,
   sees five words for each weight or the whole corpus fifteen times;
 - learning rate: half a unit over the width, falling to nought at the end of the time;
-- dropout: more, the more often the corpus is seen.
+- dropout: more, the more often the corpus is seen and the more weights there are to learn it by heart with.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def fit(size: Survey, *, seconds: float, measure: Measure | None, device: str = 
     else:
         passes = min(MOST_PASSES, max(ENOUGH_PASSES / 3, 4e8 / pieces))
         choice = _Choice(allowed[-1], passes, f"{passes:.0f} passes; give --budget for another time")
-    config = _configured(choice.rung, vocabulary, batch, dropout=fitting_dropout(choice.passes, size.words))
+    weights = choice.rung.weights(vocabulary)
+    config = _configured(choice.rung, vocabulary, batch, dropout=fitting_dropout(choice.passes, weights, size.words))
     updates = max(100, round(choice.passes * pieces / 2 / batch))
     config = paced(config, updates)
-    weights = choice.rung.weights(vocabulary)
     about = "" if size.exact else "about "
     reasons = [
         f"corpus: {about}{size.pairs:,} pairs, some {size.words:,} words",
@@ -92,11 +92,10 @@ def fitting_vocabulary(words: int) -> int:
     return int(min(32_000, max(500, 500 * round(7 * math.sqrt(words) / 500))))
 
 
-def fitting_dropout(passes: float, words: int) -> float:
-    """A text that is seen often, or that is small, is sooner learnt by heart."""
-    if words > 20_000_000:
-        return 0.1
-    return 0.1 if passes < 16 else 0.2 if passes < 25 else 0.3
+def fitting_dropout(passes: float, weights: int, words: int) -> float:
+    """Drop more, the more often the corpus is seen and the more weights there are to learn it by heart with."""
+    pressure = passes * weights / words
+    return 0.1 if pressure < 100 else 0.2 if pressure < 250 else 0.3
 
 
 def _within(allowed: list[Rung], pieces: float, seconds: float, pace: Callable[[Rung], float], vocabulary: int) -> _Choice:

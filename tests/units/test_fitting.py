@@ -68,8 +68,9 @@ def test_vocabularies_grow_with_the_root_of_the_text(words, pieces):
 
 
 def test_text_that_is_seen_often_is_dropped_more():
-    assert [fitting_dropout(passes, 650_000) for passes in (5, 20, 40)] == [0.1, 0.2, 0.3]
-    assert fitting_dropout(40, 50_000_000) == 0.1
+    assert [fitting_dropout(passes, 6_500_000, 650_000) for passes in (5, 20, 40)] == [0.1, 0.2, 0.3]
+    assert fitting_dropout(18, 1_600_000, 650_000) == 0.1  # a small model has enough to do
+    assert fitting_dropout(40, 40_000_000, 50_000_000) == 0.1
 
 
 def test_short_runs_warm_up_and_average_briefly():
