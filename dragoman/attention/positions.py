@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from dragoman.errors import DragomanError
 
 
+TABLE_ROWS = 2048  # of sines kept ready: a configuration that asks for a million must not cost gigabytes
+
+
 class Positions(nn.Module):
     """Adds to each embedding what tells its place."""
 
@@ -46,7 +49,7 @@ class Sinusoidal(Positions):
         super().__init__(width=width, max_positions=max_positions)
         # Real even while a model is laid out on the meta device: loading weights would not fill it.
         device = torch.get_default_device()
-        table = self.compute(0, max_positions).float().to("cpu" if device.type == "meta" else device)
+        table = self.compute(0, min(max_positions, TABLE_ROWS)).float().to("cpu" if device.type == "meta" else device)
         self.register_buffer("table", table, persistent=False)
 
     def compute(self, first: int, count: int) -> Tensor:
