@@ -51,9 +51,10 @@ def demo(
 def _show_score(found: Result) -> None:
     """Say how many held-out dates are right, and where the model is weakest."""
     result(f"held-out dates: {found.exact:.1%} of {found.dates:,} are right, letter for letter")
-    weak = sorted((share, name) for name, share in found.by_locale.items() if share < 1)
+    weak = [f"{name} {share:.0%}" for share, name in sorted((share, name) for name, share in found.by_locale.items() if share < 1)]
     if weak:
-        result(f"  weakest: {', '.join(f'{name} {share:.0%}' for share, name in weak[:5])}; every other language with no mistake")
+        rest = f" and {len(weak) - 5} more" if len(weak) > 5 else "; no mistake in any other language"
+        result(f"  weakest: {', '.join(weak[:5])}{rest}")
     for pair, text in found.wrong[:3]:
         result(f"  such as: {pair.text} -> {text}, which should be {pair.iso}")
 

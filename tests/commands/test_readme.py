@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dragoman.cli.app import app
+from dragoman.cli.app import app, main
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICK = "--recipe tiny --set train.steps=4 --set train.warmup=1 --set model.width=16 --set model.feedforward=32 --set text.vocabulary=340"
 QUICK += " --set train.checkpoint_every=2 --set train.validate_every=2 --set data.cache=cache --set train.threads=1"
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Typed = Callable[[str | bytes], None]
 
 
 def blocks(language: str) -> list[str]:
@@ -36,29 +34,31 @@ def test_it_can_be_acted_on_in_a_minute() -> None:
     assert README.index("make demo") < README.index("from dragoman import Translator") < README.index("dragoman train")
 
 
-def test_the_commands_and_the_python_run(corpus: Path, tmp_path: Path, dragoman: Run) -> None:
+def test_the_commands_and_the_python_run(
+    corpus: Path, tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The quickstart's result is a test (OpenNMT-py#2602, eole#81); the three-line API comes with it."""
+    monkeypatch.chdir(tmp_path)
     for name in ("train.de", "train.en", "dev.de", "dev.en"):
-        (tmp_path / name).write_text((corpus / name).read_text(encoding="utf-8"), encoding="utf-8")
-        (tmp_path / name.replace("dev", "test")).write_text((corpus / name).read_text(encoding="utf-8"), encoding="utf-8")
+        for copy in (name, name.replace("dev", "test")):
+            (tmp_path / copy).write_text((corpus / name).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "in.txt").write_text("Guten Morgen.\n\nZwei Männer reden.\n", encoding="utf-8")
     seen = []
     for command in commands():
         words, _, outlet = command.partition(" > ")
         words, _, inlet = words.partition(" < ")
         arguments = shlex.split(words.replace("--budget 10m", QUICK))[1:]
-        text = (tmp_path / inlet.strip()).read_text(encoding="utf-8") if inlet else None
-        done = dragoman(*arguments, input=text)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        if inlet:
+            typed((tmp_path / inlet.strip()).read_bytes())
+        assert main(arguments) == 0, f"{command}\n{capsys.readouterr().err}"
+        out = capsys.readouterr().out
         if outlet:
-            assert len(done.stdout.split("\n")) - 1 == 3, "lines in, lines out"
+            assert len(out.split("\n")) - 1 == 3, "lines in, lines out"
         seen.append(arguments[0])
     assert seen == ["train", "translate", "translate", "evaluate"]
     (python,) = blocks("python")
-    code = f"import os; os.chdir({str(tmp_path)!r})\n{python}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("['")
+    exec(compile(python, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("['")
     assert len(python.strip().splitlines()) == 4, "three lines, and an empty one"
 
 
