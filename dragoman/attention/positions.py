@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from dragoman.errors import DragomanError
 
-
 TABLE_ROWS = 2048  # of sines kept ready: a configuration that asks for a million must not cost gigabytes
 
 
