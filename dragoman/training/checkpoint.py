@@ -224,6 +224,12 @@ class RunDirectory:
         with explaining(self.path):
             self._kept.replace(self.at(step))
 
+    def settle_best(self, step: int) -> None:
+        """Keep the best that a resumed run knows of, where a crash came between publishing and keeping it."""
+        if step in self.steps() and self._kept.steps() != [step]:
+            with contextlib.suppress(CorruptError):  # the earlier best stays
+                self.keep_best(step)
+
     def prune(self, keep: int | None = None) -> list[int]:
         """Remove the oldest steps but the `keep` newest; returns which.
 

@@ -24,9 +24,13 @@ class Kept:
     def __init__(self, run: Path) -> None:
         self.run, self.path = run, run / "keep"
 
+    def steps(self) -> list[int]:
+        """List the kept steps, unverified: one, but for a moment."""
+        return list_steps(self.path)
+
     def open(self) -> Checkpoint | None:
         """Open the newest kept step that verifies."""
-        for step in reversed(list_steps(self.path)):
+        for step in reversed(self.steps()):
             with contextlib.suppress(CorruptError):
                 return open_checkpoint(self.path / step_name(step))
         return None
@@ -38,7 +42,7 @@ class Kept:
             sync_directory(self.run)
         if not self._holds(checkpoint):
             self._add(checkpoint)
-        for step in list_steps(self.path):
+        for step in self.steps():
             if step != checkpoint.step:
                 with contextlib.suppress(CorruptError):  # what does not verify is not ours to delete
                     remove(open_checkpoint(self.path / step_name(step), sizes_only=True), self.run)

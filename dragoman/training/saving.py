@@ -102,7 +102,9 @@ class Saver:
         if self._average is not None and ema is not None:
             self._average.load_state(ema)
         self._run.truncate_log(checkpoint.step)
-        return checkpoint.state
+        state = checkpoint.state
+        self._run.settle_best(int(state.get("best", {}).get("update", 0)))
+        return state
 
     @torch.no_grad()
     def _load_weights(self, tensors: Mapping[str, Tensor]) -> None:

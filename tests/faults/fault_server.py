@@ -6,14 +6,16 @@ a signal as in subprocess.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import resource
 import signal
 import sys
+import tempfile
 import traceback
-from typing import Any
+from typing import Any, TextIO
 
 
 def serve() -> None:
@@ -21,28 +23,41 @@ def serve() -> None:
     import fault_loop
     import torch
 
-    import dragoman.runs.train  # noqa: F401 - what `dragoman train` would import
-    from dragoman.cli import app  # noqa: F401
+    from dragoman.cli import app  # noqa: F401 - what the command would import
+    from dragoman.runs import forecast
 
+    forecast.REHEARSAL_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
     # A first step of an optimiser imports half of torch; here, once. No backward: autograd's threads must not be forked.
     optimiser = torch.optim.AdamW(fault_loop.Net().parameters())
     optimiser.zero_grad()
     optimiser.step()
     answer({"ready": os.getpid()})
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "start" in request:
-            answer({"pid": start(request["start"])})
-        else:
-            answer({"code": os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])})
+    with tempfile.TemporaryFile("w+") as learnt:
+        for line in sys.stdin:
+            request = json.loads(line)
+            if "start" in request:
+                answer({"pid": start(request["start"], learnt)})
+            else:
+                answer({"code": os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])})
+                learn(learnt)
 
 
-def start(request: dict[str, Any]) -> int:
+def learn(learnt: TextIO) -> None:
+    """Import what a victim had to import on its own, so that the next one need not."""
+    learnt.seek(0)
+    for name in learnt.read().split():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    learnt.seek(0)
+    learnt.truncate()
+
+
+def start(request: dict[str, Any], learnt: TextIO) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    code, known = 1, set(sys.modules)
     try:
         code = victim(request)
     except SystemExit as error:
@@ -51,6 +66,8 @@ def start(request: dict[str, Any]) -> int:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
+        learnt.write("".join(f"{name}\n" for name in list(sys.modules) if name not in known))
+        learnt.flush()
         os._exit(code)
 
 

@@ -78,6 +78,13 @@ class Victim:
     def wait(self) -> int:
         return self._victims.wait(self.pid)
 
+    def alive(self) -> bool:
+        """Say whether it still runs; a dead one stays a zombie until it is waited for."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except FileNotFoundError:
+            return not Path("/proc").exists()
+
 
 def loop(victims: Victims, directory: Path, *, fault: str = "", file_limit: int = 0, user: int = 0, **options: Any) -> Victim:
     """Start the miniature run in a directory."""
@@ -126,10 +133,11 @@ def last_update(directory: Path) -> int:
     return max((record["update"] for record in _lines(directory / "log.jsonl")), default=0)
 
 
-def wait_for_update(directory: Path, update: int, seconds: float = 120.0) -> None:
+def wait_for_update(directory: Path, update: int, victim: Victim | None = None, seconds: float = 120.0) -> None:
     """Wait until a running victim has logged an update."""
     end = time.monotonic() + seconds
     while last_update(directory) < update:
+        assert victim is None or victim.alive(), f"the victim ended before update {update}; the last was {last_update(directory)}"
         assert time.monotonic() < end, f"update {update} never came; the last was {last_update(directory)}"
         time.sleep(0.001)
 

@@ -16,7 +16,7 @@ def kill_and_resume(victims, directory, *, updates, kills, choose):
     most = 0
     for target in sorted(choose.sample(range(1, updates - EVERY), kills)):
         victim = loop(victims, directory, updates=updates, every=EVERY)
-        wait_for_update(directory, target)
+        wait_for_update(directory, target, victim)
         time.sleep(choose.uniform(0, 0.02))
         victim.send()
         assert victim.wait() == -9

@@ -20,7 +20,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
 def test_a_second_trainer_is_refused_and_writes_nothing(victims, reference, place):
     want, _ = reference(40, 40)
     first = loop(victims, place, updates=40, every=40, fault="update.before:20:sleep")
-    wait_for_update(place, 19)
+    wait_for_update(place, 19, first)
     before = snapshot(place)
     assert loop(victims, place, updates=40, every=40).wait() == 73
     assert snapshot(place) == before
@@ -33,7 +33,7 @@ def test_a_second_trainer_is_refused_and_writes_nothing(victims, reference, plac
 def test_after_a_kill_the_next_start_succeeds(victims, reference, place):
     want, _ = reference(40, 10)
     first = loop(victims, place, updates=40, every=10, pause=0.005)
-    wait_for_update(place, 15)
+    wait_for_update(place, 15, first)
     first.send()
     assert first.wait() == -9
     assert loop(victims, place, updates=40, every=10).wait() == 0
@@ -43,7 +43,7 @@ def test_after_a_kill_the_next_start_succeeds(victims, reference, place):
 def test_a_copied_run_is_not_locked(victims, reference, place):
     want, _ = reference(40, 10)
     first = loop(victims, place, updates=40, every=10, fault="update.before:15:sleep")
-    wait_for_update(place, 14)
+    wait_for_update(place, 14, first)
     copied = place.with_name("copied")
     shutil.copytree(place, copied)
     assert loop(victims, copied, updates=40, every=10).wait() == 0

@@ -21,7 +21,7 @@ def test_signals_at_random_moments(victims, reference, place, fault_seed):
     choose = random.Random(fault_seed)
     for number, target in enumerate(sorted(choose.sample(range(1, 375), 18))):
         victim = loop(victims, place, updates=400, every=25)
-        wait_for_update(place, target)
+        wait_for_update(place, target, victim)
         time.sleep(choose.uniform(0, 0.01))
         victim.send(SIGNALS[number % 3])
         assert victim.wait() == 75
@@ -70,7 +70,7 @@ def test_a_third_signal_kills_and_loses_nothing(victims, reference, place):
 def test_usr1_publishes_and_goes_on(victims, reference, place):
     want, _ = reference(60, 50)
     victim = loop(victims, place, updates=60, every=50, pause=0.01)
-    wait_for_update(place, 3)
+    wait_for_update(place, 3, victim)
     victim.send(signal.SIGUSR1)
     assert victim.wait() == 0
     published = [record["update"] for record in map(json.loads, (place / "log.jsonl").read_text().splitlines()) if "event" in record]

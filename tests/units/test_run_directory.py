@@ -271,6 +271,21 @@ def test_the_best_is_copied_where_links_are_not_to_be_had(run, monkeypatch):
     assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 1
 
 
+def test_a_crash_between_publishing_and_keeping_is_made_good(run):
+    publish(run, 1)
+    run.keep_best(1)
+    publish(run, 2)
+    run.settle_best(0)  # none known
+    run.settle_best(7)  # not there any more
+    assert run.best().step == 1
+    run.settle_best(2)
+    assert run.best().step == 2
+    publish(run, 3)
+    flip(run.path / "step-00000003" / "weights.safetensors")
+    run.settle_best(3)
+    assert run.best().step == 2
+
+
 def test_a_damaged_best_is_replaced(run):
     publish(run, 1, 2)
     run.keep_best(2)

@@ -1,0 +1,263 @@
+"""The bars with `dragoman train` itself: from text files to a model directory, hurt on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from fault_victims import ROOT, command, fingerprint, last_update, leftovers, logged, losses, newest_step, show, wait_for_update
+
+SYLLABLES = [first + second for first in "bdkm" for second in "aeiou"]
+SETTINGS = (
+    "text.kind=characters",
+    "model.width=32",
+    "model.heads=2",
+    "model.feedforward=64",
+    "model.encoder=[self]",
+    "model.decoder=[self]",
+    "train.batch_tokens=400",
+    "train.checkpoint_every=5",
+    "train.validate_every=20",
+    "train.validate_sentences=2",
+    "decode.beam=1",
+    "decode.max_ratio=1",
+    "decode.max_extra=4",
+    "train.best_by=loss",
+    "train.threads=1",
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(memory):
+    """Sentences of syllables, and the same backwards."""
+    folder, choose = memory / "corpus", random.Random(0)
+    folder.mkdir()
+    for name, count in (("train", 400), ("valid", 6)):
+        lines = [[choose.choice(SYLLABLES) for _ in range(choose.randint(2, 7))] for _ in range(count)]
+        (folder / f"{name}.src").write_text("".join(" ".join(line) + "\n" for line in lines))
+        (folder / f"{name}.tgt").write_text("".join(" ".join(reversed(line)) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(victims, corpus):
+    """Start `dragoman train` with small settings."""
+
+    def start(out: Path, *, steps: int = 40, settings: tuple[str, ...] = (), fault: str = "", file_limit: int = 0, user: int = 0):
+        words = words_for(corpus, out, steps, settings)
+        return command(victims, out.with_name(out.name + ".output"), *words, fault=fault, file_limit=file_limit, user=user)
+
+    return start
+
+
+def words_for(corpus: Path, out: Path, steps: int, settings: tuple[str, ...] = ()) -> list[str]:
+    words = ["train", "--recipe", "tiny", "--out", str(out), "--resume"]
+    for side in ("src", "tgt"):
+        words += [f"--{side}", str(corpus / f"train.{side}"), f"--valid-{side}", str(corpus / f"valid.{side}")]
+    for setting in (*SETTINGS, f"train.steps={steps}", f"data.cache={out.parent / 'cache'}", *settings):
+        words += ["--set", setting]
+    return words
+
+
+@pytest.fixture(scope="module")
+def whole(train, memory):
+    """Train without faults, once for each length, and remember what came of it."""
+    known = {}
+
+    def run(steps: int = 40):
+        if steps not in known:
+            out = memory / f"whole-{steps}" / "model"
+            out.parent.mkdir()
+            assert train(out, steps=steps).wait() == 0, out.with_name("model.output").read_text()
+            known[steps] = outcome(out)
+        return known[steps]
+
+    return run
+
+
+@pytest.fixture
+def out(memory):
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder) / "model"
+
+
+def outcome(out: Path) -> dict:
+    weights = hashlib.sha256((out / "weights.safetensors").read_bytes()).hexdigest()
+    return {"weights": weights, "step": fingerprint(out / "training"), "log": logged(out / "training")}
+
+
+def said(out: Path) -> str:
+    return out.with_name("model.output").read_text()
+
+
+def status(out: Path) -> dict:
+    return json.loads((out / "training" / "status.json").read_text())
+
+
+def killed_at(train, out: Path, update: int) -> None:
+    """Start the command and kill it soon after an update."""
+    victim = train(out)
+    wait_for_update(out / "training", update, victim)
+    victim.send()
+    assert victim.wait() == -9, said(out)
+
+
+def kill_often(train, out, *, steps, kills, choose) -> int:
+    """Kill the command at random moments, the first few while it still prepares; returns the most updates one kill cost."""
+    most, run = 0, out / "training"
+    targets = [0] * (kills // 8) + sorted(choose.sample(range(1, steps - 5), kills - kills // 8))
+    for target in targets:
+        victim = train(out, steps=steps)
+        if target:
+            wait_for_update(run, target, victim)
+        time.sleep(choose.uniform(0, 0.03) if target else choose.uniform(0, 1.0))
+        victim.send()
+        assert victim.wait() == -9, said(out)
+        most = max(most, last_update(run) - newest_step(run))
+    assert train(out, steps=steps).wait() == 0, said(out)
+    return most
+
+
+@pytest.mark.parametrize(("steps", "kills"), [pytest.param(40, 5, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)])
+def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kills):
+    """Re-running the same command resumes, and bit for bit (Locomotive#29, joeynmt#125, OpenNMT-py#2006)."""
+    want, began = whole(steps), time.monotonic()
+    most = kill_often(train, out, steps=steps, kills=kills, choose=random.Random(fault_seed))
+    assert outcome(out) == want
+    assert most <= 5
+    assert all(len(seen) == 1 for seen in losses(out / "training").values())
+    assert leftovers(out / "training") == []
+    assert leftovers(out) == []
+    seconds = round(time.monotonic() - began, 1)
+    show("R1", {"command": "dragoman train", "kills": kills, "updates": steps, "most_replayed": most, "seconds": seconds})
+
+
+# The points of an update are passed in the rehearsal too; test_trainer_kills.py has those.
+POINTS = ["valid.mid:2", "publish.rename:3", "keep.rename:2", "prune.unlink:1"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_kill_at_a_named_point(train, whole, out, point):
+    assert train(out, fault=f"{point}:kill").wait() == -9, said(out)
+    assert train(out).wait() == 0, said(out)
+    assert outcome(out) == whole()
+
+
+def test_a_signal_stops_saves_and_says_how_to_go_on(train, whole, out):
+    for number, target in ((signal.SIGTERM, 7), (signal.SIGINT, 18)):
+        victim = train(out)
+        wait_for_update(out / "training", target, victim)
+        victim.send(number)
+        assert victim.wait() == 75, said(out)
+        assert newest_step(out / "training") == last_update(out / "training")
+        assert status(out)["exit_code"] == 75
+        assert number.name in status(out)["reason"]
+        assert "--resume" in said(out)
+    assert train(out).wait() == 0
+    assert outcome(out) == whole()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand")
+def test_a_signal_before_the_imports_are_done(corpus, out):
+    """`python -m dragoman train` keeps a signal that comes while torch is being imported."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dragoman", *words_for(corpus, out, 40)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    while not catches(process.pid, signal.SIGTERM):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    told = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait() == 75, told
+    assert "SIGTERM" in told
+
+
+def catches(pid: int, number: int) -> bool:
+    with open(f"/proc/{pid}/status") as file:
+        caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt"))
+    return bool(caught >> (number - 1) & 1)
+
+
+def test_a_full_disk_is_exit_74_and_room_puts_it_right(train, whole, out):
+    assert train(out, file_limit=100_000).wait() == 74, said(out)
+    assert train(out, fault=",".join(f"publish.mkdir:{n}:enospc" for n in range(4, 20))).wait() == 74, said(out)
+    assert newest_step(out / "training") == 15
+    assert status(out)["exit_code"] == 74
+    assert train(out).wait() == 0, said(out)
+    assert outcome(out) == whole()
+
+
+def test_a_second_trainer_is_exit_73(train, whole, out):
+    first = train(out, fault="valid.mid:1:sleep")
+    wait_for_update(out / "training", 20, first)
+    assert train(out).wait() == 73, said(out)
+    assert f"process {first.pid} on" in said(out)
+    assert first.wait() == 0
+    assert outcome(out) == whole()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not write")
+def test_no_permission_is_exit_77(train, whole, corpus):
+    whole()  # what is imported now need not be by somebody who may not read it
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        readable = Path(folder) / "corpus"
+        shutil.copytree(corpus, readable)
+        out = Path(folder) / "model"
+        out.mkdir(mode=0o555)
+        (Path(folder) / "cache").mkdir()
+        (Path(folder) / "cache").chmod(0o777)
+        assert train(out, user=65534).wait() == 77, said(out)
+        assert os.listdir(out) == []
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(train, whole, out):
+    killed_at(train, out, 23)
+    path = out / "training" / f"step-{newest_step(out / 'training'):08d}" / "weights.safetensors"
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 4
+    path.write_bytes(data)
+    assert train(out).wait() == 0, said(out)
+    assert str(path) in said(out)
+    assert outcome(out) == whole()
+
+
+def test_all_checkpoints_damaged_is_exit_65(train, out):
+    killed_at(train, out, 6)
+    for path in (out / "training").glob("step-*/weights.safetensors"):
+        os.truncate(path, 100)
+    assert train(out).wait() == 65, said(out)
+    assert "checkpoints, none valid" in said(out)
+    assert list((out / "training").glob("bad-step-*/weights.safetensors"))
+
+
+def test_a_changed_corpus_is_refused(train, out, corpus, memory):
+    killed_at(train, out, 6)
+    lines = (corpus / "train.tgt").read_text()
+    try:
+        (corpus / "train.tgt").write_text(lines.replace("ba", "mu", 1))
+        assert train(out).wait() == 65, said(out)
+    finally:
+        (corpus / "train.tgt").write_text(lines)
+    assert newest_step(out / "training") >= 5
+
+
+def test_a_changed_configuration_is_refused(train, out):
+    killed_at(train, out, 6)
+    assert train(out, settings=("model.width=64",)).wait() == 2, said(out)
+    assert "model.width" in said(out)
+    assert newest_step(out / "training") >= 5
