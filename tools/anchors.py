@@ -57,8 +57,13 @@ def public(module: Module) -> Iterator[tuple[str, Function | ast.ClassDef]]:
         if isinstance(node, (Function, ast.ClassDef)) and not node.name.startswith("_"):
             yield node.name, node
             for inner in node.body if isinstance(node, ast.ClassDef) else []:
-                if isinstance(inner, Function) and not inner.name.startswith("_"):
+                if isinstance(inner, Function) and not inner.name.startswith("_") and not is_setter(inner):
                     yield f"{node.name}.{inner.name}", inner
+
+
+def is_setter(function: Function) -> bool:
+    """Say whether a method only sets a property, which its getter explains."""
+    return any(isinstance(each, ast.Attribute) and each.attr == "setter" for each in function.decorator_list)
 
 
 def annotated(function: Function) -> bool:

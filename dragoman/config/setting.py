@@ -33,10 +33,10 @@ class Setting:
         if self.names():
             return "one of " + ", ".join(self.names())
         if self.at_least is not None and self.at_most is not None:
-            return f"{self.at_least:g} to {self.at_most:g}"
+            return f"{plain(self.at_least)} to {plain(self.at_most)}"
         if self.at_least is not None:
-            return f"at least {self.at_least:g}"
-        return f"at most {self.at_most:g}" if self.at_most is not None else ""
+            return f"at least {plain(self.at_least)}"
+        return f"at most {plain(self.at_most)}" if self.at_most is not None else ""
 
     def problem(self, path: str, value: Any) -> str | None:
         """Say what is wrong with a value of the right type, or nothing."""
@@ -46,10 +46,15 @@ class Setting:
         if isinstance(value, float) and not math.isfinite(value):
             return f"{path} must be a finite number; found {value}; give a plain number"
         if self.at_least is not None and value is not None and value < self.at_least:
-            return f"{path} must be at least {self.at_least:g}; found {value}; raise it"
+            return f"{path} must be at least {plain(self.at_least)}; found {value}; raise it"
         if self.at_most is not None and value is not None and value > self.at_most:
-            return f"{path} must be at most {self.at_most:g}; found {value}; lower it"
+            return f"{path} must be at most {plain(self.at_most)}; found {value}; lower it"
         return None
+
+
+def plain(number: float) -> str:
+    """Write a bound as a person would: 1,000,000 and 1e-12, not 1e+06."""
+    return f"{int(number):,}" if float(number).is_integer() else f"{number:g}"
 
 
 def setting(
