@@ -7,6 +7,21 @@ from typing import Annotated
 
 import typer
 
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Complete a recipe's name in the shell."""
+    from dragoman.registry import catalogue
+
+    return [name for name in catalogue("recipe") if name.startswith(incomplete)]
+
+
+def setting_paths(incomplete: str) -> list[str]:
+    """Complete a setting's path in the shell, up to the sign of equality."""
+    from dragoman.cli.settings import every_setting
+
+    return [f"{row.path}=" for row in every_setting() if row.path.startswith(incomplete)]
+
+
 BundleArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda, cuda:1 or mps.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]

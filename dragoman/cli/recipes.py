@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import JsonOption
+from dragoman.cli.options import JsonOption, recipe_names
 from dragoman.cli.settings import config_value, every_setting, say_value
 from dragoman.cli.show import as_json, result, table
 
@@ -28,7 +28,7 @@ def recipes(context: typer.Context, json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="The recipe's name.")], json: JsonOption = False) -> None:
+def show(name: Annotated[str, typer.Argument(help="The recipe's name.", autocompletion=recipe_names)], json: JsonOption = False) -> None:
     """Show a recipe: its stack with shapes and parameters, and every setting that it chose."""
     from dragoman.cli.drawing import draw_stack
     from dragoman.config import read_config, to_dict

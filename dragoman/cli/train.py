@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.durations import parse_duration
+from dragoman.cli.options import recipe_names, setting_paths
 from dragoman.cli.show import note
 from dragoman.errors import ConfigError
 
@@ -30,11 +31,19 @@ def train(
     valid_pairs: Annotated[str, typer.Option(help="One file with both sides to validate on.", rich_help_panel=_DATA)] = "",
     src_lang: Annotated[str, typer.Option(help="Source language, such as de.", rich_help_panel=_DATA)] = "",
     tgt_lang: Annotated[str, typer.Option(help="Target language, such as en; decides how BLEU cuts words.", rich_help_panel=_DATA)] = "",
-    recipe: Annotated[str, typer.Option(help="Start from a recipe; see `dragoman recipes`.", rich_help_panel=_SETTINGS)] = "",
+    recipe: Annotated[
+        str,
+        typer.Option(help="Start from a recipe; see `dragoman recipes`.", rich_help_panel=_SETTINGS, autocompletion=recipe_names),
+    ] = "",
     config: Annotated[Path | None, typer.Option(help="Lay a YAML file over the recipe.", rich_help_panel=_SETTINGS)] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change one setting: model.width=256. May be repeated.", rich_help_panel=_SETTINGS),
+        typer.Option(
+            "--set",
+            help="Change one setting: model.width=256. May be repeated.",
+            rich_help_panel=_SETTINGS,
+            autocompletion=setting_paths,
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS)] = "",
     budget: Annotated[str, typer.Option(help="Stop in time, and fit the model to it: 90s, 30m, 1h.", rich_help_panel=_RUN)] = "",

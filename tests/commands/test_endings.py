@@ -161,3 +161,28 @@ def test_the_exit_code_leaves_the_process() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "dragoman: error: there is no setting or section 'model.widht'; did you mean model.width?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("dragoman tr", {"train", "translate"}),
+        ("dragoman recipes show vas", {"vaswani2017_base", "vaswani2017_big"}),
+        ("dragoman train --recipe ti", {"tiny"}),
+        ("dragoman train --set model.wi", {"model.width="}),
+    ],
+)
+def test_the_shell_completes_commands_and_names(words: str, expected: set[str]) -> None:
+    shell = {"_DRAGOMAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman"], cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, **shell}
+    )
+    assert set(done.stdout.split()) == expected
+    assert done.returncode == 0
+
+
+def test_help_costs_little_cpu_time() -> None:
+    """Counted in imported modules, for no test asserts a time: what --help needs, and nothing of numpy's or torch's size."""
+    code = "import sys; from dragoman.cli.app import main; main(['--help']); print(len(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert int(done.stdout.splitlines()[-1]) < 600
