@@ -14,6 +14,7 @@ from dragoman import stopping
 from dragoman.data.batches import Batch
 from dragoman.kernels import NO_TARGET, linear_cross_entropy
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.training.compiling import Compiled
 from dragoman.training.loss import Loss
 from dragoman.training.precision import Precision
 from dragoman.training.progress import Progress, QuietProgress
@@ -37,6 +38,10 @@ class TranslateTask:
 
     def __init__(self, *, smoothing: float, forward: Forward = forward) -> None:
         self.smoothing, self._forward = smoothing, forward
+
+    def compiled(self) -> TranslateTask:
+        """Make the same task with its forward pass compiled; a copy, so that validation keeps the plain one."""
+        return TranslateTask(smoothing=self.smoothing, forward=Compiled(self._forward))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Sum over the valid targets; only there is anything projected to the vocabulary."""

@@ -26,3 +26,7 @@ class Trainable(Protocol):
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """Compute the sums for one batch; called inside autocast, gradients on."""
         ...
+
+    def compiled(self) -> Trainable:
+        """Make the same task with its forward pass compiled."""
+        ...

@@ -171,14 +171,14 @@ def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
         plans.append((done, seconds > 0))
         return 10 if done < 8 else 9
 
-    train(tmp_path, steps=50, schedule="linear", checkpoint_every=4, parts={"replan": replan})
+    train(tmp_path, steps=10, schedule="linear", checkpoint_every=4, parts={"replan": replan})
     rates = {record["update"]: record["lr"] for record in log_of(tmp_path) if "lr" in record}
     assert plans == [(4, True), (8, True), (9, True)]
-    assert rates[4] == pytest.approx(3e-3 * 47 / 47)
+    assert rates[4] == pytest.approx(3e-3)
     assert rates[5] == pytest.approx(3e-3 * 6 / 7)
     assert rates[9] == pytest.approx(3e-3 * 1 / 6)
     assert state_of(tmp_path)["steps"] == 9
-    _, result = train(tmp_path, steps=50, resume=True, parts={"replan": replan})
+    _, result = train(tmp_path, steps=10, resume=True, parts={"replan": replan})
     assert result.step == 9
 
 

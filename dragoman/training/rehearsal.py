@@ -1,0 +1,48 @@
+"""A few real updates before a run begins, to tell how long it will take."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from dragoman.data.batches import Cursor
+from dragoman.training.feed import Feed
+from dragoman.training.saving import weights_of
+from dragoman.training.update import Requests, UpdateStep
+
+
+class Pace(NamedTuple):
+    """How fast training goes."""
+
+    seconds: float  # an update
+    tokens: float  # a second, both sides
+
+
+def rehearse(step: UpdateStep, feed: Feed, *, model: nn.Module, optimiser: Optimizer, seconds: float) -> Pace:
+    """Measure the pace by real updates for about so long, and put everything back as it was before the first one.
+
+    The first half only warms up: a GPU meets each shape for the first time, and that takes as long as many updates.
+    """
+    kept = {name: tensor.clone() for name, tensor in weights_of(model).items()}
+    model.train()
+    done = tokens = 0
+    began = time.monotonic()
+    start: float | None = None
+    with closing(feed.updates(1, Cursor(0, 0))) as updates:
+        while start is None or not done or time.monotonic() - began < seconds:
+            figures = step(next(updates), learning_rate=0.0, requests=Requests()).read()
+            if start is not None:
+                done, tokens = done + 1, tokens + figures.tokens
+            elif time.monotonic() - began >= seconds / 2:
+                start = time.monotonic()
+    took = time.monotonic() - start
+    with torch.no_grad():
+        for name, tensor in weights_of(model).items():
+            tensor.copy_(kept[name])
+    optimiser.state.clear()
+    return Pace(took / done, tokens / took)
