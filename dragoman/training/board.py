@@ -12,9 +12,9 @@ SHOWN = ("loss", "nll", "lr", "norm", "tokens", "padding", "seconds")
 
 
 class Board:
-    """Writes every record of the log as TensorBoard scalars: give it to the trainer as `observe`."""
+    """Writes every record of the log as TensorBoard scalars; what an earlier start wrote past `done` updates is taken back."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, done: int = 0) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -24,7 +24,7 @@ class Board:
                     'install it with pip install "dragoman[board]", or set train.tensorboard=false'
                 ]
             ) from error
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1)
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """Take in an update's or a validation's record."""

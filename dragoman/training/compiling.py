@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -69,5 +70,6 @@ def prepare_device(device: torch.device, *, deterministic: bool) -> None:
         return
     torch.set_float32_matmul_precision("high")  # what autocast leaves in float32 may use the tensor cores
     if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses; read at cuBLAS's first use
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False

@@ -43,11 +43,11 @@ class Interlude:
         validate: Validate | None,
         deadline: Callable[[], float] | None,
         replan: Replan | None,
-        observe: Observe | None,
+        observers: list[Observe],
     ) -> None:
         self._model, self._average, self._config, self._ledger, self._saver = model, average, config, ledger, saver
         self._run, self._world, self._validate, self._deadline = run, world, validate, deadline
-        self._replan, self._observe = replan, observe
+        self._replan, self.observers = replan, observers
         self.requests = Requests()  # what all processes have agreed on
         self.published = 0  # the newest update that a checkpoint has
         self.pace = 0.0  # seconds an update, lately
@@ -140,8 +140,8 @@ class Interlude:
         """Log a record, and show it to whoever observes."""
         if self._world.leads:
             self._run.log(record)
-        if self._observe is not None:
-            self._observe(record)
+        for observe in self.observers:
+            observe(record)
 
     def _asked_to_stop(self) -> bool:
         """Look at the requests of this process when it is alone; among several, only what all have agreed on counts."""

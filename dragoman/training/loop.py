@@ -6,8 +6,8 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -18,6 +18,7 @@ from dragoman.config import TrainConfig
 from dragoman.data.batches import BatchPlan
 from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
+from dragoman.training.board import Board
 from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.compiling import choose_compiling, prepare_device
 from dragoman.training.distributed import World
@@ -110,7 +111,7 @@ class Trainer:
             validate=validate,
             deadline=deadline,
             replan=replan,
-            observe=observe,
+            observers=[observe] if observe is not None else [],
         )
         on_gpu = self._device.type == "cuda"
         self._feed = Feed(
@@ -144,11 +145,12 @@ class Trainer:
             self._begin(resume)
             log.info("products in %s: %s", self.precision.name, self.precision.reason)
             log.info("compiled: %s, %s", "yes" if self.compiling.wanted else "no", self.compiling.reason)
-            while True:
-                try:
-                    return self._train()
-                except _Diverged:
-                    self._roll_back()
+            with self._board():
+                while True:
+                    try:
+                        return self._train()
+                    except _Diverged:
+                        self._roll_back()
         except BaseException as error:
             # A launcher may lose the exit code; status.json keeps it.
             self._status(state="failed", exit_code=getattr(error, "exit_code", 1), reason=f"{type(error).__name__}: {error}")
@@ -234,6 +236,20 @@ class Trainer:
             self._interlude.published = self.standing.update
         else:
             self._saver.begin()
+
+    @contextmanager
+    def _board(self) -> Iterator[None]:
+        """Write for TensorBoard too, where that was asked for."""
+        if not (self.config.tensorboard and self._world.leads):
+            yield
+            return
+        board = Board(self._run.path / "board", done=self.standing.update)
+        self._interlude.observers.append(board)
+        try:
+            yield
+        finally:
+            self._interlude.observers.remove(board)
+            board.close()
 
     def _roll_back(self) -> None:
         """Return to the newest checkpoint and pass over the updates that were not finite; once a run."""

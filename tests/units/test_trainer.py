@@ -239,3 +239,13 @@ def test_a_validation_without_a_number_is_never_the_best(tmp_path) -> None:
 def test_best_by_bleu_needs_sentences() -> None:
     problems = list(TrainConfig(best_by="bleu", validate_sentences=0).problems())
     assert any("found train.validate_sentences=0" in problem for problem in problems)
+
+
+def test_tensorboard_is_written_beside_the_run_when_asked_for(tmp_path) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(tmp_path, steps=4, tensorboard=True, parts={"validate": lambda model: {"loss": 1.0}})
+    train(tmp_path, steps=6, tensorboard=True, resume=True)
+    found = event_accumulator.EventAccumulator(str(tmp_path / "board"))
+    found.Reload()
+    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.value for event in found.Scalars("valid/loss")] == [1.0]
