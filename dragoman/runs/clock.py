@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-CLOSING_SHARE, CLOSING_SECONDS = 0.03, 6.0  # of the budget, and more: to score and write the finished model, and to start Python
+CLOSING_SHARE, CLOSING_SECONDS = 0.03, 8.0  # of the budget, and more: to score the finished model and to write it
+WRITING_SECONDS = 6.0  # of these, at the very end: the bundle, its golden vectors, the curves
 
 
 class Clock:
@@ -33,6 +34,12 @@ class Clock:
         if not self.limited:
             return float("inf")
         return self.budget - CLOSING_SHARE * self.budget - CLOSING_SECONDS - self.elapsed()
+
+    def left_to_score(self) -> float:
+        """Say how many seconds scoring the finished model may take."""
+        if not self.limited:
+            return float("inf")
+        return max(0.0, self.budget - CLOSING_SHARE / 3 * self.budget - WRITING_SECONDS - self.elapsed())
 
     def updates(self, done: int, seconds_an_update: float, *, most: int) -> int:
         """Say how many updates there will be in all at the pace so far, validations and checkpoints included."""

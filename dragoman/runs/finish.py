@@ -77,8 +77,7 @@ def sentences_to_score(sentences: Sequence[Pair], clock: Clock, seconds_each: fl
     """Take as many validation sentences as there is time to translate."""
     if not clock.limited:
         return list(sentences)
-    time = max(0.0, clock.budget - clock.elapsed() - 4.0)
-    return list(sentences[: int(time / max(seconds_each, 1e-6))])
+    return list(sentences[: int(clock.left_to_score() / max(1.2 * seconds_each, 1e-6))])
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Tensor]:

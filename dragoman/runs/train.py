@@ -46,14 +46,15 @@ def train(
     dry_run: bool = False,
     over: Callable[[Config], Config] | None = None,
     progress: Progress | None = None,
+    spent: float = 0.0,
 ) -> Path:
     """Train a translator and write its directory; running the same again after an interruption goes on where it stopped.
 
     A run that was begun in `out` goes on, with `resume` or without; then `config` may be None and must not differ in what
     makes the run. With `over`, a configuration is fitted to the corpus and the machine first, and `over` lays what was
-    asked for over it.
+    asked for over it. `spent` is how many seconds of a time budget were gone before this call.
     """
-    clock = Clock(config.train.budget if config else 0.0)
+    clock = Clock(config.train.budget if config else 0.0, spent=spent)
     place = Place(out)
     progress = progress or QuietProgress()
     if place.begun:

@@ -10,7 +10,7 @@ from dragoman.errors import ConfigError
 def choose_device(name: str | torch.device = "auto") -> torch.device:
     """Take the named device, or with `auto` a GPU where there is one and else the CPU."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -19,4 +19,8 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
         raise ConfigError([f"the device must be one that torch sees; found {name!r} and {torch.cuda.device_count()} GPUs; try auto or cpu"])
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError([f"the device must be one that torch sees; found {name!r} on a machine without it; try auto or cpu"])
+    if device.type == "cuda":
+        # cuDNN's attention builds a plan for every shape it meets, half a second each on an H200 with torch 2.11, and a
+        # decoder meets a new shape at every step. PyTorch's own fused kernels take all shapes as they come.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
