@@ -10,10 +10,12 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import resource
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from typing import Any, TextIO
 
@@ -85,6 +87,8 @@ def victim(request: dict[str, Any]) -> int:
         os.setgroups([])
         os.setgid(request["user"])
         os.setuid(request["user"])
+    if request.get("clock"):
+        set_clock(request["clock"])
     from dragoman import stopping
     from dragoman.files import faults
 
@@ -98,6 +102,20 @@ def victim(request: dict[str, Any]) -> int:
     module = importlib.import_module(request.get("module", "fault_loop"))
     stopping.install()
     return module.run(**request["loop"])
+
+
+def set_clock(seconds: float) -> None:
+    """Put the wall clock somewhere else, and let it jump at every look; the monotonic one stays."""
+    real, jumps = time.time, random.Random(0)
+
+    def shifted() -> float:
+        return real() + seconds + jumps.uniform(-86400, 86400)
+
+    time.time = shifted
+    time.time_ns = lambda: int(shifted() * 1e9)
+    write, local = time.strftime, time.localtime
+    time.strftime = lambda form, moment=None: write(form, moment or local(shifted()))
+    time.localtime = lambda moment=None: local(shifted() if moment is None else moment)
 
 
 def answer(value: dict[str, Any]) -> None:

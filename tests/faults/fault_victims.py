@@ -103,12 +103,12 @@ def trainer(victims: Victims, directory: Path, *, fault: str = "", **options: An
     return victims.start(output, fault=fault, module="fault_trainer", loop={"directory": str(directory), **options})
 
 
-def command(victims: Victims, output: Path, *words: str, fault: str = "", file_limit: int = 0, user: int = 0) -> Victim:
+def command(victims: Victims, output: Path, *words: str, fault: str = "", file_limit: int = 0, user: int = 0, clock: float = 0.0) -> Victim:
     """Start `dragoman` with some words, as a person does."""
     if user:
         output.touch()
         output.chmod(0o666)
-    return victims.start(output, fault=fault, file_limit=file_limit, user=user, command=list(words))
+    return victims.start(output, fault=fault, file_limit=file_limit, user=user, clock=clock, command=list(words))
 
 
 def losses(directory: Path) -> dict[int, set[str]]:

@@ -53,9 +53,8 @@ def corpus(memory):
 def train(victims, corpus):
     """Start `dragoman train` with small settings."""
 
-    def start(out: Path, *, steps: int = 40, settings: tuple[str, ...] = (), fault: str = "", file_limit: int = 0, user: int = 0):
-        words = words_for(corpus, out, steps, settings)
-        return command(victims, out.with_name(out.name + ".output"), *words, fault=fault, file_limit=file_limit, user=user)
+    def start(out: Path, *, steps: int = 40, settings: tuple[str, ...] = (), **hurt):
+        return command(victims, out.with_name(out.name + ".output"), *words_for(corpus, out, steps, settings), **hurt)
 
     return start
 
@@ -104,9 +103,9 @@ def status(out: Path) -> dict:
     return json.loads((out / "training" / "status.json").read_text())
 
 
-def killed_at(train, out: Path, update: int) -> None:
+def killed_at(train, out: Path, update: int, **hurt) -> None:
     """Start the command and kill it soon after an update."""
-    victim = train(out)
+    victim = train(out, **hurt)
     wait_for_update(out / "training", update, victim)
     victim.send()
     assert victim.wait() == -9, said(out)
@@ -151,6 +150,17 @@ def test_kill_at_a_named_point(train, whole, out, point):
     assert train(out, fault=f"{point}:kill").wait() == -9, said(out)
     assert train(out).wait() == 0, said(out)
     assert outcome(out) == whole()
+
+
+def test_no_clock_decides_anything(train, whole, out):
+    """Machines whose clocks are years apart take turns (bar R11's last part)."""
+    year = 365 * 86400
+    killed_at(train, out, 8, clock=10 * year)
+    killed_at(train, out, 17, clock=-year)
+    assert train(out, clock=3 * year).wait() == 0, said(out)
+    assert outcome(out) == whole()
+    assert leftovers(out / "training") == []
+    show("R11", {"clocks": [10, -1, 3], "same_weights": True})
 
 
 def test_a_signal_stops_saves_and_says_how_to_go_on(train, whole, out):
