@@ -12,12 +12,10 @@ import typer
 
 from dragoman.cli.durations import parse_duration
 from dragoman.cli.options import recipe_names, setting_paths
-from dragoman.cli.show import note
 from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.config import Config
-    from dragoman.runs.place import Place
 
 _DATA, _SETTINGS, _RUN = "Text", "Settings", "The run"
 
@@ -93,25 +91,16 @@ def _run(out: Path, *, recipe: str, file: Path | None, asked: list[str], data_na
         settled = apply_overrides(place.request(), asked) if asked else None
     else:
         settled = over(None)
-    if place.begun and not dry_run and _is_done(place, settled):
-        return
     if not (place.begun or (settled and (settled.data.src or settled.data.pairs))):
         hint = f"; there is no run in {out} to go on with" if resume else ""
         raise ConfigError([f"training needs text; found neither --src and --tgt nor --pairs{hint}; see dragoman train --help"])
     fitted = settled is not None and not settled.recipe
-    run(settled, out, resume=resume, dry_run=dry_run, over=over if fitted else None, progress=open_progress(sys.stderr))
-
-
-def _is_done(place: Place, config: Config | None) -> bool:
-    """Say so when a run would make no update at all: steps are counted from the run's beginning (OpenNMT-py#1364)."""
-    from dragoman.training.checkpoint import RunDirectory
-
-    steps = place.go_on(config).train.steps
-    done = max(RunDirectory(place.training).steps(), default=0)
-    if not place.finished or done < steps:
-        return False
-    note(f"nothing to do: {place.out} is finished, with all {done:,} updates made")
-    note(
-        f"to train it further: dragoman train --out {place.out} --resume --set train.steps={2 * done}; to begin anew, choose another --out"
+    run(
+        settled,
+        out,
+        resume=resume,
+        dry_run=dry_run,
+        over=over if fitted else None,
+        progress=open_progress(sys.stderr),
+        spent=time.process_time(),  # importing took this long, and a budget is for the whole command
     )
-    return True

@@ -76,7 +76,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuse `*name` where it stands."""
-        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.constructor.ConstructorError(None, None, f"the alias *{event.anchor} is not allowed", event.start_mark)
         return super().compose_node(parent, index)
@@ -85,7 +85,7 @@ class _StrictLoader(yaml.SafeLoader):
         """Refuse a key that stands twice."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
             if key in seen:

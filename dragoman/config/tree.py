@@ -47,7 +47,9 @@ class DataConfig:
     tgt_field: str = setting("", "Column of the target in data.pairs: a name, or a number from 1; found by itself when empty.")
     src_lang: str = setting("", "Source language, such as de: for the model card.")
     tgt_lang: str = setting("", "Target language, such as zh: for the model card and the scorer's tokeniser.")
-    max_length: int = setting(200, "Longest sentence, in pieces, that is trained on; longer pairs are set aside and counted.", at_least=4, at_most=65_000)
+    max_length: int = setting(
+        200, "Longest sentence, in pieces, that is trained on; longer pairs are set aside and counted.", at_least=4, at_most=65_000
+    )
     max_line_bytes: int = setting(65_536, "Longest line, in bytes, that is read.", at_least=64)
     on_bad_line: str = setting("stop", "What to do with a pair that has a bad line.", choices=("stop", "skip"))
     cache: str = setting("", "Folder for prepared data; by default dragoman's own cache folder.")
@@ -80,7 +82,9 @@ class ModelConfig:
     norm: str = setting("layer", "Normalisation of each layer.", kind="norm")
     norm_epsilon: float = setting(1e-5, "What keeps the norm from dividing by zero.", at_least=1e-12, at_most=0.1)
     residual: str = setting("post", "Where the norm stands around each layer.", kind="residual")
-    final_norm: str = setting("auto", "Whether each stack ends in a norm; auto is what model.residual needs.", choices=("auto", "on", "off"))
+    final_norm: str = setting(
+        "auto", "Whether each stack ends in a norm; auto is what model.residual needs.", choices=("auto", "on", "off")
+    )
     positions: str = setting("sinusoidal", "How the model knows the order of the words.", kind="positions")
     max_positions: int = setting(1024, "Longest sequence that learned positions know.", at_least=8, at_most=1_000_000)
     tie: str = setting("all", "Weights shared by source embedding, target embedding and output.", choices=("all", "target", "none"))
@@ -89,7 +93,9 @@ class ModelConfig:
     output_bias: bool = setting(False, "Whether the output projection has a bias.")
     dropout: float = setting(0.1, "Share of each layer's output, and of the embeddings, dropped in training.", at_least=0.0, at_most=0.95)
     attention_dropout: float = setting(0.0, "Share of attention weights dropped in training.", at_least=0.0, at_most=0.95)
-    feedforward_dropout: float = setting(0.0, "Share of the feed-forward layers' inner values dropped in training.", at_least=0.0, at_most=0.95)
+    feedforward_dropout: float = setting(
+        0.0, "Share of the feed-forward layers' inner values dropped in training.", at_least=0.0, at_most=0.95
+    )
 
     def problems(self) -> Iterator[str]:
         """Say what is wrong between fields; ranges are checked before this."""
@@ -109,7 +115,9 @@ class TrainConfig:
     accumulate: int = setting(1, "Micro-batches that make one update, over all ranks.", at_least=1, at_most=100_000)
     seed: int = setting(1, "Where all randomness starts.", at_least=0, at_most=2**62)
     optimiser: str = setting("adam", "How gradients become changes.", kind="optimiser")
-    learning_rate: float = setting(7e-4, "The schedule's highest learning rate; for noam, the factor before the paper's formula.", at_least=0.0, at_most=100.0)
+    learning_rate: float = setting(
+        7e-4, "The schedule's highest learning rate; for noam, the factor before the paper's formula.", at_least=0.0, at_most=100.0
+    )
     schedule: str = setting("inverse_sqrt", "How the learning rate moves.", kind="schedule")
     warmup: int = setting(4000, "Updates over which the learning rate rises.", at_least=0)
     cooldown: float = setting(0.2, "Share of the updates over which warm-up-stable-decay falls to zero.", at_least=0.0, at_most=1.0)
@@ -139,7 +147,8 @@ class TrainConfig:
     def problems(self) -> Iterator[str]:
         """Say what is wrong between fields."""
         if self.average > self.keep:
-            yield f"train.average needs that many kept checkpoints; found train.average={self.average} and train.keep={self.keep}; raise train.keep"
+            found = f"train.average={self.average} and train.keep={self.keep}"
+            yield f"train.average needs that many kept checkpoints; found {found}; raise train.keep"
         if self.best_by == "bleu" and not self.validate_sentences:
             yield "train.best_by=bleu needs sentences to translate; found train.validate_sentences=0; raise it, or set train.best_by=loss"
 
@@ -187,8 +196,8 @@ class Config:
 
     def replace(self, **sections: dict[str, object]) -> Config:
         """Return a copy with settings changed: `config.replace(model={"width": 256})`."""
-        changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}  # type: ignore[arg-type]
-        return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
+        changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}
+        return dataclasses.replace(self, **changed)
 
 
 SECTIONS = ("text", "data", "model", "train", "decode")

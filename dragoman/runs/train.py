@@ -160,9 +160,9 @@ class _Run:
         newest = next(run.verified(), None) if self.place.finished and self.place.begun else None
         if newest is None or newest.step < (newest.state["steps"] if self.clock.limited else self.config.train.steps):
             return False
-        self.progress.note(
-            f"nothing to do: {self.place.out} has had all its {newest.step:,} updates; to train on, give a larger --set train.steps=N"
-        )
+        more = f"dragoman train --out {self.place.out} --resume --set train.steps={2 * newest.step}"
+        self.progress.note(f"nothing to do: {self.place.out} is finished, with all {newest.step:,} updates made")
+        self.progress.note(f"to train it further: {more}; to begin anew, choose another --out")
         return True
 
     def rehearse(self) -> Path:

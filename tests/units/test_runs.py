@@ -80,7 +80,7 @@ def test_a_finished_run_says_that_nothing_is_left(corpus):
     train(configured(corpus), corpus / "model")
     told = Told()
     train(None, corpus / "model", resume=True, progress=told)
-    assert any("nothing to do" in note and "6 updates" in note for note in told.notes)
+    assert any("nothing to do" in note and "6 updates made" in note for note in told.notes)
 
 
 def test_a_run_that_goes_on_must_be_the_same_run(corpus):
