@@ -22,7 +22,7 @@ from dragoman.training.feed import Slice, Update
 from dragoman.training.loss import Loss, Trainable
 from dragoman.training.memory import MemoryGuard
 from dragoman.training.precision import Precision
-from dragoman.training.randomness import seed_for
+from dragoman.training.randomness import reseed, seed_for
 
 
 class Requests(NamedTuple):
@@ -109,7 +109,8 @@ class UpdateStep:
 
             def compute(batch: Batch, path: str, part: Slice = part) -> None:
                 _leave_if_urgent()
-                torch.manual_seed(seed_for(self._seed, update.number, part.micro, f"{part.slot}{path and '.' + path}"))
+                slot = f"{part.slot}{path and '.' + path}"
+                reseed(seed_for(self._seed, update.number, part.micro, slot), self._device)
                 loss = self._backward(batch)
                 self._hold(held)
                 sums.add_(torch.stack([loss.total.detach(), loss.nll.detach(), loss.count.detach()]).float())

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import dragoman
-from dragoman.training.randomness import own_randomness, seed_for
+from dragoman.training.randomness import own_randomness, reseed, seed_for
 
 
 def test_seeds_are_the_written_function_of_the_position() -> None:
@@ -22,6 +22,13 @@ def test_seeds_fit_any_generator_and_do_not_meet() -> None:
     }
     assert len(seeds) == 2 * 50 * 4 * 3
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_reseeding_is_what_torch_does() -> None:
+    torch.manual_seed(11)
+    expected = torch.rand(5)
+    reseed(11, torch.device("cpu"))
+    assert torch.equal(torch.rand(5), expected)
 
 
 def test_a_fork_leaves_the_generators_as_they_were() -> None:
