@@ -39,9 +39,12 @@ def check(victims, reference, directory, *, updates, kills, seed):
     show("R1", {"kills": kills, "updates": updates, "most_replayed": most, "losses_equal": len(seen), "seconds": seconds})
 
 
-def test_thirty_kills_change_nothing(victims, reference, place, fault_seed):
+@pytest.mark.parametrize(
+    ("updates", "kills"), [pytest.param(120, 10, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)]
+)
+def test_kills_change_nothing(victims, reference, place, fault_seed, updates, kills):
     """A resumed run is the same run (joeynmt#125, OpenNMT-py#2006, transformers#11323)."""
-    check(victims, reference, place, updates=400, kills=30, seed=fault_seed)
+    check(victims, reference, place, updates=updates, kills=kills, seed=fault_seed)
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def killed_at(train, out: Path, update: int, **hurt) -> None:
 def kill_often(train, out, *, steps, kills, choose) -> int:
     """Kill the command at random moments, the first few while it still prepares; returns the most updates one kill cost."""
     most, run = 0, out / "training"
-    targets = [0] * (kills // 8) + sorted(choose.sample(range(1, steps - 5), kills - kills // 8))
+    targets = [0] * (kills // 4) + sorted(choose.sample(range(1, steps - 5), kills - kills // 4))
     for target in targets:
         victim = train(out, steps=steps)
         if target:
@@ -127,7 +127,7 @@ def kill_often(train, out, *, steps, kills, choose) -> int:
     return most
 
 
-@pytest.mark.parametrize(("steps", "kills"), [pytest.param(40, 5, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("steps", "kills"), [pytest.param(40, 4, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)])
 def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kills):
     """Re-running the same command resumes, and bit for bit (Locomotive#29, joeynmt#125, OpenNMT-py#2006)."""
     want, began = whole(steps), time.monotonic()
@@ -142,7 +142,7 @@ def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kil
 
 
 # The points of an update are passed in the rehearsal too; test_trainer_kills.py has those.
-POINTS = ["valid.mid:2", "publish.rename:3", "keep.rename:2", "prune.unlink:1"]
+POINTS = ["valid.mid:2", "keep.rename:2", "prune.unlink:1"]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -165,6 +165,7 @@ def test_no_clock_decides_anything(train, whole, out):
 
 def test_a_signal_stops_saves_and_says_how_to_go_on(train, whole, out):
     for number, target in ((signal.SIGTERM, 7), (signal.SIGINT, 18)):
+        target = max(target, last_update(out / "training") + 1)
         victim = train(out)
         wait_for_update(out / "training", target, victim)
         victim.send(number)
