@@ -17,7 +17,9 @@ from dragoman.files import faults
 Bytes = bytes | bytearray | memoryview
 
 _CHUNK = 1 << 22  # bytes read or written at a time; larger gains nothing
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+# Systems that lack one of these have no such trap to fall into.
+_CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
 class FileRecord(NamedTuple):
@@ -33,7 +35,7 @@ def write_file(path: Path, chunks: Iterable[Bytes], *, point: str = "publish.man
     The mode is what the umask leaves of 0666, so that a server under another user can read a model.
     """
     written = 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
     try:
         for chunk in _halved(chunks, point):
             written += _write_all(descriptor, chunk)
@@ -60,7 +62,7 @@ def read_record(path: Path) -> FileRecord:
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[int]:
     """Open a regular file for reading, never through a symbolic link; a pipe must not make us wait."""
-    descriptor = os.open(path, os.O_RDONLY | _NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -73,7 +75,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Give a small file new contents: readers see the old or the new, never a part."""
     temporary = path.with_name(temporary_name(path.name))
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         try:
             _write_all(descriptor, data)
             os.fsync(descriptor)
@@ -102,7 +104,9 @@ def publish_directory(temporary: Path, final: Path, *, point: str = "publish") -
 
 def sync_directory(directory: Path) -> None:
     """Make the directory's entries durable."""
-    descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no directories, and syncs their entries with the files
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,8 +45,7 @@ def explaining(path: Path) -> Iterator[None]:
 
 def free_bytes(path: Path) -> int:
     """Count the bytes that an ordinary user may still write where `path` lies."""
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize
+    return shutil.disk_usage(path).free
 
 
 def readable_size(count: float) -> str:

@@ -67,7 +67,8 @@ class Lease:
     def _alive(self, owner: dict[str, Any]) -> bool:
         """Ask the system about a process of this machine; elsewhere, compare the file's age by the file server's clock."""
         pid = owner.get("pid")
-        if owner.get("host") == socket.gethostname() and owner.get("boot") == _boot_id() and isinstance(pid, int) and pid > 0:
+        here = _boot_id() and owner.get("boot") == _boot_id() and owner.get("host") == socket.gethostname()
+        if here and isinstance(pid, int) and pid > 0:  # a boot id means Linux, where signal 0 only asks
             try:
                 os.kill(pid, 0)
             except ProcessLookupError:

@@ -152,6 +152,16 @@ def test_kill_at_a_named_point(train, whole, out, point):
     assert outcome(out) == whole()
 
 
+def test_a_kill_while_the_bundle_is_written(train, whole, out):
+    """Eight checkpoints, and then the bundle's own weights."""
+    assert train(out, fault="publish.write.weights.safetensors:9:kill").wait() == -9, said(out)
+    assert not (out / "manifest.json").exists()
+    assert leftovers(out) != []
+    assert train(out).wait() == 0, said(out)
+    assert outcome(out) == whole()
+    assert leftovers(out) == []
+
+
 def test_no_clock_decides_anything(train, whole, out):
     """Machines whose clocks are years apart take turns (bar R11's last part)."""
     year = 365 * 86400

@@ -154,3 +154,18 @@ def test_importing_it_imports_nothing_heavy():
     code = "import sys, dragoman.__main__\nprint([m for m in ('torch', 'numpy', 'typer', 'yaml', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "installed"), [(["train", "--out", "m"], True), (["--debug", "demo"], True), (["translate", "train"], False), ([], False)]
+)
+def test_only_commands_worth_saving_get_handlers(monkeypatch, words, installed):
+    from dragoman import __main__
+    from dragoman.cli import app
+
+    monkeypatch.setattr(sys, "argv", ["dragoman", *words])
+    monkeypatch.setattr(app, "main", lambda: 7)
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    assert caught.value.code == 7
+    assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) == installed
