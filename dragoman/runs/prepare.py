@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from dragoman import stopping
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
 from dragoman.data.corpus import Corpus, Pair, corpus_from_config
 from dragoman.data.preparing import Progress as Preparing
@@ -65,6 +66,7 @@ def prepare(config: Config, text_folder: Path, progress: Progress, *, most_sente
         progress.note(corpora.note)
     cache = cache_folder(config.data)
     tokenizers = _tokenizers(corpora.train, config.text, text_folder, cache, progress)
+    stopping.raise_if_requested()
     train = _store("preparing pairs", corpora.train, tokenizers, config, cache, progress)
     unknown = train.report.unknown_share()
     if unknown > UNKNOWN_SHARE:
@@ -96,6 +98,7 @@ def _advancing(advance: Callable[[int], None]) -> Callable[[Preparing], None]:
 
     def report(now: Preparing) -> None:
         nonlocal before
+        stopping.raise_if_requested()
         advance(now.pairs - before)
         before = now.pairs
 

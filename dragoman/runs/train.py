@@ -6,12 +6,14 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dragoman import stopping
 from dragoman.bundle import Score as CardScore
 from dragoman.bundle import write_bundle
 from dragoman.bundle.loading import assemble
@@ -133,13 +135,13 @@ class _Run:
         try:
             if self._nothing_left(run):
                 return place.out
-            if self.world.leads:
-                run.status(state="preparing", exit_code=None, reason="")
-            prepared = self._prepare()
-            if not place.begun:
-                self._begin(self._trainer(prepared, run), prepared, request or self.config)
-            elif self.world.leads:
-                self.clock.spend(_seconds_spent(run))
+            with self._telling(run):
+                prepared = self._prepare()
+                if not place.begun:
+                    self._begin(self._trainer(prepared, run), prepared, request or self.config)
+                elif self.world.leads:
+                    self.clock.spend(_seconds_spent(run))
+                stopping.raise_if_requested()
             run.data_digest, run.config_digest = prepared.digest, config_digest(self.config)
             result = self._trainer(prepared, run).run(resume=True)
             if result.stopped and result.stopped not in ("deadline", "patience"):
@@ -154,6 +156,20 @@ class _Run:
         finally:
             if self.world.leads:
                 run.close()
+
+    @contextmanager
+    def _telling(self, run: RunDirectory) -> Iterator[None]:
+        """Write into status.json that the run prepares, and how that ended if it did not end well."""
+        if not self.world.leads:
+            yield
+            return
+        run.status(state="preparing", exit_code=None, reason="")
+        try:
+            yield
+        except BaseException as error:
+            state = "stopped" if isinstance(error, StoppedError) else "failed"
+            run.status(state=state, exit_code=getattr(error, "exit_code", 1), reason=f"{type(error).__name__}: {error}")
+            raise
 
     def _nothing_left(self, run: RunDirectory) -> bool:
         """Say so where a run is finished: a command that silently does nothing is a riddle (OpenNMT-py#1364, #886)."""

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.config import Config, read_config
 from dragoman.data.corpus import PairedFiles
-from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.errors import BundleError, ConfigError, DataError, StoppedError
 from dragoman.runs.holding_out import HeldOut, is_held_out
 from dragoman.runs.place import Place
 from dragoman.runs.prepare import open_corpora
@@ -161,3 +161,23 @@ def test_an_empty_corpus_is_named(tmp_path):
         (tmp_path / f"none.{side}").write_text("\n\n")
     with pytest.raises(DataError, match="2 pairs, all of them empty"):
         survey(PairedFiles(tmp_path / "none.src", tmp_path / "none.tgt"))
+
+
+def test_a_run_that_fails_while_preparing_says_so_in_its_status(corpus):
+    """Some launchers lose the exit code; status.json keeps it."""
+    (corpus / "a.tgt").write_text("one line\n")
+    with pytest.raises(DataError, match="150 and 1"):
+        train(configured(corpus), corpus / "model")
+    status = json.loads((corpus / "model" / "training" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert "150 and 1" in status["reason"]
+
+
+def test_a_request_to_stop_is_heard_while_preparing(corpus, monkeypatch):
+    def stop() -> None:
+        raise StoppedError("preparing goes on unless it is asked to stop", found="SIGTERM", fix="run the same command again")
+
+    monkeypatch.setattr("dragoman.stopping.raise_if_requested", stop)
+    with pytest.raises(StoppedError):
+        train(configured(corpus), corpus / "model")
+    assert json.loads((corpus / "model" / "training" / "status.json").read_text())["exit_code"] == 75
