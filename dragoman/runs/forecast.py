@@ -47,7 +47,7 @@ class Forecast(NamedTuple):
 
 def forecast(trainer: Trainer, plan: BatchPlan, config: Config, prepared: Prepared, device: torch.device) -> Forecast:
     """Rehearse a few updates and reckon from them; nothing of the run is changed."""
-    pace = trainer.rehearse(seconds=REHEARSAL_SECONDS if not config.train.budget else min(REHEARSAL_SECONDS, 0.02 * config.train.budget))
+    pace = trainer.rehearse(min(REHEARSAL_SECONDS, 0.02 * config.train.budget) if config.train.budget else REHEARSAL_SECONDS)
     parameters = count_parameters(trainer.model)
     copies = 3 + (1 if config.train.ema else 0)  # weights, two moments, the running average
     return Forecast(

@@ -158,7 +158,9 @@ class Trainer:
 
     def rehearse(self, seconds: float = 10.0) -> Pace:
         """Measure the pace by real updates for about so long, and put everything back as it was; only before `run`."""
-        return rehearse(self._step, self._feed, model=self.model, optimiser=self.optimiser, seconds=seconds)
+        return rehearse(
+            self._step, self._feed, model=self.model, optimiser=self.optimiser, seconds=seconds, most=max(4, self.config.steps // 20)
+        )
 
     @property
     def standing(self) -> Standing:

@@ -23,23 +23,22 @@ class Pace(NamedTuple):
     tokens: float  # a second, both sides
 
 
-def rehearse(step: UpdateStep, feed: Feed, *, model: nn.Module, optimiser: Optimizer, seconds: float) -> Pace:
-    """Measure the pace by real updates for about so long, and put everything back as it was before the first one.
+def rehearse(step: UpdateStep, feed: Feed, *, model: nn.Module, optimiser: Optimizer, seconds: float, most: int) -> Pace:
+    """Measure the pace by up to `most` real updates for about so long, and put everything back as it was before the first one.
 
     The first half only warms up: a GPU meets each shape for the first time, and that takes as long as many updates.
     """
     kept = {name: tensor.clone() for name, tensor in weights_of(model).items()}
     model.train()
-    done = tokens = 0
-    began = time.monotonic()
-    start: float | None = None
+    warmed = done = tokens = 0
+    began = start = time.monotonic()
     with closing(feed.updates(1, Cursor(0, 0))) as updates:
-        while start is None or not done or time.monotonic() - began < seconds:
-            figures = step(next(updates), learning_rate=0.0, requests=Requests()).read()
-            if start is not None:
-                done, tokens = done + 1, tokens + figures.tokens
-            elif time.monotonic() - began >= seconds / 2:
-                start = time.monotonic()
+        while not warmed or (2 * warmed < most and time.monotonic() - began < seconds / 2):
+            step(next(updates), learning_rate=0.0, requests=Requests()).read()
+            warmed, start = warmed + 1, time.monotonic()
+        while not done or (warmed + done < most and time.monotonic() - began < seconds):
+            tokens += step(next(updates), learning_rate=0.0, requests=Requests()).read().tokens
+            done += 1
     took = time.monotonic() - start
     with torch.no_grad():
         for name, tensor in weights_of(model).items():
