@@ -7,16 +7,17 @@ import re
 from dragoman.errors import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)(?:(?<=s)ec(?:ond)?s?|(?<=m)in(?:ute)?s?|(?<=h)(?:ou)?rs?|(?<=d)ays?)?(?![a-z])", re.ASCII)
 
 
 def parse_duration(text: str) -> float:
-    """Turn `1h30m` into seconds; a bare number is refused, because nobody remembers its unit."""
+    """Turn `1h30m` or `90 minutes` into seconds; a bare number is refused, because nobody remembers its unit."""
     compact = text.strip().lower()
     parts = _PART.findall(compact)
     total = sum(float(amount) * _SECONDS[unit] for amount, unit in parts)
-    if not parts or _PART.sub("", compact).strip() or total <= 0:
-        hint = f"did you mean {compact}s or {compact}m?" if compact.replace(".", "", 1).isdigit() else "for example 90s, 30m or 1h30m"
+    if not parts or _PART.sub("", compact).strip() or not 0 < total < float("inf"):
+        bare = re.fullmatch(r"\d+(\.\d+)?", compact, re.ASCII) and float(compact) > 0
+        hint = f"did you mean {compact}s or {compact}m?" if bare else "for example 90s, 30m or 1h30m"
         raise ConfigError([f"a time must be a number with its unit s, m, h or d; found {text!r}; {hint}"])
     return total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -31,8 +32,10 @@ def settings(
     rows = every_setting()
     chosen = [row for row in rows if not path or row.path == path or row.path.startswith(f"{path}.")]
     if not chosen:
-        known = [row.path for row in rows] + sorted({row.path.partition(".")[0] for row in rows})
-        raise ConfigError([f"there is no setting or section {path!r}; {nearest(path, known)}"])
+        sections = {row.path.partition(".")[0] for row in rows}
+        close = difflib.get_close_matches(path, [*(row.path for row in rows), *sections], n=1)
+        hint = f"did you mean {close[0]}?" if close else nearest(path, sections)
+        raise ConfigError([f"there is no setting or section {path!r}; {hint}"])
     if json:
         as_json([row._asdict() for row in chosen])
     else:
@@ -41,15 +44,13 @@ def settings(
 
 def every_setting() -> list[Row]:
     """List every setting in the order of the tree."""
-    from dragoman.config.setting import settings_of, type_text
+    from dragoman.config.setting import settings_of
     from dragoman.config.tree import SECTIONS, Config
 
     rows = []
     for section in SECTIONS:
         for each in settings_of(type(getattr(Config(), section))):
-            kind, limits = type_text(each.type), each.setting.range_text()
-            allowed = limits if limits.startswith("one of") else ", ".join(filter(None, (kind, limits)))
-            rows.append(Row(f"{section}.{each.name}", say_value(each.default), allowed, each.setting.doc))
+            rows.append(Row(f"{section}.{each.name}", say_value(each.default), each.allowed(), each.setting.doc))
     return rows
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from dragoman.config.setting import convert, settings_of, type_text
+from dragoman.config.setting import Field, convert, settings_of
 from dragoman.config.tree import SECTIONS, Config
 from dragoman.errors import ConfigError, nearest
 from dragoman.registry import catalogue
@@ -19,40 +19,40 @@ from dragoman.registry import catalogue
 MAX_YAML_BYTES = 1 << 20  # a configuration is a page; anything larger is a mistake or an attack
 
 
-def read_config(*, recipe: str = "", file: Path | None = None, overrides: Iterable[str] = (), base: Config | None = None) -> Config:
+def read_config(*, recipe: str = "", file: str | Path | None = None, overrides: Iterable[str] = (), base: Config | None = None) -> Config:
     """Read a whole configuration, later sources over earlier ones, and refuse one that cannot be run.
 
     Where no recipe is named, `base` stands in its place, or else every setting's default.
     """
-    from_file = read_yaml(file) if file else {}
+    from_file = read_yaml(Path(file)) if file else {}
     name = recipe or str(from_file.pop("recipe", "") or "")
     from_file.pop("recipe", None)
     config = dataclasses.replace(catalogue("recipe").load(name)(), recipe=name) if name else base or Config()
     problems: list[str] = []
     config = _merge(config, from_file, problems)
     config = _merge(config, _nest(overrides, problems), problems)
-    problems = problems or config.problems()
-    if problems:
-        raise ConfigError(problems)
-    return config
+    return _sound(config, problems)
 
 
 def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     """Apply `section.name=value` texts to a configuration and check the result."""
     problems: list[str] = []
-    config = _merge(config, _nest(overrides, problems), problems)
-    problems = problems or config.problems()
-    if problems:
-        raise ConfigError(problems)
-    return config
+    return _sound(_merge(config, _nest(overrides, problems), problems), problems)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
     """Rebuild a configuration from `to_dict`'s result, as strictly as from a file."""
     problems: list[str] = []
     rest = {key: value for key, value in values.items() if key != "recipe"}
-    config = dataclasses.replace(_merge(Config(), rest, problems), recipe=str(values.get("recipe", "")))
-    problems = problems or config.problems()
+    return _sound(dataclasses.replace(_merge(Config(), rest, problems), recipe=str(values.get("recipe", ""))), problems)
+
+
+def _sound(config: Config, problems: list[str]) -> Config:
+    """Refuse a configuration with all that is wrong: what could not be taken in, and what was but is out of range.
+
+    What goes wrong between settings is only looked for among settings that are right by themselves.
+    """
+    problems = [*problems, *(config.range_problems() if problems else config.problems())]
     if problems:
         raise ConfigError(problems)
     return config
@@ -117,7 +117,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 def _nest(overrides: Iterable[str], problems: list[str]) -> dict[str, Any]:
     """Turn `a.b=value` texts into nested values."""
     nested: dict[str, Any] = {}
-    for text in overrides:
+    for text in [overrides] if isinstance(overrides, str) else overrides:
         path, equals, value = text.partition("=")
         section, dot, name = path.strip().partition(".")
         if not equals or not dot or not name:
@@ -153,10 +153,20 @@ def _merge(config: Config, values: Mapping[str, Any], problems: list[str]) -> Co
             try:
                 accepted[name] = convert(value, fields[name].type)
             except (ValueError, TypeError):
-                wanted = fields[name].setting.range_text() or type_text(fields[name].type)
-                problems.append(f"{section}.{name} must be {wanted}; found {value!r}; for example {fields[name].default!r}")
+                problems.append(f"{section}.{name} must be {fields[name].allowed()}; found {_said(value)}; {_example(fields[name])}")
         config = dataclasses.replace(config, **{section: dataclasses.replace(current, **accepted)})
     return config
+
+
+def _said(value: Any) -> str:
+    """Quote what a person wrote, in YAML's words and not in Python's."""
+    return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else f"{value!r:.100}"
+
+
+def _example(field: Field) -> str:
+    """End a message about a wrong value with a right one, where there is a default to show."""
+    shown = json.dumps(field.default) if not isinstance(field.default, str) else field.default
+    return f"for example {shown}" if field.default not in ("", None) else "write it without brackets or braces"
 
 
 def _unknown_section(section: str) -> str:

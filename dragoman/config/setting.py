@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Iterator
@@ -78,6 +79,11 @@ class Field(typing.NamedTuple):
     default: Any
     setting: Setting
 
+    def allowed(self) -> str:
+        """Say what it may be, type and range: "a whole number, at least 1"."""
+        limits = self.setting.range_text()
+        return limits if self.setting.names() else ", ".join(filter(None, (type_text(self.type), limits)))
+
 
 def settings_of(section: type) -> Iterator[Field]:
     """Go through the settings of a section class."""
@@ -112,8 +118,12 @@ def convert(value: Any, kind: Any) -> Any:
         return float(value)
     if kind is float and isinstance(value, str):
         return float(value)  # YAML reads "1e-3" as text
+    if kind is int and isinstance(value, str):
+        value = float(value)  # likewise "1e5"
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

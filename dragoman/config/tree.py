@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dragoman.config.setting import setting, settings_of
+from dragoman.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,6 +182,16 @@ class Config:
 
     def problems(self) -> list[str]:
         """List everything that is wrong, ranges first; empty when the configuration can be run."""
+        found = self.range_problems()
+        if found:
+            return found
+        for section in SECTIONS:
+            found.extend(getattr(self, section).problems())
+        found.extend(self._problems_between_sections())
+        return found
+
+    def range_problems(self) -> list[str]:
+        """List the settings that are wrong by themselves."""
         found: list[str] = []
         for section in SECTIONS:
             values = getattr(self, section)
@@ -188,14 +199,29 @@ class Config:
                 problem = each.setting.problem(f"{section}.{each.name}", getattr(values, each.name))
                 if problem:
                     found.append(problem)
-        if found:
-            return found
-        for section in SECTIONS:
-            found.extend(getattr(self, section).problems())
         return found
+
+    def _problems_between_sections(self) -> Iterator[str]:
+        """Say what is wrong between fields of different sections."""
+        if self.model.tie == "all" and not self.text.joint:
+            # Vocabularies that happen to have one size would share rows between pieces that have nothing in common.
+            yield "model.tie=all needs one vocabulary for both sides; found text.joint=false; set model.tie=target, or text.joint=true"
+        if self.model.positions == "learned" and self.data.max_length >= self.model.max_positions:
+            yield (
+                f"data.max_length must be below model.max_positions, whose last place is for the end; found {self.data.max_length} and "
+                f"{self.model.max_positions}; set data.max_length={self.model.max_positions - 1}, or raise model.max_positions"
+            )
 
     def replace(self, **sections: dict[str, object]) -> Config:
         """Return a copy with settings changed: `config.replace(model={"width": 256})`."""
+        problems = [
+            f"there is no section {name!r} in the configuration; {nearest(name, SECTIONS)}" for name in sections if name not in SECTIONS
+        ]
+        for section, values in sections.items():
+            known = [each.name for each in settings_of(type(getattr(self, section, None)))] if section in SECTIONS else list(values)
+            problems += [f"there is no setting {section}.{name}; {nearest(name, known)}" for name in values if name not in known]
+        if problems:
+            raise ConfigError(problems)
         changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}
         return dataclasses.replace(self, **changed)
 

@@ -72,7 +72,7 @@ def test_heads_must_divide_the_width():
         ("train.learning_rate=.inf", "found inf"),
         ("text.kind=words", "found 'words'"),
         ("text.vocabulary=100", "found 100"),
-        ("model.width=true", "found True"),
+        ("model.width=true", "found true"),
         ("data.src=a.de", "found only a.de"),
         ("data.valid_tgt=a.en", "found only a.en"),
         ("train.average=9", "found train.average=9"),
@@ -159,3 +159,42 @@ def test_from_dict_is_as_strict_as_a_file():
 def test_the_tree_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().model.width = 3  # type: ignore[misc]
+
+
+def test_every_problem_is_told_at_once_whatever_its_kind():
+    text = refusal("train.stepz=3", "width", "text.kind=foo", "train.learning_rate=-1", "model.heads=many")
+    for words in ("found 'width'", "no setting train.stepz; did you mean steps?", "found 'foo'", "found -1", "found 'many'"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.steps=1.5", "train.steps must be a whole number, at least 1; found 1.5; for example 100000"),
+        ("train.steps=null", "found nothing; for example 100000"),
+        ("text.byte_fallback=maybe", "must be true or false; found 'maybe'; for example true"),
+        ("data.src={a: 1}", "data.src must be text; found {'a': 1}; write it without brackets or braces"),
+        ("text.joint=false", "model.tie=all needs one vocabulary for both sides; found text.joint=false; set model.tie=target"),
+    ],
+)
+def test_a_wrong_value_is_answered_in_words_a_person_types(override, words):
+    assert words in refusal(override)
+
+
+def test_learned_positions_must_hold_the_longest_sentence():
+    text = refusal("model.positions=learned", "model.max_positions=64")
+    assert "found 200 and 64; set data.max_length=63" in text
+    read_config(overrides=["model.positions=learned", "model.max_positions=64", "data.max_length=63"])
+
+
+def test_numbers_and_paths_are_taken_as_people_give_them(tmp_path):
+    assert read_config(overrides=["train.steps=1e5"]).train.steps == 100_000
+    assert from_dict({"data": {"src": tmp_path / "a.de", "tgt": "b.en"}}).data.src == str(tmp_path / "a.de")
+    assert read_config(overrides="model.width=256").model.width == 256
+
+
+def test_replacing_a_setting_that_does_not_exist():
+    with pytest.raises(ConfigError, match=r"there is no setting model.widht; did you mean width"):
+        Config().replace(model={"widht": 3})
+    with pytest.raises(ConfigError, match="there is no section 'modle' in the configuration; did you mean model"):
+        Config().replace(modle={"width": 3})

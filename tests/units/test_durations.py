@@ -10,13 +10,25 @@ from dragoman.errors import ConfigError
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("30m", 1800), ("1h", 3600), ("1h30m", 5400), ("1.5h", 5400), ("1h 30m", 5400), ("2d", 172_800), (" 10M ", 600)],
+    [
+        ("90s", 90),
+        ("30m", 1800),
+        ("1h", 3600),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("1h 30m", 5400),
+        ("2d", 172_800),
+        (" 10M ", 600),
+        ("10 minutes", 600),
+        ("2 hours 5 mins", 7500),
+        ("1hr", 3600),
+    ],
 )
 def test_times_are_read(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "thirty minutes", "30x", "30m later", "-5m", "0s", "1:30"])
+@pytest.mark.parametrize("text", ["", "m", "thirty minutes", "30x", "30m later", "-5m", "0s", "1:30", "0", "30ms", "1e3s", "9" * 400 + "d"])
 def test_what_is_no_time_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match="a time must be a number with its unit") as caught:
         parse_duration(text)
