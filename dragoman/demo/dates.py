@@ -16,8 +16,8 @@ from dragoman.errors import DataError
 
 # Croatian is left out: its "listopada" is October, and Polish's is November.
 LOCALES = (
-    "en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "nb", "fi", "pl", "cs", "hu",
-    "ro", "tr", "ru", "uk", "el", "zh", "ja", "ko", "ar", "hi", "vi", "id", "th", "he",
+    "en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "pl", "cs",
+    "ru", "uk", "tr", "el", "zh", "ja", "ko", "ar", "hi", "id", "he",
 )  # fmt: skip
 FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2049, 12, 31)
 _LENGTHS = ("full", "long", "medium")
