@@ -37,7 +37,7 @@ SETTINGS = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def corpus(memory):
     """Sentences of syllables, and the same backwards."""
     folder, choose = memory / "corpus", random.Random(0)
@@ -49,7 +49,7 @@ def corpus(memory):
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def train(victims, corpus):
     """Start `dragoman train` with small settings."""
 
@@ -68,7 +68,7 @@ def words_for(corpus: Path, out: Path, steps: int, settings: tuple[str, ...] = (
     return words
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(train, memory):
     """Train without faults, once for each length, and remember what came of it."""
     known = {}
