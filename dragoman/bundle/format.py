@@ -36,10 +36,13 @@ def require_bundle(path: Path) -> None:
     if not path.exists():
         raise BundleError(must, found=f"nothing at {path}", fix=_where_instead(path))
     if not path.is_dir():
-        raise BundleError(must, found=f"the file {path}", fix=f"give its directory, {path.parent}")
+        inside = (path.parent / manifest.NAME).exists()
+        raise BundleError(must, found=f"the file {path}", fix=f"give its directory, {path.parent}" if inside else _where_instead(path))
     if (path / manifest.NAME).exists() or (path / manifest.NAME).is_symlink():
         return
     names = sorted(os.listdir(path))
+    if path.resolve().name == "training" and (path.parent / manifest.NAME).exists():
+        raise BundleError(must, found=f"{path}, the run that a model came from", fix=f"give the model itself, {path.parent}")
     if any(name.startswith(TEMPORARY) for name in names) or WEIGHTS in names:
         found = f"{path} half-written: it has no {manifest.NAME}, which is written last"
         raise BundleError(must, found=found, fix="run the command that was writing it again")

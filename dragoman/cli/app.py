@@ -105,7 +105,8 @@ def _explain_usage(error: BaseException, arguments: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
     typed = next((_value(option, arguments) for option in getattr(getattr(error, "param", None), "opts", ()) if option in message), None)
     found = f"; found {typed!r}" if typed is not None and repr(typed) not in message else ""
-    complain(f"{message}{found}; see {context.command_path if context is not None else 'dragoman'} --help")
+    see = f"see {context.command_path if context is not None else 'dragoman'} --help"
+    complain(f"{message} S{see[1:]}" if message.endswith("?") and not found else f"{message}{found}; {see}")
     return 2
 
 

@@ -20,4 +20,5 @@ def average(
     from dragoman.runs.averaging import average_run
 
     made = average_run(model, out, last=last)
-    result(f"{made.out}: the average of steps {', '.join(f'{step:,}' for step in made.steps)}")
+    steps = ", ".join(f"{step:,}" for step in made.steps)
+    result(f"{made.out}: the average of steps {steps}" if len(made.steps) > 1 else f"{made.out}: the weights of step {steps} alone")

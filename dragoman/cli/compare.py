@@ -21,7 +21,7 @@ def compare(
     src: Annotated[Path | None, typer.Option(help="Source sentences; needed for model directories.")] = None,
     by: Annotated[str, typer.Option(help="What a sentence's change is measured in: chrf or bleu.")] = "chrf",
     show: Annotated[int, typer.Option(min=0, help="Sentences to show.")] = 10,
-    samples: Annotated[int, typer.Option(min=40, help="Resamplings of the paired bootstrap.")] = 1000,
+    samples: Annotated[int, typer.Option(min=40, max=10_000, help="Resamplings of the paired bootstrap.")] = 1000,
     tgt_lang: Annotated[str, typer.Option(help="Target language, such as zh; decides how BLEU cuts words.")] = "",
     lowercase: LowercaseOption = False,
     tokenize: TokenizeOption = "",

@@ -25,9 +25,9 @@ def setting_paths(incomplete: str) -> list[str]:
 BundleArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda, cuda:1 or mps.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
-BeamOption = Annotated[int | None, typer.Option("--beam", min=1, help="Hypotheses kept; 1 is greedy. By default the model's own.")]
+BeamOption = Annotated[int | None, typer.Option("--beam", min=1, max=256, help="Hypotheses kept; 1 is greedy. By default the model's own.")]
 LengthPenaltyOption = Annotated[
-    float | None, typer.Option("--length-penalty", min=0.0, help="Exponent of the length penalty of Wu et al. (2016); 0 for none.")
+    float | None, typer.Option("--length-penalty", min=0.0, max=5.0, help="Exponent of the length penalty of Wu et al. (2016); 0 for none.")
 ]
 BatchSizeOption = Annotated[
     int | None, typer.Option("--batch-size", min=1, help="Sentences translated together; never changes the result.")

@@ -25,7 +25,7 @@ def translate(
     model: Annotated[Path, typer.Option("--model", "-m", help="The model's directory.", show_default=False)],
     texts: Annotated[list[str] | None, typer.Argument(help="Texts to translate; standard input when there are none.")] = None,
     beam: BeamOption = None,
-    nbest: Annotated[int, typer.Option(min=1, help="Translations of each line: `line TAB score TAB text`, best first.")] = 1,
+    nbest: Annotated[int, typer.Option(min=1, max=256, help="Translations of each line: `line TAB score TAB text`, best first.")] = 1,
     length_penalty: LengthPenaltyOption = None,
     batch_size: BatchSizeOption = None,
     prefix: Annotated[str, typer.Option(help="Text that every translation must begin with.")] = "",

@@ -39,7 +39,7 @@ class Sampling:
         """Refuse settings that describe no distribution, all at once."""
         problems = []
         if not (math.isfinite(self.temperature) and self.temperature > 0):
-            problems.append(f"temperature must be more than 0; found {self.temperature}; for the likeliest token do not sample")
+            problems.append(f"temperature must be a finite number above 0; found {self.temperature}; for the likeliest token do not sample")
         if self.top_k < 0:
             problems.append(f"top_k must be at least 1, or 0 for all tokens; found {self.top_k}; try 20")
         if not 0 < self.top_p <= 1:

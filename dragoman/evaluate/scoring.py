@@ -65,8 +65,8 @@ def metrics(*, lowercase: bool = False, tokenize: str = "", tgt_lang: str = "", 
     tokeniser, notes = choose_tokeniser(tokenize, tgt_lang)
     try:
         bleu = BLEU(lowercase=lowercase, tokenize=tokeniser, effective_order=sentence)
-    except (RuntimeError, ImportError) as error:  # a tokeniser whose package is not installed
-        found = " ".join(str(error).split())[:200]
+    except (RuntimeError, ImportError, OSError) as error:  # a tokeniser whose package, or whose download, is not there
+        found = " ".join(str(error).split())[:200].rstrip(".")
         raise ConfigError([f"--tokenize {tokeniser} must be usable here; found {found}; install it or take --tokenize char"]) from error
     asian = tgt_lang[:2] in ("zh", "ja", "ko")
     # TER's own way with Chinese and Japanese, without which a sentence is one word. It ignores case, as tercom does by default.

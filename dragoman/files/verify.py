@@ -19,7 +19,8 @@ def verify_directory(path: Path) -> list[FileCheck]:
         for check in check_files(place, ignore=_strangers(place))
     ]
     if not checks:
-        raise BundleError(f"{path} must be a model or a run", found=f"no {NAME} in it", fix="give the directory that train wrote")
+        found = f"no {NAME} in it" if path.is_dir() else "a file" if path.exists() else "nothing there"
+        raise BundleError(f"{path} must be a model or a run", found=found, fix="give the directory that train wrote")
     return checks
 
 

@@ -45,7 +45,8 @@ class Ledger:
             return record
         # Numbers of examples, never their text.
         examples = [int(example) for examples in update.examples for example in examples]
-        log.warning("update %d is not finite and was skipped; the log names its %d examples", update.number, len(examples))
+        named = f"{len(examples):,} example{'' if len(examples) == 1 else 's'}"
+        log.warning("update %d is not finite and was skipped; the log names its %s", update.number, named)
         return record | {"skipped": True, "examples": examples} | ({"diverged": True} if self.divergence.skip(update.number) else {})
 
     def export_state(self) -> dict[str, Any]:

@@ -98,8 +98,10 @@ class TrainingMeter:
         """Say it all in one line."""
         parts = [f"loss {self.loss:.3f}", f"{self.tokens.rate:,.0f} tokens/s", f"padding {100 * self.padding:.1f} %"]
         if self.best:
-            name = "bleu" if "bleu" in self.best else "loss"
-            parts.append(f"best {name} {self.best[name]:.2f} at {int(self.best['update']):,}")
+            figure = next(
+                (f"{shown} {self.best[name]:.2f}" for name, shown in (("bleu", "BLEU"), ("loss", "loss")) if name in self.best), ""
+            )
+            parts.append(f"best at {int(self.best['update']):,}: {figure}".rstrip(": "))
         if self.updates.left is not None:
             parts.append(f"{duration(self.updates.left)} left")
         return " · ".join(parts)

@@ -13,7 +13,10 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:
+        known = device.type in ("cpu", "cuda", "mps")
+    except (RuntimeError, TypeError):
+        known = False
+    if not known:
         raise ConfigError([f"the device must be auto, cpu, cuda, cuda:1 or mps; found {name!r}; try auto"]) from None
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise ConfigError([f"the device must be one that torch sees; found {name!r} and {torch.cuda.device_count()} GPUs; try auto or cpu"])

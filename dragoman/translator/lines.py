@@ -65,10 +65,10 @@ def _cut(number: int, text: str, whole: list[int], tokenizer: Tokenizer, longest
         texts, gaps = _split(text, tokenizer, longest)
         encoded = tokenizer.encode_batch(texts)
     if len(whole) > longest:
-        notes.append(f"{len(whole)} pieces are more than the {longest} that the model was trained on: translated in {len(texts)} parts")
+        notes.append(f"{len(whole):,} pieces are more than the {longest:,} that the model was trained on: translated in {len(texts)} parts")
     unknown = sum(pieces.count(UNK) for pieces in encoded)
     if unknown:
-        notes.append(f"{unknown} of its pieces are unknown to the model")
+        notes.append(f"{unknown:,} of its pieces {'is' if unknown == 1 else 'are'} unknown to the model")
     return Line([Part(number, place, each, src) for place, (each, src) in enumerate(zip(texts, encoded, strict=True))], gaps, notes)
 
 

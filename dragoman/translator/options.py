@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import numbers
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from dragoman.config import DecodeConfig
+from dragoman.config import DecodeConfig, settings_of
 from dragoman.decoding.beam import Beam
 from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.penalties import WuPenalty
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.stepping import Strategy
 from dragoman.errors import ConfigError
+
+_SETTINGS = {each.name: each.setting for each in settings_of(DecodeConfig)}
+WIDEST = int(_SETTINGS["beam"].at_most or 0)  # a wider beam gains nothing and may take all the memory there is
+# Options that are counted: the least and the most, and whether None stands for the model's own.
+_WHOLE = {
+    "beam": (1, WIDEST, True),
+    "nbest": (1, WIDEST, False),
+    "batch_size": (1, None, True),
+    "window": (1, None, False),
+    "top_k": (0, None, False),
+    "seed": (0, None, False),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +46,16 @@ class Options:
     window: int = 2048  # lines looked ahead, so that like lengths go together; 1 answers each line before reading on
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing, all at once."""
-        smallest = {"beam": 1, "nbest": 1, "batch_size": 1, "window": 1}
-        problems = [
-            f"{name} must be at least {least}; found {getattr(self, name)}; try {least}"
-            for name, least in smallest.items()
-            if getattr(self, name) is not None and getattr(self, name) < least
-        ]
+        """Refuse what means nothing or would fill the memory, all at once."""
+        problems = [problem for name in _WHOLE for problem in _whole(name, getattr(self, name))]
+        for name in ("length_penalty", "temperature", "top_p"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+                problems.append(f"{name} must be a number; found {value!r:.60}; write one such as 0.6")
+        if isinstance(self.length_penalty, numbers.Real):
+            problems += filter(None, [_SETTINGS["length_penalty"].problem("length_penalty", float(self.length_penalty))])
+        if self.prefix is not None and not isinstance(self.prefix, str):
+            problems.append(f"prefix must be text; found {self.prefix!r:.60}; write it in quotes")
         if self.sample and self.beam is not None:
             problems.append(f"beam belongs to search and not to sampling; found beam={self.beam} with sample=True; keep one")
         if problems:
@@ -58,3 +76,16 @@ class Options:
         if self.sample:
             return self.nbest
         return max(config.beam, self.nbest) if self.beam is None else self.beam
+
+
+def _whole(name: str, value: Any) -> Iterator[str]:
+    """Say what is wrong with an option that is counted."""
+    least, most, optional = _WHOLE[name]
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        yield f"{name} must be a whole number; found {value!r:.60}; try {max(least, 1)}"
+    elif int(value) < least:
+        yield f"{name} must be at least {least}; found {value}; try {max(least, 1)}"
+    elif most is not None and int(value) > most:
+        yield f"{name} must be at most {most}; found {value}; lower it"

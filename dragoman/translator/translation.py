@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,8 +37,13 @@ def joined(parts: Sequence[Translation], gaps: Sequence[str], notes: Sequence[st
         src_pieces=[piece for part in parts for piece in part.src_pieces],
         alignment=_diagonal([part.alignment for part in parts if part.alignment is not None]),
         alternatives=[joined([part.alternatives[rank] for part in parts], gaps, ()) for rank in range(ranks)],
-        notes=[*notes, *(note for part in parts for note in part.notes)],
+        notes=[*notes, *_counted([note for part in parts for note in part.notes])],
     )
+
+
+def _counted(notes: Sequence[str]) -> list[str]:
+    """Say once what holds for several parts."""
+    return [note if times == 1 else f"{note} ({times} parts)" for note, times in Counter(notes).items()]
 
 
 def _diagonal(blocks: Sequence[NDArray[np.float32]]) -> NDArray[np.float32] | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from dragoman.translator.lines import Line, Part, cut_lines
 from dragoman.translator.options import Options
 from dragoman.translator.translation import Translation
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # all but the tab
 _FIRST_WINDOW = 32  # lines; each window doubles up to `Options.window`, so that the first answers come soon
 
 
@@ -54,12 +56,16 @@ class Translator:
         """Translate lines as they come, in order, each as soon as it and those before it are ready."""
         if isinstance(lines, str):
             raise DataError("texts must be a list of texts", found=f"one text, {lines!r:.60}", fix="put it in brackets: [text]")
-        return self._stream(lines, _options(options))
+        if isinstance(lines, (bytes, Mapping)) or not isinstance(lines, Iterable):
+            raise DataError(
+                "texts must be a list of texts", found=_kind(lines), fix='give a list such as ["Guten Morgen."], or an open text file'
+            )
+        return self._stream(_texts(lines), _options(options))
 
     def explain(self, text: str, **options: Any) -> Explanation:
         """Translate one text and record every attention on the way; a long one is cut to its first part."""
         chosen = _options(options)
-        [line] = cut_lines([text], self.tokenizers.src, longest=self._longest)
+        [line] = cut_lines(list(_texts([text])), self.tokenizers.src, longest=self._longest)
         if not line.parts:
             raise DataError("a text to explain must hold words", found=repr(text), fix="give it some")
         part = line.parts[0]
@@ -130,7 +136,7 @@ class Translator:
 
     def _search(self, parts: Sequence[Part], options: Options, at_least: int = 0) -> list[list[Hypothesis]]:
         """Encode parts and search; a prefix is forced on the first part of each line."""
-        prefix = self.tokenizers.tgt.encode(options.prefix) if options.prefix else []
+        prefix = self.tokenizers.tgt.encode(options.prefix) if options.prefix and options.prefix.strip() else []
         with torch.inference_mode():
             memory = self.model.encode(*pack_sources([part.src for part in parts], self.device))
         return search(
@@ -148,8 +154,8 @@ class Translator:
         return min(int(self.config.decode.max_ratio * len(part.src)) + self.config.decode.max_extra + prefix, self._most)
 
     def _text(self, hypothesis: Hypothesis) -> str:
-        """Spell a hypothesis; a line stays one line, whatever bytes the model wrote (marian-dev#365)."""
-        return self.tokenizers.tgt.decode(hypothesis.tokens).replace("\r", " ").replace("\n", " ")
+        """Spell a hypothesis; a line stays one line, and a terminal as it was, whatever bytes the model wrote (marian-dev#365)."""
+        return _CONTROLS.sub(" ", self.tokenizers.tgt.decode(hypothesis.tokens))
 
     def _translation(self, part: Part, hypotheses: Sequence[Hypothesis], *, retried: bool, alignment: Any) -> Translation:
         """Dress the hypotheses of a part as a translation."""
@@ -179,6 +185,19 @@ class Translator:
             notes.append(f"the output goes round in circles: {pattern!r} comes {round_and_round.times} times")
         alternatives = [dressed(each) for each in hypotheses] if len(hypotheses) > 1 else []
         return dressed(best, alignment=alignment, alternatives=alternatives, notes=notes)
+
+
+def _texts(lines: Iterable[Any]) -> Iterator[str]:
+    """Hand on texts, and refuse the first thing that is not one with its place."""
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, str):
+            raise DataError(f"text {number} must be a text", found=_kind(line), fix='give "" for an empty one, and decode bytes as UTF-8')
+        yield line
+
+
+def _kind(value: Any) -> str:
+    """Say what stands where text belongs."""
+    return "None" if value is None else f"{value!r:.60} ({type(value).__name__})"
 
 
 def _options(given: dict[str, Any]) -> Options:

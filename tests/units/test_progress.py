@@ -68,7 +68,7 @@ def test_training_shows_loss_speed_padding_time_left_and_best() -> None:
     assert lines[0].startswith("update 16 of 1,000 · loss 2.000 · 8,000 tokens/s")
     assert "tokens/s · padding 5.0 % · 2 min 03 s left" in lines[0]
     assert lines[-2] == "validation at 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · the best so far"
-    assert "best bleu 31.25 at 100" in lines[-1]
+    assert "best at 100: BLEU 31.25" in lines[-1]
     assert len(lines) <= 5
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -383,12 +383,63 @@ def test_one_text_in_place_of_a_list_is_answered(translator: Translator) -> None
         ({"beam": 0}, "found 0"),
         ({"nbest": 0}, "found 0"),
         ({"batch_size": -1}, "found -1"),
+        ({"beam": "4"}, "beam must be a whole number; found '4'"),
+        ({"beam": True}, "found True"),
+        ({"beam": 2.5}, "found 2.5"),
+        ({"beam": 1000}, "beam must be at most 256; found 1000"),
+        ({"nbest": None}, "nbest must be a whole number; found None"),
+        ({"length_penalty": "x"}, "length_penalty must be a number; found 'x'"),
+        ({"length_penalty": 1000}, "must be at most 5; found 1000"),
+        ({"length_penalty": float("nan")}, "must be a finite number; found nan"),
+        ({"sample": True, "temperature": "1"}, "found '1'"),
+        ({"sample": True, "seed": 1.5}, "found 1.5"),
+        ({"prefix": 3}, "prefix must be text; found 3"),
         ({"sample": True, "beam": 4}, "found beam=4"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(translator: Translator, options: dict, found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         translator.stream(["a"], **options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (None, "found None"),
+        (7, r"found 7 \(int\)"),
+        (b"abc", r"found b'abc' \(bytes\)"),
+        ({"a": 1}, r"\(dict\)"),
+        (Path("in.txt"), "or an open text file"),
+        (["a", None], "text 2 must be a text; found None"),
+        ([b"abc"], r"text 1 must be a text; found b'abc' \(bytes\)"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_told(translator: Translator, texts: Any, found: str) -> None:
+    with pytest.raises(DataError, match=found):
+        translator.translate(texts)
+
+
+def test_texts_may_come_from_anything_that_gives_them_one_by_one(tokenizers: Tokenizers) -> None:
+    assert copying(tokenizers).translate(text for text in ("12", "", "7")) == ["12", "", "7"]
+    assert copying(tokenizers).translate([]) == []
+    with pytest.raises(DataError, match="text 1 must be a text; found None"):
+        copying(tokenizers).explain(None)  # type: ignore[arg-type]
+
+
+def test_a_prefix_of_spaces_is_none(translator: Translator) -> None:
+    assert translator.translate(["0123"], prefix="  ") == translator.translate(["0123"])
+
+
+def test_control_characters_of_a_model_never_reach_a_terminal(tokenizers: Tokenizers) -> None:
+    """A half-trained model may write any byte, the one that begins a terminal's commands too."""
+    [found] = copying(tokenizers).translate(["a\x1b[2Jb\x07c\td"])
+    assert found == "a [2Jb c\td"
+
+
+def test_a_note_on_many_parts_is_said_once(tokenizers: Tokenizers) -> None:
+    [found] = copying(tokenizers, silent=True).stream(["0123456789. " * 40])
+    assert len(found.notes) == len(set(found.notes)) <= 3
+    assert any(note.endswith(" parts)") for note in found.notes)
 
 
 def test_a_text_to_explain_must_hold_words(translator: Translator) -> None:
@@ -412,10 +463,10 @@ def test_unknown_characters_are_counted(tokenizers: Tokenizers) -> None:
     config = CONFIG.replace(text={"kind": "characters", "byte_fallback": False, "vocabulary": 30})
     plain = train_tokenizers(["abc def"] * 20, ["abc def"] * 20, config.text)
     [found] = copying(plain, config).stream(["abc ж def"])
-    assert any("1 of its pieces are unknown" in note for note in found.notes)
+    assert any("1 of its pieces is unknown" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99"])
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta"])
 def test_a_device_that_is_not_there(name: str) -> None:
     with pytest.raises(ConfigError, match=f"found '{name}'"):
         choose_device(name)

@@ -1,0 +1,87 @@
+"""What careless and hostile hands type: each ends in one line that says what must hold, what was found and what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.app import main
+from dragoman.files.manifest import write_manifest
+
+
+def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """Run a command that must be refused, and give its one line."""
+    assert main([str(argument) for argument in arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--beam", "99999"], "found '99999'"),  # which took all the memory there was
+        (["--nbest", "600"], "found '600'"),
+        (["--length-penalty", "1000"], "found '1000'"),  # which overflowed
+        (["--sample", "--temperature", "inf"], "temperature must be a finite number above 0; found inf"),
+        (["--device", "meta"], "found 'meta'"),
+    ],
+)
+def test_numbers_that_no_search_can_use(options: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in refusal("translate", "-m", bundle, *options, "Guten Morgen.", capsys=capsys)
+
+
+def test_a_path_that_is_no_model_is_answered_with_one_that_is(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("nothing of interest")
+    shutil.copytree(bundle, tmp_path / "mine")
+    line = refusal("translate", "-m", text, "Hallo", capsys=capsys)
+    assert f"found the file {text}; perhaps you mean {tmp_path / 'mine'}" in line
+    line = refusal("translate", "-m", tmp_path / "mine" / "weights.safetensors", "Hallo", capsys=capsys)
+    assert f"give its directory, {tmp_path / 'mine'}" in line
+    (tmp_path / "mine" / "training").mkdir()
+    line = refusal("translate", "-m", tmp_path / "mine" / "training", "Hallo", capsys=capsys)
+    assert f"the run that a model came from; give the model itself, {tmp_path / 'mine'}" in line
+
+
+def test_a_checkpoint_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = tmp_path / "step-00000010"
+    step.mkdir()
+    write_manifest(step, {}, {"step": 10})
+    line = refusal("translate", "-m", step, "Hallo", capsys=capsys)
+    assert "None" not in line
+    assert "found one of another kind, such as a checkpoint's" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["data", "chekc"], "dragoman: error: No such command 'chekc'. Did you mean 'check'? See dragoman data --help"),
+        (["settings", "nope"], "there is no setting or section 'nope'; choose one of data, decode, model, text, train"),
+        (["settings", "model.widht"], "there is no setting or section 'model.widht'; did you mean model.width?"),
+        (["verify", "nowhere"], "nowhere must be a model or a run; found nothing there"),
+    ],
+)
+def test_the_line_reads_well(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert line in refusal(*arguments, capsys=capsys)
+
+
+def test_more_resamplings_than_fit_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal("compare", "--ref", tmp_path / "r", tmp_path / "a", tmp_path / "b", "--samples", "999999999", capsys=capsys)
+    assert "found '999999999'" in line
+
+
+def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of sacreBLEU's tokenisers are downloaded at first use; without a network that is the person's choice to change."""
+    from dragoman.errors import ConfigError
+    from dragoman.evaluate import scoring
+
+    def unreachable(**options: object) -> None:
+        raise OSError("<urlopen error: no route>")
+
+    monkeypatch.setattr(scoring, "BLEU", type("BLEU", (), {"TOKENIZERS": ["flores200"], "__new__": lambda cls, **options: unreachable()}))
+    with pytest.raises(ConfigError, match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install it or take"):
+        scoring.metrics(tokenize="flores200")
