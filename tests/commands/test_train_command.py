@@ -72,7 +72,7 @@ def test_the_same_command_again_says_that_nothing_is_left(train: Train, tmp_path
     capsys.readouterr()
     assert train("--set=train.steps=2") == 0
     told = errors(capsys)
-    assert any("nothing to do" in line and "with 2 updates made" in line for line in told)
+    assert any("nothing to do" in line and "all 2 updates made" in line for line in told)
     assert any("--set train.steps=4" in line for line in told)
     assert main(["train", "--out", str(tmp_path / "my-model"), "--resume", "--set", "train.steps=4"]) == 0
     assert "my-model is ready" in capsys.readouterr().err
