@@ -89,6 +89,8 @@ def _run(out: Path, *, recipe: str, file: Path | None, asked: list[str], data_na
     if resume and place.begun and not (data_named or recipe or file):
         # What was begun goes on; only what is asked for now may differ.
         settled = apply_overrides(place.request(), asked) if asked else None
+    elif place.begun and not (data_named or recipe or file):
+        raise ConfigError([f"training needs text, or --resume; found neither, and a run in {out}; add --resume to go on with it"])
     else:
         settled = over(None)
     if not (place.begun or (settled and (settled.data.src or settled.data.pairs))):

@@ -1,6 +1,6 @@
 """The typed configuration: one tree of frozen dataclasses, read, checked, overridden, written and explained."""
 
-from dragoman.config.reading import apply_overrides, config_digest, from_dict, read_config, read_yaml, to_dict
+from dragoman.config.reading import apply_overrides, config_digest, from_dict, read_config, read_yaml, require_config, to_dict
 from dragoman.config.setting import Setting, setting, settings_of
 from dragoman.config.tree import Config, DataConfig, DecodeConfig, ModelConfig, TextConfig, TrainConfig
 
@@ -17,6 +17,7 @@ __all__ = [
     "from_dict",
     "read_config",
     "read_yaml",
+    "require_config",
     "setting",
     "settings_of",
     "to_dict",

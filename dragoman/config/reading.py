@@ -58,6 +58,16 @@ def _sound(config: Config, problems: list[str]) -> Config:
     return config
 
 
+def require_config(config: Any) -> Config | None:
+    """Refuse what is no configuration, and one made in Python that holds what no file could; None stays None."""
+    if config is None:
+        return None
+    if not isinstance(config, Config):
+        found = f"{config!r:.60} ({type(config).__name__})"
+        raise ConfigError([f"config must be a Config; found {found}; make one with dragoman.read_config(recipe=..., overrides=[...])"])
+    return from_dict(to_dict(config))
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """Turn a configuration into plain values for JSON or YAML."""
     values = dataclasses.asdict(config)

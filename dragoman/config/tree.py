@@ -27,9 +27,9 @@ class TextConfig:
         """Say what is wrong between fields."""
         if self.dropout and self.kind != "bpe":
             yield f"text.dropout works on BPE merges and needs text.kind=bpe; found text.kind={self.kind}; set text.dropout=0"
-        if self.byte_fallback and self.kind != "characters" and self.vocabulary < 300:
+        if self.byte_fallback and self.kind != "characters" and self.vocabulary < 262:
             yield (
-                f"text.vocabulary must be at least 300 with text.byte_fallback, whose bytes take 256; found {self.vocabulary}; "
+                f"text.vocabulary must be at least 262 with text.byte_fallback, whose bytes take 256; found {self.vocabulary}; "
                 "raise it, or set text.byte_fallback=false"
             )
 

@@ -102,7 +102,7 @@ def prepare_folder(
             _check_unchanged(corpus, digests)
             if not report.pairs:
                 raise DataError(
-                    f"{' and '.join(map(str, corpus.files))} must hold a pair to train on",
+                    f"{' and '.join(map(str, corpus.files))} must hold a pair that can be used",
                     found=report.sentence(),
                     fix="check the files and data.max_length",
                 )
@@ -117,7 +117,7 @@ def prepare_folder(
         except BaseException:
             remove_flat(temporary)
             raise
-    logger.info("%s", report.sentence())
+    logger.debug("%s", report.sentence())  # who prepares, tells
 
 
 def _fill(

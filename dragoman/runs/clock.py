@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from dragoman.errors import ConfigError
+from dragoman.training.meter import duration
+
 CLOSING_SHARE, CLOSING_SECONDS = 0.03, 8.0  # of the budget, and more: to score the finished model and to write it
 WRITING_SECONDS = 6.0  # of these, at the very end: the bundle, its golden vectors, the curves
 
@@ -29,11 +32,21 @@ class Clock:
         """Say how long it has been, over all starts."""
         return self._spent + self._now() - self._began
 
+    def closing(self) -> float:
+        """Say how many seconds are kept apart for the end."""
+        return CLOSING_SHARE * self.budget + CLOSING_SECONDS
+
     def left(self) -> float:
         """Say how many seconds training may still take, closing time kept apart."""
         if not self.limited:
             return float("inf")
-        return self.budget - CLOSING_SHARE * self.budget - CLOSING_SECONDS - self.elapsed()
+        return self.budget - self.closing() - self.elapsed()
+
+    def too_short(self) -> ConfigError:
+        """Say that the budget went into everything but training."""
+        needed = duration(self.elapsed() + self.closing())
+        problem = f"--budget must leave time to train; found {duration(self.budget)}, and {needed} go into preparing and writing; give more"
+        return ConfigError([problem])
 
     def left_to_score(self) -> float:
         """Say how many seconds scoring the finished model may take."""

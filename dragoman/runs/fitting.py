@@ -19,6 +19,7 @@ from typing import NamedTuple
 from dragoman.config import Config
 from dragoman.registry import catalogue
 from dragoman.runs.survey import Survey
+from dragoman.training.meter import duration
 
 PIECES_A_WORD = 1.25  # on the vocabularies chosen here
 WEIGHTS_A_WORD = 15  # at most: larger models learn a small corpus by heart
@@ -106,7 +107,7 @@ def _within(allowed: list[Rung], pieces: float, seconds: float, pace: Callable[[
         passes = seen / pieces
         if best is not None and seen < SEEN_A_WEIGHT * rung.weights(vocabulary) and passes < ENOUGH_PASSES:
             break
-        told = f"{min(passes, MOST_PASSES):.0f} passes over the corpus in {seconds / 60:.3g} minutes on this machine"
+        told = f"{min(passes, MOST_PASSES):.0f} passes over the corpus in {duration(seconds)} on this machine"
         if passes > MOST_PASSES:
             told = f"{MOST_PASSES} passes over the corpus, for more would only learn it by heart"
         best = _Choice(rung, min(passes, MOST_PASSES), told)

@@ -41,6 +41,9 @@ class Place:
         self.training = self.out / TRAINING
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError([f"--out must be a directory; found the file {self.out}; choose another name"])
+        above = next((each for each in self.out.parents if each.exists() and not each.is_dir()), None)
+        if above is not None:
+            raise ConfigError([f"--out must lie in a directory; found {self.out} below the file {above}; choose another place"])
 
     @property
     def text(self) -> Path:

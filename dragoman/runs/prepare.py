@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -59,13 +60,17 @@ def open_corpora(data: DataConfig) -> Corpora:
     return Corpora(HeldOut(train, held_out=False), HeldOut(train, held_out=True), note)
 
 
-def prepare(config: Config, text_folder: Path, progress: Progress, *, most_sentences: int = 2000) -> Prepared:
-    """Make the tokenizers and the stores, or open those of an earlier run on the same files."""
+def prepare(config: Config, text_folder: Path, progress: Progress, *, begun: bool = False, most_sentences: int = 2000) -> Prepared:
+    """Make the tokenizers and the stores, or open those of an earlier run on the same files.
+
+    A run that was begun keeps its tokenizers, whatever has become of the cache.
+    """
     corpora = open_corpora(config.data)
-    if corpora.note:
-        progress.note(corpora.note)
     cache = cache_folder(config.data)
-    tokenizers = _tokenizers(corpora.train, config.text, text_folder, cache, progress)
+    own = begun and (text_folder / "text.json").exists()
+    tokenizers = load_tokenizers(text_folder) if own else _tokenizers(corpora.train, config.text, text_folder, cache, progress)
+    for note in filter(None, (corpora.note, _same_file(config.data))):
+        progress.note(note)
     stopping.raise_if_requested()
     train = _store("preparing pairs", corpora.train, tokenizers, config, cache, progress)
     unknown = train.report.unknown_share()
@@ -106,9 +111,7 @@ def _advancing(advance: Callable[[int], None]) -> Callable[[Preparing], None]:
 
 
 def _tokenizers(corpus: Corpus, config: TextConfig, folder: Path, cache: Path, progress: Progress) -> Tokenizers:
-    """Load the run's own tokenizers, or those that an earlier run learnt from the same files, or learn them."""
-    if (folder / "text.json").exists():
-        return load_tokenizers(folder)
+    """Take the tokenizers that an earlier run learnt from the same files, or learn them, and give the run a copy."""
     kept = cache / f"text-{_text_key(corpus, config)[:32]}"
     if (kept / "text.json").exists():
         tokenizers = load_tokenizers(kept)
@@ -116,8 +119,21 @@ def _tokenizers(corpus: Corpus, config: TextConfig, folder: Path, cache: Path, p
         with progress.phase("learning the vocabulary"):
             tokenizers = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
         _save_whole(tokenizers, kept)
+    if (folder / "text.json").exists() and _digests(load_tokenizers(folder)) != _digests(tokenizers):
+        shutil.rmtree(folder)  # left by an attempt with other text or settings that never came to train
     _save_whole(tokenizers, folder)
     return tokenizers
+
+
+def _digests(tokenizers: Tokenizers) -> tuple[str, str]:
+    return tokenizers.src.digest, tokenizers.tgt.digest
+
+
+def _same_file(data: DataConfig) -> str:
+    """Warn of what is nearly always a slip of the hand."""
+    if data.src and data.tgt and os.path.realpath(data.src) == os.path.realpath(data.tgt):
+        return f"warning: source and target are the same file, {data.src}: the model will learn to copy"
+    return ""
 
 
 def _save_whole(tokenizers: Tokenizers, folder: Path) -> None:

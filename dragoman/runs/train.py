@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from dragoman import stopping
 from dragoman.bundle import Score as CardScore
 from dragoman.bundle import write_bundle
 from dragoman.bundle.loading import assemble
-from dragoman.config import Config, config_digest, from_dict, to_dict
+from dragoman.config import Config, config_digest, from_dict, require_config, to_dict
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.evaluate.scoring import score
 from dragoman.models.build import build_model
@@ -27,17 +26,18 @@ from dragoman.runs.clock import Clock
 from dragoman.runs.finish import choose_weights, golden_texts, make_card, sentences_to_score
 from dragoman.runs.fitting import fit, paced
 from dragoman.runs.forecast import Forecast, forecast
+from dragoman.runs.machine import machine_name, take_device
 from dragoman.runs.pace import measure_pace
 from dragoman.runs.place import Place
 from dragoman.runs.prepare import Prepared, open_corpora, prepare
 from dragoman.runs.survey import survey
+from dragoman.text.learning import VocabularyError
 from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.curves import draw_curves
-from dragoman.training.distributed import World, join_world, local_rank
+from dragoman.training.distributed import World, join_world
 from dragoman.training.environment import describe_environment
 from dragoman.training.loop import Result, Trainer
 from dragoman.training.progress import Progress, QuietProgress
-from dragoman.translator.device import choose_device
 
 
 def train(
@@ -56,6 +56,7 @@ def train(
     makes the run. With `over`, a configuration is fitted to the corpus and the machine first, and `over` lays what was
     asked for over it. `spent` is how many seconds of a time budget were gone before this call.
     """
+    config = require_config(config)
     clock = Clock(config.train.budget if config else 0.0, spent=spent)
     place = Place(out)
     progress = progress or QuietProgress()
@@ -74,7 +75,7 @@ def train(
     if settled.train.threads:
         torch.set_num_threads(settled.train.threads)
     clock.budget = settled.train.budget
-    device = _device(settled)
+    device = take_device(settled.train.device)
     world = World() if dry_run else join_world(device)
     run = _Run(settled, place, device=device, world=world, clock=clock, progress=progress if world.leads else QuietProgress())
     try:
@@ -85,21 +86,13 @@ def train(
         world.close()
 
 
-def _device(config: Config) -> torch.device:
-    """Choose the device; under torchrun each process takes a GPU of its own."""
-    device = choose_device(config.train.device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", local_rank())
-        torch.cuda.set_device(device)
-    return device
-
-
 class _Run:
     """One run, taken apart into its stages."""
 
     def __init__(self, config: Config, place: Place, *, device: torch.device, world: World, clock: Clock, progress: Progress) -> None:
         self.config, self.place, self.device, self.world, self.clock, self.progress = config, place, device, world, clock, progress
         self._steps_open = _steps_are_open(config)
+        self._vocabulary_open = False
 
     def fit(self, over: Callable[[Config], Config]) -> None:
         """Choose what nobody named: vocabulary, size, schedule."""
@@ -119,6 +112,7 @@ class _Run:
         base = from_dict(self.world.share(choose, "fit the model to the corpus and the machine"))
         self.config = over(base)
         self._steps_open = self.config.train.steps == base.train.steps
+        self._vocabulary_open = self.config.text.vocabulary == base.text.vocabulary
 
     def go(self, *, request: Config | None) -> Path:
         """Prepare, train, finish."""
@@ -148,8 +142,10 @@ class _Run:
                 raise StoppedError(
                     "training runs to its end unless it is asked to stop",
                     found=f"{result.stopped} at update {result.step:,}",
-                    fix=f"go on with: dragoman train --out {place.out} --resume",
+                    fix=f"go on with: dragoman train --out {shlex.quote(str(place.out))} --resume",
                 )
+            if not result.step:
+                raise self.clock.too_short()
             if self.world.leads:
                 self._finish(prepared, run, result)
             return place.out
@@ -199,19 +195,30 @@ class _Run:
     def _prepare(self) -> Prepared:
         """Prepare on rank 0 first, so that the others find everything ready, and compare what each has."""
         if self.world.size == 1:
-            return prepare(self.config, self.place.text, self.progress)
+            return self._prepare_here()
         mine: list[Prepared] = []
 
         def first() -> str:
-            mine.append(prepare(self.config, self.place.text, self.progress))
+            mine.append(self._prepare_here())
             return mine[0].digest
 
         expected = self.world.share(first, "prepare the data")
         if not mine:
-            mine.append(prepare(self.config, self.place.text, self.progress))
+            mine.append(self._prepare_here())
         if mine[0].digest != expected:
             raise ConfigError([f"all ranks must read the same data; found {mine[0].digest[:12]} and {expected[:12]}; check the files"])
         return mine[0]
+
+    def _prepare_here(self) -> Prepared:
+        """Prepare in this process; a vocabulary that was fitted, and is more than the text allows, is made smaller."""
+        try:
+            return prepare(self.config, self.place.text, self.progress, begun=self.place.begun)
+        except VocabularyError as error:
+            if not self._vocabulary_open:
+                raise
+            self.progress.note(f"vocabulary: {error.largest:,} pieces, all that this text allows")
+            self.config = self.config.replace(text={"vocabulary": error.largest})
+            return self._prepare_here()
 
     def _parts(self, prepared: Prepared) -> Assembly:
         """Make ready to put together what the configuration says now."""
@@ -231,11 +238,16 @@ class _Run:
             steps = self.clock.updates(0, told.pace.seconds, most=parts.most_updates())
             self.config = paced(self.config, max(1, steps))
             told = told._replace(updates=steps, passes=told.passes * steps / told.updates)
-        shared = self.world.share(lambda: to_dict(self.config), "settle the configuration")
-        self.config = from_dict(shared)
+        self.config = from_dict(self.world.share(lambda: self._settle(told), "settle the configuration"))
         if self.world.leads:
             self._tell(told)
             self.place.write(request, self.config)
+
+    def _settle(self, told: Forecast) -> dict[str, object]:
+        """Give the configuration as plain values, unless there is no time for even one update."""
+        if self.clock.limited and self.clock.left() < told.pace.seconds:
+            raise self.clock.too_short()
+        return to_dict(self.config)
 
     def _tell(self, told: Forecast) -> None:
         for line in told.lines():
@@ -255,7 +267,7 @@ class _Run:
             self.place.out, config=self.config, tokenizers=prepared.tokenizers, weights=weights, card=card, golden=golden, facts=facts
         )
         draw_curves(run.path / "log.jsonl", run.path / "curves.png")
-        self.progress.note(f'{self.place.out} is ready ({chosen}); try: dragoman translate -m {self.place.out} "…"')
+        self.progress.note(f'{self.place.out} is ready ({chosen}); try: dragoman translate -m {shlex.quote(str(self.place.out))} "…"')
 
     def _score(self, prepared: Prepared, parts: Assembly, weights: dict[str, Tensor]) -> list[CardScore]:
         """Translate validation sentences as the finished model will, as many as there is time for."""
@@ -271,17 +283,6 @@ class _Run:
         on = f"validation, {'all' if len(pairs) == len(prepared.sentences) else 'the first'} {len(pairs):,} pairs"
         self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
         return [CardScore(each.name, each.value, each.signature, on) for each in found]
-
-
-def machine_name(device: torch.device, ranks: int) -> str:
-    """Name the hardware, for people."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    elif device.type == "cpu":
-        name = f"{torch.get_num_threads()} of {os.cpu_count()} CPU cores ({platform.machine()})"
-    else:
-        name = device.type
-    return name if ranks == 1 else f"{ranks} processes, each on {name}"
 
 
 def _seconds_spent(run: RunDirectory) -> float:

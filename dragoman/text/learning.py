@@ -30,12 +30,25 @@ _RESERVED = "\u2585"  # lines with the trainer's own mark for unknown are skippe
 _THREADS = {"bpe": 1, "unigram": 8, "characters": 1}
 
 
+class VocabularyError(DataError):
+    """A vocabulary larger than the text allows."""
+
+    def __init__(self, largest: int, *, found: int) -> None:
+        super().__init__(
+            f"text.vocabulary must be at most {largest}, all that this text allows",
+            found=str(found),
+            fix=f"add --set text.vocabulary={largest}, or give more text",
+        )
+        self.largest = largest
+
+
 def learn_model(lines: Iterable[str], config: TextConfig) -> bytes:
     """Learn a SentencePiece model from lines that are normalised already, and return its bytes."""
     writer = io.BytesIO()
     sample = sample_lines(lines, config.sample_lines)
     if not any(line.strip() for line in sample):
-        raise DataError("the training text must hold words", found=f"{len(sample)} lines, all blank", fix="check the training files")
+        found = f"{len(sample):,} lines, all blank" if sample else "no lines at all"
+        raise DataError("the training text must hold words", found=found, fix="check the training files")
     options: dict[str, Any] = {
         "model_type": _MODEL_TYPES[config.kind],
         "vocab_size": config.vocabulary,
@@ -92,11 +105,7 @@ def _explained(message: str, config: TextConfig) -> DataError:
     """Turn the trainer's message into what must hold, what was found and what to do."""
     too_high = re.search(r"Vocabulary size too high \((\d+)\).*<= (\d+)", message)
     if too_high:
-        return DataError(
-            f"text.vocabulary must be at most {too_high[2]}, all that this text allows",
-            found=str(config.vocabulary),
-            fix=f"add --set text.vocabulary={too_high[2]}, or give more text",
-        )
+        return VocabularyError(int(too_high[2]), found=config.vocabulary)
     too_low = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
     if too_low:
         return DataError(

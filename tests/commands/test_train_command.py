@@ -117,6 +117,15 @@ def test_averaging_its_checkpoints(train: Train, tmp_path: Path, capsys: pytest.
     assert "must hold the run" in capsys.readouterr().err
 
 
+def test_a_run_without_its_text_is_gone_on_with_by_resume(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command of two words must not end in sixteen problems."""
+    assert train("--set=train.steps=1", out="a model") == 0
+    assert f"dragoman translate -m '{tmp_path / 'a model'}'" in capsys.readouterr().err, "ready to be copied"
+    assert main(["train", "--out", str(tmp_path / "a model")]) == 2
+    (line,) = errors(capsys)
+    assert "add --resume to go on with it" in line
+
+
 def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("recipe: tiny\nmodel:\n  widht: 16\ntrain:\n  steps: many\nsteps: 3\n", encoding="utf-8")

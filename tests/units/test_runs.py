@@ -181,3 +181,54 @@ def test_a_request_to_stop_is_heard_while_preparing(corpus, monkeypatch):
     with pytest.raises(StoppedError):
         train(configured(corpus), corpus / "model")
     assert json.loads((corpus / "model" / "training" / "status.json").read_text())["exit_code"] == 75
+
+
+def test_leftovers_of_an_attempt_that_failed_decide_nothing(corpus):
+    """What was settled before a mistake was found must not outlive it: the next attempt is a new one."""
+    from dragoman import Translator
+
+    missing = configured(corpus, f"data.valid_src={corpus / 'no.src'}", f"data.valid_tgt={corpus / 'no.tgt'}")
+    with pytest.raises(DataError, match=r"no\.src must exist"):
+        train(missing, corpus / "model")
+    assert (corpus / "model" / "training" / "text" / "text.json").exists()
+    (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "ж"))
+    out = train(configured(corpus, "train.steps=1"), corpus / "model")
+    assert 3 not in Translator.load(out, device="cpu").tokenizers.src.encode("жb"), "the pieces are those of the text as it is now"
+
+
+def test_a_budget_that_leaves_no_time_to_train(corpus):
+    with pytest.raises(ConfigError, match=r"--budget must leave time to train; found 3 s, and \d+ s go into preparing and writing"):
+        train(configured(corpus, "train.budget=3"), corpus / "model")
+    assert not Place(corpus / "model").begun, "the next attempt may be another"
+
+
+def test_a_vocabulary_that_was_fitted_is_never_a_persons_mistake(corpus):
+    config = configured(corpus, "train.steps=1", "text.kind=bpe", "text.vocabulary=350", "text.byte_fallback=true")
+    for side in ("a.src", "a.tgt"):
+        (corpus / side).write_text("one pair\n")
+    told = Told()
+    out = train(config, corpus / "model", over=lambda base: config.replace(text={"vocabulary": base.text.vocabulary}), progress=told)
+    assert any("all that this text allows" in note for note in told.notes)
+    assert Place(out).config().text.vocabulary < 500
+
+
+def test_one_file_for_both_sides_is_told(corpus):
+    told = Told()
+    train(configured(corpus, f"data.tgt={corpus / 'a.src'}", "train.steps=1"), corpus / "model", dry_run=True, progress=told)
+    assert any(note.startswith("warning: source and target are the same file") and "a.src" in note for note in told.notes)
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [("tiny", r"found 'tiny' \(str\)"), ({"model": {}}, r"\(dict\)"), (Config().replace(model={"width": "3x"}), "found .3x.")],
+)
+def test_what_is_no_configuration(config, found, tmp_path):
+    with pytest.raises(ConfigError, match=found):
+        train(config, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_place_below_a_file(tmp_path):
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(ConfigError, match=r"--out must lie in a directory; found .*model below the file .*notes"):
+        Place(tmp_path / "notes" / "model")

@@ -114,7 +114,7 @@ def test_what_is_set_aside_is_counted_and_named(tmp_path: Path, tokenizers: Toke
     src = [GERMAN[0], "", "x" * 300, GERMAN[1], "  ", GERMAN[2]]
     tgt = [ENGLISH[0], "empty", "too long", ENGLISH[1], "blank", "y" * 5000]
     corpus = corpus_of(tmp_path, src, tgt, max_line_bytes=4000)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         store = prepared(corpus, tokenizers, tmp_path / "cache", max_length=60)
     assert store.numbers.tolist() == [1, 4]
     assert store.report.set_aside == {"with an empty side": 2, "with an overlong line": 1, "over 60 pieces": 1}
@@ -147,7 +147,7 @@ def test_many_named_lines_are_shortened() -> None:
 
 
 def test_a_corpus_without_a_usable_pair_is_an_error(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    with pytest.raises(DataError, match=r"must hold a pair to train on; found 0 of 2 pairs kept; set aside: 2 with an empty side"):
+    with pytest.raises(DataError, match=r"must hold a pair that can be used; found 0 of 2 pairs kept; set aside: 2 with an empty side"):
         prepared(corpus_of(tmp_path, ["", "a"], ["b", ""]), tokenizers, tmp_path / "cache")
     with pytest.raises(DataError, match="found 0 of 0 pairs kept"):
         prepared(corpus_of(tmp_path, [], []), tokenizers, tmp_path / "cache")
