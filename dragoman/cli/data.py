@@ -9,7 +9,7 @@ import typer
 
 from dragoman.cli.options import JsonOption
 from dragoman.cli.show import as_json, count, result, table
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from dragoman.data.corpus import Corpus
@@ -52,6 +52,9 @@ def check(
 
     with open_progress(sys.stderr).phase("checking", None, "pairs") as phase:
         findings = check_corpus(corpus, held_out=held_out, progress=advance)
+    if not seen:
+        files = " and ".join(map(str, corpus.files))
+        raise DataError(f"{files} must hold text to check", found="no line at all", fix="check the path, or what wrote the file")
     if json:
         rows = [{"check": each.check, "count": each.count, "lines": each.lines, "advice": each.advice} for each in findings]
         as_json({"files": [str(path) for path in corpus.files], "findings": rows})
@@ -62,7 +65,8 @@ def check(
         right=["found"],
     )
     bad = [each for each in findings if not each.ok]
-    result(f"\n{count(len(bad), 'check')} found something" if bad else "\nnothing to mend")
+    verdict = f"{count(len(bad), 'check')} found something" if bad else "nothing to mend"
+    result(f"\n{count(seen, 'pair')}: {verdict}")
 
 
 def _lines(lines: list[int], total: int) -> str:

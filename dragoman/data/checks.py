@@ -69,10 +69,12 @@ class _Checker:
 
     def __init__(self, held_out: Corpus | None, progress: Callable[[int], None] | None) -> None:
         self._progress = progress
+        self._seen = 0
         self._held_out = _keys(held_out) if held_out else None
         self.bad = _Tally(
             "invalid UTF-8 or NUL", "convert the file to UTF-8 or repair the lines; data.on_bad_line=skip leaves the pairs out"
         )
+        self.broken = _Tally("broken rows", "repair their columns, quotes or JSON; data.on_bad_line=skip leaves the pairs out")
         self.overlong = _Tally("overlong lines", "split them into sentences, or raise data.max_line_bytes; training leaves the pairs out")
         self.empty = _Tally("empty lines", "nothing: training leaves the pairs out; many may mean misaligned files")
         self.copies = _Tally("source equals target", "remove those that should be translated, or the model learns to copy")
@@ -95,7 +97,11 @@ class _Checker:
                 pass
         except UnequalError as error:
             unequal, slip = error, error.slip
-        rows = [self._alignment(unequal), self._slip(slip), self.bad.finding(), self.overlong.finding(), self.empty.finding()]
+        if self._progress:
+            self._progress(self._seen)
+        rows = [self._alignment(unequal), self._slip(slip), self.bad.finding()]
+        rows += [self.broken.finding()] if len(corpus.files) == 1 else []  # only a file of pairs has rows
+        rows += [self.overlong.finding(), self.empty.finding()]
         rows += [self._duplicates(), self._outliers(), self.copies.finding(), self.tokenised.finding()]
         if self._held_out is not None:
             rows += [self.leaks.finding(), self.source_leaks.finding()]
@@ -109,10 +115,11 @@ class _Checker:
 
     def _looked_at(self, corpus: Corpus) -> Iterator[Pair]:
         for count, record in enumerate(corpus.records(), 1):
+            self._seen = count
             if self._progress and not count % 10_000:
                 self._progress(count)
             if isinstance(record, BadPair):
-                (self.overlong if record.line.kind == "overlong" else self.bad).add(record.number)
+                {"overlong": self.overlong, "broken": self.broken}.get(record.line.kind, self.bad).add(record.number)
                 continue
             self._look(record)
             yield record

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.data.lines import BadLine
-from dragoman.errors import DataError, nearest
+from dragoman.errors import DataError
 
 _SRC_NAMES = ("src", "source", "src_text", "source_text", "source_sentence", "input", "original")
 _TGT_NAMES = ("tgt", "target", "tgt_text", "target_text", "target_sentence", "trg", "output", "translation", "translated")
@@ -38,7 +39,7 @@ def tsv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLi
 
 
 def csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLine]:
-    """Read CSV with commas, or semicolons where the first line has only those; quoted fields may hold line breaks."""
+    """Read CSV with commas, or semicolons where only those cut the first line; quoted fields may hold line breaks."""
     fed = 0
     bad: list[BadLine] = []
 
@@ -60,20 +61,33 @@ def csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLi
     if isinstance(first, BadLine):
         yield first
         return
-    reader = csv.reader(feed(first, source), delimiter=";" if ";" in first and "," not in first else ",", strict=True)
+    reader = csv.reader(feed(first, source), delimiter=_delimiter(first), strict=True)
     while True:
         start = fed + 1
         try:
             values = next(reader, None)
         except csv.Error as error:
             found = f"{error} (by line {fed})"
-            yield BadLine(path, start, "invalid", "must be a row of CSV", found, 'write a quote inside a field as ""; close every quote')
+            yield BadLine(path, start, "broken", "must be a row of CSV", found, 'write a quote inside a field as ""; close every quote')
             continue
         yield from bad
         bad.clear()
         if values is None:
             return
         yield Row(start, values)
+
+
+def _delimiter(first: str) -> str:
+    """Take the comma, or the semicolon where only that cuts the first line into columns."""
+    if ";" not in first:
+        return ","
+    for delimiter in (",", ";"):
+        try:
+            if len(next(csv.reader([first], delimiter=delimiter, strict=True), [])) > 1:
+                return delimiter
+        except csv.Error:  # a quote that does not end where this delimiter wants it to
+            continue
+    return ","
 
 
 def jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLine]:
@@ -88,14 +102,14 @@ def jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | Bad
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            yield BadLine(path, number, "invalid", "must be a JSON object", str(error), "write one object a line")
+            yield BadLine(path, number, "broken", "must be a JSON object", str(error), "write one object a line")
             continue
         if isinstance(value, dict) and isinstance(value.get("translation"), dict):
             value = value["translation"]
         if isinstance(value, dict):
             yield Row(number, value)
         else:
-            yield BadLine(path, number, "invalid", "must be a JSON object", f"{line:.60}", 'write {"src": "...", "tgt": "..."}')
+            yield BadLine(path, number, "broken", "must be a JSON object", f"{line:.60}", 'write {"src": "...", "tgt": "..."}')
 
 
 FORMATS: dict[str, Callable[[Path, Iterable[str | BadLine]], Iterator[Row | BadLine]]] = {
@@ -130,6 +144,10 @@ def find_columns(path: Path, first: Row, wanted: Wanted) -> Columns:
     numbers = [_as_number(path, field, width) for field in (wanted.src_field, wanted.tgt_field)]
     names = [value.strip() for value in first.values]
     header = _looks_like_header(names, wanted)
+    if numbers[0] is not None and numbers[0] == numbers[1]:
+        raise DataError(
+            f"the source's and the target's column of {path} must be two", found=f"{wanted.src_field} for both", fix="name another for one"
+        )
     if numbers[0] is not None and numbers[1] is not None:
         return Columns(numbers[0], numbers[1], header, width)
     if not header and not wanted.src_field and not wanted.tgt_field:
@@ -162,7 +180,10 @@ def _by_name(path: Path, names: list[str], wanted: Wanted) -> tuple[int, int]:
     for field, language, usual in ((wanted.src_field, wanted.src_lang, _SRC_NAMES), (wanted.tgt_field, wanted.tgt_lang, _TGT_NAMES)):
         lower = [name.lower() for name in names]
         if field and not field.isdecimal() and field not in names:
-            raise DataError(f"a column of {path} must be called {field}", found=", ".join(names), fix=nearest(field, names))
+            shown = [f"{name:.30}…" if len(name) > 31 else name for name in names[:8]] + ["…"] * (len(names) > 8)
+            close = difflib.get_close_matches(field, names, n=1)
+            fix = f"did you mean {close[0]}?" if close else "name a column by its name in the first row, or by its number, from 1"
+            raise DataError(f"a column of {path} must be called {field}", found=", ".join(shown), fix=fix)
         choices = (field.lower(),) if field else _names(language, usual)[::-1]  # languages say more than usual words
         match = next((lower.index(choice) for choice in choices if choice in lower), None)
         found.append(int(field) - 1 if field.isdecimal() else match)

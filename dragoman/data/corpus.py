@@ -198,7 +198,7 @@ class PairsFile(Corpus):
 
     def _bad(self, row: Row, must: str, found: str) -> BadPair:
         fix = "repair the row, or use --set data.on_bad_line=skip"
-        return BadPair(row.number, BadLine(self.path, row.number, "invalid", must, found, fix))
+        return BadPair(row.number, BadLine(self.path, row.number, "broken", must, found, fix))
 
 
 def _is_unicode(text: str) -> bool:

@@ -21,7 +21,7 @@ class BadLine(NamedTuple):
 
     file: Path
     number: int
-    kind: str  # "invalid", or "overlong": the second is always set aside, never a reason to stop
+    kind: str  # "invalid", "broken" for a row, or "overlong": the last is always set aside, never a reason to stop
     must: str
     found: str
     fix: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import logging
 import os
 import platform
 import re
@@ -28,8 +27,6 @@ from dragoman.files.disk import explaining
 from dragoman.files.manifest import write_manifest
 from dragoman.text.specials import UNK
 from dragoman.text.tokenizer import Tokenizers
-
-logger = logging.getLogger(__name__)
 
 BLOCK = 8192  # pairs encoded in one go: some MB, whatever the corpus
 _ALONE = 40_000  # pairs below which starting processes takes longer than they save
@@ -117,7 +114,6 @@ def prepare_folder(
         except BaseException:
             remove_flat(temporary)
             raise
-    logger.debug("%s", report.sentence())  # who prepares, tells
 
 
 def _fill(

@@ -6,6 +6,7 @@ changes while it is read is noticed.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import lzma
 import os
@@ -160,7 +161,7 @@ class TextStream:
         if window_out > self._caps.ratio * window_in:
             raise DataError(
                 f"{self.path} must not unpack to more than {self._caps.ratio} times its size, as text never does",
-                found=f"{window_out} bytes out of {window_in}",
+                found=f"{window_out:,} bytes out of {window_in:,}",
                 fix="unpack it yourself if you trust it",
             )
         if written > self._caps.total_bytes:
@@ -197,7 +198,12 @@ def file_digest(path: Path) -> str:
 def _unopened(path: Path, error: OSError) -> DragomanError:
     if isinstance(error, PermissionError):
         return ForbiddenError(f"{path} must be readable", found=str(error.strerror), fix=f"chmod +r {path}")
-    near = [each.name for each in sorted(path.parent.glob(f"{path.name.split('.')[0]}*"))[:5]] if path.parent.is_dir() else []
+    if path.is_symlink():
+        found = f"a link to {os.readlink(path)}, which leads nowhere"
+        return DataError(f"{path} must exist", found=found, fix="correct the link, or name the file itself")
+    # The name is escaped, for it may hold what a pattern gives a meaning; one that begins with a dot has no stem.
+    stem = glob.escape(path.name.split(".")[0])
+    near = [each.name for each in sorted(path.parent.glob(f"{stem}*"))[:5] if each.is_file()] if stem and path.parent.is_dir() else []
     fix = f"did you mean {', '.join(near)}?" if near else "check the path"
     return DataError(f"{path} must exist", found=f"{error.strerror}".lower(), fix=fix)
 

@@ -37,7 +37,7 @@ def choose_weights(run: RunDirectory, config: Config) -> tuple[dict[str, Tensor]
         raise CorruptError(
             "a finished run must have a checkpoint that verifies", found=f"none in {run.path}", fix="train again in another directory"
         )
-    running = " (running average)" if checkpoint.load_ema() is not None else ""
+    running = ", as a running average" if checkpoint.load_ema() is not None else ""
     return _weights(checkpoint), f"step {checkpoint.step}, {'the best' if best else 'the last'}{running}"
 
 

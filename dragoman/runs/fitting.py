@@ -79,7 +79,7 @@ def fit(size: Survey, *, seconds: float, measure: Measure | None, device: str = 
     config = paced(config, updates)
     about = "" if size.exact else "about "
     reasons = [
-        f"corpus: {about}{size.pairs:,} pairs, some {size.words:,} words",
+        f"corpus: {about}{size.pairs:,} pair{'' if size.pairs == 1 else 's'}, some {size.words:,} words",
         f"vocabulary: {vocabulary:,} pieces, for {about}{size.words:,} words",
         f"size: width {choice.rung.width}, {choice.rung.layers}+{choice.rung.layers} layers, {weights / 1e6:.1f} million weights: "
         + _why_size(choice.rung, allowed, size, vocabulary),

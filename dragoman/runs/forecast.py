@@ -37,7 +37,8 @@ class Forecast(NamedTuple):
         src, tgt = self.vocabulary
         vocabulary = f"{src:,} pieces" if src == tgt else f"{src:,} and {tgt:,} pieces"
         return [
-            f"data: {self.pairs:,} pairs, {self.valid_pairs:,} to validate on; vocabulary of {vocabulary}; padding {self.padding:.1%}",
+            f"data: {self.pairs:,} pair{'' if self.pairs == 1 else 's'}, {self.valid_pairs:,} to validate on; "
+            f"vocabulary of {vocabulary}; padding {100 * self.padding:.1f} %",
             f"model: {self.parameters:,} weights",
             f"training: {self.updates:,} updates, {self.passes:.1f} passes, about {duration(self.updates * self.pace.seconds)} "
             f"at {self.pace.tokens:,.0f} tokens a second",

@@ -93,3 +93,20 @@ def test_what_cannot_be_checked_is_one_line(
     err = capsys.readouterr().err
     assert words in err
     assert len(err.splitlines()) == 1
+
+
+def test_empty_files_are_not_called_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.de", "a.en"):
+        (tmp_path / name).touch()
+    assert main(["data", "check", "--src", str(tmp_path / "a.de"), "--tgt", str(tmp_path / "a.en")]) == 2
+    assert "must hold text to check; found no line at all" in capsys.readouterr().err
+
+
+def test_rows_that_are_broken_are_not_called_bad_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("eins\tone\nzwei\ndrei\tthree\n", encoding="utf-8")
+    assert main(["data", "check", "--pairs", str(path)]) == 0
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if line.startswith("broken rows")]
+    assert row.split()[2:4] == ["1", "2"], "one, in line 2"
+    assert "3 pairs: 1 check found something" in out

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from dragoman.__main__ import open_streams
 from dragoman.cli.app import main
+from dragoman.cli.show import result
 from dragoman.files.manifest import write_manifest
 
 
@@ -85,3 +90,21 @@ def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(scoring, "BLEU", type("BLEU", (), {"TOKENIZERS": ["flores200"], "__new__": lambda cls, **options: unreachable()}))
     with pytest.raises(ConfigError, match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install it or take"):
         scoring.metrics(tokenize="flores200")
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
+def test_a_stream_that_was_closed_is_replaced(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some schedulers start programs without one."""
+    monkeypatch.setattr(sys, stream, None)
+    open_streams()
+    with getattr(sys, stream) as opened:
+        assert opened.name == os.devnull
+
+
+def test_translations_are_utf8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is read as UTF-8 in every locale, so it is written as UTF-8."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    open_streams()
+    result("日本 – €")
+    assert raw.getvalue().decode("utf-8") == "日本 – €\n"

@@ -291,3 +291,32 @@ def test_the_place_of_a_lost_line_is_found(tmp_path: Path, side: str, line: int)
     assert caught.value.slip is not None
     assert abs(caught.value.slip.line - line) <= 10
     assert caught.value.slip.shift == (1 if side == "src" else -1)
+
+
+def test_semicolons_are_seen_behind_quoted_commas(tmp_path: Path) -> None:
+    corpus = pairs_file(tmp_path, "p.csv", '"Ja, ein Hund";"Yes, a dog"\n"Haus";"house"\n')
+    assert sides(corpus) == [("Ja, ein Hund", "Yes, a dog"), ("Haus", "house")]
+
+
+def test_one_column_cannot_be_both_sides(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"must be two; found 2 for both"):
+        sides(pairs_file(tmp_path, "p.tsv", "a\tb\n", Wanted("2", "2")))
+
+
+def test_a_column_asked_for_by_name_where_there_are_none(tmp_path: Path) -> None:
+    """The first row is a sentence and not a header: it is quoted, but not all of it."""
+    with pytest.raises(DataError, match=r"found Ein sehr langer Satz, der kein…, b; name a column by its name in the first row") as caught:
+        sides(pairs_file(tmp_path, "p.tsv", "Ein sehr langer Satz, der keine Überschrift ist, bei weitem nicht.\tb\n", Wanted("foo")))
+    assert len(str(caught.value)) < 400
+
+
+def test_a_link_that_leads_nowhere_is_not_answered_with_itself(tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").symlink_to("elsewhere.tsv")
+    with pytest.raises(DataError, match=r"found a link to elsewhere.tsv, which leads nowhere"):
+        sides(PairsFile(tmp_path / "pairs.tsv"))
+
+
+def test_a_name_with_a_patterns_signs_in_it(tmp_path: Path) -> None:
+    (tmp_path / "x1.tsv").touch()
+    with pytest.raises(DataError, match="check the path"):
+        sides(PairsFile(tmp_path / "x[0-9].tsv"))

@@ -232,3 +232,13 @@ def test_a_place_below_a_file(tmp_path):
     (tmp_path / "notes").write_text("")
     with pytest.raises(ConfigError, match=r"--out must lie in a directory; found .*model below the file .*notes"):
         Place(tmp_path / "notes" / "model")
+
+
+def test_what_a_run_leaves_out_is_told_once(corpus):
+    """Any pair left out is counted and shown (OpenNMT-py#1161)."""
+    for side in ("a.src", "a.tgt"):
+        with (corpus / side).open("a") as file:
+            file.write("\n" + "ab" * 200 + "\n")
+    told = Told()
+    train(configured(corpus, "train.steps=1"), corpus / "model", dry_run=True, progress=told)
+    assert [note for note in told.notes if "set aside" in note and "1 with an empty side (line 151)" in note and "over 200 pieces" in note]
