@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,3 +180,27 @@ def test_lines_end_in_lf_or_crlf_only(tmp_path: Path) -> None:
     path.write_bytes("a\u2028b\r\nc\x0cd\n".encode())
     with path.open("rb") as stream:
         assert list(read_lines(stream)) == ["a\u2028b", "c\x0cd"]
+
+
+def test_whoever_types_gets_each_answer_at_once(bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """At a terminal a line is answered before the next is read, and it is said how to end."""
+    asked: list[int] = []
+
+    class Keyboard:
+        """Lines that are typed one after the other; notes how many answers were out when each was read."""
+
+        def isatty(self) -> bool:
+            return True
+
+        @property
+        def buffer(self) -> Iterator[bytes]:
+            for line in (b"Guten Morgen.\n", b"x\n", b"y\n"):
+                seen.append(capsys.readouterr())
+                asked.append(sum(len(each.out.splitlines()) for each in seen))
+                yield line
+
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    assert main(["translate", "-m", str(bundle)]) == 0
+    assert asked == [0, 1, 2]
+    assert "end with Ctrl-D" in "".join(each.err for each in seen)
