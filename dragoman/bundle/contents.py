@@ -54,7 +54,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     content = manifest.read_manifest(path)
     where = path / manifest.NAME
     if content.get("kind") != layout.KIND:
-        found = f"kind {content['kind']!r:.80}" if content.get("kind") else "one of another kind, such as a checkpoint's"
+        found = f"kind {content.get('kind')!r:.80}"
         raise BundleError(f"{where} must be that of a {layout.KIND}", found=found, fix="give a model's directory, not one inside it")
     if content.get("bundle_format") != layout.FORMAT:
         raise BundleError(

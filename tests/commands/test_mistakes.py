@@ -13,7 +13,6 @@ import pytest
 from dragoman.__main__ import open_streams
 from dragoman.cli.app import main
 from dragoman.cli.show import result
-from dragoman.files.manifest import write_manifest
 
 
 def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
@@ -50,15 +49,6 @@ def test_a_path_that_is_no_model_is_answered_with_one_that_is(bundle: Path, tmp_
     (tmp_path / "mine" / "training").mkdir()
     line = refusal("translate", "-m", tmp_path / "mine" / "training", "Hallo", capsys=capsys)
     assert f"the run that a model came from; give the model itself, {tmp_path / 'mine'}" in line
-
-
-def test_a_checkpoint_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    step = tmp_path / "step-00000010"
-    step.mkdir()
-    write_manifest(step, {}, {"step": 10})
-    line = refusal("translate", "-m", step, "Hallo", capsys=capsys)
-    assert "None" not in line
-    assert "found one of another kind, such as a checkpoint's" in line
 
 
 @pytest.mark.parametrize(
