@@ -39,5 +39,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: setup
+	$(BIN)/python tools/settings_page.py
+
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

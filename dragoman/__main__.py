@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import os
 import sys
 
 from dragoman import stopping
@@ -14,6 +15,9 @@ _SAVING = ("train", "demo")
 
 def main() -> None:
     """Run the `dragoman` command."""
+    # How often torch's OpenMP threads look again before they sleep; it must be set before torch is there. By default they
+    # spin for milliseconds, and on a machine that does anything else besides, training is then ten times as slow (docs/log.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if command in _SAVING:
         stopping.install()
