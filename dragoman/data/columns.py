@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import difflib
+import functools
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.data.lines import BadLine
 from dragoman.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 _SRC_NAMES = ("src", "source", "src_text", "source_text", "source_sentence", "input", "original")
 _TGT_NAMES = ("tgt", "target", "tgt_text", "target_text", "target_sentence", "trg", "output", "translation", "translated")
@@ -151,9 +155,19 @@ def find_columns(path: Path, first: Row, wanted: Wanted) -> Columns:
     if numbers[0] is not None and numbers[1] is not None:
         return Columns(numbers[0], numbers[1], header, width)
     if not header and not wanted.src_field and not wanted.tgt_field:
+        if width > 2:
+            _say_first_two(path, width)
         return Columns(0, 1, False, width)
     src, tgt = _by_name(path, names, wanted)
     return Columns(src, tgt, True, width)
+
+
+@functools.cache  # a corpus is read several times; once is enough
+def _say_first_two(path: Path, width: int) -> None:
+    """Tell which of many columns without names are taken."""
+    logger.warning(
+        "%s has %d columns without names: 1 is taken as source, 2 as target; for others, set data.src_field and data.tgt_field", path, width
+    )
 
 
 def _as_number(path: Path, field: str, width: int) -> int | None:

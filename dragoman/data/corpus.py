@@ -197,7 +197,7 @@ class PairsFile(Corpus):
         return Pair(row.number, _BREAKS.sub(" ", src), _BREAKS.sub(" ", tgt))
 
     def _bad(self, row: Row, must: str, found: str) -> BadPair:
-        fix = "repair the row, or use --set data.on_bad_line=skip"
+        fix = "repair the row, or when training use --set data.on_bad_line=skip"
         return BadPair(row.number, BadLine(self.path, row.number, "broken", must, found, fix))
 
 

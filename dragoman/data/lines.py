@@ -109,7 +109,7 @@ def _one(path: Path, number: int, line: bytes, max_line_bytes: int) -> str | Bad
     if b"\0" in line:
         found = f"a NUL byte at byte {line.index(0) + 1}"
         return BadLine(
-            path, number, "invalid", "must be text", found, "is it a text file? remove the byte, or use --set data.on_bad_line=skip"
+            path, number, "invalid", "must be text", found, "is it text? remove the byte, or when training use --set data.on_bad_line=skip"
         )
     try:
         return line.decode()
@@ -117,7 +117,7 @@ def _one(path: Path, number: int, line: bytes, max_line_bytes: int) -> str | Bad
         guess = guess_encoding(line)
         fix = f"convert the file: iconv -f {guess} -t UTF-8 {path} > {path}.utf8" if guess else "repair the line"
         found = f"byte 0x{line[error.start]:02X} at byte {error.start + 1} ({error.reason})" + (f", it looks like {guess}" if guess else "")
-        return BadLine(path, number, "invalid", "must be UTF-8", found, f"{fix}, or use --set data.on_bad_line=skip")
+        return BadLine(path, number, "invalid", "must be UTF-8", found, f"{fix}, or when training use --set data.on_bad_line=skip")
 
 
 def _overlong(path: Path, number: int, length: int, limit: int) -> BadLine:

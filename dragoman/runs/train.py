@@ -60,7 +60,8 @@ def train(
     clock = Clock(config.train.budget if config else 0.0, spent=spent)
     place = Place(out)
     progress = progress or QuietProgress()
-    if place.begun:
+    begun = place.begun  # asked once, before the ranks meet: the first of them will begin the run while the others still look
+    if begun:
         settled = place.go_on(config)
         progress.note(f"going on with the run in {place.out}")
     elif config is None:
@@ -77,9 +78,10 @@ def train(
     clock.budget = settled.train.budget
     device = take_device(settled.train.device)
     world = World() if dry_run else join_world(device)
-    run = _Run(settled, place, device=device, world=world, clock=clock, progress=progress if world.leads else QuietProgress())
+    shown = progress if world.leads else QuietProgress()
+    run = _Run(settled, place, begun=begun, device=device, world=world, clock=clock, progress=shown)
     try:
-        if over is not None and not place.begun:
+        if over is not None and not begun:
             run.fit(over)
         return run.rehearse() if dry_run else run.go(request=config)
     finally:
@@ -89,8 +91,11 @@ def train(
 class _Run:
     """One run, taken apart into its stages."""
 
-    def __init__(self, config: Config, place: Place, *, device: torch.device, world: World, clock: Clock, progress: Progress) -> None:
-        self.config, self.place, self.device, self.world, self.clock, self.progress = config, place, device, world, clock, progress
+    def __init__(
+        self, config: Config, place: Place, *, begun: bool, device: torch.device, world: World, clock: Clock, progress: Progress
+    ) -> None:
+        self.config, self.place, self.begun = config, place, begun
+        self.device, self.world, self.clock, self.progress = device, world, clock, progress
         self._steps_open = _steps_are_open(config)
         self._vocabulary_open = False
 
@@ -131,7 +136,7 @@ class _Run:
                 return place.out
             with self._telling(run):
                 prepared = self._prepare()
-                if not place.begun:
+                if not self.begun:
                     self._begin(self._trainer(prepared, run), prepared, request or self.config)
                 elif self.world.leads:
                     self.clock.spend(_seconds_spent(run))
@@ -169,7 +174,7 @@ class _Run:
 
     def _nothing_left(self, run: RunDirectory) -> bool:
         """Say so where a run is finished: a command that silently does nothing is a riddle (OpenNMT-py#1364, #886)."""
-        newest = next(run.verified(), None) if self.place.finished and self.place.begun else None
+        newest = next(run.verified(), None) if self.begun and self.place.finished else None
         if newest is None or newest.step < (newest.state["steps"] if self.clock.limited else self.config.train.steps):
             return False
         more = f"dragoman train --out {self.place.out} --resume --set train.steps={2 * newest.step}"
@@ -179,7 +184,7 @@ class _Run:
 
     def rehearse(self) -> Path:
         """Check everything and say what a run would take, writing nothing but prepared data into the cache."""
-        out = self.place.out
+        out, self.begun = self.place.out, False
         with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
             self.place = Place(Path(folder))
             prepared = self._prepare()
@@ -212,7 +217,7 @@ class _Run:
     def _prepare_here(self) -> Prepared:
         """Prepare in this process; a vocabulary that was fitted, and is more than the text allows, is made smaller."""
         try:
-            return prepare(self.config, self.place.text, self.progress, begun=self.place.begun)
+            return prepare(self.config, self.place.text, self.progress, begun=self.begun)
         except VocabularyError as error:
             if not self._vocabulary_open:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ __all__ = ["Pace", "Replan", "Result", "Trainer", "Validate"]
 
 log = logging.getLogger(__name__)
 
+REHEARSED_TOGETHER = 8  # updates that several ranks rehearse
 HANDLER_CHECK = 100  # updates between looks at whether a library replaced our signal handlers
 
 
@@ -158,9 +160,10 @@ class Trainer:
 
     def rehearse(self, seconds: float = 10.0) -> Pace:
         """Measure the pace by real updates for about so long, and put everything back as it was; only before `run`."""
-        return rehearse(
-            self._step, self._feed, model=self.model, optimiser=self.optimiser, seconds=seconds, most=max(4, self.config.steps // 20)
-        )
+        most = max(4, self.config.steps // 20)
+        if self._world.size > 1:  # ranks must make equally many updates, and their clocks need not agree
+            seconds, most = math.inf, REHEARSED_TOGETHER
+        return rehearse(self._step, self._feed, model=self.model, optimiser=self.optimiser, seconds=seconds, most=most)
 
     @property
     def standing(self) -> Standing:

@@ -320,3 +320,12 @@ def test_a_name_with_a_patterns_signs_in_it(tmp_path: Path) -> None:
     (tmp_path / "x1.tsv").touch()
     with pytest.raises(DataError, match="check the path"):
         sides(PairsFile(tmp_path / "x[0-9].tsv"))
+
+
+def test_many_columns_without_names_are_not_taken_silently(tmp_path, caplog):
+    """Numbers of sentences must not pass for sentences without a word."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text("1\tGuten Tag\t2\tGood day\n")
+    with caplog.at_level("WARNING", logger="dragoman"):
+        assert [(pair.src, pair.tgt) for pair in PairsFile(path).pairs()] == [("1", "Guten Tag")]
+    assert "pairs.tsv has 4 columns without names" in caplog.text

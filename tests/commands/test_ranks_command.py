@@ -1,0 +1,49 @@
+"""`torchrun … -m dragoman train`: several processes, the same command, the same losses."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+WORDS = "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
+SETTINGS = [
+    "model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=self", "model.decoder=self", "text.kind=characters",
+    "text.byte_fallback=false", "text.vocabulary=40", "train.steps=8", "train.batch_tokens=100", "train.accumulate=2",
+    "train.checkpoint_every=4", "train.validate_every=8", "train.validate_sentences=2", "train.device=cpu", "train.precision=float32",
+]  # fmt: skip
+
+
+def command(folder, out: str, ranks: int) -> subprocess.CompletedProcess[str]:
+    words = [*WORDS.format(out=out).split(), *(word for each in SETTINGS for word in ("--set", each))]
+    start = [sys.executable, "-m", "dragoman"]
+    if ranks > 1:
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", "dragoman"]
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DRAGOMAN_CACHE": str(folder / "cache"), "PYTHONPATH": path}
+    return subprocess.run([*start, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def losses(folder, out: str) -> list[float]:
+    lines = (folder / out / "training" / "log.jsonl").read_text().splitlines()
+    return [record["loss"] for record in map(json.loads, lines) if "event" not in record]
+
+
+def test_two_ranks_train_as_one_does(tmp_path):
+    """One command, begun or gone on with, whatever starts it; a start with several processes must not hang (OpenNMT-py#1981)."""
+    draw = random.Random(5)
+    for name, count in (("a", 120), ("v", 10)):
+        words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 8))) for _ in range(count)]
+        (tmp_path / f"{name}.src").write_text("\n".join(words) + "\n")
+        (tmp_path / f"{name}.tgt").write_text("\n".join(word[::-1] for word in words) + "\n")
+    for out, ranks in (("one", 1), ("two", 2)):
+        done = command(tmp_path, out, ranks)
+        assert done.returncode == 0, done.stderr
+    assert losses(tmp_path, "two") == pytest.approx(losses(tmp_path, "one"), rel=1e-5)
+    assert len(losses(tmp_path, "two")) == 8
+    assert (tmp_path / "two" / "weights.safetensors").exists()
+    again = command(tmp_path, "two", 2)
+    assert again.returncode == 0
+    assert "nothing to do" in again.stderr
