@@ -81,6 +81,8 @@ def train(
     shown = progress if world.leads else QuietProgress()
     run = _Run(settled, place, begun=begun, device=device, world=world, clock=clock, progress=shown)
     try:
+        # Named on the first line, so that nobody trains on a CPU beside an idle GPU without knowing (joeynmt#133).
+        shown.note(f"training on {machine_name(device, world.size)}")
         if over is not None and not begun:
             run.fit(over)
         return run.rehearse() if dry_run else run.go(request=config)
@@ -101,7 +103,6 @@ class _Run:
 
     def fit(self, over: Callable[[Config], Config]) -> None:
         """Choose what nobody named: vocabulary, size, schedule."""
-        self._say_machine()
 
         def choose() -> dict[str, object]:
             found = fit(
@@ -192,10 +193,6 @@ class _Run:
                 self._tell(forecast(self._trainer(prepared, run), self._parts(prepared).plan, self.config, prepared, self.device))
         self.progress.note("dry run: nothing was trained and nothing was written")
         return out
-
-    def _say_machine(self) -> None:
-        """Say where the run happens; a GPU is only named where there is one (eole says single GPU on a machine without)."""
-        self.progress.note(f"training on {machine_name(self.device, self.world.size)}")
 
     def _prepare(self) -> Prepared:
         """Prepare on rank 0 first, so that the others find everything ready, and compare what each has."""
