@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from dragoman.attention.recording import edit as edit
     from dragoman.attention.recording import heads_off as heads_off
     from dragoman.attention.recording import record as record
+    from dragoman.attention.scores import AdditiveScore as AdditiveScore
+    from dragoman.attention.scores import CosineScore as CosineScore
+    from dragoman.attention.scores import DotScore as DotScore
+    from dragoman.attention.scores import GeneralScore as GeneralScore
+    from dragoman.attention.scores import LearnedScaleDotScore as LearnedScaleDotScore
+    from dragoman.attention.scores import LocationScore as LocationScore
+    from dragoman.attention.scores import NormedAdditiveScore as NormedAdditiveScore
     from dragoman.attention.scores import ScaledDotScore as ScaledDotScore
     from dragoman.attention.scores import Score as Score
 
@@ -35,7 +42,17 @@ _HOMES = {
     "multihead": ("CrossAttention", "MultiHead", "SelfAttention"),
     "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves"),
     "recording": ("Note", "Notes", "attentions", "edit", "heads_off", "record"),
-    "scores": ("ScaledDotScore", "Score"),
+    "scores": (
+        "AdditiveScore",
+        "CosineScore",
+        "DotScore",
+        "GeneralScore",
+        "LearnedScaleDotScore",
+        "LocationScore",
+        "NormedAdditiveScore",
+        "ScaledDotScore",
+        "Score",
+    ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -7,6 +7,15 @@ from dragoman.registry import Entry, Registry
 SCORES = Registry(
     "score",
     scaled_dot=Entry("dragoman.attention.scores:ScaledDotScore", "The dot product of query and key, divided by the root of their width."),
+    dot=Entry("dragoman.attention.scores:DotScore", "The dot product of query and key as it is (Luong)."),
+    learned_scale_dot=Entry("dragoman.attention.scores:LearnedScaleDotScore", "The dot product times one trained number (scaled Luong)."),
+    cosine=Entry("dragoman.attention.scores:CosineScore", "The angle between query and key, times a trained strength."),
+    general=Entry("dragoman.attention.scores:GeneralScore", "A trained matrix between query and key (Luong)."),
+    additive=Entry("dragoman.attention.scores:AdditiveScore", "A one-layer network compares query and key (Bahdanau)."),
+    normed_additive=Entry(
+        "dragoman.attention.scores:NormedAdditiveScore", "The additive score with a bias and a trained length of its weights."
+    ),
+    location=Entry("dragoman.attention.scores:LocationScore", "The query alone chooses positions, whatever stands there (Luong)."),
 )
 
 ALIGNMENTS = Registry(
