@@ -1,0 +1,23 @@
+"""What every norm promises while training, and that one which does not keep it says so and really does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dragoman.layers.catalogue import NORMS
+
+CONTRACT = "neighbours in training"
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_neighbours_change_nothing_in_training(name: str) -> None:
+    torch.manual_seed(0)
+    norm = NORMS.load(name)(8, 1e-5).double().train()
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    alone, together = norm(x[:2]), norm(x)[:2]
+    if CONTRACT in (NORMS[name].exempt or {}):
+        assert (alone - together).abs().max() > 1e-3
+        norm.eval()  # the weaker promise: it holds once trained
+        alone, together = norm(x[:2]), norm(x)[:2]
+    torch.testing.assert_close(alone, together)
