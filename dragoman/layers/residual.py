@@ -70,3 +70,18 @@ class Plain(Residual):
     def leave(self, x: Tensor, change: Tensor) -> Tensor:
         """Add."""
         return self.add(x, change)
+
+
+class Scaled(Plain):
+    """(x + layer(x)) times the root of a half, without a norm: Gehring et al. (2017), section 3.5.
+
+    Two terms of one variance have a sum of the same. Dropout works on what goes into the layer, as in the released code.
+    """
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Drop some of what the layer sees, in training."""
+        return dropout(x, self.dropout) if self.training and self.dropout else x
+
+    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+        """Add and scale."""
+        return (x + change) * 0.5**0.5

@@ -10,4 +10,8 @@ BLOCKS = Registry(
         "dragoman.models.transformer:TransformerLayer",
         "A Transformer layer: self-attention, in a decoder attention to the source, feed-forward.",
     ),
+    conv=Entry(
+        "dragoman.models.convolution:ConvolutionLayer",
+        "A gated convolution, in a decoder with attention to the source: ConvS2S; conv(layers=3) for the paper's runs.",
+    ),
 )

@@ -1,0 +1,138 @@
+"""Gated convolutions with normalised weights, and the attention that goes with them: Gehring et al. (2017)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.attention.recording import Note, Watched
+from dragoman.kernels import attend, attend_reference
+
+HALF = 0.5**0.5  # keeps the variance of a sum of two equally large terms (Gehring et al. 2017, section 3.5)
+
+
+class Weight(nn.Module):
+    """A weight as it is: outputs first, normal values of a given deviation."""
+
+    def __init__(self, *shape: int, deviation: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.empty(shape))
+        nn.init.normal_(self.value, std=deviation)
+
+    def forward(self) -> Tensor:
+        """Give the weight."""
+        return self.value
+
+
+class NormedWeight(nn.Module):
+    r"""A weight whose length and direction are trained apart, for each output by itself.
+
+    .. math:: w_o = g_o \, v_o / \lVert v_o \rVert
+
+    Salimans and Kingma (2016), equation 2; the lengths start as those of the directions, so that w starts as v.
+    """
+
+    def __init__(self, *shape: int, deviation: float) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(torch.empty(shape))  # v
+        nn.init.normal_(self.direction, std=deviation)
+        self.length = nn.Parameter(self._norm().detach().clone())  # g
+
+    def forward(self) -> Tensor:
+        """Put the weight together."""
+        return self.direction * (self.length / self._norm())
+
+    def _norm(self) -> Tensor:
+        """Measure each output's direction."""
+        return self.direction.flatten(1).norm(dim=1).view(-1, *(1,) * (self.direction.dim() - 1))
+
+
+class GatedConvolution(nn.Module):
+    r"""Half of the outputs decide how much of the other half passes.
+
+    .. math:: v(X) = A \otimes \sigma(B), \quad [A; B] = W * X + b
+
+    Gehring et al. (2017), section 3.2. A causal one sees a position and the kernel - 1 before it, any other
+    as many on either side; places outside the sequence hold zeros.
+    """
+
+    def __init__(self, width: int, kernel: int, *, weight: type[Weight | NormedWeight], causal: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        # Section 3.5: the gate passes a quarter of the variance, dropout divides what it keeps by 1 - p.
+        self.weight = weight(2 * width, width, kernel, deviation=(4 * (1 - dropout) / (kernel * width)) ** 0.5)
+        self.bias = nn.Parameter(torch.zeros(2 * width))
+        self.before = kernel - 1 if causal else (kernel - 1) // 2  # zeros put before the sequence
+        self.after = kernel - 1 - self.before
+
+    def forward(self, x: Tensor, *, segments: Tensor | None = None) -> Tensor:
+        """Change (B, T, D) everywhere at once; with segments (B, T) no position sees another sentence of its row."""
+        padded = F.pad(x, (0, 0, self.before, self.after))
+        if segments is None:
+            return self.slide(padded)
+        # -1 is nobody's sentence: it stands where the zeros do.
+        around = F.pad(segments, (self.before, self.after), value=-1).unfold(1, self.before + self.after + 1, 1)  # (B, T, k)
+        windows = padded.unfold(1, around.size(2), 1) * (around == segments.unsqueeze(2)).unsqueeze(2)  # (B, T, D, k)
+        return F.glu(F.linear(windows.flatten(2), self.weight().flatten(1), self.bias), dim=-1)
+
+    def slide(self, x: Tensor) -> Tensor:
+        """Go over a sequence that brings its surroundings: (B, T + kernel - 1, D) gives (B, T, D)."""
+        return F.glu(F.conv1d(x.transpose(1, 2), self.weight(), self.bias), dim=1).transpose(1, 2)
+
+
+class Projection(nn.Module):
+    """A matrix and a bias, the matrix normalised like the convolutions'."""
+
+    def __init__(self, inputs: int, outputs: int, *, weight: type[Weight | NormedWeight]) -> None:
+        super().__init__()
+        self.weight = weight(outputs, inputs, deviation=inputs**-0.5)  # section 3.5
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., inputs) to (..., outputs)."""
+        return F.linear(x, self.weight(), self.bias)
+
+
+class EmbeddedAttention(Watched):
+    r"""One head that compares states and embeddings together, and finds outputs and embeddings together.
+
+    .. math:: d_i = W_d h_i + b_d + g_i, \quad a_{ij} = \mathrm{softmax}_j(d_i \cdot z_j), \quad c_i = \sum_j a_{ij} (z_j + e_j)
+
+    Gehring et al. (2017), equations 1 and 2. As in the released code, sums are times the root of a half, the context is
+    times the root of the number of source positions (section 3.5: m sqrt(1 / m)), and a last projection follows.
+    """
+
+    def __init__(self, width: int, *, weight: type[Weight | NormedWeight], dropout: float = 0.0) -> None:
+        super().__init__()
+        self.query = Projection(width, width, weight=weight)  # W_d, b_d
+        self.output = Projection(width, width, weight=weight)
+        self.dropout = dropout
+
+    def prepare(self, outputs: Tensor, embeddings: Tensor | None) -> dict[str, Tensor]:
+        """Name what is read of the source, (B, S, D) each: keys are the encoder's outputs, values have the embeddings too."""
+        return {"key": outputs, "value": outputs if embeddings is None else (outputs + embeddings) * HALF}
+
+    def forward(self, x: Tensor, embedded: Tensor, source: dict[str, Tensor], *, mask: Tensor | None = None) -> Tensor:
+        """Attend from states and embeddings (B, T, D) to what `prepare` made; `mask` is broadcastable to (B, T, S).
+
+        Several rows may share a sentence, as beams do: (B * K, T, D) to (B, S, D).
+        """
+        key, value, shape = source["key"], source["value"], x.shape
+        fan = shape[0] // key.size(0)
+        if self.watch is not None and fan > 1:  # notes are by row
+            key, value = key.repeat_interleave(fan, dim=0), value.repeat_interleave(fan, dim=0)
+            mask = mask if mask is None or mask.size(0) == 1 else mask.repeat_interleave(fan, dim=0)
+        query = ((self.query(x) + embedded) * HALF).view(key.size(0), -1, shape[2])
+        seen = key.size(1) if mask is None else mask.sum(dim=-1, keepdim=True).to(query.dtype)
+        return self.output((self._look(query, key, value, mask) * seen**0.5).view(shape))
+
+    def _look(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Take the weighted sums: fused, or step by step for whoever watches."""
+        dropout = self.dropout if self.training else 0.0
+        heads = [each.unsqueeze(1) for each in (query, key, value)]
+        if self.watch is None:
+            return attend(*heads, mask=mask, dropout=dropout, scale=1.0).squeeze(1)
+        weights = self.edited(attend_reference(*heads, mask=mask, dropout=dropout, scale=1.0).weights)
+        context = weights @ heads[2]
+        self.noted(Note(weights, heads[2], context))
+        return context.squeeze(1)
