@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.attention.alignments import Alignment as Alignment
+    from dragoman.attention.alignments import Hard as Hard
+    from dragoman.attention.alignments import Smoothed as Smoothed
     from dragoman.attention.alignments import Softmax as Softmax
+    from dragoman.attention.local import LocalM as LocalM
+    from dragoman.attention.local import LocalP as LocalP
     from dragoman.attention.mechanism import Attended as Attended
     from dragoman.attention.mechanism import Mechanism as Mechanism
     from dragoman.attention.multihead import CrossAttention as CrossAttention
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
     from dragoman.attention.recording import edit as edit
     from dragoman.attention.recording import heads_off as heads_off
     from dragoman.attention.recording import record as record
+    from dragoman.attention.remembering import Coverage as Coverage
+    from dragoman.attention.remembering import LocationCumulative as LocationCumulative
+    from dragoman.attention.remembering import LocationSensitive as LocationSensitive
+    from dragoman.attention.remembering import coverage_loss as coverage_loss
     from dragoman.attention.scores import AdditiveScore as AdditiveScore
     from dragoman.attention.scores import CosineScore as CosineScore
     from dragoman.attention.scores import DotScore as DotScore
@@ -37,11 +45,13 @@ if TYPE_CHECKING:
     from dragoman.attention.scores import Score as Score
 
 _HOMES = {
-    "alignments": ("Alignment", "Softmax"),
+    "alignments": ("Alignment", "Hard", "Smoothed", "Softmax"),
+    "local": ("LocalM", "LocalP"),
     "mechanism": ("Attended", "Mechanism"),
     "multihead": ("CrossAttention", "MultiHead", "SelfAttention"),
     "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves"),
     "recording": ("Note", "Notes", "attentions", "edit", "heads_off", "record"),
+    "remembering": ("Coverage", "LocationCumulative", "LocationSensitive", "coverage_loss"),
     "scores": (
         "AdditiveScore",
         "CosineScore",

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from dragoman.errors import DragomanError
 from dragoman.kernels import masked_softmax
 
 AlignmentState = dict[str, Tensor]  # named tensors whose axis 0 is the row
 
 
 class Alignment(nn.Module):
-    """Turn scores into weights, one position after another or all at once."""
+    """Turn scores into weights, one position after another or all at once.
 
-    sequential = True  # whether a position's weights depend on those before it
+    All are built with the widths of queries, keys and scores; most need none of them.
+    """
+
+    gives_features = False  # whether it has terms for the score, which make a position wait for the one before
+
+    def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0) -> None:
+        super().__init__()
+        self.query_width, self.key_width, self.score_width = query_width, key_width, score_width
 
     def start(self, mask: Tensor) -> AlignmentState:
         """Begin a sentence whose keys may be attended to where `mask` (B, S) is True."""
@@ -23,18 +32,28 @@ class Alignment(nn.Module):
         """Give the score terms (B, 1, S, A) to take in, where this alignment has any."""
         return None
 
-    def step(self, scores: Tensor, state: AlignmentState) -> tuple[Tensor, AlignmentState]:
-        """Weigh the keys for one position: scores (B, S) give weights (B, S)."""
+    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+        """Weigh the keys for one position: scores (B, S) give weights (B, S); `query` (B, D) for those that ask it too."""
         raise NotImplementedError
 
-    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """Weigh the keys for every position: scores (B, T, S) and mask (B, S) give weights (B, T, S)."""
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+        """Weigh the keys for every position: scores (B, T, S), mask (B, S), query (B, T, D) give weights (B, T, S)."""
         state = self.start(mask)
         rows = []
-        for position in scores.unbind(dim=1):
-            weights, state = self.step(position, state)
+        for position, at in enumerate(scores.unbind(dim=1)):
+            weights, state = self.step(at, state, None if query is None else query[:, position])
             rows.append(weights)
         return torch.stack(rows, dim=1)
+
+    def needs(self, **widths: int) -> None:
+        """Refuse to be built without a width that this alignment cannot do without."""
+        for name, width in widths.items():
+            if width < 1:
+                raise DragomanError(
+                    f"the alignment {type(self).__name__} needs {name} to size its weights",
+                    found=f"{name}={width}",
+                    fix=f"pass the {name} that the score has",
+                )
 
 
 class Softmax(Alignment):
@@ -45,12 +64,57 @@ class Softmax(Alignment):
     Bahdanau, Cho and Bengio (2015), equation 6; called global attention by Luong, Pham and Manning (2015).
     """
 
-    sequential = False
-
-    def step(self, scores: Tensor, state: AlignmentState) -> tuple[Tensor, AlignmentState]:
+    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys for one position; nothing is remembered."""
         return masked_softmax(scores, state["mask"]), state
 
-    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
         """Weigh the keys for every position at once; `mask` is (B, S), or broadcastable to the scores."""
         return masked_softmax(scores, mask.unsqueeze(1) if mask.dim() == 2 else mask)
+
+
+class Smoothed(Softmax):
+    r"""A bounded sigmoid in the exponential's place: no key can outshout all others.
+
+    .. math:: \alpha_{ts} = \sigma(e_{ts}) / \sum_{s'} \sigma(e_{ts'})
+
+    Chorowski et al. (2015), section 2.3, "smoothing". It is the softmax of the sigmoid's logarithm.
+    """
+
+    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+        """Weigh the keys for one position; nothing is remembered."""
+        return super().step(F.logsigmoid(scores), state)
+
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+        """Weigh the keys for every position at once."""
+        return super().forward(F.logsigmoid(scores), mask)
+
+
+class Hard(Softmax):
+    r"""Look at one key only: a sampled one in training, the best one otherwise.
+
+    .. math:: \alpha_{t} = \mathrm{onehot}(\arg\max_s (e_{ts} + \gamma_{ts})), \quad \gamma_{ts} \sim \mathrm{Gumbel}(0, 1)
+
+    Xu et al. (2015), section 4.1. The sample is drawn from the softmax by Gumbel's trick, and its gradient is that of
+    the softmax of the same noisy scores (straight-through; Jang, Gu and Poole, 2017), which needs neither REINFORCE's
+    baseline nor its entropy term. Without noise (evaluation) the choice is the argmax.
+    """
+
+    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+        """Choose one key for one position; nothing is remembered."""
+        return self._choose(scores, state["mask"]), state
+
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+        """Choose one key for every position at once."""
+        return self._choose(scores, mask.unsqueeze(1))
+
+    def _choose(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """Set the chosen key to 1: exactly in the values, through the softmax in the gradients."""
+        if self.training:
+            # An exponential number's negative logarithm is Gumbel's; in float32, for bfloat16 has few different ones.
+            waits = torch.empty_like(scores, dtype=torch.promote_types(scores.dtype, torch.float32)).exponential_()
+            scores = scores - waits.clamp_min(torch.finfo(waits.dtype).tiny).log().to(scores.dtype)
+        shares = masked_softmax(scores, mask)
+        best = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).argmax(dim=-1, keepdim=True)
+        chosen = torch.zeros_like(shares).scatter(-1, best, 1.0).masked_fill(~mask, 0.0)
+        return chosen + (shares - shares.detach())

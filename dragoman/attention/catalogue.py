@@ -21,6 +21,25 @@ SCORES = Registry(
 ALIGNMENTS = Registry(
     "alignment",
     softmax=Entry("dragoman.attention.alignments:Softmax", "Every visible key gets a share, larger for a larger score."),
+    smoothed=Entry("dragoman.attention.alignments:Smoothed", "Shares by the sigmoid of the scores: flatter than a softmax (Chorowski)."),
+    hard=Entry(
+        "dragoman.attention.alignments:Hard",
+        "One key only: sampled in training, the best one afterwards (Xu).",
+        exempt={"gradients": "a choice has no slope; training takes the softmax's (straight-through)"},
+    ),
+    local_m=Entry("dragoman.attention.local:LocalM", "A window that walks along, one place a step (Luong)."),
+    local_p=Entry(
+        "dragoman.attention.local:LocalP",
+        "A window under a bell, at a place that the query predicts (Luong).",
+        exempt={"rows sum to one": "the bell takes some of each weight, and the definition does not give it back"},
+    ),
+    location_sensitive=Entry(
+        "dragoman.attention.remembering:LocationSensitive", "Filters over the last weights tell the score where to go on (Chorowski)."
+    ),
+    location_cumulative=Entry(
+        "dragoman.attention.remembering:LocationCumulative", "The same over the sum of all earlier weights (Tacotron 2)."
+    ),
+    coverage=Entry("dragoman.attention.remembering:Coverage", "What was attended to so far is a term of the score (See)."),
 )
 
 POSITIONS = Registry(

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from dragoman.attention.alignments import Alignment, AlignmentState
 from dragoman.attention.recording import Note, Watched
 from dragoman.attention.scores import Score
+from dragoman.errors import DragomanError
 
 
 class Attended(NamedTuple):
     """What attention found, and where it looked."""
 
     context: Tensor  # (B, T, D)
-    weights: Tensor  # (B, T, S); a row sums to 1, or to 0 where nothing may be attended
+    weights: Tensor  # (B, T, S); a row sums to 1, to 0 where nothing may be attended, or to what its alignment says
 
 
 class Prepared(NamedTuple):
@@ -32,6 +33,12 @@ class Mechanism(Watched):
 
     def __init__(self, score: Score, alignment: Alignment, value: nn.Module | None = None) -> None:
         super().__init__()
+        if alignment.gives_features and not score.takes_features:
+            raise DragomanError(
+                "an alignment with features needs a score that has room for them",
+                found=f"{type(alignment).__name__} with {type(score).__name__}",
+                fix="use score additive or normed_additive",
+            )
         self.score, self.alignment = score, alignment
         self.value = nn.Identity() if value is None else value
 
@@ -44,8 +51,8 @@ class Mechanism(Watched):
     def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Attended:
         """Attend from every position at once: (B, T, D) to (B, S, D)."""
         prepared = self.prepare(key=key, value=value, mask=mask)
-        if not self.alignment.sequential:
-            return self._look(self.alignment(self.score(query, prepared.key), prepared.mask), prepared)
+        if not self.alignment.gives_features:  # the scores wait for nobody
+            return self._look(self.alignment(self.score(query, prepared.key), prepared.mask, query), prepared)
         state = self.alignment.start(prepared.mask)
         found = []
         for position in query.unsqueeze(2).unbind(dim=1):
@@ -60,7 +67,7 @@ class Mechanism(Watched):
     def step(self, query: Tensor, prepared: Prepared, state: AlignmentState) -> tuple[Attended, AlignmentState]:
         """Attend from one more position, (B, 1, D)."""
         scores = self.score(query, prepared.key, self.alignment.features(state))  # (B, 1, S)
-        weights, state = self.alignment.step(scores.squeeze(1), state)
+        weights, state = self.alignment.step(scores.squeeze(1), state, query.squeeze(1))
         return self._look(weights.unsqueeze(1), prepared), state
 
     def _look(self, weights: Tensor, prepared: Prepared) -> Attended:

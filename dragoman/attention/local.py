@@ -1,0 +1,98 @@
+"""Local attention: a window of the source, which walks along or goes where the query sends it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention.alignments import Alignment, AlignmentState
+from dragoman.errors import DragomanError
+from dragoman.kernels import masked_softmax
+
+
+class Local(Alignment):
+    """What the two local attentions have in common: a softmax within `reach` places of a centre."""
+
+    def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0, reach: int = 10) -> None:
+        super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)
+        if reach < 1:
+            raise DragomanError("a local window must reach at least 1 place", found=f"reach={reach}", fix="Luong's is 10")
+        self.reach = reach  # D; the window has 2 D + 1 places
+
+    def distances(self, centre: Tensor, keys: int) -> Tensor:
+        """Measure how far each of S keys stands from the centres (...): (..., S)."""
+        return torch.arange(keys, device=centre.device) - centre.unsqueeze(-1)
+
+    def within(self, scores: Tensor, mask: Tensor, distances: Tensor) -> Tensor:
+        """Spread the weights over the visible keys inside the window."""
+        return masked_softmax(scores, mask & (distances.abs() <= self.reach))
+
+
+class LocalM(Local):
+    r"""A window that walks one place a step: source and target are taken to run side by side.
+
+    .. math:: \alpha_{ts} = \mathrm{softmax}_{|s - p_t| \le D}(e_{ts}), \quad p_t = \min(t, S - 1)
+
+    Luong, Pham and Manning (2015), section 3.2, "local-m". The paper leaves open what happens when the target outruns
+    the source; here the window stays at the last word.
+    """
+
+    def start(self, mask: Tensor) -> AlignmentState:
+        """Begin at the first place."""
+        return {"mask": mask, "position": mask.new_zeros(mask.size(0), dtype=torch.long)}
+
+    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+        """Weigh the window's keys, then move on."""
+        mask, position = state["mask"], state["position"]
+        weights = self.within(scores, mask, self.distances(_at_most_last(position, mask), mask.size(1)))
+        return weights, {"mask": mask, "position": position + 1}
+
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+        """Weigh every position's window at once."""
+        positions = torch.arange(scores.size(1), device=scores.device).expand(scores.size(0), -1)  # (B, T)
+        centres = _at_most_last(positions, mask.unsqueeze(1))
+        return self.within(scores, mask.unsqueeze(1), self.distances(centres, mask.size(1)))
+
+
+class LocalP(Local):
+    r"""A window whose centre the query predicts; a bell curve favours keys near it.
+
+    .. math:: \alpha_{ts} = \mathrm{softmax}_{|s - p_t| \le D}(e_{ts}) \exp\left(-\frac{(s - p_t)^2}{2 \sigma^2}\right)
+
+    .. math:: p_t = S\, \mathrm{sigmoid}(v^\top \tanh(W q_t)), \quad \sigma = D / 2
+
+    Luong, Pham and Manning (2015), section 3.2, "local-p". The bell is not made up for: rows sum to less than 1.
+    """
+
+    def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0, reach: int = 10) -> None:
+        super().__init__(query_width=query_width, key_width=key_width, score_width=score_width, reach=reach)
+        self.needs(query_width=query_width)
+        self.query_proj = nn.Linear(query_width, query_width, bias=False)  # W
+        self.centre = nn.Linear(query_width, 1, bias=False)  # v
+
+    def predict(self, query: Tensor, length: Tensor) -> Tensor:
+        """Say where to look in sentences of some length: queries (..., D) give centres (...)."""
+        # At least float32: a sentence's 300th place is not a number of bfloat16.
+        share = self.centre(torch.tanh(self.query_proj(query))).squeeze(-1)
+        return length * share.to(torch.promote_types(share.dtype, torch.float32)).sigmoid()
+
+    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+        """Weigh the keys around the place that the query (B, D) predicts; nothing is remembered."""
+        assert query is not None, "local-p predicts its place from the query"
+        return self._weigh(scores, state["mask"], self.predict(query, state["mask"].sum(dim=-1))), state
+
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+        """Weigh every position's keys at once, around the places that the queries (B, T, D) predict."""
+        assert query is not None, "local-p predicts its places from the queries"
+        return self._weigh(scores, mask.unsqueeze(1), self.predict(query, mask.sum(dim=-1, keepdim=True)))
+
+    def _weigh(self, scores: Tensor, mask: Tensor, centre: Tensor) -> Tensor:
+        """Put the softmax in the window under the bell."""
+        distances = self.distances(centre, mask.size(-1))
+        bell = torch.exp(-2 * (distances / self.reach).square())  # 1 / (2 sigma^2) = 2 / D^2
+        return self.within(scores, mask, distances) * bell.to(scores.dtype)
+
+
+def _at_most_last(position: Tensor, mask: Tensor) -> Tensor:
+    """Hold a place back at the sentence's last word."""
+    return torch.minimum(position, (mask.sum(dim=-1) - 1).clamp_min(0))
