@@ -14,4 +14,16 @@ BLOCKS = Registry(
         "dragoman.models.convolution:ConvolutionLayer",
         "A gated convolution, in a decoder with attention to the source: ConvS2S; conv(layers=3) for the paper's runs.",
     ),
+    lstm=Entry(
+        "dragoman.models.recurrent:LSTMLayer",
+        "Long short-term memory, in a decoder with attention=NAME to the source.",
+        exempt={"weights": "a plain recurrence attends to nothing"},
+    ),
+    gru=Entry(
+        "dragoman.models.recurrent:GRULayer",
+        "Gated recurrent units, in a decoder with attention=NAME to the source.",
+        exempt={"weights": "a plain recurrence attends to nothing"},
+    ),
+    bilstm=Entry("dragoman.models.recurrent:BiLSTMLayer", "Long short-term memories from both ends; in an encoder."),
+    bigru=Entry("dragoman.models.recurrent:BiGRULayer", "Gated recurrent units from both ends; in an encoder."),
 )

@@ -1,0 +1,312 @@
+"""Recurrent blocks: `lstm` and `gru` in encoders and decoders, `bilstm` and `bigru` in encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention.mechanism import Mechanism, Prepared
+from dragoman.attention.recording import Note, Watch
+from dragoman.errors import ConfigError, DragomanError, nearest
+from dragoman.layers.recurrent import (
+    GRU,
+    LSTM,
+    AskAfter,
+    AskBefore,
+    Asking,
+    Bare,
+    Carried,
+    Recurrence,
+    Summary,
+    TwoSided,
+    first,
+    last,
+    mean,
+    turn_around,
+)
+from dragoman.layers.residual import Residual
+from dragoman.models.blocks import Block, Extended, Place
+from dragoman.models.context import Context, Memory
+from dragoman.models.state import State
+from dragoman.registry import catalogue
+
+ALIGNED = "alignment."  # stands before the names of what an alignment carries
+
+
+class Attention(NamedTuple):
+    """What an attentive layer adds to a plain one."""
+
+    asking: Asking
+    cross: Mechanism
+    feeding: bool  # whether the last output is part of the next input
+
+
+SUMMARIES: dict[str, Summary] = {"first": first, "last": last, "mean": mean}
+QUERIES: dict[str, type[Asking]] = {"before": AskBefore, "after": AskAfter}
+
+
+class RecurrentLayer(Block):
+    """A recurrence; in a decoder it starts from a summary of the memory, and may attend to it."""
+
+    kind: ClassVar[type[Recurrence]]
+    overrides = ("dropout", "residual")
+
+    def __init__(
+        self,
+        *,
+        recurrence: Recurrence | None,  # None where there is an attention, which has it
+        attention: Attention | None,
+        residual: Residual,
+        summary: Summary | None,
+        memory_width: int | None,
+        reverse: bool = False,
+    ) -> None:
+        super().__init__()
+        self.residual = residual
+        self.final_norm = residual.final_norm
+        self.reverse = reverse
+        self.has_cross = attention is not None
+        if attention is not None:
+            self.asking, self.cross, self.feeding = attention
+            recurrence = self.asking.recurrence
+        else:
+            self.recurrence = recurrence
+        assert recurrence is not None, "a recurrent layer must have a recurrence"
+        self.width = recurrence.width
+        self.summary = summary
+        if summary is not None and memory_width is not None:
+            self.initial = nn.Linear(memory_width, recurrence.layers * recurrence.width)
+
+    @classmethod
+    def build(
+        cls,
+        place: Place,
+        attention: str = "none",
+        alignment: str = "softmax",
+        query: str = "after",
+        feeding: bool = False,
+        layers: int = 1,
+        initial: str = "mean",
+        reverse: bool = False,
+        skip: bool = True,
+    ) -> RecurrentLayer:
+        """Build a layer, or several stacked as one; `attention` is the name of a score, `skip=false` leaves residual and norm out."""
+        config, memory_width = place.config, place.memory_width
+        _refuse(place, attention, query, feeding, layers, initial, reverse)
+        found = None
+        if attention != "none" and memory_width is not None:
+            widths = {"query_width": config.width, "key_width": memory_width, "score_width": config.width}
+            cross = Mechanism(catalogue("score").load(attention)(**widths), catalogue("alignment").load(alignment)(**widths))
+            fed = config.width if feeding else 0
+            asking = QUERIES[query].build(cls.kind, config.width, memory_width=memory_width, fed=fed, layers=layers, dropout=config.dropout)
+            found = Attention(asking, cross, feeding)
+        plain = None if found else cls.kind(config.width, config.width, layers=layers, dropout=config.dropout)
+        return cls(
+            recurrence=plain,
+            attention=found,
+            residual=_residual(place, skip),
+            summary=SUMMARIES.get(initial) if memory_width is not None else None,
+            memory_width=memory_width,
+            reverse=reverse,
+        )
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Change every position of (B, T, D) at once."""
+        _refuse_segments(context)
+        if context.memory is None:
+            recurrence = self._recurrence()
+            entered = self.residual.enter(x)
+            if self.reverse:
+                change = turn_around(recurrence.run(turn_around(entered, context.mask), recurrence.begin(x)).output, context.mask)
+            else:  # padding stands at the end, where what is real never looks
+                change = recurrence.run(entered, recurrence.begin(x)).output
+            return self.residual.leave(x, change)
+        if self.has_cross and not self.feeding and isinstance(self.asking, AskAfter):
+            entered = self.residual.enter(x)
+            hidden = self.asking.recurrence.run(entered, self._begin(context.memory)).output
+            values = context.memory.values
+            with _one_note(self.cross):
+                attended = self.cross(query=hidden, key=values, value=values, mask=context.memory.mask)
+            return self.residual.leave(x, self.asking.read(hidden, attended.context))
+        return self.extend(x, self.start(context)).output
+
+    def start(self, context: Context) -> State:
+        """Stand before the first position, with the memory's keys prepared once."""
+        memory = context.memory
+        assert memory is not None, "a translator's decoder starts from a memory"
+        carried = self._begin(memory)
+        if not self.has_cross:
+            # Nothing is read again, but rows must still know their sentence: an empty tensor for each.
+            return State(carried=carried, memory={"sentence": memory.values.new_empty(memory.rows, 1, 0)})
+        prepared = self.cross.prepare(key=memory.values, value=memory.values, mask=memory.mask)
+        if self.feeding:
+            carried["fed"] = memory.values.new_zeros(memory.rows, self.width)
+        carried |= {ALIGNED + name: tensor for name, tensor in self.cross.start(prepared).items()}
+        return State(carried=carried, memory={"key": prepared.key, "value": prepared.value, "mask": prepared.mask})
+
+    def extend(self, x: Tensor, state: State) -> Extended:
+        """Take T more positions (B, T, D)."""
+        entered = self.residual.enter(x)
+        if self.has_cross:
+            with _one_note(self.cross):
+                change, carried = self._ask(entered, state)
+        else:
+            change, carried = self._recurrence().run(entered, state.carried)
+        return Extended(self.residual.leave(x, change), replace(state.advance(x.size(1)), carried=carried))
+
+    def _ask(self, x: Tensor, state: State) -> tuple[Tensor, Carried]:
+        """Take positions (B, T, D) one after another, each with its question to the memory."""
+        fan = x.size(0) // max(state.sentences, 1)  # beams share their sentence's memory
+        prepared = Prepared(*(_spread(state.memory[name], fan) for name in ("key", "value", "mask")))
+        carried = state.carried
+        aligned = {name.removeprefix(ALIGNED): tensor for name, tensor in carried.items() if name.startswith(ALIGNED)}
+        outputs = []
+
+        def look(query: Tensor) -> Tensor:
+            nonlocal aligned
+            attended, aligned = self.cross.step(query.unsqueeze(1), prepared, aligned)
+            return attended.context.squeeze(1)
+
+        for position in x.unbind(dim=1):
+            fed = [carried["fed"]] if self.feeding else []
+            output, carried = self.asking.step(position, fed, carried, look)
+            if self.feeding:
+                carried["fed"] = output
+            outputs.append(output)
+        return torch.stack(outputs, dim=1), carried | {ALIGNED + name: tensor for name, tensor in aligned.items()}
+
+    def _recurrence(self) -> Recurrence:
+        """Find the recurrence, wherever it lives."""
+        recurrence = self.asking.recurrence if self.has_cross else self.recurrence
+        assert isinstance(recurrence, Recurrence), "a recurrent layer must have a recurrence"
+        return recurrence
+
+    def _begin(self, memory: Memory) -> Carried:
+        """Begin with what sums up the memory, as Bahdanau et al. (2015), appendix A.2.2: s_0 = tanh(W_s h)."""
+        carried = self._recurrence().begin(memory.values)
+        if self.summary is not None:
+            carried["hidden"] = torch.tanh(self.initial(self.summary(memory.values, memory.mask))).view_as(carried["hidden"])
+        return carried
+
+
+class LSTMLayer(RecurrentLayer):
+    """Long short-term memory as a block: `lstm` in a configuration."""
+
+    kind = LSTM
+
+
+class GRULayer(RecurrentLayer):
+    """Gated recurrent units as a block: `gru` in a configuration."""
+
+    kind = GRU
+
+
+class TwoSidedLayer(Block):
+    """One recurrence from each end of the source."""
+
+    kind: ClassVar[type[Recurrence]]
+    overrides = ("dropout", "residual")
+
+    def __init__(self, *, sides: TwoSided, residual: Residual) -> None:
+        super().__init__()
+        self.sides, self.residual = sides, residual
+        self.final_norm = residual.final_norm
+
+    @classmethod
+    def build(cls, place: Place, skip: bool = True) -> TwoSidedLayer:
+        """Build an encoder's layer; `skip=false` leaves residual and norm out."""
+        name, width = cls.kind.__name__.lower(), place.config.width
+        if place.causal:
+            raise ConfigError(
+                [
+                    f"model.decoder must list blocks that see no future; found bi{name}, which reads from both ends; "
+                    f"use {name}, or put bi{name} into model.encoder"
+                ]
+            )
+        if width % 2:
+            raise ConfigError([f"model.width must be even for bi{name}, whose sides share it; found {width}; try model.width={width + 1}"])
+        ahead, back = (cls.kind(width, width // 2) for _ in range(2))
+        return cls(sides=TwoSided(ahead, back), residual=_residual(place, skip))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Change every position of (B, T, D) at once."""
+        _refuse_segments(context)
+        return self.residual.leave(x, self.sides(self.residual.enter(x), context.mask))
+
+
+class BiLSTMLayer(TwoSidedLayer):
+    """Long short-term memories from both ends: `bilstm` in a configuration."""
+
+    kind = LSTM
+
+
+class BiGRULayer(TwoSidedLayer):
+    """Gated recurrent units from both ends: `bigru` in a configuration."""
+
+    kind = GRU
+
+
+@contextmanager
+def _one_note(cross: Mechanism) -> Iterator[None]:
+    """Tell whoever records one note about all positions, not one a position."""
+    watch = cross.watch
+    if watch is None:
+        yield
+        return
+    notes: list[Note] = []
+    cross.watch = Watch(watch.edits, (notes.append,))
+    try:
+        yield
+    finally:
+        cross.watch = watch
+    cross.noted(Note(torch.cat([note.weights for note in notes], 2), notes[0].values, torch.cat([note.output for note in notes], 2)))
+
+
+def _spread(tensor: Tensor, fan: int) -> Tensor:
+    """Give each of a sentence's rows a copy of what belongs to the sentence."""
+    return tensor if fan == 1 else tensor.repeat_interleave(fan, dim=0)
+
+
+def _residual(place: Place, skip: bool) -> Residual:
+    """Build the way around a layer."""
+    config = place.config
+    kind = catalogue("residual").load(config.residual) if skip else Bare
+    found = kind(catalogue("norm").load(config.norm)(config.width, config.norm_epsilon), dropout=config.dropout)
+    assert isinstance(found, Residual), "a residual wiring must be a Residual"
+    return found
+
+
+def _refuse_segments(context: Context) -> None:
+    """Refuse rows of several sentences, across whose borders a recurrence would remember."""
+    if context.segments is not None:
+        raise DragomanError(
+            "a recurrent block must be given one sentence a row",
+            found=f"segments of shape {tuple(context.segments.shape)}",
+            fix="do not pack sentences, or use blocks of attention",
+        )
+
+
+def _refuse(place: Place, attention: str, query: str, feeding: bool, layers: int, initial: str, reverse: bool) -> None:
+    """Refuse options that have no meaning here, all at once."""
+    scores, starts = catalogue("score"), [*SUMMARIES, "zero"]
+    attends = attention != "none"
+    checks = [
+        (query in QUERIES, f"query must be before or after the step; found {query!r}; {nearest(query, QUERIES)}"),
+        (initial in starts, f"initial must be a known start; found {initial!r}; {nearest(initial, starts)}"),
+        (layers >= 1, f"layers must be at least 1; found {layers}; raise it"),
+        (not attends or attention in scores, f"attention must be none or a score; found {attention!r}; {nearest(attention, scores)}"),
+        (
+            not attends or place.memory_width is not None,
+            f"attention needs a memory, which an encoder has not; found {attention!r}; leave it out",
+        ),
+        (attends or not feeding, f"feeding needs attention, whose output is fed; found attention={attention}; give attention=NAME"),
+        (not (reverse and place.causal), "reverse needs a whole sentence; found reverse=true in a decoder; use it in model.encoder"),
+    ]
+    problems = [f"a recurrent block's {problem}" for holds, problem in checks if not holds]
+    if problems:
+        raise ConfigError(problems)

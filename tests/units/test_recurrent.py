@@ -1,0 +1,276 @@
+"""Recurrent blocks against PyTorch's cells and against loops written from the papers' equations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention import edit, heads_off, record
+from dragoman.config import ModelConfig
+from dragoman.errors import ConfigError, DragomanError
+from dragoman.layers.recurrent import GRU, LSTM, Recurrence, TwoSided, first, last, mean, turn_around
+from dragoman.models.blocks import Place
+from dragoman.models.build import build_model
+from dragoman.models.context import Context, Memory
+from dragoman.models.recurrent import BiLSTMLayer, GRULayer, LSTMLayer, RecurrentLayer, TwoSidedLayer
+
+D = 6
+MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
+
+
+def place(*, causal: bool, **settings: object) -> Place:
+    config = ModelConfig(**{"width": D, "heads": 2, "dropout": 0.0, "residual": "none", **settings})  # type: ignore[arg-type]
+    return Place(config=config, causal=causal, memory_width=D if causal else None)
+
+
+def decoder(kind: type[RecurrentLayer], **options: object) -> RecurrentLayer:
+    torch.manual_seed(0)
+    return kind.build(place(causal=True), **{"skip": False, **options}).double()  # type: ignore[arg-type]
+
+
+def inputs() -> tuple[Tensor, Memory]:
+    """Make targets (B, T, D) and a padded memory (B, S, D)."""
+    torch.manual_seed(1)
+    return torch.randn(2, 4, D, dtype=torch.float64), Memory(torch.randn(2, 5, D, dtype=torch.float64), MASK)
+
+
+def copied(recurrence: Recurrence, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
+    """Give a cell of PyTorch the weights of one of our layers."""
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        getattr(cell, name).data = getattr(recurrence.kernel, f"{name}_l{layer}").data
+    return cell
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_lstm_is_the_cell_of_torch(layers: int) -> None:
+    torch.manual_seed(0)
+    ours = LSTM(4, D, layers=layers).double()
+    cells = [copied(ours, n, nn.LSTMCell(D if n else 4, D).double()) for n in range(layers)]
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    states = [(torch.zeros(2, D, dtype=torch.float64),) * 2 for _ in cells]
+    carried, expected = ours.begin(x), []
+    for position in x.unbind(1):
+        stepped, carried = ours.step(position, carried)
+        for n, cell in enumerate(cells):
+            states[n] = cell(position, states[n])
+            position = states[n][0]
+        torch.testing.assert_close(stepped, position)
+        expected.append(position)
+    whole = ours.run(x, ours.begin(x))
+    torch.testing.assert_close(whole.output, torch.stack(expected, 1))
+    for name, index in (("hidden", 0), ("cell", 1)):
+        torch.testing.assert_close(whole.carried[name], torch.stack([state[index] for state in states], 1))
+        torch.testing.assert_close(carried[name], whole.carried[name])
+
+
+def test_gru_is_the_cell_of_torch() -> None:
+    torch.manual_seed(0)
+    ours = GRU(4, D).double()
+    cell = copied(ours, 0, nn.GRUCell(4, D).double())
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    hidden, carried = torch.zeros(2, D, dtype=torch.float64), ours.begin(x)
+    for position in x.unbind(1):
+        hidden = cell(position, hidden)
+        stepped, carried = ours.step(position, carried)
+        torch.testing.assert_close(stepped, hidden)
+    torch.testing.assert_close(ours.run(x, ours.begin(x)).output[:, -1], hidden)
+
+
+@pytest.mark.parametrize(("kind", "theirs"), [(LSTM, nn.LSTM), (GRU, nn.GRU)])
+def test_both_sides_are_those_of_torch_with_packed_rows(kind: type[Recurrence], theirs: type[nn.LSTM] | type[nn.GRU]) -> None:
+    """A backward reader must begin at each row's last real position (pytorch/translate#308)."""
+    torch.manual_seed(0)
+    ours = TwoSided(kind(4, 3), kind(4, 3)).double()
+    reference = theirs(4, 3, batch_first=True, bidirectional=True).double()
+    for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
+        getattr(reference, name).data = getattr(ours.ahead.kernel, name).data
+        getattr(reference, f"{name}_reverse").data = getattr(ours.back.kernel, name).data
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    packed = nn.utils.rnn.pack_padded_sequence(x, MASK.sum(1), batch_first=True, enforce_sorted=False)
+    expected, _ = nn.utils.rnn.pad_packed_sequence(reference(packed)[0], batch_first=True)
+    torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK])
+    x[~MASK] = 1e3  # what is in the padding is nobody's business
+    torch.testing.assert_close(ours(x, MASK)[MASK], expected[MASK])
+
+
+def test_turning_around_leaves_padding_at_the_end() -> None:
+    x = torch.arange(10.0).view(2, 5, 1)
+    assert turn_around(x, MASK).squeeze(2).tolist() == [[4, 3, 2, 1, 0], [7, 6, 5, 8, 9]]
+    assert turn_around(turn_around(x, MASK), MASK).equal(x)
+    assert turn_around(x, None).squeeze(2).tolist() == [[4, 3, 2, 1, 0], [9, 8, 7, 6, 5]]
+
+
+def test_a_reversed_encoder_reads_the_reversed_source() -> None:
+    """Luong et al. (2015), section 4.1: what stands last is read first, padding never."""
+    torch.manual_seed(0)
+    plain = LSTMLayer.build(place(causal=False)).double()
+    turned = LSTMLayer.build(place(causal=False), reverse=True).double()
+    turned.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 5, D, dtype=torch.float64)
+    expected = plain(x[1:, :3].flip(1), Context()).flip(1)
+    torch.testing.assert_close(turned(x, Context(mask=MASK))[1:, :3], expected)
+
+
+def test_summaries_leave_padding_out() -> None:
+    values = torch.arange(10.0).view(2, 5, 1)
+    assert [summary(values, MASK).flatten().tolist() for summary in (first, last, mean)] == [[0, 5], [4, 7], [2, 6]]
+    assert [summary(values, None).flatten().tolist() for summary in (first, last, mean)] == [[0, 5], [4, 9], [2, 7]]
+
+
+def test_first_values() -> None:
+    torch.manual_seed(0)
+    ours = LSTM(4, D)
+    weight, bias = ours.kernel.weight_hh_l0, ours.kernel.bias_ih_l0
+    assert isinstance(weight, Tensor)
+    assert isinstance(bias, Tensor)
+    for gate in weight.split(D):
+        torch.testing.assert_close(gate @ gate.T, torch.eye(D))
+    assert bias.tolist() == [0.0] * D + [1.0] * D + [0.0] * 2 * D  # input, forget, candidate, output
+
+
+def attend(query: Tensor, values: Tensor) -> Tensor:
+    """Look at a memory of one sentence (S, D) from one state (D,), with the scaled dot product."""
+    weights = (values @ query / D**0.5).softmax(0)
+    return weights @ values
+
+
+@pytest.mark.parametrize("feeding", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+@torch.no_grad()
+def test_luong_step_by_step(feeding: bool, layers: int) -> None:
+    """Equation 5 and section 3.3 of Luong et al. (2015), a sentence and a position at a time."""
+    layer = decoder(LSTMLayer, attention="scaled_dot", feeding=feeding, layers=layers, initial="last")
+    x, memory = inputs()
+    found = layer(x, Context(memory=memory))
+    cells = [copied(layer.asking.recurrence, n, nn.LSTMCell((1 + (feeding and n == 0)) * D, D).double()) for n in range(layers)]
+    for row, length in enumerate((5, 3)):
+        values = memory.values[row, :length]
+        start = torch.tanh(layer.initial(values[-1])).view(layers, D)
+        states = [(start[n], torch.zeros_like(start[n])) for n in range(layers)]
+        attentional = torch.zeros(D, dtype=torch.float64)  # the h~ of the last step
+        for step in range(4):
+            hidden = torch.cat([x[row, step], attentional]) if feeding else x[row, step]
+            for n, cell in enumerate(cells):
+                states[n] = cell(hidden, states[n])
+                hidden = states[n][0]
+            attentional = torch.tanh(layer.asking.readout.weight @ torch.cat([attend(hidden, values), hidden]))
+            torch.testing.assert_close(found[row, step], attentional)
+
+
+@torch.no_grad()
+def test_bahdanau_step_by_step() -> None:
+    """Sections 3.1 and A.2 of Bahdanau et al. (2015): the old state asks, the answer goes into the gates, maxout reads."""
+    layer = decoder(GRULayer, attention="scaled_dot", query="before", initial="first")
+    x, memory = inputs()
+    found = layer(x, Context(memory=memory))
+    kernel = layer.asking.recurrence.kernel
+    wr, wz, wn = kernel.weight_ih_l0.split(D)
+    ur, uz, un = kernel.weight_hh_l0.split(D)
+    for bias in (kernel.bias_ih_l0, kernel.bias_hh_l0):
+        assert not bias.any()  # the paper has none
+    u_o, v_o, c_o = layer.asking.readout.weight.split(D, dim=1)
+    for row, length in enumerate((5, 3)):
+        values = memory.values[row, :length]
+        state = torch.tanh(layer.initial(values[0]))
+        for step in range(4):
+            context = attend(state, values)
+            both = torch.cat([x[row, step], context])
+            reset, keep = torch.sigmoid(wr @ both + ur @ state), torch.sigmoid(wz @ both + uz @ state)
+            proposal = torch.tanh(wn @ both + reset * (un @ state))  # the paper has U (r o s), the kernels r o (U s)
+            state = (1 - keep) * proposal + keep * state
+            pairs = u_o @ state + v_o @ x[row, step] + c_o @ context
+            torch.testing.assert_close(found[row, step], torch.maximum(pairs[0::2], pairs[1::2]))
+
+
+@pytest.mark.parametrize("options", [{}, {"feeding": True}, {"query": "before"}])
+@torch.no_grad()
+def test_attention_is_noted_once_for_all_positions(options: dict[str, object]) -> None:
+    layer = decoder(LSTMLayer, attention="scaled_dot", **options)
+    x, memory = inputs()
+    with record(layer) as notes:
+        layer(x, Context(memory=memory))
+    assert [note.weights.shape for note in notes.calls("cross")] == [(2, 1, 4, 5)]
+    assert not notes["cross"].weights[1, :, :, 3:].any()
+    with edit(layer, {"cross": heads_off([0])}), record(layer) as off:
+        layer(x, Context(memory=memory))
+    assert not off["cross"].output.any()
+    assert layer.cross.watch is None
+
+
+@torch.no_grad()
+def test_the_state_is_named_tensors_with_rows_first() -> None:
+    layer = decoder(LSTMLayer, attention="scaled_dot", feeding=True, layers=2)
+    x, memory = inputs()
+    state = layer.extend(x, layer.start(Context(memory=memory))).state
+    assert {name: tuple(tensor.shape) for name, tensor in state.carried.items()} == {
+        "hidden": (2, 2, D),
+        "cell": (2, 2, D),
+        "fed": (2, D),
+        "alignment.mask": (2, 5),
+    }
+    assert state.length == 4
+
+
+def test_without_a_summary_a_plain_decoder_knows_nothing_of_the_source() -> None:
+    x, memory = inputs()
+    other = Memory(memory.values + 1, memory.mask)
+    blind, told = decoder(GRULayer, initial="zero"), decoder(GRULayer)
+    assert blind(x, Context(memory=memory)).equal(blind(x, Context(memory=other)))
+    assert not told(x, Context(memory=memory)).equal(told(x, Context(memory=other)))
+
+
+@pytest.mark.parametrize("options", [{"layers": 2}, {"layers": 2, "attention": "scaled_dot", "feeding": True}])
+def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    layer = LSTMLayer.build(place(causal=True, dropout=0.5), skip=False, **options).double()  # type: ignore[arg-type]
+    x, memory = inputs()
+    assert not layer(x, Context(memory=memory)).equal(layer(x, Context(memory=memory)))
+    layer.eval()
+    assert layer(x, Context(memory=memory)).equal(layer(x, Context(memory=memory)))
+
+
+@pytest.mark.parametrize(
+    ("block", "causal", "problem"),
+    [
+        ("bilstm", True, "see no future; found bilstm, which reads from both ends; use lstm"),
+        ("bigru", True, "see no future; found bigru, which reads from both ends; use gru"),
+        ("lstm(query=during)", True, "query must be before or after the step; found 'during'"),
+        ("gru(initial=midst)", True, "initial must be a known start; found 'midst'"),
+        ("lstm(layers=0)", True, "layers must be at least 1; found 0"),
+        ("lstm(attention=scaled_dots)", True, "none or a score; found 'scaled_dots'; did you mean scaled_dot"),
+        ("lstm(attention=scaled_dot, alignment=softmaxx)", True, "no alignment named 'softmaxx'; did you mean softmax"),
+        ("lstm(attention=scaled_dot)", False, "which an encoder has not; found 'scaled_dot'"),
+        ("gru(feeding=true)", True, "feeding needs attention, whose output is fed; found attention=none"),
+        ("gru(reverse=true)", True, "found reverse=true in a decoder"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) -> None:
+    stacks = {"encoder": ("self",), "decoder": ("self",)} | {"decoder" if causal else "encoder": (block,)}
+    with pytest.raises(ConfigError) as caught:
+        build_model(ModelConfig(**stacks, width=8, heads=2, feedforward=8), src_vocabulary=9, tgt_vocabulary=9)
+    assert problem in str(caught.value)
+
+
+def test_two_sides_need_an_even_width() -> None:
+    with pytest.raises(ConfigError, match=r"must be even for bilstm, whose sides share it; found 7; try model\.width=8"):
+        BiLSTMLayer.build(place(causal=False, width=7, heads=1, positions="none"))
+
+
+@pytest.mark.parametrize("kind", [LSTMLayer, BiLSTMLayer])
+def test_rows_of_several_sentences_are_refused(kind: type[RecurrentLayer] | type[TwoSidedLayer]) -> None:
+    layer = kind.build(place(causal=False))
+    with pytest.raises(DragomanError, match=r"one sentence a row; found segments of shape \(2, 5\)"):
+        layer(torch.zeros(2, 5, D), Context(segments=torch.zeros(2, 5)))
+
+
+def test_weights_come_into_a_model_without_any() -> None:
+    """A bundle is loaded into a model on the meta device."""
+    config = ModelConfig(encoder=("bigru",), decoder=("gru(attention=scaled_dot, query=before)",), width=8, heads=2, dropout=0.0)
+    torch.manual_seed(0)
+    whole = build_model(config, src_vocabulary=9, tgt_vocabulary=9).eval()
+    with torch.device("meta"):
+        empty = build_model(config, src_vocabulary=9, tgt_vocabulary=9).eval()
+    empty.load_state_dict(whole.state_dict(), assign=True)
+    src, tgt = torch.randint(4, 9, (2, 5)), torch.randint(4, 9, (2, 3))
+    assert empty(src, tgt, MASK).equal(whole(src, tgt, MASK))
