@@ -38,24 +38,27 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
     scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     r"""Scaled dot-product attention, fused: (B, H, T, Dh) looks at (B, H, S, Dh).
 
     .. math:: \mathrm{softmax}(q k^\top / \sqrt{d_h})\, v
 
     `mask` is broadcastable to (B, T, S), or has four axes when heads differ. With `causal` the queries are the last T
-    of the S positions and none sees past itself. A query that may see nothing gets zeros.
+    of the S positions and none sees past itself. A query that may see nothing gets zeros. `bias`, broadcastable to
+    (B, H, T, S), is added to the scores: the fused kernels take it in the mask's stead, with what is hidden pushed out of sight.
     """
     if query.dtype == torch.bfloat16 and query.device.type == "cpu" and query.requires_grad:
         # The fused kernel's way back is not vectorised in bfloat16 on CPUs: plain products train sentences of 20 to 250
         # pieces two to five times as fast (docs/log.md). In float32 it is the other way round.
-        return attend_reference(query, key, value, mask=mask, causal=causal, dropout=dropout, scale=scale).context
+        return attend_reference(query, key, value, mask=mask, causal=causal, dropout=dropout, scale=scale, bias=bias).context
     square = query.size(-2) == key.size(-2)
-    if causal and mask is None and square:
+    if causal and mask is None and square and bias is None:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scale)
     visible = visibility(query.size(-2), key.size(-2), mask, causal, query.device)
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout, scale=scale)
-    if visible is None or query.device.type == "cpu":
+    added = visible if bias is None else _hidden_by(bias.to(query.dtype), visible)
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=added, dropout_p=dropout, scale=scale)
+    if visible is None or (query.device.type == "cpu" and bias is None):
         return context
     # PyTorch's own kernels give zeros to a query that sees nothing; cuDNN's, in half precision, gives the mean of all values.
     return context.masked_fill(~visible.any(dim=-1, keepdim=True), 0.0)
@@ -70,9 +73,12 @@ def attend_reference(
     causal: bool = False,
     dropout: float = 0.0,
     scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Attention:
     """Do what `attend` does step by step, and show the weights."""
     scores = query @ key.transpose(-1, -2) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
     visible = visibility(query.size(-2), key.size(-2), mask, causal, query.device)
     weights = masked_softmax(scores, visible)
     weights = F.dropout(weights, dropout, training=dropout > 0)
@@ -87,6 +93,11 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     # way to zero, for autograd's anomaly detection would stop there.
     lowest = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return lowest.softmax(dim=-1).masked_fill(~mask, 0.0)
+
+
+def _hidden_by(bias: Tensor, visible: Tensor | None) -> Tensor:
+    """Push what is not visible out of sight of a bias; half the lowest number, so that adding a score cannot reach -inf."""
+    return bias if visible is None else bias.masked_fill(~visible, torch.finfo(bias.dtype).min / 2)
 
 
 def visibility(queries: int, keys: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor | None:

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
     from dragoman.attention.positions import Positions as Positions
     from dragoman.attention.positions import Sinusoidal as Sinusoidal
     from dragoman.attention.positions import SinusoidalHalves as SinusoidalHalves
+    from dragoman.attention.positions import Within as Within
     from dragoman.attention.recording import Note as Note
     from dragoman.attention.recording import Notes as Notes
     from dragoman.attention.recording import attentions as attentions
     from dragoman.attention.recording import edit as edit
     from dragoman.attention.recording import heads_off as heads_off
     from dragoman.attention.recording import record as record
+    from dragoman.attention.relative import BucketBias as BucketBias
+    from dragoman.attention.relative import LinearBias as LinearBias
+    from dragoman.attention.relative import Rotation as Rotation
     from dragoman.attention.remembering import Coverage as Coverage
     from dragoman.attention.remembering import LocationCumulative as LocationCumulative
     from dragoman.attention.remembering import LocationSensitive as LocationSensitive
@@ -49,9 +53,10 @@ _HOMES = {
     "local": ("LocalM", "LocalP"),
     "mechanism": ("Attended", "Mechanism"),
     "multihead": ("CrossAttention", "MultiHead", "SelfAttention"),
-    "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves"),
+    "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves", "Within"),
     "recording": ("Note", "Notes", "attentions", "edit", "heads_off", "record"),
     "remembering": ("Coverage", "LocationCumulative", "LocationSensitive", "coverage_loss"),
+    "relative": ("BucketBias", "LinearBias", "Rotation"),
     "scores": (
         "AdditiveScore",
         "CosineScore",

@@ -52,4 +52,7 @@ POSITIONS = Registry(
     ),
     learned=Entry("dragoman.attention.positions:Learned", "A trained vector for each position up to model.max_positions."),
     none=Entry("dragoman.attention.positions:NoPositions", "Nothing is added: only causality tells the order."),
+    rotary=Entry("dragoman.attention.relative:Rotary", "Queries and keys are turned by their places (RoPE); no limit on length."),
+    alibi=Entry("dragoman.attention.relative:Alibi", "Scores fall with the distance, in each head at its own slope; no limit on length."),
+    t5=Entry("dragoman.attention.relative:T5Buckets", "Scores get a trained term for each bucket of distances; no limit on length."),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -10,12 +12,34 @@ from dragoman.errors import DragomanError
 TABLE_ROWS = 2048  # of sines kept ready: a configuration that asks for a million must not cost gigabytes
 
 
+class Within(nn.Module):
+    """Tells places inside one layer's self-attention, by either of two verbs; the other does nothing.
+
+    Places are consecutive from `first` on, or given as (B, T), all below first + T.
+    """
+
+    biased: ClassVar[bool] = False  # whether `bias` gives anything: distances are computed only for those
+
+    def turn(self, x: Tensor, places: Tensor | None, *, first: int = 0) -> Tensor:
+        """Change queries or keys (B, H, T, Dh) by their places; keys are kept changed."""
+        return x
+
+    def bias(self, distance: Tensor) -> Tensor:
+        """Give what is added to the scores (..., H, T, S), of distances (..., T, S): key place minus query place."""
+        raise NotImplementedError
+
+
 class Positions(nn.Module):
-    """Adds to each embedding what tells its place."""
+    """Adds to each embedding what tells its place, or acts inside attention by what `within` gives."""
 
     def __init__(self, *, width: int, max_positions: int = 1024) -> None:
         super().__init__()
         self.width, self.max_positions = width, max_positions
+
+    @classmethod
+    def within(cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024) -> Within | None:
+        """Build what acts inside one layer's self-attention; None where places are told by the embeddings alone."""
+        return None
 
     def vectors(self, first: int, count: int) -> Tensor | None:
         """Give the vectors (T, D) of `count` places from `first` on, or None for none."""

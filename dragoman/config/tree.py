@@ -105,6 +105,9 @@ class ModelConfig:
             yield f"model.heads must divide model.width; found {self.heads} and {self.width}; try model.heads={near}"
         if self.positions.startswith("sinusoidal") and self.width % 2:
             yield f"model.width must be even for {self.positions} positions; found {self.width}; try model.width={self.width + 1}"
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            found = f"{self.width // self.heads}, model.width={self.width} by model.heads={self.heads}"
+            yield f"a head's width must be even for rotary positions; found {found}; change one of them"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,6 +84,12 @@ class State:
         """Read the slots of a cache that hold something: (rows, ..., length, D)."""
         return self.cache[name][..., : self.length, :]
 
+    def coming(self, count: int) -> Tensor:
+        """Say the places of the next `count` positions: (rows, T), or (T,) where rows do not differ."""
+        if self.places is None:
+            return torch.arange(self.length, self.length + count, device=self.device)
+        return self.places.unsqueeze(1) + torch.arange(count, device=self.places.device)
+
     def visible(self, count: int) -> Tensor | None:
         """Say which slots each of the last `count` positions may see, (rows, T, length); None where rows do not differ."""
         if self.places is None:

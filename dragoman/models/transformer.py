@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from dragoman.attention.multihead import CrossAttention, SelfAttention
@@ -47,11 +48,15 @@ class TransformerLayer(Block):
         residual = catalogue("residual").load(config.residual)
         activation: nn.Module = catalogue("activation").load(config.activation)()
         dropout, bias = config.attention_dropout, config.attention_bias
+        within = catalogue("positions").load(config.positions)
+        within = within.within(
+            heads=config.heads, head_width=config.width // config.heads, causal=place.causal, max_positions=config.max_positions
+        )
         cross = None
         if place.memory_width is not None:
             cross = CrossAttention(config.width, config.heads, memory_width=place.memory_width, dropout=dropout, bias=bias)
         return cls(
-            attention=SelfAttention(config.width, config.heads, dropout=dropout, bias=bias),
+            attention=SelfAttention(config.width, config.heads, within=within, dropout=dropout, bias=bias),
             cross=cross,
             feedforward=FeedForward(config.width, config.feedforward, activation=activation, dropout=config.feedforward_dropout),
             residuals=[residual(norm(config.width, config.norm_epsilon), dropout=config.dropout) for _ in range(3 if cross else 2)],
@@ -60,7 +65,8 @@ class TransformerLayer(Block):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Change every position of (B, T, D) at once."""
-        change = self.self(self.self_residual.enter(x), mask=context.self_mask(causal=self.causal), causal=self.causal)
+        mask = context.self_mask(causal=self.causal)
+        change = self.self(self.self_residual.enter(x), mask=mask, causal=self.causal, places=context.places)
         x = self.self_residual.leave(x, change)
         if self.has_cross:
             assert context.memory is not None, "a layer that attends to a memory must be given one"
@@ -81,11 +87,7 @@ class TransformerLayer(Block):
 
     def extend(self, x: Tensor, state: State) -> Extended:
         """Take T more positions (B, T, D), which see all before them and of each other what came before."""
-        heads = self.self.project(self.self_residual.enter(x))  # (B, 3, H, T, Dh)
-        state = state.append("key_value", heads[:, 1:])
-        key, value = state.filled("key_value").unbind(1)
-        visible = state.visible(x.size(1))
-        change = self.self.look(heads[:, 0], key, value, mask=visible, causal=visible is None)
+        change, state = self._extend_self(self.self_residual.enter(x), state)
         x = self.self_residual.leave(x, change)
         if self.has_cross:
             mask = state.memory.get("mask")
@@ -93,3 +95,15 @@ class TransformerLayer(Block):
             change = self.cross.read(self.cross_residual.enter(x), prepared, mask=None if mask is None else mask.unsqueeze(1))
             x = self.cross_residual.leave(x, change)
         return Extended(self.feedforward_residual.leave(x, self.feedforward(self.feedforward_residual.enter(x))), state)
+
+    def _extend_self(self, x: Tensor, state: State) -> Extended:
+        """Attend from T more positions to all that the cache holds with them."""
+        bias = None
+        places = None if self.self.within is None else state.coming(x.size(1))
+        query, key_value = self.self.project(x, first=state.length, places=None if state.places is None else places)
+        state = state.append("key_value", key_value)
+        key, value = state.filled("key_value").unbind(1)
+        visible = state.visible(x.size(1))
+        if places is not None:
+            bias = self.self.bias(places, torch.arange(state.length, device=x.device))  # a slot's number is its place
+        return Extended(self.self.look(query, key, value, mask=visible, causal=visible is None, bias=bias), state)

@@ -1,0 +1,136 @@
+"""Positions told inside self-attention: queries and keys are turned, or scores get a term that depends on the distance.
+
+Each layer has such a scheme of its own (`SelfAttention(..., within=...)`); nothing is added to the embeddings. Attention to another
+sequence knows no distances and goes without.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention.positions import NoPositions, Sinusoidal, Within
+
+
+class Rotation(Within):
+    r"""Turn each pair of numbers of a query and of a key by an angle that grows with the place.
+
+    .. math:: (x_{2i} + j x_{2i+1})\, e^{j t \theta_i}, \quad \theta_i = 10000^{-2i/d_h}
+
+    Su et al. (2021), equation 15: the product of a query and a key then depends on their distance alone. Angles are computed in
+    float64; pairs are neighbours, as in the paper (Llama's pairs are the two halves of the vector).
+    """
+
+    def __init__(self, head_width: int, *, max_positions: int = 1024) -> None:
+        super().__init__()
+        self.waves = Sinusoidal(width=head_width, max_positions=max_positions)
+
+    def turn(self, x: Tensor, places: Tensor | None, *, first: int = 0) -> Tensor:
+        """Turn queries or keys (B, H, T, Dh)."""
+        if places is None:
+            waves = self.waves.vectors(first, x.size(-2))  # (T, Dh)
+        else:
+            waves = nn.functional.embedding(places, self.waves.vectors(0, first + x.size(-2))).unsqueeze(1)  # (B, 1, T, Dh)
+        sine, cosine = waves[..., 0::2], waves[..., 1::2]
+        even, odd = x[..., 0::2], x[..., 1::2]
+        turned = torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], dim=-1)
+        return turned.flatten(-2).to(x.dtype)
+
+
+class LinearBias(Within):
+    r"""Take from each score what grows with the distance, in each head at a slope of its own.
+
+    .. math:: e_{ts} = q_t^\top k_s / \sqrt{d_h} - m_h |t - s|
+
+    Press, Smith and Lewis (2022). Slopes are the powers of 2^(-8/H); where H is no power of two, those of the power below
+    and every other one of the power above, as in the released code. The paper has decoders only. In an encoder what comes
+    after gets a slope of its own, halfway to the next head's: with one for both sides a sentence equals its mirror image.
+    """
+
+    biased = True
+    slopes: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.ahead = 2.0 ** (-4 / heads)
+        slopes = torch.tensor(alibi_slopes(heads), device=_real_device())
+        self.register_buffer("slopes", slopes, persistent=False)
+
+    def bias(self, distance: Tensor) -> Tensor:
+        """Give the terms (..., H, T, S) of distances (..., T, S)."""
+        distance, slopes = distance.unsqueeze(-3), self.slopes.view(-1, 1, 1)
+        return distance.clamp(max=0) * slopes - distance.clamp(min=0) * slopes * self.ahead
+
+
+class BucketBias(Within):
+    """Add to each score a trained number for its bucket of distances, in each head: Raffel et al. (2020), section 2.1.
+
+    Half of the buckets hold one distance each, the others ever more, up to 128 and beyond; an encoder keeps half of all for what
+    comes after. T5 has one table for a whole stack and does not divide scores by the root of the width; here each layer has its
+    own, since blocks may differ in their heads, and scores are divided as everywhere.
+    """
+
+    biased = True
+
+    def __init__(self, heads: int, *, causal: bool, buckets: int = 32, farthest: int = 128) -> None:
+        super().__init__()
+        self.causal, self.buckets, self.farthest = causal, buckets, farthest
+        self.weight = nn.Parameter(torch.empty(buckets, heads))
+        nn.init.normal_(self.weight, std=0.02)  # next to no preference until trained
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Number the buckets of key place minus query place, any shape."""
+        side = self.buckets if self.causal else self.buckets // 2
+        after = torch.zeros_like(distance) if self.causal else (distance > 0).long() * side
+        steps = (-distance).clamp(min=0) if self.causal else distance.abs()
+        exact = side // 2
+        # float64, rounded up by a hair: in single precision a power of two can fall into the bucket below.
+        far = torch.log(steps.clamp(min=1).double() / exact) / math.log(self.farthest / exact) * (side - exact)
+        return after + torch.where(steps < exact, steps, (exact + (far + 1e-9).long()).clamp(max=side - 1))
+
+    def bias(self, distance: Tensor) -> Tensor:
+        """Give the terms (..., H, T, S) of distances (..., T, S)."""
+        return nn.functional.embedding(self.bucket(distance), self.weight).movedim(-1, -3)
+
+
+class Rotary(NoPositions):
+    """Queries and keys are turned by their places: see `Rotation`."""
+
+    @classmethod
+    def within(cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024) -> Rotation:
+        """Build one layer's rotation."""
+        return Rotation(head_width, max_positions=max_positions)
+
+
+class Alibi(NoPositions):
+    """Scores fall with the distance: see `LinearBias`."""
+
+    @classmethod
+    def within(cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024) -> LinearBias:
+        """Build one layer's slopes."""
+        return LinearBias(heads)
+
+
+class T5Buckets(NoPositions):
+    """Scores get a trained term for the distance: see `BucketBias`."""
+
+    @classmethod
+    def within(cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024) -> BucketBias:
+        """Build one layer's table."""
+        return BucketBias(heads, causal=causal)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Give each head its slope."""
+    below = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8 * (head + 1) / below) for head in range(below)]
+    between = [2.0 ** (-8 * (head + 1) / (2 * below)) for head in range(0, 2 * below, 2)]
+    return (slopes + between)[:heads]
+
+
+def _real_device() -> torch.device:
+    """Say where a buffer that no weights fill must be: real even while a model is laid out on the meta device."""
+    device = torch.get_default_device()
+    return torch.device("cpu") if device.type == "meta" else device
