@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from dragoman.attention.recording import Note, Watched
 from dragoman.kernels import attend, attend_reference
 
-HALF = 0.5**0.5  # keeps the variance of a sum of two equally large terms (Gehring et al. 2017, section 3.5)
+HALF = 0.5**0.5  # keeps the variance of a sum of two equally large terms (Gehring et al. 2017, section 3.4)
 
 
 class Weight(nn.Module):
@@ -99,7 +99,7 @@ class EmbeddedAttention(Watched):
     .. math:: d_i = W_d h_i + b_d + g_i, \quad a_{ij} = \mathrm{softmax}_j(d_i \cdot z_j), \quad c_i = \sum_j a_{ij} (z_j + e_j)
 
     Gehring et al. (2017), equations 1 and 2. As in the released code, sums are times the root of a half, the context is
-    times the root of the number of source positions (section 3.5: m sqrt(1 / m)), and a last projection follows.
+    times the root of the number of source positions (section 3.4: m sqrt(1 / m)), and a last projection follows.
     """
 
     def __init__(self, width: int, *, weight: type[Weight | NormedWeight], dropout: float = 0.0) -> None:

@@ -73,7 +73,7 @@ class Plain(Residual):
 
 
 class Scaled(Plain):
-    """(x + layer(x)) times the root of a half, without a norm: Gehring et al. (2017), section 3.5.
+    """(x + layer(x)) times the root of a half, without a norm: Gehring et al. (2017), section 3.4.
 
     Two terms of one variance have a sum of the same. Dropout works on what goes into the layer, as in the released code.
     """

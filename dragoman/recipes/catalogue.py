@@ -10,4 +10,7 @@ RECIPES = Registry(
     small=Entry("dragoman.recipes.transformer:small", "A Transformer of 9 million weights for up to a few hundred thousand pairs."),
     vaswani2017_base=Entry("dragoman.recipes.transformer:vaswani2017_base", "The base Transformer of 'Attention Is All You Need'."),
     vaswani2017_big=Entry("dragoman.recipes.transformer:vaswani2017_big", "The big Transformer of 'Attention Is All You Need'."),
+    gehring2017=Entry(
+        "dragoman.recipes.convolution:gehring2017", "ConvS2S: gated convolutions, attention in every layer; 11 million weights."
+    ),
 )

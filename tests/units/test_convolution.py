@@ -1,0 +1,355 @@
+"""ConvS2S against PyTorch's convolution and weight normalisation, and against a loop written from the paper's equations."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+from dragoman.attention import edit, heads_off, record
+from dragoman.config import ModelConfig
+from dragoman.errors import ConfigError
+from dragoman.layers.convolution import EmbeddedAttention, GatedConvolution, NormedWeight, Projection, Weight
+from dragoman.layers.residual import Scaled
+from dragoman.models.build import build_model, count_parameters, describe
+from dragoman.models.encoder_decoder import EncoderDecoder
+
+BOS, VOCABULARY = 1, 19
+PAPER = {"residual": "scaled", "positions": "learned", "scale_embeddings": False, "tie": "none", "max_positions": 32, "dropout": 0.0}
+MIXED = [
+    (("conv*2", "self"), ("conv(layers=2)", "self")),
+    (("self", "conv(kernel=5, layers=2)"), ("self", "conv(kernel=1)", "conv(kernel=4)")),
+    (("conv(weight_norm=false)",), ("self",)),
+]
+
+
+def make(encoder: tuple[str, ...], decoder: tuple[str, ...], **more: object) -> EncoderDecoder:
+    torch.manual_seed(0)
+    values = {"encoder": encoder, "decoder": decoder, "width": 16, "heads": 2, "feedforward": 32, "dropout": 0.0, **more}
+    model = build_model(ModelConfig(**values), src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)  # type: ignore[arg-type]
+    return model.double().eval()
+
+
+def sentences() -> tuple[Tensor, Tensor, Tensor]:
+    """Make three sources of 6, 3 and 5 pieces, their mask, and targets of 7."""
+    torch.manual_seed(1)
+    mask = torch.arange(6) < torch.tensor([[6], [3], [5]])
+    return torch.randint(4, VOCABULARY, (3, 6)), mask, torch.randint(4, VOCABULARY, (3, 7))
+
+
+# The parts
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3)])
+def test_normed_weights_are_pytorchs(shape: tuple[int, ...]) -> None:
+    """Values and gradients, of a matrix and of a kernel, with lengths that have left their directions' own."""
+    torch.manual_seed(0)
+    ours = NormedWeight(*shape, deviation=0.5).double()
+    module: nn.Module = nn.Linear(4, 6, bias=False) if len(shape) == 2 else nn.Conv1d(4, 6, 3, bias=False)
+    theirs = weight_norm(module.double(), dim=0)
+    with torch.no_grad():
+        ours.length.mul_(torch.linspace(0.5, 2, 6).view_as(ours.length))
+        theirs.parametrizations.weight.original0.copy_(ours.length)
+        theirs.parametrizations.weight.original1.copy_(ours.direction)
+    torch.testing.assert_close(ours(), theirs.weight)
+    pull = torch.randn(shape, dtype=torch.float64)
+    (ours() * pull).sum().backward()
+    (theirs.weight * pull).sum().backward()
+    torch.testing.assert_close(ours.length.grad, theirs.parametrizations.weight.original0.grad)
+    torch.testing.assert_close(ours.direction.grad, theirs.parametrizations.weight.original1.grad)
+
+
+def test_a_normed_weight_starts_as_the_plain_one() -> None:
+    torch.manual_seed(0)
+    plain = Weight(5, 4, 3, deviation=0.1)
+    torch.manual_seed(0)
+    torch.testing.assert_close(NormedWeight(5, 4, 3, deviation=0.1)(), plain())
+
+
+@pytest.mark.parametrize(("kernel", "causal"), [(1, False), (3, False), (5, False), (1, True), (2, True), (3, True)])
+def test_the_gated_convolution_is_pytorchs(kernel: int, causal: bool) -> None:
+    torch.manual_seed(0)
+    ours = GatedConvolution(4, kernel, weight=NormedWeight, causal=causal).double()
+    nn.init.normal_(ours.bias)
+    theirs = nn.Conv1d(4, 8, kernel, padding=kernel - 1 if causal else kernel // 2).double()
+    with torch.no_grad():
+        theirs.weight.copy_(ours.weight())
+        theirs.bias.copy_(ours.bias)  # type: ignore[union-attr]
+    x = torch.randn(2, 6, 4, dtype=torch.float64)
+    content, gate = theirs(x.transpose(1, 2))[:, :, :6].transpose(1, 2).chunk(2, dim=-1)
+    torch.testing.assert_close(ours(x), content * torch.sigmoid(gate))
+    torch.testing.assert_close(ours(x, segments=torch.zeros(2, 6, dtype=torch.long)), ours(x))
+
+
+def test_first_values_are_those_of_section_3_5() -> None:
+    torch.manual_seed(0)
+    convolution = GatedConvolution(64, 3, weight=NormedWeight, causal=False, dropout=0.2)
+    assert convolution.weight().std().item() == pytest.approx((4 * 0.8 / (3 * 64)) ** 0.5, rel=0.02)
+    assert Projection(64, 64, weight=Weight).weight().std().item() == pytest.approx(1 / 8, rel=0.03)
+    model = make(("conv",), ("conv",), width=64)
+    assert model.decoder.get_submodule("0").convolution.weight().std().item() == pytest.approx((4 / (3 * 64)) ** 0.5, rel=0.03)  # type: ignore[union-attr, operator]
+    assert not any(weight.any() for name, weight in model.named_parameters() if name.endswith("convolution.bias"))
+
+
+def test_the_scaled_residual_keeps_the_variance() -> None:
+    torch.manual_seed(0)
+    x, change = torch.randn(100, 100), torch.randn(100, 100)
+    residual = Scaled(nn.LayerNorm(100), dropout=0.5)  # the norm is not used
+    assert count_parameters(residual) == 0
+    torch.testing.assert_close(residual.leave(x, change), (x + change) / math.sqrt(2))
+    assert residual.leave(x, change).std().item() == pytest.approx(1.0, rel=0.02)
+    entered = residual.enter(torch.ones(100, 100))
+    assert set(entered.unique().tolist()) == {0.0, 2.0}  # what goes into the layer is dropped, the stream is not
+    assert residual.eval().enter(x) is x
+
+
+def test_activations_stay_in_range_through_twenty_layers() -> None:
+    """What the constants are for: 20 layers as in the paper's en-ro model, embeddings of deviation 1 / 16."""
+    torch.manual_seed(0)
+    config = ModelConfig(encoder=("conv*20",), decoder=("conv(layers=20)",), width=256, **PAPER)  # type: ignore[arg-type]
+    model = build_model(config, src_vocabulary=50, tgt_vocabulary=50).eval()
+    with torch.inference_mode():
+        memory = model.encode(torch.randint(4, 50, (2, 20)))
+        hidden = model.decode(torch.randint(4, 50, (2, 20)), memory)
+    assert memory.embeddings is not None
+    for found in (memory.values, hidden):
+        assert 0.05 < found.std().item() / memory.embeddings.std().item() < 20
+
+
+# The whole, from the paper's equations
+
+
+def paper_convolution(layer: nn.Module, inputs: list[Tensor], position: int, first: int) -> Tensor:
+    """Section 3.2: k inputs from `first` on, concatenated; W of (2d, kd); v([A; B]) = A * sigma(B)."""
+    weight = layer.convolution.weight()  # type: ignore[union-attr, operator]
+    width, kernel = weight.size(1), weight.size(2)
+    total = layer.convolution.bias.clone()  # type: ignore[union-attr, operator]
+    for tap in range(kernel):
+        place = position + first + tap
+        if 0 <= place < len(inputs):
+            total = total + weight[:, :, tap] @ inputs[place]
+    return total[:width] * torch.sigmoid(total[width:])
+
+
+def paper_encoder(model: EncoderDecoder, src: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Give z and w of one sentence (S,)."""
+    words = [model.embeddings["src"].weight[token] for token in src]  # type: ignore[union-attr, index]
+    z = [word + model.src_entrance.positions.weight[place] for place, word in enumerate(words)]  # type: ignore[index]
+    for _, layer in model.encoder.blocks():
+        z = [(paper_convolution(layer, z, place, -1) + z[place]) * math.sqrt(0.5) for place in range(len(z))]
+    return z, words
+
+
+def paper_decoder(model: EncoderDecoder, tgt: Tensor, z: list[Tensor], e: list[Tensor]) -> list[Tensor]:
+    """Give the last layer's h of one sentence (T,): section 3.3, equations 1 and 2, with the constants of section 3.4."""
+    table, places = model.embeddings["tgt"].weight, model.tgt_entrance.positions.weight
+    g = [table[token] + places[place] for place, token in enumerate(tgt)]  # type: ignore[index]
+    x = g
+    for _, layer in model.decoder.get_submodule("0").layers():  # type: ignore[operator]
+        new = []
+        for i in range(len(x)):
+            h = paper_convolution(layer, x, i, -2)
+            d = (layer.cross.query.weight() @ h + layer.cross.query.bias + g[i]) * math.sqrt(0.5)
+            scores = [math.exp(float(d @ key)) for key in z]
+            a = [score / sum(scores) for score in scores]
+            c = sum((a[j] * (z[j] + e[j]) * math.sqrt(0.5) for j in range(len(z))), torch.zeros_like(h))
+            c = c * (len(z) * math.sqrt(1 / len(z)))
+            h = (layer.cross.output.weight() @ c + layer.cross.output.bias + h) * math.sqrt(0.5)
+            new.append((h + x[i]) * math.sqrt(0.5))
+        x = new
+    return x
+
+
+@torch.no_grad()
+def test_the_model_is_the_papers_equations() -> None:
+    """Two encoder and three decoder layers in float64, sentence by sentence, position by position."""
+    model = make(("conv*2",), ("conv(layers=3)",), **PAPER)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(weight, std=0.3)
+        elif "embeddings" in name:
+            nn.init.normal_(weight)  # so that attention is not even
+    src, mask, tgt = sentences()
+    memory = model.encode(src, mask)
+    hidden = model.decode(tgt, memory)
+    for row, length in enumerate([6, 3, 5]):
+        z, e = paper_encoder(model, src[row, :length])
+        torch.testing.assert_close(memory.values[row, :length], torch.stack(z))
+        torch.testing.assert_close(hidden[row], torch.stack(paper_decoder(model, tgt[row], z, e)))
+
+
+# Mixed stacks keep the contracts
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), MIXED)
+@pytest.mark.parametrize("residual", ["pre", "scaled"])
+@torch.no_grad()
+def test_mixed_stacks_extend_as_they_go_forward(encoder: tuple[str, ...], decoder: tuple[str, ...], residual: str) -> None:
+    model = make(encoder, decoder, residual=residual)
+    src, mask, tgt = sentences()
+    whole = model(src, tgt, mask)
+    for cuts in ([0, 7], [0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 3, 7], [0, 5, 7]):
+        state, found = model.start(model.encode(src, mask)), []
+        for first, last in pairwise(cuts):
+            logits, state = model.extend(tgt[:, first:last], state)
+            found.append(logits)
+        torch.testing.assert_close(torch.cat(found, 1), whole)
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), MIXED)
+@torch.no_grad()
+def test_padding_and_batch_size_change_nothing(encoder: tuple[str, ...], decoder: tuple[str, ...]) -> None:
+    """Padding that a convolution sees made BLEU depend on the batch size, 37.28 or 36.5 (fairseq#427)."""
+    model = make(encoder, decoder)
+    src, mask, tgt = sentences()
+    together = model(src, tgt, mask)  # the padding holds random pieces
+    for row, length in enumerate([6, 3, 5]):
+        torch.testing.assert_close(model(src[row : row + 1, :length], tgt[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), MIXED)
+@torch.no_grad()
+def test_no_position_of_a_mixed_stack_sees_its_future(encoder: tuple[str, ...], decoder: tuple[str, ...]) -> None:
+    model = make(encoder, decoder)
+    src, mask, tgt = sentences()
+    changed = tgt.clone()
+    changed[:, 4:] = 5
+    torch.testing.assert_close(model(src, changed, mask)[:, :4], model(src, tgt, mask)[:, :4])
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@torch.no_grad()
+def test_beams_share_what_was_read_of_the_source(watched: bool) -> None:
+    """Two rows a sentence read one copy of its keys; recorded or not, they find what single rows find."""
+    model = make(("conv",), ("conv(layers=2)",))
+    src, mask, tgt = sentences()
+    expected = model(src, tgt, mask)
+    state = model.start(model.encode(src, mask)).reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
+    rows = torch.tensor([0, 0, 1, 1, 2, 2])
+    with record(model, ["decoder.0.1.cross"] if watched else []) as notes:
+        logits, state = model.extend(tgt[rows, :3], state)
+        torch.testing.assert_close(logits, expected[rows, :3])
+        logits, state = model.step(tgt[rows, 3], state.reorder(torch.tensor([1, 0, 3, 3, 4, 5])))
+    torch.testing.assert_close(logits, expected[rows, 3])
+    assert (state.rows, state.sentences) == (6, 3)
+    if watched:
+        assert notes["decoder.0.1.cross"].weights.shape == (6, 1, 1, 6)
+
+
+@torch.no_grad()
+def test_the_state_is_as_long_as_the_kernel_and_does_not_grow() -> None:
+    model = make(("conv",), ("conv(kernel=4)",))
+    state = model.start(model.encode(sentences()[0]))
+    for _ in range(20):
+        _, state = model.step(torch.tensor([5, 6, 7]), state)
+    layer = state.parts["decoder"].parts["0"]
+    assert layer.carried["before"].shape == (3, 3, 16)
+    assert (layer.cache, layer.length) == ({}, 20)
+
+
+@torch.no_grad()
+def test_packed_sentences_do_not_see_each_other() -> None:
+    model = make(("conv*2",), ("conv(layers=2)",))
+    src, tgt = torch.randint(4, VOCABULARY, (1, 9)), torch.randint(4, VOCABULARY, (1, 7))
+    src_segments, tgt_segments = torch.tensor([[0] * 5 + [1] * 4]), torch.tensor([[0] * 3 + [1] * 4])
+    src_places, tgt_places = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]]), torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    memory = model.encode(src, segments=src_segments, places=src_places)
+    packed = model.project(model.decode(tgt, memory, segments=tgt_segments, places=tgt_places))
+    torch.testing.assert_close(packed[:, :3], model(src[:, :5], tgt[:, :3]))
+    torch.testing.assert_close(packed[:, 3:], model(src[:, 5:], tgt[:, 3:]))
+
+
+# Recording, options, mistakes
+
+
+@torch.no_grad()
+def test_attention_is_recorded_and_edited_in_every_layer() -> None:
+    model = make(("conv",), ("conv*2", "conv(layers=2)"))
+    src, mask, tgt = sentences()
+    with record(model) as notes:
+        plain = model(src, tgt, mask)
+    assert list(notes) == ["decoder.0.cross", "decoder.1.cross", "decoder.2.0.cross", "decoder.2.1.cross"]
+    for note in notes.values():
+        assert note.weights.shape == (3, 1, 7, 6)
+        assert not note.weights[1, :, :, 3:].any()  # padding
+        torch.testing.assert_close(note.weights.sum(-1), torch.ones(3, 1, 7, dtype=torch.float64))
+        torch.testing.assert_close(note.weights @ note.values, note.output)
+    with edit(model, {"decoder.1.cross": heads_off([0])}):
+        assert (model(src, tgt, mask) - plain).abs().max() > 1e-6
+
+
+@torch.no_grad()
+def test_a_source_that_may_not_be_seen_adds_only_the_bias() -> None:
+    """Nothing visible is length nought: no division by it, no NaN."""
+    attention = EmbeddedAttention(4, weight=NormedWeight)
+    x = torch.randn(1, 2, 4)
+    source = attention.prepare(torch.randn(1, 3, 4), None)
+    found = attention(x, x, source, mask=torch.zeros(1, 1, 3, dtype=torch.bool))
+    torch.testing.assert_close(found, attention.output.bias.expand(1, 2, 4))
+
+
+def test_weight_normalisation_is_an_option() -> None:
+    names = {name for name, _ in make(("conv",), ("conv(weight_norm=false)",)).named_parameters()}
+    assert {"encoder.0.convolution.weight.direction", "encoder.0.convolution.weight.length"} <= names
+    assert {"decoder.0.convolution.weight.value", "decoder.0.cross.query.weight.value"} <= names
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "said"),
+    [
+        ("conv(kernel=4)", "conv", "odd in an encoder, to reach as far to either side; found 4; try kernel=5"),
+        ("conv(kernel=0)", "conv", "found 0; try kernel=1"),
+        ("conv", "conv(kernel=-3)", "kernel of a conv block must be at least 1; found -3; try kernel=1"),
+        ("conv", "conv(layers=0)", "layers of a conv block must be at least 1; found 0; try layers=1"),
+        ("conv(kernel=wide)", "conv", "found 'wide'"),
+        ("conv(kernal=3)", "conv", "found 'kernal' in 'conv(kernal=3)'; did you mean kernel?"),
+    ],
+)
+def test_mistakes_are_refused_with_what_was_found(encoder: str, decoder: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make((encoder,), (decoder,))
+    assert said in str(error.value)
+
+
+def test_dropout_works_on_the_layers_input_in_training_only() -> None:
+    model = make(("conv(dropout=0.5)",), ("conv",), residual="scaled")
+    src, mask, tgt = sentences()
+    torch.testing.assert_close(model(src, tgt, mask), model(src, tgt, mask))
+    model.train()
+    assert (model(src, tgt, mask) - model(src, tgt, mask)).abs().max() > 1e-6
+
+
+def test_the_description_allocates_nothing_and_shows_every_layer() -> None:
+    config = ModelConfig(encoder=("conv*2", "self"), decoder=("conv(layers=2)",), width=16, heads=2, feedforward=32)
+    rows = {row.path: row for row in describe(config, src_vocabulary=50, tgt_vocabulary=50)}
+    assert "weight.direction 32x16x3" in rows["encoder.1.convolution"].shapes
+    assert rows["decoder.0.1"].parameters == rows["decoder.0.0"].parameters > 0
+
+
+def test_learning_to_reverse_with_the_papers_settings() -> None:
+    """The miniature: two layers a side, in well under a hundred updates."""
+    torch.manual_seed(0)
+    config = ModelConfig(encoder=("conv*2",), decoder=("conv(layers=2)",), width=32, heads=2, **{**PAPER, "output_bias": True})  # type: ignore[arg-type]
+    model = build_model(config, src_vocabulary=16, tgt_vocabulary=16)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(150):
+        src = torch.randint(4, 16, (32, 7))
+        wanted = src.flip(1)
+        logits = model(src, F.pad(wanted[:, :-1], (1, 0), value=BOS))
+        optimiser.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), wanted.flatten()).backward()
+        optimiser.step()
+    model.eval()
+    src = torch.randint(4, 16, (100, 7))
+    with torch.inference_mode():
+        state, tokens, output = model.start(model.encode(src)), torch.full((100,), BOS), []
+        for _ in range(7):
+            logits, state = model.step(tokens, state)
+            tokens = logits.argmax(-1)
+            output.append(tokens)
+    assert (torch.stack(output, 1) == src.flip(1)).all(1).float().mean() >= 0.9
