@@ -13,4 +13,8 @@ RECIPES = Registry(
     gehring2017=Entry(
         "dragoman.recipes.convolution:gehring2017", "ConvS2S: gated convolutions, attention in every layer; 11 million weights."
     ),
+    bahdanau2015=Entry("dragoman.recipes.recurrent:bahdanau2015", "RNNsearch: gated units, additive attention asked before each step."),
+    luong2015_general=Entry(
+        "dragoman.recipes.recurrent:luong2015_general", "Four LSTM layers, global attention with the general score, input feeding."
+    ),
 )

@@ -1,0 +1,91 @@
+"""The recurrent recipes say what their papers say, build, and learn when they are small."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dragoman.config import Config, ModelConfig
+from dragoman.models.build import build_model, count_parameters
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.recipes import recurrent
+from dragoman.recipes.catalogue import RECIPES
+from dragoman.recipes.recurrent import bahdanau2015, luong2015_general
+
+BOS = 1
+NAMES = ("bahdanau2015", "luong2015_general")
+
+
+def test_the_papers_numbers() -> None:
+    bahdanau, luong = bahdanau2015(), luong2015_general()
+    for config, words, clip, dropout in ((bahdanau, 30_000, 1.0, 0.0), (luong, 50_000, 5.0, 0.2)):
+        assert (config.text.vocabulary, config.train.clip, config.model.dropout) == (words, clip, dropout)
+        assert (config.model.width, config.data.max_length, config.train.label_smoothing) == (1000, 50, 0.0)
+    assert bahdanau.train.steps == 288_000
+    assert luong.train.cooldown == 0.33
+
+
+# By hand, in thousands of rows of 1000: three tables; the encoder; cells, readout, score and first state of the decoder.
+BAHDANAU = 3 * 30_000 + (2 * 1.5 * (1000 + 500 + 2)) + (3 * (3000 + 2) + 2 * 3000 + 2001 + 1001)
+LUONG = 3 * 50_000 + (4 * 4 * (2000 + 2)) + (4 * (3000 + 2) + 3 * 4 * (2000 + 2) + 2000 + 1000 + 4004)
+
+
+@pytest.mark.parametrize(("name", "thousands"), [("bahdanau2015", BAHDANAU), ("luong2015_general", LUONG)])
+def test_sizes(name: str, thousands: float) -> None:
+    config: Config = RECIPES.load(name)()
+    with torch.device("meta"):
+        model = build_model(config.model, src_vocabulary=config.text.vocabulary, tgt_vocabulary=config.text.vocabulary)
+    assert count_parameters(model) == round(1000 * thousands)
+
+
+def test_every_line_says_why() -> None:
+    """A setting without a source is a superstition."""
+    source = inspect.getsource(recurrent)
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant | ast.Tuple):
+            assert "#" in lines[node.value.end_lineno - 1], lines[node.value.end_lineno - 1]  # type: ignore[operator]
+
+
+def miniature(config: ModelConfig) -> EncoderDecoder:
+    """Build a recipe's model with small sizes: one layer, a vocabulary of 16."""
+    torch.manual_seed(0)
+    encoder, decoder = ((stack[0].replace("layers=4", "layers=1"),) for stack in (config.encoder, config.decoder))
+    small = replace(config, encoder=encoder, decoder=decoder, width=48, dropout=0.0)
+    return build_model(small, src_vocabulary=16, tgt_vocabulary=16)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_miniature_learns_to_reverse(name: str) -> None:
+    """Sources of 4 to 6 pieces, padded; translated step by step, greedily."""
+    model = miniature(RECIPES.load(name)().model)
+    optimiser = torch.optim.Adam(model.parameters(), 5e-3)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        src = torch.randint(4, 16, (rows, 6), generator=generator)
+        mask = torch.arange(6) < torch.randint(4, 7, (rows, 1), generator=generator)
+        order = (mask.sum(1, keepdim=True) - 1 - torch.arange(6)).clamp(min=0)
+        return src * mask, mask, src.gather(1, order).masked_fill(~mask, 0)
+
+    for _ in range(300):
+        src, mask, tgt = draw(32)
+        logits = model(src, F.pad(tgt[:, :-1], (1, 0), value=BOS), mask)
+        optimiser.zero_grad()
+        F.cross_entropy(logits[mask], tgt[mask]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    model.eval()
+    src, mask, tgt = draw(100)
+    with torch.inference_mode():
+        state, tokens, output = model.start(model.encode(src, mask)), torch.full((100,), BOS), []
+        for _ in range(6):
+            logits, state = model.step(tokens, state)
+            tokens = logits.argmax(-1)
+            output.append(tokens)
+    assert ((torch.stack(output, 1) == tgt) | ~mask).all(1).float().mean() >= 0.9
