@@ -37,15 +37,16 @@ class NormedWeight(nn.Module):
         super().__init__()
         self.direction = nn.Parameter(torch.empty(shape))  # v
         nn.init.normal_(self.direction, std=deviation)
-        self.length = nn.Parameter(self._norm().detach().clone())  # g
+        self.length = nn.Parameter(self._norms().detach().clone())  # g; one axis, like a bias: weight decay leaves it alone
 
     def forward(self) -> Tensor:
         """Put the weight together."""
-        return self.direction * (self.length / self._norm())
+        factors = self.length / self._norms()
+        return self.direction * factors.view(-1, *(1,) * (self.direction.dim() - 1))
 
-    def _norm(self) -> Tensor:
+    def _norms(self) -> Tensor:
         """Measure each output's direction."""
-        return self.direction.flatten(1).norm(dim=1).view(-1, *(1,) * (self.direction.dim() - 1))
+        return self.direction.flatten(1).norm(dim=1)
 
 
 class GatedConvolution(nn.Module):

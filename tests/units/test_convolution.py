@@ -53,14 +53,14 @@ def test_normed_weights_are_pytorchs(shape: tuple[int, ...]) -> None:
     module: nn.Module = nn.Linear(4, 6, bias=False) if len(shape) == 2 else nn.Conv1d(4, 6, 3, bias=False)
     theirs = weight_norm(module.double(), dim=0)
     with torch.no_grad():
-        ours.length.mul_(torch.linspace(0.5, 2, 6).view_as(ours.length))
-        theirs.parametrizations.weight.original0.copy_(ours.length)
+        ours.length.mul_(torch.linspace(0.5, 2, 6))
+        theirs.parametrizations.weight.original0.flatten().copy_(ours.length)
         theirs.parametrizations.weight.original1.copy_(ours.direction)
     torch.testing.assert_close(ours(), theirs.weight)
     pull = torch.randn(shape, dtype=torch.float64)
     (ours() * pull).sum().backward()
     (theirs.weight * pull).sum().backward()
-    torch.testing.assert_close(ours.length.grad, theirs.parametrizations.weight.original0.grad)
+    torch.testing.assert_close(ours.length.grad, theirs.parametrizations.weight.original0.grad.flatten())
     torch.testing.assert_close(ours.direction.grad, theirs.parametrizations.weight.original1.grad)
 
 
@@ -353,3 +353,14 @@ def test_learning_to_reverse_with_the_papers_settings() -> None:
             tokens = logits.argmax(-1)
             output.append(tokens)
     assert (torch.stack(output, 1) == src.flip(1)).all(1).float().mean() >= 0.9
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler, of its own doing
+def test_the_model_compiles_as_one_graph() -> None:
+    model = make(("conv*2",), ("conv(layers=2)",)).train()
+    src, mask, tgt = sentences()
+    for padding in (None, mask):
+        torch._dynamo.reset()
+        report = torch._dynamo.explain(model)(src, tgt, padding)
+        assert (report.graph_count, report.graph_break_count) == (1, 0), report.break_reasons
+    torch._dynamo.reset()
