@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dragoman.attention.local import LocalP as LocalP
     from dragoman.attention.mechanism import Attended as Attended
     from dragoman.attention.mechanism import Mechanism as Mechanism
+    from dragoman.attention.monotonic import Mocha as Mocha
+    from dragoman.attention.monotonic import Monotonic as Monotonic
     from dragoman.attention.multihead import CrossAttention as CrossAttention
     from dragoman.attention.multihead import MultiHead as MultiHead
     from dragoman.attention.multihead import SelfAttention as SelfAttention
@@ -52,6 +54,7 @@ _HOMES = {
     "alignments": ("Alignment", "Hard", "Smoothed", "Softmax"),
     "local": ("LocalM", "LocalP"),
     "mechanism": ("Attended", "Mechanism"),
+    "monotonic": ("Mocha", "Monotonic"),
     "multihead": ("CrossAttention", "MultiHead", "SelfAttention"),
     "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves", "Within"),
     "recording": ("Note", "Notes", "attentions", "edit", "heads_off", "record"),

@@ -19,10 +19,15 @@ class Alignment(nn.Module):
     """
 
     gives_features = False  # whether it has terms for the score, which make a position wait for the one before
+    prepared_width = 0  # the width of what `prepare` makes
 
     def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0) -> None:
         super().__init__()
         self.query_width, self.key_width, self.score_width = query_width, key_width, score_width
+
+    def prepare(self, key: Tensor) -> Tensor:
+        """Do once a sentence what needs only the keys (B, S, D); most alignments need none: (B, S, 0)."""
+        return key[..., :0]
 
     def start(self, mask: Tensor) -> AlignmentState:
         """Begin a sentence whose keys may be attended to where `mask` (B, S) is True."""
@@ -32,16 +37,21 @@ class Alignment(nn.Module):
         """Give the score terms (B, 1, S, A) to take in, where this alignment has any."""
         return None
 
-    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
-        """Weigh the keys for one position: scores (B, S) give weights (B, S); `query` (B, D) for those that ask it too."""
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
+        """Weigh the keys for one position: scores (B, S) give weights (B, S).
+
+        The query (B, D), and `key`, what `prepare` made (B, S, A), are for those that look beyond the scores.
+        """
         raise NotImplementedError
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Weigh the keys for every position: scores (B, T, S), mask (B, S), query (B, T, D) give weights (B, T, S)."""
         state = self.start(mask)
         rows = []
         for position, at in enumerate(scores.unbind(dim=1)):
-            weights, state = self.step(at, state, None if query is None else query[:, position])
+            weights, state = self.step(at, state, None if query is None else query[:, position], key)
             rows.append(weights)
         return torch.stack(rows, dim=1)
 
@@ -64,11 +74,13 @@ class Softmax(Alignment):
     Bahdanau, Cho and Bengio (2015), equation 6; called global attention by Luong, Pham and Manning (2015).
     """
 
-    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys for one position; nothing is remembered."""
         return masked_softmax(scores, state["mask"]), state
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Weigh the keys for every position at once; `mask` is (B, S), or broadcastable to the scores."""
         return masked_softmax(scores, mask.unsqueeze(1) if mask.dim() == 2 else mask)
 
@@ -81,11 +93,13 @@ class Smoothed(Softmax):
     Chorowski et al. (2015), section 2.3, "smoothing". It is the softmax of the sigmoid's logarithm.
     """
 
-    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys for one position; nothing is remembered."""
         return super().step(F.logsigmoid(scores), state)
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Weigh the keys for every position at once."""
         return super().forward(F.logsigmoid(scores), mask)
 
@@ -100,11 +114,13 @@ class Hard(Softmax):
     baseline nor its entropy term. Without noise (evaluation) the choice is the argmax.
     """
 
-    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
         """Choose one key for one position; nothing is remembered."""
         return self._choose(scores, state["mask"]), state
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Choose one key for every position at once."""
         return self._choose(scores, mask.unsqueeze(1))
 

@@ -33,6 +33,22 @@ ALIGNMENTS = Registry(
         "A window under a bell, at a place that the query predicts (Luong).",
         exempt={"rows sum to one": "the bell takes some of each weight, and the definition does not give it back"},
     ),
+    monotonic=Entry(
+        "dragoman.attention.monotonic:Monotonic",
+        "The first key from the last place on that fits; never back (Raffel).",
+        exempt={
+            "rows sum to one": "a head that runs past the last key attends to nothing",
+            "gradients": "after training a choice, which has no slope; training's expected weights have",
+        },
+    ),
+    mocha=Entry(
+        "dragoman.attention.monotonic:Mocha",
+        "Monotonic, with a soft look back over a few keys (Chiu and Raffel).",
+        exempt={
+            "rows sum to one": "a head that runs past the last key attends to nothing",
+            "gradients": "after training the stop is a choice, which has no slope; training's expected weights have",
+        },
+    ),
     location_sensitive=Entry(
         "dragoman.attention.remembering:LocationSensitive", "Filters over the last weights tell the score where to go on (Chorowski)."
     ),

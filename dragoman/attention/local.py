@@ -41,13 +41,15 @@ class LocalM(Local):
         """Begin at the first place."""
         return {"mask": mask, "position": mask.new_zeros(mask.size(0), dtype=torch.long)}
 
-    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
         """Weigh the window's keys, then move on."""
         mask, position = state["mask"], state["position"]
         weights = self.within(scores, mask, self.distances(_at_most_last(position, mask), mask.size(1)))
         return weights, {"mask": mask, "position": position + 1}
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Weigh every position's window at once."""
         positions = torch.arange(scores.size(1), device=scores.device).expand(scores.size(0), -1)  # (B, T)
         centres = _at_most_last(positions, mask.unsqueeze(1))
@@ -76,12 +78,14 @@ class LocalP(Local):
         share = self.centre(torch.tanh(self.query_proj(query))).squeeze(-1)
         return length * share.to(torch.promote_types(share.dtype, torch.float32)).sigmoid()
 
-    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys around the place that the query (B, D) predicts; nothing is remembered."""
         assert query is not None, "local-p predicts its place from the query"
         return self._weigh(scores, state["mask"], self.predict(query, state["mask"].sum(dim=-1))), state
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
         """Weigh every position's keys at once, around the places that the queries (B, T, D) predict."""
         assert query is not None, "local-p predicts its places from the queries"
         return self._weigh(scores, mask.unsqueeze(1), self.predict(query, mask.sum(dim=-1, keepdim=True)))

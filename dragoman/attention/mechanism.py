@@ -23,7 +23,7 @@ class Attended(NamedTuple):
 class Prepared(NamedTuple):
     """What a mechanism needs of a sentence: computed once, read at every step."""
 
-    key: Tensor  # what the score made of the keys, (B, S, A)
+    key: Tensor  # what the score made of the keys, (B, S, A), and behind it what the alignment made of them
     value: Tensor  # (B, S, D)
     mask: Tensor  # (B, S)
 
@@ -46,13 +46,17 @@ class Mechanism(Watched):
         """Do once a sentence what needs no query: keys and values (B, S, D), mask (B, S) or None for all."""
         if mask is None:
             mask = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device)
-        return Prepared(self.score.prepare(key), self.value(value), mask)
+        made = self.score.prepare(key)
+        if self.alignment.prepared_width:
+            made = torch.cat([made, self.alignment.prepare(key)], dim=-1)
+        return Prepared(made, self.value(value), mask)
 
     def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Attended:
         """Attend from every position at once: (B, T, D) to (B, S, D)."""
         prepared = self.prepare(key=key, value=value, mask=mask)
         if not self.alignment.gives_features:  # the scores wait for nobody
-            return self._look(self.alignment(self.score(query, prepared.key), prepared.mask, query), prepared)
+            key, own = self._parts(prepared)
+            return self._look(self.alignment(self.score(query, key), prepared.mask, query, own), prepared)
         state = self.alignment.start(prepared.mask)
         found = []
         for position in query.unsqueeze(2).unbind(dim=1):
@@ -66,9 +70,15 @@ class Mechanism(Watched):
 
     def step(self, query: Tensor, prepared: Prepared, state: AlignmentState) -> tuple[Attended, AlignmentState]:
         """Attend from one more position, (B, 1, D)."""
-        scores = self.score(query, prepared.key, self.alignment.features(state))  # (B, 1, S)
-        weights, state = self.alignment.step(scores.squeeze(1), state, query.squeeze(1))
+        key, own = self._parts(prepared)
+        scores = self.score(query, key, self.alignment.features(state))  # (B, 1, S)
+        weights, state = self.alignment.step(scores.squeeze(1), state, query.squeeze(1), own)
         return self._look(weights.unsqueeze(1), prepared), state
+
+    def _parts(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
+        """Tell the score's part of the prepared keys from the alignment's."""
+        edge = prepared.key.size(-1) - self.alignment.prepared_width
+        return prepared.key[..., :edge], prepared.key[..., edge:]
 
     def _look(self, weights: Tensor, prepared: Prepared) -> Attended:
         """Take the weighted sum, for whoever watches with an axis for the one head."""

@@ -47,7 +47,9 @@ class LocationSensitive(Alignment):
         found = self.filters(state["looked"].unsqueeze(1))  # (B, filters, S)
         return self.feature_proj(found.transpose(1, 2)).unsqueeze(1)
 
-    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys for one position and remember it."""
         weights, _ = self.inner.step(scores, {"mask": state["mask"]}, query)
         return weights, {"mask": state["mask"], "looked": self.remember(state["looked"], weights.to(state["looked"].dtype))}
@@ -98,7 +100,9 @@ class Coverage(Alignment):
         """Turn coverage (B, S) into terms (B, 1, S, A)."""
         return self.feature_proj(state["covered"].unsqueeze(-1)).unsqueeze(1)
 
-    def step(self, scores: Tensor, state: AlignmentState, query: Tensor | None = None) -> tuple[Tensor, AlignmentState]:
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys for one position and add it to what is covered."""
         weights, _ = self.inner.step(scores, {"mask": state["mask"]}, query)
         return weights, {"mask": state["mask"], "covered": state["covered"] + weights.to(state["covered"].dtype)}

@@ -136,10 +136,10 @@ def test_selecting_rows_commutes_with_stepping(score: str, alignment: str) -> No
 def test_an_alignment_all_at_once_equals_its_steps(name: str) -> None:
     torch.manual_seed(0)
     alignment = ALIGNMENTS.load(name)(**WIDTHS).double().eval()
-    query, _, mask = tensors()
-    scores = torch.randn(2, 3, 5, dtype=torch.float64)
-    whole = alignment(scores, mask, query)
-    stepwise = Alignment.forward(alignment, scores, mask, query)  # the loop that every alignment inherits
+    query, key, mask = tensors()
+    scores, own = torch.randn(2, 3, 5, dtype=torch.float64), alignment.prepare(key)
+    whole = alignment(scores, mask, query, own)
+    stepwise = Alignment.forward(alignment, scores, mask, query, own)  # the loop that every alignment inherits
     torch.testing.assert_close(stepwise, whole)
 
 
@@ -152,7 +152,8 @@ def test_five_hundred_keys_and_hidden_ones_give_finite_weights_and_gradients(nam
     scores = (20 * torch.randn(2, 4, 500)).to(dtype).requires_grad_()
     mask = torch.arange(500) < torch.tensor([[500], [0]])  # the second row may see nothing
     with torch.autograd.set_detect_anomaly(True):
-        weights = alignment(scores, mask, torch.randn(2, 4, 4).to(dtype))
+        own = alignment.prepare(torch.randn(2, 500, 4).to(dtype))
+        weights = alignment(scores, mask, torch.randn(2, 4, 4).to(dtype), own)
         weights.square().sum().backward()
     assert weights.dtype == dtype
     assert weights.isfinite().all()
@@ -193,8 +194,10 @@ class Fading(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
     def features(self, state: dict[str, Tensor]) -> Tensor | None:
         return state["seen"][:, None, :, None]
 
-    def step(self, scores: Tensor, state: dict[str, Tensor], query: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        weights, _ = super().step(scores, state, query)
+    def step(
+        self, scores: Tensor, state: dict[str, Tensor], query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        weights, _ = super().step(scores, state, query, key)
         return weights, {**state, "seen": state["seen"] + weights}
 
 

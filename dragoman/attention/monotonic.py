@@ -1,0 +1,131 @@
+"""Monotonic attention: a head that only moves to the right, and its soft chunks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.attention.alignments import Alignment, AlignmentState
+from dragoman.attention.scores import AdditiveScore
+from dragoman.errors import DragomanError
+from dragoman.kernels import masked_softmax
+
+
+class Monotonic(Alignment):
+    r"""Go on from the last place, key by key, and stop at the first that fits; never go back.
+
+    .. math:: p_{ts} = \sigma(e_{ts} + r + \xi), \quad \alpha_{ts} = p_{ts}\, q_{ts}
+
+    .. math:: q_{ts} = (1 - p_{t,s-1})\, q_{t,s-1} + \alpha_{t-1,s}, \quad \alpha_0 = (1, 0, \dots, 0)
+
+    Raffel et al. (2017), sections 2.2 to 2.5. Training takes the expected weights, with noise on the scores that makes the
+    choices clear-cut; evaluation stops where e + r > 0, without noise. What runs past the last key is lost, and with it
+    all later weights: rows sum to at most 1. Every key is scored, so this form saves reading, not computing.
+
+    The trained offset r starts below 0, or all attention would rest on the first keys: at -1, where one key in four
+    stops the head, because a translation is about as long as its source. For speech the authors take -4.
+    """
+
+    def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0, offset: float = -1.0, noise: float = 1.0) -> None:
+        super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)
+        self.offset = nn.Parameter(torch.tensor(offset))  # r
+        self.noise = noise  # the deviation of xi
+
+    def start(self, mask: Tensor) -> AlignmentState:
+        """Begin with the head on the first key."""
+        wide = torch.promote_types(self.offset.dtype, torch.float32)
+        previous = torch.zeros(mask.shape, dtype=wide, device=mask.device)
+        previous[:, :1] = 1
+        return {"mask": mask, "previous": previous}
+
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
+        """Move on for one position: the expected weights in training, a one or nothing otherwise."""
+        mask, previous = state["mask"], state["previous"]
+        scores_wide = scores.to(previous.dtype) + self.offset.to(previous.dtype)
+        weights = self._expected(scores_wide, mask, previous) if self.training else _first_fit(scores_wide, mask, previous)
+        return weights.to(scores.dtype), {"mask": mask, "previous": weights}
+
+    def _expected(self, scores: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        """Say how probable it is that the head stops at each key."""
+        if self.noise:
+            scores = scores + self.noise * torch.randn_like(scores)
+        stop = scores.sigmoid().masked_fill(~mask, 0.0)
+        return stop * reached(scores.neg().sigmoid().masked_fill(~mask, 1.0), previous)
+
+
+class Mocha(Monotonic):
+    r"""Monotonic chunkwise attention: where the head stops, a softmax looks back over the last `chunk` keys.
+
+    .. math:: \beta_{ts} = \sum_{k=s}^{s+w-1} \alpha_{tk} \exp(u_{ts}) \Big/ \sum_{l=k-w+1}^{k} \exp(u_{tl})
+
+    Chiu and Raffel (2018); u is an additive score of its own. Rows sum to what the head's row does.
+    """
+
+    def __init__(
+        self,
+        *,
+        query_width: int = 0,
+        key_width: int = 0,
+        score_width: int = 0,
+        offset: float = -1.0,
+        noise: float = 1.0,
+        chunk: int = 4,
+    ) -> None:
+        super().__init__(query_width=query_width, key_width=key_width, score_width=score_width, offset=offset, noise=noise)
+        self.needs(query_width=query_width, key_width=key_width, score_width=score_width)
+        if chunk < 1:
+            raise DragomanError("a chunk must hold at least 1 key", found=f"chunk={chunk}", fix="the paper takes 2 to 8")
+        self.chunk = chunk  # w
+        self.prepared_width = score_width
+        self.chunk_score = AdditiveScore(query_width=query_width, key_width=key_width, score_width=score_width)
+
+    def prepare(self, key: Tensor) -> Tensor:
+        """Project the keys for the chunks' own score: (B, S, D) gives (B, S, A)."""
+        return self.chunk_score.prepare(key)
+
+    def step(
+        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+    ) -> tuple[Tensor, AlignmentState]:
+        """Move on for one position and look back from there."""
+        assert query is not None, "a chunk's score needs the query"
+        assert key is not None, "a chunk's score needs what `prepare` made of the keys"
+        stops, state = super().step(scores, state)
+        energies = self.chunk_score(query.unsqueeze(1), key).squeeze(1)  # (B, S)
+        return spread_back(stops, energies, state["mask"], self.chunk), state
+
+
+def reached(go_on: Tensor, previous: Tensor) -> Tensor:
+    r"""Say how probable it is that the head comes by each key: (B, S) and (B, S) give (B, S).
+
+    .. math:: q_s = g_{s-1}\, q_{s-1} + \alpha_s
+
+    A scan by doubling, in log2(S) rounds over all keys. It only multiplies probabilities and adds them, so what vanishes
+    vanishes to a right 0. The paper's closed form divides by a product of all g, which underflows within a hundred keys
+    and in logarithms loses its digits to cancellation.
+    """
+    keep = F.pad(go_on[:, :-1], (1, 0))
+    distance = 1
+    while distance < previous.size(1):
+        previous = previous + keep * F.pad(previous[:, :-distance], (distance, 0))
+        keep = keep * F.pad(keep[:, :-distance], (distance, 0))
+        distance *= 2
+    return previous
+
+
+def spread_back(stops: Tensor, energies: Tensor, mask: Tensor, chunk: int) -> Tensor:
+    """Divide the weight of each stop among the `chunk` keys that end there, by their energies: all are (B, S)."""
+    keys, before = stops.size(1), chunk - 1
+    windows = F.pad(energies, (before, 0)).unfold(1, chunk, 1)  # (B, S, chunk); the last of a window is the stop itself
+    visible = F.pad(mask, (before, 0)).unfold(1, chunk, 1)
+    parts = masked_softmax(windows, visible) * stops.unsqueeze(-1)
+    shifted = [F.pad(parts[:, before - slot :, slot], (0, before - slot))[:, :keys] for slot in range(chunk)]
+    return torch.stack(shifted).sum(dim=0)
+
+
+def _first_fit(scores: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+    """Stop at the first key from the last place on whose score is above 0; after the end there is none."""
+    fits = (scores > 0) & mask & (previous.cumsum(dim=-1) > 0.5)
+    return (fits & (fits.cumsum(dim=-1) == 1)).to(previous.dtype)
