@@ -132,6 +132,22 @@ def test_selecting_rows_commutes_with_stepping(score: str, alignment: str) -> No
     torch.testing.assert_close(found.weights, wanted.weights[rows])
 
 
+@pytest.mark.parametrize(("score", "alignment"), PAIRS)
+def test_training_in_mixed_precision_reaches_every_parameter(score: str, alignment: str) -> None:
+    attention = mechanism(score, alignment).float().train()
+    query, key, mask = tensors()
+    query, key = query.float().requires_grad_(), key.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        context, weights = attention(query=query, key=key, value=key, mask=mask)
+        prepared = attention.prepare(key=key, value=key, mask=mask)
+        attention.step(query[:, :1], prepared, attention.start(prepared))
+    context.float().square().sum().backward()
+    assert weights.isfinite().all()
+    for path, parameter in attention.named_parameters():
+        assert parameter.grad is not None, path
+        assert parameter.grad.isfinite().all(), path
+
+
 @pytest.mark.parametrize("name", ALIGNMENTS)
 def test_an_alignment_all_at_once_equals_its_steps(name: str) -> None:
     torch.manual_seed(0)
