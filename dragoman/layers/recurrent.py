@@ -172,8 +172,6 @@ class TwoSided(nn.Module):
 class Asking(nn.Module):
     """A recurrence and the questions it asks of a memory: who goes first, and what is made of the answer."""
 
-    steps_alone: ClassVar[bool]  # whether the recurrence needs no answer to go on
-
     def __init__(self, recurrence: Recurrence, readout: nn.Linear) -> None:
         super().__init__()
         self.recurrence, self.readout = recurrence, readout
@@ -195,8 +193,6 @@ class AskAfter(Asking):
 
     Luong, Pham and Manning (2015), section 3, equation 5; where the last output is fed in, section 3.3.
     """
-
-    steps_alone = True
 
     @classmethod
     def build(cls, kind: type[Recurrence], width: int, *, memory_width: int, fed: int, layers: int, dropout: float) -> AskAfter:
@@ -223,8 +219,6 @@ class AskBefore(Asking):
     Bahdanau, Cho and Bengio (2015), equations 4 and 5 and appendix A.2.2, which writes s_{t-1} in the second; equation 4 has s_t.
     """
 
-    steps_alone = False
-
     @classmethod
     def build(cls, kind: type[Recurrence], width: int, *, memory_width: int, fed: int, layers: int, dropout: float) -> AskBefore:
         """Build for inputs (B, T, width), beside which `fed` numbers of the last output come in."""
@@ -248,3 +242,7 @@ class Bare(Residual):
     def leave(self, x: Tensor, change: Tensor) -> Tensor:
         """Go on with the change alone, some of it dropped in training."""
         return dropout(change, self.dropout) if self.training and self.dropout else change
+
+
+SUMMARIES: dict[str, Summary] = {"first": first, "last": last, "mean": mean}  # what a decoder may begin with
+QUERIES: dict[str, type[Asking]] = {"before": AskBefore, "after": AskAfter}  # when it asks, beside its step

@@ -16,17 +16,15 @@ from dragoman.errors import ConfigError, DragomanError, nearest
 from dragoman.layers.recurrent import (
     GRU,
     LSTM,
+    QUERIES,
+    SUMMARIES,
     AskAfter,
-    AskBefore,
     Asking,
     Bare,
     Carried,
     Recurrence,
     Summary,
     TwoSided,
-    first,
-    last,
-    mean,
     turn_around,
 )
 from dragoman.layers.residual import Residual
@@ -44,10 +42,6 @@ class Attention(NamedTuple):
     asking: Asking
     cross: Mechanism
     feeding: bool  # whether the last output is part of the next input
-
-
-SUMMARIES: dict[str, Summary] = {"first": first, "last": last, "mean": mean}
-QUERIES: dict[str, type[Asking]] = {"before": AskBefore, "after": AskAfter}
 
 
 class RecurrentLayer(Block):
@@ -73,14 +67,12 @@ class RecurrentLayer(Block):
         self.has_cross = attention is not None
         if attention is not None:
             self.asking, self.cross, self.feeding = attention
-            recurrence = self.asking.recurrence
         else:
             self.recurrence = recurrence
-        assert recurrence is not None, "a recurrent layer must have a recurrence"
-        self.width = recurrence.width
         self.summary = summary
         if summary is not None and memory_width is not None:
-            self.initial = nn.Linear(memory_width, recurrence.layers * recurrence.width)
+            found = self._recurrence()
+            self.initial = nn.Linear(memory_width, found.layers * found.width)
 
     @classmethod
     def build(
@@ -145,7 +137,7 @@ class RecurrentLayer(Block):
             return State(carried=carried, memory={"sentence": memory.values.new_empty(memory.rows, 1, 0)})
         prepared = self.cross.prepare(key=memory.values, value=memory.values, mask=memory.mask)
         if self.feeding:
-            carried["fed"] = memory.values.new_zeros(memory.rows, self.width)
+            carried["fed"] = memory.values.new_zeros(memory.rows, self._recurrence().width)
         carried |= {ALIGNED + name: tensor for name, tensor in self.cross.start(prepared).items()}
         return State(carried=carried, memory={"key": prepared.key, "value": prepared.value, "mask": prepared.mask})
 
@@ -222,12 +214,8 @@ class TwoSidedLayer(Block):
         """Build an encoder's layer; `skip=false` leaves residual and norm out."""
         name, width = cls.kind.__name__.lower(), place.config.width
         if place.causal:
-            raise ConfigError(
-                [
-                    f"model.decoder must list blocks that see no future; found bi{name}, which reads from both ends; "
-                    f"use {name}, or put bi{name} into model.encoder"
-                ]
-            )
+            instead = f"use {name}, or put bi{name} into model.encoder"
+            raise ConfigError([f"model.decoder must list blocks that see no future; found bi{name}, which reads from both ends; {instead}"])
         if width % 2:
             raise ConfigError([f"model.width must be even for bi{name}, whose sides share it; found {width}; try model.width={width + 1}"])
         ahead, back = (cls.kind(width, width // 2) for _ in range(2))
@@ -294,16 +282,13 @@ def _refuse_segments(context: Context) -> None:
 def _refuse(place: Place, attention: str, query: str, feeding: bool, layers: int, initial: str, reverse: bool) -> None:
     """Refuse options that have no meaning here, all at once."""
     scores, starts = catalogue("score"), [*SUMMARIES, "zero"]
-    attends = attention != "none"
+    attends, blind = attention != "none", place.memory_width is None
     checks = [
         (query in QUERIES, f"query must be before or after the step; found {query!r}; {nearest(query, QUERIES)}"),
         (initial in starts, f"initial must be a known start; found {initial!r}; {nearest(initial, starts)}"),
         (layers >= 1, f"layers must be at least 1; found {layers}; raise it"),
         (not attends or attention in scores, f"attention must be none or a score; found {attention!r}; {nearest(attention, scores)}"),
-        (
-            not attends or place.memory_width is not None,
-            f"attention needs a memory, which an encoder has not; found {attention!r}; leave it out",
-        ),
+        (not (attends and blind), f"attention needs a memory, which an encoder has not; found {attention!r}; leave it out"),
         (attends or not feeding, f"feeding needs attention, whose output is fed; found attention={attention}; give attention=NAME"),
         (not (reverse and place.causal), "reverse needs a whole sentence; found reverse=true in a decoder; use it in model.encoder"),
     ]

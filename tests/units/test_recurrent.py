@@ -7,13 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention import edit, heads_off, record
+from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig
+from dragoman.decoding.beam import Beam
+from dragoman.decoding.packing import pack_sources
+from dragoman.decoding.search import search
 from dragoman.errors import ConfigError, DragomanError
 from dragoman.layers.recurrent import GRU, LSTM, Recurrence, TwoSided, first, last, mean, turn_around
 from dragoman.models.blocks import Place
 from dragoman.models.build import build_model
 from dragoman.models.context import Context, Memory
 from dragoman.models.recurrent import BiLSTMLayer, GRULayer, LSTMLayer, RecurrentLayer, TwoSidedLayer
+from dragoman.text.specials import BOS, EOS
 
 D = 6
 MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
@@ -183,6 +188,28 @@ def test_bahdanau_step_by_step() -> None:
             torch.testing.assert_close(found[row, step], torch.maximum(pairs[0::2], pairs[1::2]))
 
 
+@pytest.mark.parametrize(
+    ("score", "alignment"),
+    [
+        *((score, "softmax") for score in SCORES),
+        *(("additive", alignment) for alignment in ALIGNMENTS),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"feeding": True}, {"query": "before"}])
+@torch.no_grad()
+def test_extending_equals_forward_with_every_score_and_alignment(score: str, alignment: str, options: dict[str, object]) -> None:
+    layer = decoder(GRULayer, attention=score, alignment=alignment, **options).eval()
+    x, memory = inputs()
+    whole = layer(x, Context(memory=memory))
+    state, parts = layer.start(Context(memory=memory)), []
+    for piece in (x[:, :1], x[:, 1:3], x[:, 3:]):
+        output, state = layer.extend(piece, state)
+        parts.append(output)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    short = layer(x[1:], Context(memory=Memory(memory.values[1:, :3])))  # without its padding
+    torch.testing.assert_close(whole[1:], short)
+
+
 @pytest.mark.parametrize("options", [{}, {"feeding": True}, {"query": "before"}])
 @torch.no_grad()
 def test_attention_is_noted_once_for_all_positions(options: dict[str, object]) -> None:
@@ -262,6 +289,26 @@ def test_rows_of_several_sentences_are_refused(kind: type[RecurrentLayer] | type
     layer = kind.build(place(causal=False))
     with pytest.raises(DragomanError, match=r"one sentence a row; found segments of shape \(2, 5\)"):
         layer(torch.zeros(2, 5, D), Context(segments=torch.zeros(2, 5)))
+
+
+@pytest.mark.parametrize("block", ["lstm", "gru(attention=additive, query=before)", "lstm(attention=general, feeding=true)"])
+def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
+    """The incremental decoder and teacher forcing agree, whatever beams were reordered and dropped (tensor2tensor#917)."""
+    torch.manual_seed(11)
+    config = ModelConfig(encoder=("bilstm",), decoder=(block,), width=16, heads=2, dropout=0.0)
+    model = build_model(config, src_vocabulary=12, tgt_vocabulary=12).eval()
+    for weight in model.parameters():
+        weight.data.mul_(2.0)  # so that it has opinions, and beams change places
+    sources = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9]]
+    with torch.no_grad():
+        memory = model.encode(*pack_sources(sources))
+        found = search(model, memory, limits=torch.tensor([3, 9, 1, 6]), strategy=Beam(size=3, nbest=3))
+        for source, hypotheses in zip(sources, found, strict=True):
+            for each in hypotheses:
+                written = [*each.tokens, EOS] if each.finished else each.tokens
+                log_probs = model(pack_sources([source]).ids, torch.tensor([[BOS, *written[:-1]]]))[0].log_softmax(-1)
+                expected = [float(log_probs[at, token]) for at, token in enumerate(written)]
+                assert each.log_probs == pytest.approx(expected, abs=1e-4)
 
 
 def test_weights_come_into_a_model_without_any() -> None:
