@@ -106,13 +106,14 @@ class CosineScore(DotScore):
 
     .. math:: e_{ts} = \beta\, \frac{q_t^\top k_s}{\lVert q_t \rVert\, \lVert k_s \rVert}
 
-    Graves, Wayne and Danihelka (2014), equations 5 and 6. A bare cosine lies within [-1, 1], from which a softmax over
-    twenty keys can give none more than a third: so the strength starts at 10. Here it is one number, not one a step.
+    Graves, Wayne and Danihelka (2014), equations 5 and 6; here the strength is one number, not one a step. It has to
+    grow, for from bare cosines a softmax over twenty keys can give none more than a third, so its logarithm is trained.
+    It starts at 1: from 10 a wrong early choice is so sure of itself that it seldom learns better.
     """
 
     def __init__(self, *, query_width: int, key_width: int, score_width: int = 0) -> None:
         super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)
-        self.strength = nn.Parameter(torch.tensor(10.0))  # beta
+        self.log_strength = nn.Parameter(torch.zeros(()))  # log beta
 
     def prepare(self, key: Tensor) -> Tensor:
         """Bring every key to length 1; one of zeros stays."""
@@ -120,7 +121,7 @@ class CosineScore(DotScore):
 
     def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
         """Score every pair: (B, T, D) and (B, S, D) give (B, T, S)."""
-        return super().forward(F.normalize(query, dim=-1) * self.strength, prepared, features)
+        return super().forward(F.normalize(query, dim=-1) * self.log_strength.exp(), prepared, features)
 
 
 class GeneralScore(Score):

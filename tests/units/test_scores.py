@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt, tanh
+from math import exp, sqrt, tanh
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ PAPERS = {
     "scaled_dot": lambda score, q, k, s: dot(q, k) / sqrt(len(q)),
     "dot": lambda score, q, k, s: dot(q, k),
     "learned_scale_dot": lambda score, q, k, s: score.scale.item() * dot(q, k),
-    "cosine": lambda score, q, k, s: score.strength.item() * dot(q, k) / sqrt(dot(q, q) * dot(k, k)),
+    "cosine": lambda score, q, k, s: exp(score.log_strength.item()) * dot(q, k) / sqrt(dot(q, q) * dot(k, k)),
     "general": lambda score, q, k, s: dot(q, times(score.key_proj, k)),
     "location": lambda score, q, k, s: times(score.places, q)[s],
     "additive": lambda score, q, k, s: additive(score, q, k),

@@ -1,0 +1,49 @@
+"""The smallest miniature: every score and every alignment learns where to look, from what it should have read alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention import Mechanism
+from dragoman.attention.catalogue import ALIGNMENTS, SCORES
+
+PLACES = 6
+WIDTHS = {"query_width": PLACES, "key_width": PLACES, "score_width": 16}
+
+
+def learn(score: str, alignment: str, order: Tensor) -> Tensor:
+    """Train position t to read key order[t]; give the weights (T, S) after training."""
+    torch.manual_seed(0)
+    attention = Mechanism(SCORES.load(score)(**WIDTHS), ALIGNMENTS.load(alignment)(**WIDTHS))
+    asking = nn.Linear(PLACES, PLACES)  # a dot product has nothing of its own to train
+    optimiser = torch.optim.Adam([*attention.parameters(), *asking.parameters()], lr=0.05)
+    places = torch.eye(PLACES).expand(16, PLACES, PLACES)
+    for _ in range(150):
+        value = torch.randn(16, PLACES, 4)
+        found = attention(query=asking(places), key=places, value=value).context
+        loss = (found - value[:, order]).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    attention.eval()
+    with torch.no_grad():
+        weights: Tensor = attention(query=asking(places), key=places, value=places).weights[0]
+    return weights
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_score_learns_to_read_backwards(score: str) -> None:
+    backwards = torch.arange(PLACES).flip(0)
+    weights = learn(score, "softmax", backwards)
+    assert weights.argmax(-1).tolist() == backwards.tolist()
+    assert weights[torch.arange(PLACES), backwards].mean() > 0.8
+
+
+@pytest.mark.parametrize("alignment", ALIGNMENTS)
+def test_an_alignment_learns_to_read_along(alignment: str) -> None:
+    """What monotonic attention learns as an expectation holds when it chooses: no gap between training and use."""
+    weights = learn("normed_additive", alignment, torch.arange(PLACES))
+    assert weights.argmax(-1).tolist() == list(range(PLACES))
+    assert weights.diagonal().mean() > 0.8
