@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.attention import masks
 from dragoman.attention.positions import Within
 from dragoman.attention.recording import Note, Watched
 from dragoman.attention.scores import ScaledDotScore, Score
@@ -23,7 +24,14 @@ class Projected(NamedTuple):
     """What a sequence asks, and what it answers with."""
 
     query: Tensor  # (B, H, T, Dh)
-    key_value: Tensor  # (B, 2, H, T, Dh), as a cache keeps them
+    key_value: Tensor  # (B, 2, G, T, Dh), as a cache keeps them
+
+
+class Reach(NamedTuple):
+    """Where a query may look, and what distance adds to its scores."""
+
+    mask: Tensor | None  # broadcastable to (B, T, S)
+    bias: Tensor | None  # broadcastable to (B, H, T, S)
 
 
 class MultiHead(Watched):
@@ -31,17 +39,37 @@ class MultiHead(Watched):
 
     .. math:: \mathrm{MultiHead} = [\mathrm{head}_1; \dots; \mathrm{head}_H]\, W^O
 
-    Vaswani et al. (2017), section 3.2.2.
+    Vaswani et al. (2017), section 3.2.2. A head is width / heads wide, or `head_width`: narrow heads cannot hold every pattern of
+    weights (Bhojanapalli et al. 2020). With fewer `kv_heads`, G, each group of heads shares keys and values, and a cache is
+    smaller by as much (Ainslie et al. 2023). `norms` put queries and keys on a common scale, so that scores stay small (Henry et
+    al. 2020, Dehghani et al. 2023).
     """
 
-    def __init__(self, width: int, heads: int, *, score: Score | None = None, dropout: float = 0.0, bias: bool = True) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        head_width: int = 0,
+        kv_heads: int = 0,
+        norms: tuple[nn.Module, nn.Module] | None = None,
+        score: Score | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
-        if width % heads:
+        if not head_width and width % heads:
             raise DragomanError("heads must divide the width", found=f"{heads} heads and width {width}", fix="change one of them")
-        self.width, self.heads, self.head_width = width, heads, width // heads
+        if kv_heads and heads % kv_heads:
+            raise DragomanError("heads must form equal groups", found=f"{heads} heads and {kv_heads} of keys", fix="change one of them")
+        self.width, self.heads, self.head_width = width, heads, head_width or width // heads
+        self.kv_heads = kv_heads or heads
+        self.inner, self.kv_inner = heads * self.head_width, self.kv_heads * self.head_width
         self.score = ScaledDotScore(query_width=self.head_width, key_width=self.head_width) if score is None else score
         self.dropout = dropout
-        self.output = nn.Linear(width, width, bias=bias)  # W^O
+        self.output = nn.Linear(self.inner, width, bias=bias)  # W^O
+        self.query_norm = None if norms is None else norms[0]
+        self.key_norm = None if norms is None else norms[1]
         if not self.score.fused:
             _say_plain(type(self.score).__name__)
 
@@ -55,10 +83,12 @@ class MultiHead(Watched):
         causal: bool = False,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Attend from (B, H, T, Dh) to (B, H, S, Dh) and join the heads: (B, T, D).
+        """Attend from (B, H, T, Dh) to (B, G, S, Dh) and join the heads: (B, T, D).
 
         `bias`, broadcastable to (B, H, T, S), is added to the scores.
         """
+        if self.kv_heads != self.heads:
+            key, value = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value))
         dropout = self.dropout if self.training else 0.0
         if self.watch is None and self.score.fused:
             context = attend(query, key, value, mask=mask, causal=causal, dropout=dropout, bias=bias)
@@ -80,14 +110,15 @@ class MultiHead(Watched):
         return context
 
     def split(self, x: Tensor, parts: int) -> Tensor:
-        """Cut projections (B, T, parts * D) into heads: (B, parts, H, T, Dh)."""
-        return x.view(x.size(0), x.size(1), parts, self.heads, self.head_width).permute(0, 2, 3, 1, 4)
+        """Cut projections (B, T, parts * n * Dh) into heads: (B, parts, n, T, Dh)."""
+        return x.view(x.size(0), x.size(1), parts, -1, self.head_width).permute(0, 2, 3, 1, 4)
 
 
 class SelfAttention(MultiHead):
     """A sequence attends to itself; one product makes queries, keys and values.
 
-    `within` tells places inside attention: by turning queries and keys, or by a term added to the scores.
+    `within` tells places inside attention: by turning queries and keys, or by a term added to the scores. A `window` keeps each
+    position to those at most so far away, as Vaswani et al. (2017, section 4) propose; it hides the others and saves no time.
     """
 
     def __init__(
@@ -95,40 +126,55 @@ class SelfAttention(MultiHead):
         width: int,
         heads: int,
         *,
+        head_width: int = 0,
+        kv_heads: int = 0,
+        norms: tuple[nn.Module, nn.Module] | None = None,
         score: Score | None = None,
         within: Within | None = None,
+        window: int = 0,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        super().__init__(width, heads, score=score, dropout=dropout, bias=bias)
-        self.query_key_value = nn.Linear(width, 3 * width, bias=bias)  # W^Q, W^K and W^V, one below the other
-        self.within = within
+        super().__init__(width, heads, head_width=head_width, kv_heads=kv_heads, norms=norms, score=score, dropout=dropout, bias=bias)
+        self.query_key_value = nn.Linear(width, self.inner + 2 * self.kv_inner, bias=bias)  # W^Q, W^K and W^V, one below the other
+        self.within, self.window = within, window
+        self.turns = within is not None and not within.biased
+        self.measures = bool(window) or (within is not None and within.biased)  # whether it needs distances
 
     def project(self, x: Tensor, *, first: int = 0, places: Tensor | None = None) -> Projected:
         """Make queries, keys and values of (B, T, D), placed consecutively from `first`, or at places (B, T) below first + T."""
-        heads = self.split(self.query_key_value(x), 3)  # (B, 3, H, T, Dh)
-        query, key_value = heads[:, 0], heads[:, 1:]
-        if self.within is None or self.within.biased:
+        query, key_value = self.query_key_value(x).split([self.inner, 2 * self.kv_inner], dim=-1)
+        query, key_value = self.split(query, 1).squeeze(1), self.split(key_value, 2)
+        if not self.turns and self.key_norm is None:
             return Projected(query, key_value)
         key, value = key_value.unbind(1)
-        query, key = (self.within.turn(part, places, first=first) for part in (query, key))
+        query, key = self._place(query, key, first, places)
         return Projected(query, torch.stack([key, value], dim=1))
 
-    def bias(self, query_places: Tensor, key_places: Tensor) -> Tensor | None:
-        """Give what places (..., T) and (..., S) add to the scores, broadcastable to (B, H, T, S); None for nothing."""
-        if self.within is None or not self.within.biased:
-            return None
-        return self.within.bias(key_places.unsqueeze(-2) - query_places.unsqueeze(-1))
+    def reach(self, mask: Tensor | None, query_places: Tensor, key_places: Tensor) -> Reach:
+        """Add to a mask what places (..., T) and (..., S) hide, and give what they add to the scores."""
+        distance = key_places.unsqueeze(-2) - query_places.unsqueeze(-1)
+        bias = self.within.bias(distance) if self.within is not None and self.within.biased else None
+        return Reach(masks.both(mask, distance.abs() <= self.window) if self.window else mask, bias)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False, places: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T); `places` (B, T) where they are not 0 to T - 1."""
-        query, key_value = self.project(x, places=places)
-        key, value = key_value.unbind(1)
+        parts = self.query_key_value(x).split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
+        query, key, value = (self.split(part, 1).squeeze(1) for part in parts)
+        query, key = self._place(query, key, 0, places)
         bias = None
-        if self.within is not None:
+        if self.measures:
             places = torch.arange(x.size(1), device=x.device) if places is None else places
-            bias = self.bias(places, places)
+            mask, bias = self.reach(mask, places, places)
         return self.look(query, key, value, mask=mask, causal=causal, bias=bias)
+
+    def _place(self, query: Tensor, key: Tensor, first: int, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Normalise queries and keys, then turn them, where that is asked for."""
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = _normed(self.query_norm, query), _normed(self.key_norm, key)
+        if self.turns and self.within is not None:
+            query, key = (self.within.turn(part, places, first=first) for part in (query, key))
+        return query, key
 
 
 class CrossAttention(MultiHead):
@@ -140,24 +186,31 @@ class CrossAttention(MultiHead):
         heads: int,
         *,
         memory_width: int | None = None,
+        head_width: int = 0,
+        kv_heads: int = 0,
+        norms: tuple[nn.Module, nn.Module] | None = None,
         score: Score | None = None,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        super().__init__(width, heads, score=score, dropout=dropout, bias=bias)
-        self.query = nn.Linear(width, width, bias=bias)  # W^Q
-        self.key_value = nn.Linear(width if memory_width is None else memory_width, 2 * width, bias=bias)  # W^K above W^V
+        super().__init__(width, heads, head_width=head_width, kv_heads=kv_heads, norms=norms, score=score, dropout=dropout, bias=bias)
+        self.query = nn.Linear(width, self.inner, bias=bias)  # W^Q
+        self.key_value = nn.Linear(width if memory_width is None else memory_width, 2 * self.kv_inner, bias=bias)  # W^K above W^V
 
     def prepare(self, memory: Tensor) -> Tensor:
-        """Make keys and values of (B, S, D): (B, 2, H, S, Dh)."""
-        return self.split(self.key_value(memory), 2)
+        """Make keys and values of (B, S, D): (B, 2, G, S, Dh)."""
+        key_value = self.split(self.key_value(memory), 2)
+        if self.key_norm is None:
+            return key_value
+        key, value = key_value.unbind(1)
+        return torch.stack([_normed(self.key_norm, key), value], dim=1)
 
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to (B, S, D); `mask` is broadcastable to (B, T, S)."""
         return self.read(x, self.prepare(memory), mask=mask)
 
     def read(self, x: Tensor, prepared: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Attend to what `prepare` made; several rows may share a sentence: (B * K, T, D) to (B, 2, H, S, Dh).
+        """Attend to what `prepare` made; several rows may share a sentence: (B * K, T, D) to (B, 2, G, S, Dh).
 
         Rows that share one are a longer query to it, so its keys and values are neither copied nor read K times.
         """
@@ -166,9 +219,15 @@ class CrossAttention(MultiHead):
             prepared = prepared.repeat_interleave(shape[0] // sentences, dim=0)
             mask = mask if mask is None or mask.size(0) == 1 else mask.repeat_interleave(shape[0] // sentences, dim=0)
             sentences = shape[0]
-        query = self.split(self.query(x).view(sentences, -1, self.width), 1)[:, 0]
+        query = self.split(self.query(x).view(sentences, -1, self.inner), 1)[:, 0]
+        query = query if self.query_norm is None else _normed(self.query_norm, query)
         key, value = prepared.unbind(1)
         return self.look(query, key, value, mask=mask).view(shape)
+
+
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """Normalise heads in the type of the norm's weights: under autocast, queries and keys come in half of it."""
+    return norm(x.to(next(norm.parameters()).dtype)).to(x.dtype)
 
 
 @functools.cache

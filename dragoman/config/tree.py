@@ -78,6 +78,12 @@ class ModelConfig:
     decoder: tuple[str, ...] = setting(("self*6",), "The decoder's blocks, such as [self*6].")
     width: int = setting(512, "Size of every layer's input and output, D.", at_least=1, at_most=65_536)
     heads: int = setting(8, "Attention heads that share the width, H.", at_least=1, at_most=1024)
+    head_width: int = setting(0, "Size of each attention head; 0 for model.width / model.heads.", at_least=0, at_most=65_536)
+    kv_heads: int = setting(
+        0, "Heads of keys and values, each shared by a group of the model.heads; 0 for as many.", at_least=0, at_most=1024
+    )
+    qk_norm: str = setting("none", "Normalisation of each head's queries and keys.", choices=("none", "layer", "rms", "t5", "scale"))
+    window: int = setting(0, "How far self-attention looks to either side; 0 for no limit.", at_least=0, at_most=1_000_000)
     feedforward: int = setting(2048, "Inner size of the feed-forward layers.", at_least=1, at_most=1_000_000)
     activation: str = setting("relu", "Function inside the feed-forward layers.", kind="activation")
     norm: str = setting("layer", "Normalisation of each layer.", kind="norm")
@@ -98,16 +104,30 @@ class ModelConfig:
         0.0, "Share of the feed-forward layers' inner values dropped in training.", at_least=0.0, at_most=0.95
     )
 
+    @property
+    def head_size(self) -> int:
+        """Give the width of each attention head, whether it is set or follows from the model's."""
+        return self.head_width or self.width // self.heads
+
     def problems(self) -> Iterator[str]:
         """Say what is wrong between fields; ranges are checked before this."""
-        if self.width % self.heads:
+        if not self.head_width and self.width % self.heads:
             near = max(n for n in range(1, self.heads) if self.width % n == 0)
             yield f"model.heads must divide model.width; found {self.heads} and {self.width}; try model.heads={near}"
         if self.positions.startswith("sinusoidal") and self.width % 2:
             yield f"model.width must be even for {self.positions} positions; found {self.width}; try model.width={self.width + 1}"
-        if self.positions == "rotary" and self.width // self.heads % 2:
-            found = f"{self.width // self.heads}, model.width={self.width} by model.heads={self.heads}"
-            yield f"a head's width must be even for rotary positions; found {found}; change one of them"
+        if self.positions == "rotary" and self.head_size % 2:
+            found = f"model.head_width={self.head_width}" if self.head_width else f"model.width={self.width} by model.heads={self.heads}"
+            yield f"a head's width must be even for rotary positions; found {self.head_size}, {found}; set an even model.head_width"
+        if self.kv_heads and self.heads % self.kv_heads:
+            near = max(n for n in range(1, self.kv_heads) if self.heads % n == 0)
+            yield f"model.kv_heads must divide model.heads; found {self.kv_heads} and {self.heads}; try model.kv_heads={near}"
+        if not any(block.strip().startswith("self") for block in (*self.encoder, *self.decoder)):
+            blocks = ", ".join((*self.encoder, *self.decoder))
+            if self.positions in ("rotary", "alibi", "t5"):
+                yield f"model.positions={self.positions} acts in self-attention and needs a self block; found {blocks}; try sinusoidal"
+            if self.window:
+                yield f"model.window={self.window} acts in self-attention and needs a self block; found {blocks}; set model.window=0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from dragoman.attention.multihead import CrossAttention, SelfAttention
+from dragoman.config import ModelConfig
 from dragoman.layers.feedforward import FeedForward
 from dragoman.layers.residual import Residual
 from dragoman.models.blocks import Block, Extended, Place
@@ -17,7 +20,18 @@ from dragoman.registry import catalogue
 class TransformerLayer(Block):
     """Self-attention, in a decoder attention to the memory, feed-forward: Vaswani et al. (2017), figure 1."""
 
-    overrides = ("heads", "feedforward", "activation", "dropout", "attention_dropout", "feedforward_dropout")
+    overrides = (
+        "heads",
+        "head_width",
+        "kv_heads",
+        "qk_norm",
+        "window",
+        "feedforward",
+        "activation",
+        "dropout",
+        "attention_dropout",
+        "feedforward_dropout",
+    )
 
     def __init__(
         self,
@@ -47,16 +61,16 @@ class TransformerLayer(Block):
         norm = catalogue("norm").load(config.norm)
         residual = catalogue("residual").load(config.residual)
         activation: nn.Module = catalogue("activation").load(config.activation)()
-        dropout, bias = config.attention_dropout, config.attention_bias
-        within = catalogue("positions").load(config.positions)
-        within = within.within(
-            heads=config.heads, head_width=config.width // config.heads, causal=place.causal, max_positions=config.max_positions
+        within = (
+            catalogue("positions")
+            .load(config.positions)
+            .within(heads=config.heads, head_width=config.head_size, causal=place.causal, max_positions=config.max_positions)
         )
         cross = None
         if place.memory_width is not None:
-            cross = CrossAttention(config.width, config.heads, memory_width=place.memory_width, dropout=dropout, bias=bias)
+            cross = CrossAttention(config.width, config.heads, memory_width=place.memory_width, **_shape(config))
         return cls(
-            attention=SelfAttention(config.width, config.heads, within=within, dropout=dropout, bias=bias),
+            attention=SelfAttention(config.width, config.heads, within=within, window=config.window, **_shape(config)),
             cross=cross,
             feedforward=FeedForward(config.width, config.feedforward, activation=activation, dropout=config.feedforward_dropout),
             residuals=[residual(norm(config.width, config.norm_epsilon), dropout=config.dropout) for _ in range(3 if cross else 2)],
@@ -79,7 +93,7 @@ class TransformerLayer(Block):
         assert self.causal, "only a decoder's layer generates"
         assert context.memory is not None, "a translator's decoder starts from a memory"
         values, mask = context.memory.values, context.memory.mask
-        empty = values.new_empty(values.size(0), 2, self.self.heads, 0, self.self.head_width)
+        empty = values.new_empty(values.size(0), 2, self.self.kv_heads, 0, self.self.head_width)
         memory = {"key_value": self.cross.prepare(values)} if self.has_cross else {}
         if mask is not None and self.has_cross:
             memory["mask"] = mask
@@ -98,12 +112,27 @@ class TransformerLayer(Block):
 
     def _extend_self(self, x: Tensor, state: State) -> Extended:
         """Attend from T more positions to all that the cache holds with them."""
-        bias = None
-        places = None if self.self.within is None else state.coming(x.size(1))
-        query, key_value = self.self.project(x, first=state.length, places=None if state.places is None else places)
+        coming = state.coming(x.size(1)) if self.self.measures or state.places is not None else None
+        query, key_value = self.self.project(x, first=state.length, places=None if state.places is None else coming)
         state = state.append("key_value", key_value)
         key, value = state.filled("key_value").unbind(1)
-        visible = state.visible(x.size(1))
-        if places is not None:
-            bias = self.self.bias(places, torch.arange(state.length, device=x.device))  # a slot's number is its place
-        return Extended(self.self.look(query, key, value, mask=visible, causal=visible is None, bias=bias), state)
+        visible, bias = state.visible(x.size(1)), None
+        causal = visible is None
+        if self.self.measures and coming is not None:
+            visible, bias = self.self.reach(visible, coming, torch.arange(state.length, device=x.device))  # a slot's number is its place
+        return Extended(self.self.look(query, key, value, mask=visible, causal=causal, bias=bias), state)
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    """Read what both attentions of a layer have in common; each has norms of its own."""
+    norms = None
+    if config.qk_norm != "none":
+        norm = catalogue("norm").load(config.qk_norm)
+        norms = tuple(norm(config.head_size, config.norm_epsilon) for _ in range(2))
+    return {
+        "head_width": config.head_width,
+        "kv_heads": config.kv_heads,
+        "norms": norms,
+        "dropout": config.attention_dropout,
+        "bias": config.attention_bias,
+    }
