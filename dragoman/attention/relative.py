@@ -6,6 +6,7 @@ sequence knows no distances and goes without.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -25,7 +26,8 @@ class Rotation(Within):
 
     def __init__(self, head_width: int, *, max_positions: int = 1024) -> None:
         super().__init__()
-        self.waves = Sinusoidal(width=head_width, max_positions=max_positions)
+        self.waves = Sinusoidal(width=head_width, max_positions=1)
+        self.waves.table = _table(head_width, max_positions).to(_real_device())
 
     def turn(self, x: Tensor, places: Tensor | None, *, first: int = 0) -> Tensor:
         """Turn queries or keys (B, H, T, Dh)."""
@@ -128,6 +130,13 @@ def alibi_slopes(heads: int) -> list[float]:
     slopes = [2.0 ** (-8 * (head + 1) / below) for head in range(below)]
     between = [2.0 ** (-8 * (head + 1) / (2 * below)) for head in range(0, 2 * below, 2)]
     return (slopes + between)[:heads]
+
+
+@functools.lru_cache(maxsize=8)
+def _table(width: int, rows: int) -> Tensor:
+    """Make a table of sines once for all layers: a thousand layers laid out to be looked at must not cost a thousand tables."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        return Sinusoidal(width=width, max_positions=rows).table
 
 
 def _real_device() -> torch.device:

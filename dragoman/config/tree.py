@@ -78,7 +78,7 @@ class ModelConfig:
     decoder: tuple[str, ...] = setting(("self*6",), "The decoder's blocks, such as [self*6].")
     width: int = setting(512, "Size of every layer's input and output, D.", at_least=1, at_most=65_536)
     heads: int = setting(8, "Attention heads that share the width, H.", at_least=1, at_most=1024)
-    head_width: int = setting(0, "Size of each attention head; 0 for model.width / model.heads.", at_least=0, at_most=65_536)
+    head_width: int = setting(0, "Size of each attention head; 0 for model.width / model.heads.", at_least=0, at_most=4096)
     kv_heads: int = setting(
         0, "Heads of keys and values, each shared by a group of the model.heads; 0 for as many.", at_least=0, at_most=1024
     )

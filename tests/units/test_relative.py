@@ -54,6 +54,16 @@ def test_rotation_at_given_places() -> None:
     torch.testing.assert_close(turned[1], rotation.turn(x, None, first=5)[1])
 
 
+def test_layers_share_one_table_until_they_are_moved() -> None:
+    with torch.device("meta"):
+        first, second = Rotation(4), Rotation(4)
+    assert first.waves.table.data_ptr() == second.waves.table.data_ptr()
+    assert first.waves.table.device.type == "cpu"
+    first.double()
+    assert (first.waves.table.dtype, second.waves.table.dtype) == (torch.float64, torch.float32)
+    assert not first.state_dict()
+
+
 def test_slopes_are_the_papers() -> None:
     assert alibi_slopes(8) == [2.0**-n for n in range(1, 9)]
     assert alibi_slopes(4) == [0.25, 0.0625, 0.015625, 0.00390625]
