@@ -62,6 +62,14 @@ class Recurrence(nn.Module):
         after = after if len(states) > 1 else (after,)
         return Ran(output, {name: state.transpose(0, 1) for name, state in zip(self.names, after, strict=True)})
 
+    def sweep(self, x: Tensor) -> Tensor:
+        """Read (B, T, D) from the first position; padding stands at the end, where what is real never looks."""
+        return self.run(x, self.begin(x)).output
+
+    def sweep_back(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Read (B, T, D) from each row's last real position; what was read at a position stands there."""
+        return turn_around(self.sweep(turn_around(x, mask)), mask)
+
     def step(self, x: Tensor, carried: Carried) -> Ran:
         """Read one position (B, D) by cells."""
         rows: list[tuple[Tensor, ...]] = []
@@ -163,10 +171,7 @@ class TwoSided(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Read (B, T, D) from both ends, each row's padding left out."""
-        ahead = self.ahead.run(x, self.ahead.begin(x)).output
-        turned = turn_around(x, mask)
-        back = turn_around(self.back.run(turned, self.back.begin(x)).output, mask)
-        return torch.cat([ahead, back], dim=-1)
+        return torch.cat([self.ahead.sweep(x), self.back.sweep_back(x, mask)], dim=-1)
 
 
 class Asking(nn.Module):

@@ -13,20 +13,7 @@ from torch import Tensor, nn
 from dragoman.attention.mechanism import Mechanism, Prepared
 from dragoman.attention.recording import Note, Watch
 from dragoman.errors import ConfigError, DragomanError, nearest
-from dragoman.layers.recurrent import (
-    GRU,
-    LSTM,
-    QUERIES,
-    SUMMARIES,
-    AskAfter,
-    Asking,
-    Bare,
-    Carried,
-    Recurrence,
-    Summary,
-    TwoSided,
-    turn_around,
-)
+from dragoman.layers.recurrent import GRU, LSTM, QUERIES, SUMMARIES, AskAfter, Asking, Bare, Carried, Recurrence, Summary, TwoSided
 from dragoman.layers.residual import Residual
 from dragoman.models.blocks import Block, Extended, Place
 from dragoman.models.context import Context, Memory
@@ -111,12 +98,8 @@ class RecurrentLayer(Block):
         """Change every position of (B, T, D) at once."""
         _refuse_segments(context)
         if context.memory is None:
-            recurrence = self._recurrence()
-            entered = self.residual.enter(x)
-            if self.reverse:
-                change = turn_around(recurrence.run(turn_around(entered, context.mask), recurrence.begin(x)).output, context.mask)
-            else:  # padding stands at the end, where what is real never looks
-                change = recurrence.run(entered, recurrence.begin(x)).output
+            recurrence, entered = self._recurrence(), self.residual.enter(x)
+            change = recurrence.sweep_back(entered, context.mask) if self.reverse else recurrence.sweep(entered)
             return self.residual.leave(x, change)
         if self.has_cross and not self.feeding and isinstance(self.asking, AskAfter):
             entered = self.residual.enter(x)
@@ -287,7 +270,7 @@ def _refuse(place: Place, attention: str, query: str, feeding: bool, layers: int
         (query in QUERIES, f"query must be before or after the step; found {query!r}; {nearest(query, QUERIES)}"),
         (initial in starts, f"initial must be a known start; found {initial!r}; {nearest(initial, starts)}"),
         (layers >= 1, f"layers must be at least 1; found {layers}; raise it"),
-        (not attends or attention in scores, f"attention must be none or a score; found {attention!r}; {nearest(attention, scores)}"),
+        (not attends or attention in scores, f"attention must be none or a score; found {attention!r}; {_meant(attention)}"),
         (not (attends and blind), f"attention needs a memory, which an encoder has not; found {attention!r}; leave it out"),
         (attends or not feeding, f"feeding needs attention, whose output is fed; found attention={attention}; give attention=NAME"),
         (not (reverse and place.causal), "reverse needs a whole sentence; found reverse=true in a decoder; use it in model.encoder"),
@@ -295,3 +278,9 @@ def _refuse(place: Place, attention: str, query: str, feeding: bool, layers: int
     problems = [f"a recurrent block's {problem}" for holds, problem in checks if not holds]
     if problems:
         raise ConfigError(problems)
+
+
+def _meant(attention: str) -> str:
+    """Say what was meant by a name that is no score."""
+    aligned = attention in catalogue("alignment")
+    return f"write attention=additive, alignment={attention}" if aligned else nearest(attention, catalogue("score"))

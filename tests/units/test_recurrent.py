@@ -266,6 +266,7 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         ("gru(initial=midst)", True, "initial must be a known start; found 'midst'"),
         ("lstm(layers=0)", True, "layers must be at least 1; found 0"),
         ("lstm(attention=scaled_dots)", True, "none or a score; found 'scaled_dots'; did you mean scaled_dot"),
+        ("lstm(attention=monotonic)", True, "none or a score; found 'monotonic'; write attention=additive, alignment=monotonic"),
         ("lstm(attention=scaled_dot, alignment=softmaxx)", True, "no alignment named 'softmaxx'; did you mean softmax"),
         ("lstm(attention=scaled_dot)", False, "which an encoder has not; found 'scaled_dot'"),
         ("gru(feeding=true)", True, "feeding needs attention, whose output is fed; found attention=none"),
@@ -309,6 +310,21 @@ def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
                 log_probs = model(pack_sources([source]).ids, torch.tensor([[BOS, *written[:-1]]]))[0].log_softmax(-1)
                 expected = [float(log_probs[at, token]) for at, token in enumerate(written)]
                 assert each.log_probs == pytest.approx(expected, abs=1e-4)
+
+
+@torch.no_grad()
+def test_recurrent_blocks_stand_beside_others() -> None:
+    """Hybrids: the lists of the architecture's own example, stepped as in one pass."""
+    torch.manual_seed(0)
+    stacks = {"encoder": ("conv*2", "self*2", "bilstm"), "decoder": ("lstm(attention=additive, alignment=monotonic)", "self*2", "gru")}
+    config = ModelConfig(**stacks, width=16, heads=2, feedforward=16, dropout=0.0, residual="pre")
+    model = build_model(config, src_vocabulary=12, tgt_vocabulary=12).double().eval()
+    src, tgt = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 4))
+    state, parts = model.start(model.encode(src, MASK)), []
+    for token in tgt.unbind(1):
+        logits, state = model.step(token, state)
+        parts.append(logits)
+    torch.testing.assert_close(torch.stack(parts, 1), model(src, tgt, MASK))
 
 
 def test_weights_come_into_a_model_without_any() -> None:
