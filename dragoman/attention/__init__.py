@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dragoman.attention.recording import record as record
     from dragoman.attention.relative import BucketBias as BucketBias
     from dragoman.attention.relative import LinearBias as LinearBias
+    from dragoman.attention.relative import RelativeKeys as RelativeKeys
     from dragoman.attention.relative import Rotation as Rotation
     from dragoman.attention.remembering import Coverage as Coverage
     from dragoman.attention.remembering import LocationCumulative as LocationCumulative
@@ -59,7 +60,7 @@ _HOMES = {
     "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves", "Within"),
     "recording": ("Note", "Notes", "attentions", "edit", "heads_off", "record"),
     "remembering": ("Coverage", "LocationCumulative", "LocationSensitive", "coverage_loss"),
-    "relative": ("BucketBias", "LinearBias", "Rotation"),
+    "relative": ("BucketBias", "LinearBias", "RelativeKeys", "Rotation"),
     "scores": (
         "AdditiveScore",
         "CosineScore",

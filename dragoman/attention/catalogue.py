@@ -71,4 +71,5 @@ POSITIONS = Registry(
     rotary=Entry("dragoman.attention.relative:Rotary", "Queries and keys are turned by their places (RoPE); no limit on length."),
     alibi=Entry("dragoman.attention.relative:Alibi", "Scores fall with the distance, in each head at its own slope; no limit on length."),
     t5=Entry("dragoman.attention.relative:T5Buckets", "Scores get a trained term for each bucket of distances; no limit on length."),
+    shaw=Entry("dragoman.attention.relative:Shaw", "Queries also meet a trained vector for each distance up to 16; no limit on length."),
 )

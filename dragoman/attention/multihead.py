@@ -151,10 +151,10 @@ class SelfAttention(MultiHead):
         query, key = self._place(query, key, first, places)
         return Projected(query, torch.stack([key, value], dim=1))
 
-    def reach(self, mask: Tensor | None, query_places: Tensor, key_places: Tensor) -> Reach:
-        """Add to a mask what places (..., T) and (..., S) hide, and give what they add to the scores."""
+    def reach(self, query: Tensor, mask: Tensor | None, query_places: Tensor, key_places: Tensor) -> Reach:
+        """Add to a mask what places (..., T) and (..., S) hide, and give what they add to the scores of queries (B, H, T, Dh)."""
         distance = key_places.unsqueeze(-2) - query_places.unsqueeze(-1)
-        bias = self.within.bias(distance) if self.within is not None and self.within.biased else None
+        bias = self.within.bias(distance, query) if self.within is not None and self.within.biased else None
         return Reach(masks.both(mask, distance.abs() <= self.window) if self.window else mask, bias)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False, places: Tensor | None = None) -> Tensor:
@@ -165,7 +165,7 @@ class SelfAttention(MultiHead):
         bias = None
         if self.measures:
             places = torch.arange(x.size(1), device=x.device) if places is None else places
-            mask, bias = self.reach(mask, places, places)
+            mask, bias = self.reach(query, mask, places, places)
         return self.look(query, key, value, mask=mask, causal=causal, bias=bias)
 
     def _place(self, query: Tensor, key: Tensor, first: int, places: Tensor | None) -> tuple[Tensor, Tensor]:

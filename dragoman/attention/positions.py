@@ -24,8 +24,11 @@ class Within(nn.Module):
         """Change queries or keys (B, H, T, Dh) by their places; keys are kept changed."""
         return x
 
-    def bias(self, distance: Tensor) -> Tensor:
-        """Give what is added to the scores (..., H, T, S), of distances (..., T, S): key place minus query place."""
+    def bias(self, distance: Tensor, query: Tensor) -> Tensor:
+        """Give what is added to the scores, broadcastable to (B, H, T, S).
+
+        Distances (..., T, S) are key place minus query place; queries are (B, H, T, Dh).
+        """
         raise NotImplementedError
 
 

@@ -124,7 +124,7 @@ class ModelConfig:
             yield f"model.kv_heads must divide model.heads; found {self.kv_heads} and {self.heads}; try model.kv_heads={near}"
         if not any(block.strip().startswith("self") for block in (*self.encoder, *self.decoder)):
             blocks = ", ".join((*self.encoder, *self.decoder))
-            if self.positions in ("rotary", "alibi", "t5"):
+            if self.positions in ("rotary", "alibi", "t5", "shaw"):
                 yield f"model.positions={self.positions} acts in self-attention and needs a self block; found {blocks}; try sinusoidal"
             if self.window:
                 yield f"model.window={self.window} acts in self-attention and needs a self block; found {blocks}; set model.window=0"

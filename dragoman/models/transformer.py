@@ -119,7 +119,8 @@ class TransformerLayer(Block):
         visible, bias = state.visible(x.size(1)), None
         causal = visible is None
         if self.self.measures and coming is not None:
-            visible, bias = self.self.reach(visible, coming, torch.arange(state.length, device=x.device))  # a slot's number is its place
+            slots = torch.arange(state.length, device=x.device)  # a slot's number is its place
+            visible, bias = self.self.reach(query, visible, coming, slots)
         return Extended(self.self.look(query, key, value, mask=visible, causal=causal, bias=bias), state)
 
 

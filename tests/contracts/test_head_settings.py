@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "all rotary": {"head_width": 6, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "rotary"},
     "all alibi": {"head_width": 6, "kv_heads": 2, "qk_norm": "scale", "window": 3, "positions": "alibi"},
     "all t5": {"head_width": 6, "kv_heads": 1, "qk_norm": "layer", "window": 3, "positions": "t5"},
+    "all shaw": {"head_width": 6, "kv_heads": 2, "qk_norm": "t5", "window": 3, "positions": "shaw"},
 }
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dragoman.attention import SelfAttention, record
-from dragoman.attention.relative import Alibi, BucketBias, LinearBias, Rotary, Rotation, T5Buckets, alibi_slopes
+from dragoman.attention.relative import Alibi, BucketBias, LinearBias, RelativeKeys, Rotary, Rotation, Shaw, T5Buckets, alibi_slopes
 from dragoman.config import Config, ModelConfig
 from dragoman.kernels import attend, attend_reference
 from dragoman.models.build import build_model
@@ -75,7 +75,7 @@ def test_linear_bias_is_blooms(heads: int) -> None:
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
     places = torch.arange(5)
-    ours = LinearBias(heads).bias(places - places.unsqueeze(1))  # (H, T, S)
+    ours = LinearBias(heads).bias(places - places.unsqueeze(1), torch.empty(0))  # (H, T, S)
     theirs = build_alibi_tensor(torch.ones(1, 5), heads, torch.float32)  # (H, 1, S)
     torch.manual_seed(0)
     scores = torch.randn(heads, 5, 5).masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), -torch.inf)
@@ -104,9 +104,34 @@ def test_buckets_are_those_of_transformers(causal: bool) -> None:
 def test_bucket_bias_reads_its_table() -> None:
     bias = BucketBias(2, causal=True)
     torch.nn.init.normal_(bias.weight)
-    found = bias.bias(torch.tensor([[-1, 0]]))
+    found = bias.bias(torch.tensor([[-1, 0]]), torch.empty(0))
     assert found.shape == (2, 1, 2)
     torch.testing.assert_close(found[:, 0], bias.weight[[1, 0]].T)
+
+
+def test_relative_keys_are_those_of_transformers() -> None:
+    from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertConfig, Wav2Vec2BertSelfAttention
+
+    torch.manual_seed(0)
+    config = Wav2Vec2BertConfig(
+        hidden_size=8,
+        num_attention_heads=2,
+        position_embeddings_type="relative_key",
+        left_max_position_embeddings=3,
+        right_max_position_embeddings=3,
+        attention_dropout=0.0,
+    )
+    theirs = Wav2Vec2BertSelfAttention(config).eval()
+    within = RelativeKeys(4, farthest=3)
+    ours = SelfAttention(8, 2, within=within)
+    linears = (theirs.linear_q, theirs.linear_k, theirs.linear_v)
+    with torch.no_grad():
+        ours.query_key_value.weight.copy_(torch.cat([linear.weight for linear in linears]))
+        ours.query_key_value.bias.copy_(torch.cat([linear.bias for linear in linears]))
+        ours.output.load_state_dict(theirs.linear_out.state_dict())
+        within.weight.copy_(theirs.distance_embedding.weight)
+    x = torch.randn(2, 9, 8)
+    torch.testing.assert_close(ours(x), theirs(x)[0])
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -133,7 +158,7 @@ def test_a_query_that_sees_nothing_gets_zeros_with_a_bias_too() -> None:
     assert found[:, :, 0].any()
 
 
-@pytest.mark.parametrize("scheme", [Rotary, Alibi, T5Buckets])
+@pytest.mark.parametrize("scheme", [Rotary, Alibi, T5Buckets, Shaw])
 def test_packed_sentences_are_as_if_alone(scheme: type[Rotary]) -> None:
     torch.manual_seed(0)
     attention = SelfAttention(8, 2, within=scheme.within(heads=2, head_width=4, causal=True))
@@ -150,7 +175,7 @@ def test_packed_sentences_are_as_if_alone(scheme: type[Rotary]) -> None:
     assert notes[""].weights.shape == (1, 2, 7, 7)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "alibi", "t5"])
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "shaw"])
 def test_order_is_told_to_an_encoder(positions: str) -> None:
     """A bias alike on both sides would not tell a sentence from its mirror image: who bites whom."""
     torch.manual_seed(0)
