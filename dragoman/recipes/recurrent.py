@@ -45,7 +45,7 @@ def bahdanau2015() -> Config:
             clip=1.0,  # appendix B.2: gradients at most 1 long
             label_smoothing=0.0,  # appendix B.2: the likelihood itself
             compile="off",  # a loop over positions is compiled anew for every length, and gains less than that takes
-            choose="best",  # section 4.2: trained until validation stopped improving for RNNsearch-50*
+            choose="best",  # table 1: RNNsearch-50* is trained until validation stops improving; for the other the paper does not say
             checkpoint_every=2000,  # not in the paper
             validate_every=2000,  # not in the paper
         ),
