@@ -97,6 +97,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 def _hidden_by(bias: Tensor, visible: Tensor | None) -> Tensor:
     """Push what is not visible out of sight of a bias; half the lowest number, so that adding a score cannot reach -inf."""
+    bias = bias.unsqueeze(0) if bias.dim() == 3 else bias  # the fused kernels know masks of two axes and of four
     return bias if visible is None else bias.masked_fill(~visible, torch.finfo(bias.dtype).min / 2)
 
 
