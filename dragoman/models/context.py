@@ -15,7 +15,7 @@ class Memory(NamedTuple):
 
     values: Tensor  # (B, S, D)
     mask: Tensor | None = None  # (B, S), or None when nothing is padded
-    embeddings: Tensor | None = None  # (B, S, D), for attention that wants them in the values
+    embeddings: Tensor | None = None  # (B, S, D), with their positions: for attention that wants them in the values
     segments: Tensor | None = None  # (B, S) sentence ids, where several are packed in a row
 
     @property

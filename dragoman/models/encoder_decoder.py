@@ -65,8 +65,8 @@ class EncoderDecoder(nn.Module):
         """Read sources (B, S), real where `mask` (B, S) is True; `losses` collects what members add to the loss."""
         embedded = self._embedding("src")(src)
         context = Context(mask=mask, segments=segments, places=places, embeddings=embedded, losses={} if losses is None else losses)
-        values = self.encoder(self.src_entrance(embedded, places=places), context)
-        return Memory(values, mask, embedded, segments)
+        placed = self.src_entrance(embedded, places=places)
+        return Memory(self.encoder(placed, context), mask, placed, segments)
 
     def decode(
         self,

@@ -137,12 +137,12 @@ def paper_convolution(layer: nn.Module, inputs: list[Tensor], position: int, fir
 
 
 def paper_encoder(model: EncoderDecoder, src: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Give z and w of one sentence (S,)."""
+    """Give z and e of one sentence (S,): section 3.1, e_j = w_j + p_j."""
     words = [model.embeddings["src"].weight[token] for token in src]  # type: ignore[union-attr, index]
-    z = [word + model.src_entrance.positions.weight[place] for place, word in enumerate(words)]  # type: ignore[index]
+    e = z = [word + model.src_entrance.positions.weight[place] for place, word in enumerate(words)]  # type: ignore[index]
     for _, layer in model.encoder.blocks():
         z = [(paper_convolution(layer, z, place, -1) + z[place]) * math.sqrt(0.5) for place in range(len(z))]
-    return z, words
+    return z, e
 
 
 def paper_decoder(model: EncoderDecoder, tgt: Tensor, z: list[Tensor], e: list[Tensor]) -> list[Tensor]:
