@@ -17,6 +17,7 @@ class Entry:
     target: str  # "package.module:Name"
     summary: str
     exempt: Mapping[str, str] | None = None  # contract -> why this member's definition breaks it
+    family: str = ""  # what it is listed under, where a kind has families
 
 
 class Registry(Mapping[str, Entry]):

@@ -15,16 +15,20 @@ app = typer.Typer(name="recipes", help="List the recipes, or show one with `reci
 
 @app.callback(invoke_without_command=True)
 def recipes(context: typer.Context, json: JsonOption = False) -> None:
-    """List the recipes, or show one with `dragoman recipes show NAME`."""
+    """List the recipes by family, or show one with `dragoman recipes show NAME`."""
     if context.invoked_subcommand is not None:
         return
     from dragoman.registry import catalogue
 
-    rows = [(name, entry.summary) for name, entry in catalogue("recipe").items()]
+    found = catalogue("recipe")
     if json:
-        as_json([{"recipe": name, "summary": summary} for name, summary in rows])
-    else:
-        table(["recipe", "what it is"], rows)
+        as_json([{"recipe": name, "family": entry.family, "summary": entry.summary} for name, entry in found.items()])
+        return
+    families: dict[str, list[tuple[str, str]]] = {}
+    for name, entry in found.items():
+        families.setdefault(entry.family or "other", []).append((f"  {name}", entry.summary))
+    # One table for all, so that the summaries stand in one column.
+    table(["recipe", "what it is"], [row for family, rows in families.items() for row in ((f"{family}:", ""), *rows)])
 
 
 @app.command()

@@ -47,6 +47,20 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["recipe"] for row in json.loads(capsys.readouterr().out)] == list(RECIPES)
 
 
+def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(entry.family for entry in RECIPES.values())
+    assert main(["recipes"]) == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    families = list(dict.fromkeys(entry.family for entry in RECIPES.values()))
+    assert {"Transformer", "recurrent", "convolutional"} <= set(families)
+    expected = []
+    for family in families:
+        expected += [f"{family}:", *(name for name, entry in RECIPES.items() if entry.family == family)]
+    assert shown == expected
+    assert main(["recipes", "--json"]) == 0
+    assert {row["family"] for row in json.loads(capsys.readouterr().out)} == set(families)
+
+
 def test_an_unknown_recipe_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "vaswani2017base"]) == 2
     assert "there is no recipe named 'vaswani2017base'; did you mean vaswani2017_base?" in capsys.readouterr().err
