@@ -169,7 +169,7 @@ def test_the_exit_code_leaves_the_process() -> None:
         ("dragoman tr", {"train", "translate"}),
         ("dragoman recipes show vas", {"vaswani2017_base", "vaswani2017_big"}),
         ("dragoman train --recipe ti", {"tiny"}),
-        ("dragoman train --set model.wi", {"model.width="}),
+        ("dragoman train --set model.wid", {"model.width="}),
     ],
 )
 def test_the_shell_completes_commands_and_names(words: str, expected: set[str]) -> None:

@@ -166,8 +166,8 @@ def test_first_values_keep_streams_and_logits_at_size_one() -> None:
     torch.manual_seed(0)
     model = build(500, 500, width=256, heads=4, feedforward=1024, encoder=("self*2",), decoder=("self*2",), dropout=0.0)
     src, tgt = torch.randint(4, 500, (4, 20)), torch.randint(4, 500, (4, 20))
+    assert model.embeddings["shared"](src).std().item() == pytest.approx(1.0, rel=0.1)
     memory = model.encode(src)
-    assert memory.embeddings.std().item() == pytest.approx(1.0, rel=0.1)  # type: ignore[union-attr]
     assert memory.values.std().item() == pytest.approx(1.0, rel=0.1)
     logits = model(src, tgt)
     assert 0.3 < logits.std().item() < 2.0
