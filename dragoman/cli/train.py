@@ -34,6 +34,10 @@ def train(
         str,
         typer.Option(help="Start from a recipe; see `dragoman recipes`.", rich_help_panel=_SETTINGS, autocompletion=recipe_names),
     ] = "",
+    mini: Annotated[
+        bool,
+        typer.Option("--mini", help="Scale the recipe down to learn a toy task in a minute; by characters.", rich_help_panel=_SETTINGS),
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="Lay a YAML file over the recipe.", rich_help_panel=_SETTINGS)] = None,
     set_: Annotated[
         list[str] | None,
@@ -71,19 +75,25 @@ def train(
     if budget:
         asked.append(f"train.budget={parse_duration(budget)}")
     asked += set_ or []
-    _run(out, recipe=recipe, file=config, asked=asked, data_named=bool(src or tgt or pairs), resume=resume, dry_run=dry_run)
+    data_named = bool(src or tgt or pairs)
+    _run(out, recipe=recipe, small=mini, file=config, asked=asked, data_named=data_named, resume=resume, dry_run=dry_run)
 
 
-def _run(out: Path, *, recipe: str, file: Path | None, asked: list[str], data_named: bool, resume: bool, dry_run: bool) -> None:
+def _run(
+    out: Path, *, recipe: str, small: bool, file: Path | None, asked: list[str], data_named: bool, resume: bool, dry_run: bool
+) -> None:
     """Read the settings, then begin a run or go on with one."""
     from dragoman.config import apply_overrides, read_config
+    from dragoman.recipes.mini import mini
     from dragoman.runs.place import Place  # here, with what it needs of torch, so that --help stays quick
     from dragoman.runs.train import train as run
     from dragoman.training.progress import open_progress
 
     def over(base: Config | None) -> Config:
-        return read_config(recipe=recipe, file=file, overrides=asked, base=base)
+        return read_config(recipe=recipe, file=file, overrides=asked, base=base, scale=mini if small else None)
 
+    if small and not recipe:
+        raise ConfigError(["--mini scales a recipe down and needs its name; found no --recipe; add one of `dragoman recipes`"])
     place = Place(out)
     settled: Config | None
     if resume and place.begun and not (data_named or recipe or file):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,24 @@ from dragoman.registry import catalogue
 MAX_YAML_BYTES = 1 << 20  # a configuration is a page; anything larger is a mistake or an attack
 
 
-def read_config(*, recipe: str = "", file: str | Path | None = None, overrides: Iterable[str] = (), base: Config | None = None) -> Config:
+def read_config(
+    *,
+    recipe: str = "",
+    file: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    base: Config | None = None,
+    scale: Callable[[Config], Config] | None = None,
+) -> Config:
     """Read a whole configuration, later sources over earlier ones, and refuse one that cannot be run.
 
-    Where no recipe is named, `base` stands in its place, or else every setting's default.
+    Where no recipe is named, `base` stands in its place, or else every setting's default. `scale` changes what stands
+    there before anything is laid over it.
     """
     from_file = read_yaml(Path(file)) if file else {}
     name = recipe or str(from_file.pop("recipe", "") or "")
     from_file.pop("recipe", None)
     config = dataclasses.replace(catalogue("recipe").load(name)(), recipe=name) if name else base or Config()
+    config = scale(config) if scale else config
     problems: list[str] = []
     config = _merge(config, from_file, problems)
     config = _merge(config, _nest(overrides, problems), problems)

@@ -219,3 +219,17 @@ def test_with_nothing_named_a_model_is_fitted_and_the_choice_explained(
     assert "corpus: 59 pairs" in err, "one of sixty is held out for validation"
     assert "vocabulary: " in err
     assert "size: width 128" in err
+
+
+def test_a_miniature_of_a_recipe(train: Train, tmp_path: Path) -> None:
+    """Settings asked for lie over the miniature's, and those over the recipe's."""
+    options = ["--mini", "--set=train.steps=2", "--set=train.threads=1", f"--set=data.cache={tmp_path / 'cache'}"]
+    assert train(*options, quick=False, recipe="bahdanau2015") == 0
+    config = json.loads((tmp_path / "my-model" / "config.json").read_text())
+    assert (config["recipe"], config["text"]["kind"], config["model"]["width"]) == ("bahdanau2015", "characters", 64)
+    assert config["train"]["steps"] == 2
+
+
+def test_a_miniature_needs_a_recipe(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--mini", recipe="") == 2
+    assert "found no --recipe; add one of `dragoman recipes`" in errors(capsys)[-1]

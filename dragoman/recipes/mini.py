@@ -1,0 +1,71 @@
+"""The miniature of any recipe: the same kinds of blocks, small enough to learn a toy task on a CPU in about a minute."""
+
+from __future__ import annotations
+
+from dragoman.config import Config
+from dragoman.models.spec import BlockSpec, parse_blocks
+
+WIDTH, HEADS, LAYERS = 64, 4, 2
+_AT_MOST = {"layers": LAYERS, "heads": HEADS, "kv_heads": HEADS, "head_width": WIDTH // HEADS, "feedforward": 4 * WIDTH}
+
+
+def mini(config: Config) -> Config:
+    """Scale a configuration down, its text settings too; what its blocks are, and how they are joined, stays."""
+    model = config.model
+    heads = max(n for n in range(1, min(model.heads, HEADS) + 1) if HEADS % n == 0)
+    group = model.heads // model.kv_heads if model.kv_heads else 0  # queries to a key, kept as far as the heads reach
+    return config.replace(
+        text={
+            "kind": "characters",  # any corpus has them, however small
+            "vocabulary": 1000,  # at most; an alphabet takes far fewer
+            "dropout": 0.0,  # there are no merges to skip
+        },
+        data={"max_length": 200},  # a sentence in characters; recipes count pieces
+        model={
+            "encoder": _few(model.encoder, "model.encoder"),
+            "decoder": _few(model.decoder, "model.decoder"),
+            "width": WIDTH,
+            "heads": heads,
+            "kv_heads": max(1, heads // group) if group else 0,
+            "head_width": min(model.head_width, _AT_MOST["head_width"]),
+            "feedforward": min(model.feedforward, _AT_MOST["feedforward"]),
+            "max_positions": max(model.max_positions, 256),  # more than the longest sentence
+            "dropout": 0.0,  # so small a model learns nothing by heart
+            "attention_dropout": 0.0,  # the same
+            "feedforward_dropout": 0.0,  # the same
+        },
+        train={
+            "steps": 600,
+            "batch_tokens": 512,  # dozens of short lines
+            "accumulate": 1,
+            "optimiser": "adam",
+            "learning_rate": 4e-3,  # a width of 64 bears ten times what one of 1000 does
+            "beta2": 0.98,  # a memory of 50 updates: 0.999 would look back further than the run is long
+            "epsilon": 1e-9,
+            "weight_decay": 0.0,
+            "schedule": "linear",  # a fall to nought, so that a short run ends settled
+            "warmup": 60,  # a tenth of the run
+            "clip": min(config.train.clip or 1.0, 1.0),
+            "label_smoothing": 0.0,  # a toy task has one right answer
+            "ema": 0.0,  # an average over more updates than there are
+            "average": 1,
+            "compile": "off",  # compiling would take longer than the run
+            "checkpoint_every": 200,
+            "validate_every": 200,
+            "validate_sentences": 50,
+        },
+        decode={"beam": min(config.decode.beam, 4)},
+    )
+
+
+def _few(blocks: tuple[str, ...], setting: str) -> tuple[str, ...]:
+    """Keep one block of each kind, or two layers where there is but one kind."""
+    found = parse_blocks(blocks, setting)
+    kinds = list(dict.fromkeys(str(_smaller(spec)) for spec in found))
+    alone = len(kinds) == 1 and "layers" not in found[0].options
+    return (f"{kinds[0]}*{min(len(found), LAYERS)}",) if alone else tuple(kinds)
+
+
+def _smaller(spec: BlockSpec) -> BlockSpec:
+    """Lower those of a block's own options that are sizes."""
+    return BlockSpec(spec.name, {name: min(value, _AT_MOST[name]) if name in _AT_MOST else value for name, value in spec.options.items()})

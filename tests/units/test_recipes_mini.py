@@ -1,0 +1,70 @@
+"""The miniature of every recipe: it parses, builds, is small, and is still the recipe's kind of model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dragoman.config import Config, from_dict, read_config, to_dict
+from dragoman.models.build import build_model, count_parameters
+from dragoman.models.spec import parse_blocks
+from dragoman.recipes.catalogue import RECIPES
+from dragoman.recipes.mini import LAYERS, WIDTH, mini
+
+SIZES = {"layers", "heads", "kv_heads", "head_width", "feedforward"}
+
+
+def kinds(blocks: tuple[str, ...]) -> set[tuple[str, str]]:
+    """Say what a stack is made of, but for the sizes."""
+    return {(spec.name, str({k: v for k, v in spec.options.items() if k not in SIZES})) for spec in parse_blocks(blocks)}
+
+
+def depth(blocks: tuple[str, ...]) -> int:
+    """Count a stack's layers, those within a block too."""
+    return sum(int(spec.options.get("layers", 1)) for spec in parse_blocks(blocks))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_miniature_parses_builds_and_is_small(name: str) -> None:
+    config = read_config(recipe=name, scale=mini)
+    assert config.problems() == []
+    assert config.recipe == name
+    assert from_dict(to_dict(config)) == config
+    with torch.device("meta"):
+        model = build_model(config.model, src_vocabulary=config.text.vocabulary, tgt_vocabulary=config.text.vocabulary)
+    assert count_parameters(model) < 1_000_000
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_miniature_keeps_what_the_recipe_is(name: str) -> None:
+    recipe = read_config(recipe=name)
+    small = mini(recipe)
+    for now, was in ((small.model.encoder, recipe.model.encoder), (small.model.decoder, recipe.model.decoder)):
+        assert kinds(now) == kinds(was)
+        assert depth(now) == min(depth(was), LAYERS)
+    for kept in ("norm", "residual", "positions", "activation", "tie", "scale_embeddings", "attention_bias", "output_bias"):
+        assert getattr(small.model, kept) == getattr(recipe.model, kept)
+    assert small.text.joint == recipe.text.joint
+    assert mini(small) == small
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_asked_for_wins(name: str) -> None:
+    config = read_config(recipe=name, overrides=["model.width=32", "train.steps=7", "text.kind=bpe", "text.vocabulary=300"], scale=mini)
+    assert (config.model.width, config.train.steps, config.text.kind, config.text.vocabulary) == (32, 7, "bpe", 300)
+
+
+def test_mixed_blocks_and_their_own_sizes() -> None:
+    model = {"encoder": ("conv(kernel=3)*4", "self(heads=16, feedforward=4096)*3"), "decoder": ("lstm(attention=dot, layers=8)",)}
+    small = mini(Config().replace(model={**model, "heads": 16, "kv_heads": 4, "head_width": 128})).model
+    assert small.encoder == ("conv(kernel=3)", "self(heads=4, feedforward=256)")
+    assert small.decoder == ("lstm(attention=dot, layers=2)",)
+    assert (small.width, small.heads, small.kv_heads, small.head_width) == (WIDTH, 4, 1, 16)
+
+
+def test_scaling_down_imports_no_tensors() -> None:
+    code = "import sys, dragoman.recipes.mini; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
