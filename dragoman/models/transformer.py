@@ -68,9 +68,9 @@ class TransformerLayer(Block):
         )
         cross = None
         if place.memory_width is not None:
-            cross = CrossAttention(config.width, config.heads, memory_width=place.memory_width, **_shape(config))
+            cross = CrossAttention(config.width, config.heads, memory_width=place.memory_width, **shape_of_heads(config))
         return cls(
-            attention=SelfAttention(config.width, config.heads, within=within, window=config.window, **_shape(config)),
+            attention=SelfAttention(config.width, config.heads, within=within, window=config.window, **shape_of_heads(config)),
             cross=cross,
             feedforward=FeedForward(config.width, config.feedforward, activation=activation, dropout=config.feedforward_dropout),
             residuals=[residual(norm(config.width, config.norm_epsilon), dropout=config.dropout) for _ in range(3 if cross else 2)],
@@ -124,7 +124,7 @@ class TransformerLayer(Block):
         return Extended(self.self.look(query, key, value, mask=visible, causal=causal, bias=bias), state)
 
 
-def _shape(config: ModelConfig) -> dict[str, Any]:
+def shape_of_heads(config: ModelConfig) -> dict[str, Any]:
     """Read what both attentions of a layer have in common; each has norms of its own."""
     norms = None
     if config.qk_norm != "none":
