@@ -66,6 +66,10 @@ class Batch:
         """Put the tensors where a GPU can fetch them by itself."""
         return self._each(lambda tensor: tensor.pin_memory())
 
+    def clone(self) -> Batch:
+        """Copy the tensors to memory of their own."""
+        return self._each(torch.clone)
+
     def rows(self, index: slice | Tensor | NDArray[np.int64] | Sequence[int]) -> Batch:
         """Take some rows, padded as before: one rank's share, or half of a batch that did not fit in memory."""
         if isinstance(index, slice):

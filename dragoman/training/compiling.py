@@ -41,6 +41,11 @@ def choose_compiling(config: TrainConfig, device: torch.device) -> Compiling:
     return Compiling(True, f"{config.steps:,} updates on {device.type}")
 
 
+def choose_replaying(config: TrainConfig, device: torch.device) -> bool:
+    """Follow `train.replay` where there is a GPU, the only device that can."""
+    return device.type == "cuda" and config.replay != "off"
+
+
 class Compiled:
     """A function that torch compiles at its first call, for each shape anew; should that fail, the plain function takes over."""
 

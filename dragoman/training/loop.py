@@ -21,7 +21,7 @@ from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
 from dragoman.training.board import Board
 from dragoman.training.checkpoint import RunDirectory
-from dragoman.training.compiling import choose_compiling, prepare_device
+from dragoman.training.compiling import choose_compiling, choose_replaying, prepare_device
 from dragoman.training.distributed import World
 from dragoman.training.ema import RunningAverage
 from dragoman.training.feed import Collate, Feed, Update
@@ -136,6 +136,7 @@ class Trainer:
             guard=self._ledger.guard,
             seed=config.seed,
             clip=config.clip,
+            replay=choose_replaying(config, self._device),
         )
         self._lag = 1 if on_gpu else 0  # updates whose figures may still be on their way
         self._launched: deque[_Launched] = deque()

@@ -23,6 +23,7 @@ from dragoman.training.loss import Loss, Trainable
 from dragoman.training.memory import MemoryGuard
 from dragoman.training.precision import Precision
 from dragoman.training.randomness import reseed, seed_for
+from dragoman.training.replaying import Replay
 
 
 class Requests(NamedTuple):
@@ -83,10 +84,17 @@ class UpdateStep:
         guard: MemoryGuard,
         seed: int,
         clip: float,
+        replay: bool = False,
     ) -> None:
         self._model, self._task, self._optimiser, self._world = model, task, optimiser, world
         self._device, self._precision, self.guard, self._seed, self._clip = device, precision, guard, seed, clip
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._backward = Replay(self._launch, self._parameters, device) if replay else self._launch
+
+    @property
+    def replays(self) -> bool:
+        """Whether a shape that comes again is launched as one, which takes it some updates to get ready."""
+        return isinstance(self._backward, Replay)
 
     def __call__(self, update: Update, *, learning_rate: float, requests: Requests) -> Pending:
         """Do one update; the figures can be read from what is returned."""
@@ -119,7 +127,7 @@ class UpdateStep:
         faults.point("update.after_backward")
         return held, sums
 
-    def _backward(self, batch: Batch) -> Loss:
+    def _launch(self, batch: Batch) -> Loss:
         """Leave one batch's gradients on the parameters, or none of them: a failure half-way must not count twice."""
         batch = batch.to(self._device)
         try:
