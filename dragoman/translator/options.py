@@ -38,6 +38,7 @@ class Options:
     batch_size: int | None = None  # sentences translated together; by default as many as fill decode.batch_tokens
     prefix: str | None = None  # text that every translation begins with
     alignment: bool = False  # whether each translation carries its averaged cross-attention
+    scored: bool = True  # whether translations carry scores and log-probabilities: without, some engines are quicker
     sample: bool = False  # whether to draw by chance instead of searching
     temperature: float = 1.0
     top_k: int = 0

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dragoman.bundle import Bundle
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.packing import batches_by_length, pack_sources
-from dragoman.decoding.search import search
+from dragoman.decoding.packing import batches_by_length
+from dragoman.decoding.stepping import Strategy
+from dragoman.engines import Engine, Native, Request
+from dragoman.engines.spreading import spread
 from dragoman.errors import ConfigError, DataError, nearest
 from dragoman.explain import Explanation
 from dragoman.explain.watching import align, watch
@@ -28,6 +32,8 @@ from dragoman.translator.lines import Line, Part, cut_lines
 from dragoman.translator.options import Options
 from dragoman.translator.translation import Translation
 
+logger = logging.getLogger(__name__)
+
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # all but the tab
 _FIRST_WINDOW = 32  # lines; each window doubles up to `Options.window`, so that the first answers come soon
 
@@ -35,9 +41,11 @@ _FIRST_WINDOW = 32  # lines; each window doubles up to `Options.window`, so that
 class Translator:
     """A trained model that translates, from one directory: `Translator.load("my-model").translate(["Guten Morgen."])`."""
 
-    def __init__(self, model: EncoderDecoder, tokenizers: Tokenizers, config: Config) -> None:
-        self.model, self.tokenizers, self.config = model, tokenizers, config
-        self.device = next(model.parameters()).device
+    def __init__(self, model: EncoderDecoder | Native, tokenizers: Tokenizers, config: Config, *, engine: Engine | None = None) -> None:
+        self._native = model if isinstance(model, Native) else Native(lambda: model)
+        self.engine: Engine = self._native if engine is None else engine
+        self.tokenizers, self.config = tokenizers, config
+        self._told = set[str]()  # what was said already of an engine that could not do what was asked
         # Learned positions end somewhere, and an end takes one as well.
         self._most = config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
         self._longest = min(config.data.max_length, self._most)
@@ -46,11 +54,23 @@ class Translator:
     def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> Translator:
         """Load a model directory; `auto` takes a GPU where there is one."""
         bundle = Bundle.load(path, device=choose_device(device))
-        return cls(bundle.model, bundle.tokenizers, bundle.config)
+        native = Native(lambda: bundle.model)
+        _ = native.model  # now, so that a damaged model is told before anything is read
+        return cls(native, bundle.tokenizers, bundle.config)
+
+    @property
+    def model(self) -> EncoderDecoder:
+        """The model itself, whichever engine translates."""
+        return self._native.model
+
+    @property
+    def device(self) -> torch.device:
+        """Say where the model is."""
+        return self._native.device
 
     def translate(self, texts: Iterable[str], **options: Any) -> list[str]:
         """Translate texts, one for one and in order; the options are those of `Options`."""
-        return [each.text for each in self.stream(texts, **options)]
+        return [each.text for each in self.stream(texts, **{"scored": False, **options})]
 
     def stream(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translate lines as they come, in order, each as soon as it and those before it are ready."""
@@ -69,7 +89,9 @@ class Translator:
         if not line.parts:
             raise DataError("a text to explain must hold words", found=repr(text), fix="give it some")
         part = line.parts[0]
-        [[best, *_]] = self._search([part], chosen)
+        if self.engine is not self._native:
+            self._tell("shows nothing of its inside")
+        [[best, *_]] = self._native.generate(self._request([part], chosen))
         seen = watch(self.model, part.src, best.tokens, finished=best.finished)
         return Explanation(
             text=part.text,
@@ -91,63 +113,78 @@ class Translator:
     def _window(self, lines: Sequence[Line], options: Options) -> Iterator[Translation]:
         """Translate some lines batch by batch, handing on each line when it is its turn and it is whole."""
         parts = [part for line in lines for part in line.parts]
+        strategy = options.strategy(self.config.decode)
+        engine = self._able(strategy)
         groups = batches_by_length(
             [len(part.src) + 1 for part in parts],
-            slots=self.config.decode.batch_tokens,
+            slots=engine.slots or self.config.decode.batch_tokens,
             width=options.width(self.config.decode),
             most=options.batch_size,
         )
+        batches = [[parts[number] for number in group] for group in groups]
         answers: dict[int, Translation] = {}
         waiting = iter(lines)
         line = next(waiting, None)
-        for group in [*groups, []]:
-            batch = [parts[number] for number in group]
-            answers |= {part.key: answer for part, answer in zip(batch, self._answer(batch, options), strict=True)}
+        found = spread(functools.partial(self._find, options=options), batches, engine.workers)
+        for batch, hypotheses in itertools.chain(zip(batches, found, strict=True), [([], Found([], set()))]):
+            answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, hypotheses, options), strict=True)}
             while line is not None and all(part.key in answers for part in line.parts):
                 yield line.translation([answers.pop(part.key) for part in line.parts])
                 line = next(waiting, None)
 
-    def _answer(self, parts: Sequence[Part], options: Options) -> list[Translation]:
-        """Translate a batch; one that does not fit in the GPU's memory is halved."""
-        if not parts:
-            return []
+    def _find(self, parts: Sequence[Part], options: Options) -> Found:
+        """Search for a batch; one that does not fit in the GPU's memory is halved."""
         try:
-            return self._answer_whole(parts, options)
+            return self._find_whole(parts, options)
         except torch.OutOfMemoryError:
             if len(parts) == 1:
                 raise
         torch.cuda.empty_cache()
         half = len(parts) // 2
-        return [*self._answer(parts[:half], options), *self._answer(parts[half:], options)]
+        first, second = self._find(parts[:half], options), self._find(parts[half:], options)
+        return Found([*first.hypotheses, *second.hypotheses], first.retried | {half + at for at in second.retried})
 
-    def _answer_whole(self, parts: Sequence[Part], options: Options) -> list[Translation]:
-        """Translate a batch; an empty answer to a text that is not empty is asked for once more."""
+    def _find_whole(self, parts: Sequence[Part], options: Options) -> Found:
+        """Search for a batch; an empty answer to a text that is not empty is asked for once more."""
         found = self._search(parts, options)
         empty = [at for at, hypotheses in enumerate(found) if not self._text(hypotheses[0]).strip()]
         if empty:
             again = self._search([parts[at] for at in empty], options, at_least=1)
             for at, hypotheses in zip(empty, again, strict=True):
                 found[at] = hypotheses
-        aligned = align(self.model, [part.src for part in parts], [each[0].tokens for each in found]) if options.alignment else None
-        return [
-            self._translation(part, hypotheses, retried=at in empty, alignment=None if aligned is None else aligned[at])
-            for at, (part, hypotheses) in enumerate(zip(parts, found, strict=True))
-        ]
+        return Found(found, set(empty))
 
     def _search(self, parts: Sequence[Part], options: Options, at_least: int = 0) -> list[list[Hypothesis]]:
-        """Encode parts and search; a prefix is forced on the first part of each line."""
+        """Ask the engine for a batch."""
+        request = self._request(parts, options, at_least)
+        return self._able(request.strategy, request.longest).generate(request)
+
+    def _request(self, parts: Sequence[Part], options: Options, at_least: int = 0) -> Request:
+        """Say what is asked of an engine; a prefix is forced on the first part of each line."""
         prefix = self.tokenizers.tgt.encode(options.prefix) if options.prefix and options.prefix.strip() else []
-        with torch.inference_mode():
-            memory = self.model.encode(*pack_sources([part.src for part in parts], self.device))
-        return search(
-            self.model,
-            memory,
-            limits=torch.tensor([self._limit(part, len(prefix)) for part in parts]),
-            strategy=options.strategy(self.config.decode),
+        return Request(
+            sources=[part.src for part in parts],
+            limits=[self._limit(part, len(prefix)) for part in parts],
             prefixes=[prefix if part.place == 0 else [] for part in parts],
+            strategy=options.strategy(self.config.decode),
             lines=[part.key for part in parts],
             at_least=at_least,
+            scored=options.scored,
         )
+
+    def _able(self, strategy: Strategy, longest: int = 0) -> Engine:
+        """Choose who does it: the engine, or the native one where that cannot."""
+        reason = self.engine.refusal(strategy, longest)
+        if not reason:
+            return self.engine
+        self._tell(reason)
+        return self._native
+
+    def _tell(self, reason: str) -> None:
+        """Say, once for each reason, that the native engine stands in."""
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.info("the engine %s %s: the native engine does it", self.engine.name, reason)
 
     def _limit(self, part: Part, prefix: int) -> int:
         """The most pieces of an output: a matter of its own source alone."""
@@ -156,6 +193,15 @@ class Translator:
     def _text(self, hypothesis: Hypothesis) -> str:
         """Spell a hypothesis; a line stays one line, and a terminal as it was, whatever bytes the model wrote (marian-dev#365)."""
         return _CONTROLS.sub(" ", self.tokenizers.tgt.decode(hypothesis.tokens))
+
+    def _dress(self, parts: Sequence[Part], found: Found, options: Options) -> list[Translation]:
+        """Turn what was found for a batch into translations, with alignments where they are asked for."""
+        best = [hypotheses[0].tokens for hypotheses in found.hypotheses]
+        aligned = align(self.model, [part.src for part in parts], best) if options.alignment and parts else None
+        return [
+            self._translation(part, hypotheses, retried=at in found.retried, alignment=None if aligned is None else aligned[at])
+            for at, (part, hypotheses) in enumerate(zip(parts, found.hypotheses, strict=True))
+        ]
 
     def _translation(self, part: Part, hypotheses: Sequence[Hypothesis], *, retried: bool, alignment: Any) -> Translation:
         """Dress the hypotheses of a part as a translation."""
@@ -185,6 +231,13 @@ class Translator:
             notes.append(f"the output goes round in circles: {pattern!r} comes {round_and_round.times} times")
         alternatives = [dressed(each) for each in hypotheses] if len(hypotheses) > 1 else []
         return dressed(best, alignment=alignment, alternatives=alternatives, notes=notes)
+
+
+class Found(NamedTuple):
+    """What a search found for a batch."""
+
+    hypotheses: list[list[Hypothesis]]  # of each part, best first
+    retried: set[int]  # the parts whose first answer was empty
 
 
 def _texts(lines: Iterable[Any]) -> Iterator[str]:

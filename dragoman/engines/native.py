@@ -1,0 +1,54 @@
+"""The native engine: our own search over our own model. It can do everything, and is what others are compared with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.packing import pack_sources
+from dragoman.decoding.search import search
+from dragoman.decoding.stepping import Strategy
+from dragoman.engines.face import Request
+from dragoman.models.encoder_decoder import EncoderDecoder
+
+
+class Native:
+    """The model itself, loaded when it is first needed: where another engine does all the work, it never is."""
+
+    name = "native"
+    workers = 1
+    slots = None
+
+    def __init__(self, load: Callable[[], EncoderDecoder]) -> None:
+        self._load = load
+
+    @functools.cached_property
+    def model(self) -> EncoderDecoder:
+        """The model, in evaluation mode."""
+        return self._load()
+
+    @property
+    def device(self) -> torch.device:
+        """Say where the weights are."""
+        return next(self.model.parameters()).device
+
+    def refusal(self, strategy: Strategy, longest: int = 0) -> str:
+        """Refuse nothing."""
+        return ""
+
+    def generate(self, request: Request) -> list[list[Hypothesis]]:
+        """Encode a batch and search."""
+        with torch.inference_mode():
+            memory = self.model.encode(*pack_sources(request.sources, self.device))
+        return search(
+            self.model,
+            memory,
+            limits=torch.tensor(request.limits),
+            strategy=request.strategy,
+            prefixes=request.prefixes,
+            lines=request.lines,
+            at_least=request.at_least,
+        )

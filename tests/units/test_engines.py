@@ -1,0 +1,139 @@
+"""The face of engines: what the translator asks of one, and what it does where one cannot."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+import torch
+
+from dragoman.config import Config
+from dragoman.decoding.greedy import Greedy
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.stepping import Strategy
+from dragoman.engines import Native, Request
+from dragoman.engines.spreading import spread
+from dragoman.models.build import build_model
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from dragoman.translator import Translator
+
+LINES = ["ein mann geht", "eine frau geht schnell", "", "zwei hunde", "ein hund und ein mann sehen eine frau"]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    model = {"encoder": ["self"], "decoder": ["self"], "width": 16, "heads": 2, "feedforward": 32, "dropout": 0.0}
+    return Config().replace(model=model, text={"vocabulary": 300}, decode={"beam": 1, "max_extra": 6, "max_ratio": 1.0})
+
+
+@pytest.fixture(scope="module")
+def tokenizers(config: Config) -> Tokenizers:
+    return train_tokenizers(LINES * 3, [line.upper() for line in LINES] * 3, config.text)
+
+
+@pytest.fixture(scope="module")
+def native(config: Config, tokenizers: Tokenizers) -> Native:
+    torch.manual_seed(0)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)).eval()
+    return Native(lambda: model)
+
+
+class Echo:
+    """An engine that repeats its source, slower for the longer ones, and cannot sample."""
+
+    name = "echo"
+    workers = 3
+    slots = 48
+
+    def __init__(self, together: int = 1) -> None:
+        self.asked: list[Request] = []
+        self.together = threading.Barrier(together)
+
+    def refusal(self, strategy: Strategy, longest: int = 0) -> str:
+        if isinstance(strategy, Sampling):
+            return "cannot sample"
+        return f"ends at 12 pieces, not {longest}" if longest > 40 else ""
+
+    def generate(self, request: Request) -> list[list[Hypothesis]]:
+        self.asked.append(request)
+        if len(self.asked) <= self.together.parties:
+            self.together.wait(timeout=60)  # nobody goes on before as many are here
+        time.sleep(0.001 * max(map(len, request.sources)))
+        return [[Hypothesis(list(source), [0.0] * (len(source) + 1), 0.0, True)] for source in request.sources]
+
+
+def test_batches_go_to_several_threads_and_lines_come_back_in_order(native: Native, tokenizers: Tokenizers, config: Config) -> None:
+    echo = Echo(together=3)
+    assert Translator(native, tokenizers, config, engine=echo).translate(LINES * 8) == LINES * 8
+    sizes = [(len(request.sources), 1 + max(map(len, request.sources))) for request in echo.asked]
+    assert max(rows for rows, _ in sizes) > 1
+    assert all(rows == 1 or rows * longest <= echo.slots for rows, longest in sizes)
+
+
+def test_scores_are_asked_for_where_somebody_sees_them(native: Native, tokenizers: Tokenizers, config: Config) -> None:
+    echo = Echo()
+    translator = Translator(native, tokenizers, config, engine=echo)
+    translator.translate(["ein mann"])
+    list(translator.stream(["ein mann"]))
+    assert [request.scored for request in echo.asked] == [False, True]
+
+
+def test_what_an_engine_cannot_do_the_native_one_does_and_that_is_said_once(
+    native: Native, tokenizers: Tokenizers, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    echo = Echo()
+    translator, alone = Translator(native, tokenizers, config, engine=echo), Translator(native, tokenizers, config)
+    with caplog.at_level(logging.INFO, logger="dragoman"):
+        for _ in range(2):
+            assert translator.translate(LINES, sample=True, seed=3) == alone.translate(LINES, sample=True, seed=3)
+            assert translator.translate(["ein mann"], prefix="frau " * 60) == alone.translate(["ein mann"], prefix="frau " * 60)
+            assert translator.explain("ein mann").translation == alone.explain("ein mann").translation
+    assert not echo.asked
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert "the engine echo cannot sample: the native engine does it" in said
+
+
+def test_a_native_engine_loads_its_model_when_it_is_needed(native: Native, tokenizers: Tokenizers, config: Config) -> None:
+    loaded = []
+
+    def load() -> torch.nn.Module:
+        loaded.append(1)
+        return native.model
+
+    translator = Translator(Native(load), tokenizers, config, engine=Echo())  # type: ignore[arg-type]
+    translator.translate(["ein mann"])
+    assert not loaded
+    assert next(translator.stream(["ein mann"], alignment=True)).alignment is not None
+    assert translator.model is native.model
+    assert loaded == [1]
+
+
+def test_longest_counts_prefixes_sources_and_an_end() -> None:
+    request = Request(sources=[[5, 6], [7]], limits=[3, 1], prefixes=[[], [8] * 9], strategy=Greedy(), lines=[0, 1])
+    assert request.longest == 10
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_spread_keeps_order_and_hands_on_errors_in_their_place(workers: int) -> None:
+    def work(item: int) -> int:
+        time.sleep(0.002 * (item % 3))
+        if item == 6:
+            raise ValueError("six")
+        return item * item
+
+    results = spread(work, range(12), workers)
+    assert [next(results) for _ in range(6)] == [0, 1, 4, 9, 16, 25]
+    with pytest.raises(ValueError, match="six"):
+        next(results)
+
+
+def test_spread_does_not_run_ahead_of_whoever_listens() -> None:
+    begun = []
+    results = spread(lambda item: begun.append(item), range(100), 2)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert len(begun) <= 4
