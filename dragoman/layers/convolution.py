@@ -49,20 +49,37 @@ class NormedWeight(nn.Module):
         return self.direction.flatten(1).norm(dim=1)
 
 
+class GLU(nn.GLU):
+    """The gated linear unit: half of the numbers decide by their sigmoid how much of the other half passes; Dauphin et al. (2017)."""
+
+    parts = 2
+
+
 class GatedConvolution(nn.Module):
     r"""Half of the outputs decide how much of the other half passes.
 
     .. math:: v(X) = A \otimes \sigma(B), \quad [A; B] = W * X + b
 
     Gehring et al. (2017), section 3.2. A causal one sees a position and the kernel - 1 before it, any other
-    as many on either side; places outside the sequence hold zeros.
+    as many on either side; places outside the sequence hold zeros. Another activation may stand in the gate's place.
     """
 
-    def __init__(self, width: int, kernel: int, *, weight: type[Weight | NormedWeight], causal: bool, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        width: int,
+        kernel: int,
+        *,
+        weight: type[Weight | NormedWeight],
+        causal: bool,
+        dropout: float = 0.0,
+        activation: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        # Section 3.5: the gate passes a quarter of the variance, dropout divides what it keeps by 1 - p.
-        self.weight = weight(2 * width, width, kernel, deviation=(4 * (1 - dropout) / (kernel * width)) ** 0.5)
-        self.bias = nn.Parameter(torch.zeros(2 * width))
+        self.activation = GLU() if activation is None else activation
+        parts: int = getattr(self.activation, "parts", 1)
+        # Section 3.5: the gate passes a quarter of the variance, dropout divides what it keeps by 1 - p. Without a gate, half (He 2015).
+        self.weight = weight(parts * width, width, kernel, deviation=(2 * parts * (1 - dropout) / (kernel * width)) ** 0.5)
+        self.bias = nn.Parameter(torch.zeros(parts * width))
         self.before = kernel - 1 if causal else (kernel - 1) // 2  # zeros put before the sequence
         self.after = kernel - 1 - self.before
 
@@ -74,11 +91,13 @@ class GatedConvolution(nn.Module):
         # -1 is nobody's sentence: it stands where the zeros do.
         around = F.pad(segments, (self.before, self.after), value=-1).unfold(1, self.before + self.after + 1, 1)  # (B, T, k)
         windows = padded.unfold(1, around.size(2), 1) * (around == segments.unsqueeze(2)).unsqueeze(2)  # (B, T, D, k)
-        return F.glu(F.linear(windows.flatten(2), self.weight().flatten(1), self.bias), dim=-1)
+        bent: Tensor = self.activation(F.linear(windows.flatten(2), self.weight().flatten(1), self.bias))
+        return bent
 
     def slide(self, x: Tensor) -> Tensor:
         """Go over a sequence that brings its surroundings: (B, T + kernel - 1, D) gives (B, T, D)."""
-        return F.glu(F.conv1d(x.transpose(1, 2), self.weight(), self.bias), dim=1).transpose(1, 2)
+        bent: Tensor = self.activation(F.conv1d(x.transpose(1, 2), self.weight(), self.bias).transpose(1, 2))
+        return bent
 
 
 class Projection(nn.Module):

@@ -26,4 +26,10 @@ BLOCKS = Registry(
     ),
     bilstm=Entry("dragoman.models.recurrent:BiLSTMLayer", "Long short-term memories from both ends; in an encoder."),
     bigru=Entry("dragoman.models.recurrent:BiGRULayer", "Gated recurrent units from both ends; in an encoder."),
+    attend=Entry("dragoman.models.sublayers:AttendLayer", "Multi-head attention to the source alone; in a decoder."),
+    feedforward=Entry(
+        "dragoman.models.sublayers:FeedForwardLayer",
+        "The feed-forward layer alone.",
+        exempt={"weights": "it attends to nothing", "gradients": "a decoder of these alone never reads its encoder's output"},
+    ),
 )

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, nearest
 from dragoman.layers.convolution import EmbeddedAttention, GatedConvolution, NormedWeight, Weight
 from dragoman.layers.residual import Residual
 from dragoman.models.blocks import Block, Extended, Place
 from dragoman.models.context import Context
 from dragoman.models.state import State
 from dragoman.registry import catalogue
+
+ATTENTIONS = ("embedded", "none")  # to embeddings and outputs together, as the paper's; or left to other blocks
 
 
 class ConvolutionLayer(Block):
@@ -38,22 +40,41 @@ class ConvolutionLayer(Block):
         self.final_norm = residual.final_norm
 
     @classmethod
-    def build(cls, place: Place, *, kernel: int = 3, weight_norm: bool = True, layers: int = 1) -> Block:
-        """Build one layer, or a run of several whose attentions share the target embeddings, as the paper's do."""
-        _check(kernel, layers, causal=place.causal)
+    def build(
+        cls,
+        place: Place,
+        *,
+        kernel: int = 3,
+        weight_norm: bool = True,
+        layers: int = 1,
+        attention: str = "embedded",
+        activation: str = "glu",
+    ) -> Block:
+        """Build one layer, or a run of several whose attentions share the target embeddings, as the paper's do.
+
+        `attention=none` leaves the attention to other blocks of a decoder; `activation` may stand in the place of the gate.
+        """
+        _check(kernel, layers, attention, activation, causal=place.causal)
         config = place.config
         norm, residual = catalogue("norm").load(config.norm), catalogue("residual").load(config.residual)
         weight = NormedWeight if weight_norm else Weight
 
         def layer() -> ConvolutionLayer:
             cross = cross_residual = None
-            if place.memory_width is not None:
+            if place.memory_width is not None and attention != "none":
                 assert place.memory_width == config.width, "a dot product needs one width on both sides"
                 cross = EmbeddedAttention(config.width, weight=weight, dropout=config.attention_dropout)
                 # Nothing dropped here: the way around the whole layer does it.
                 cross_residual = residual(norm(config.width, config.norm_epsilon), dropout=0.0)
             return cls(
-                convolution=GatedConvolution(config.width, kernel, weight=weight, causal=place.causal, dropout=config.dropout),
+                convolution=GatedConvolution(
+                    config.width,
+                    kernel,
+                    weight=weight,
+                    causal=place.causal,
+                    dropout=config.dropout,
+                    activation=None if activation == "glu" else catalogue("activation").load(activation)(),
+                ),
                 residual=residual(norm(config.width, config.norm_epsilon), dropout=config.dropout),
                 cross=cross,
                 cross_residual=cross_residual,
@@ -83,7 +104,9 @@ class ConvolutionLayer(Block):
         assert self.causal, "only a decoder's layer generates"
         assert context.memory is not None, "a translator's decoder starts from a memory"
         values, mask = context.memory.values, context.memory.mask
-        memory = self.cross.prepare(values, context.memory.embeddings) if self.has_cross else {}
+        # Without attention nothing is read again, but rows must still know their sentence: an empty tensor for each.
+        nothing = {"sentence": values.new_empty(values.size(0), 1, 0)}
+        memory = self.cross.prepare(values, context.memory.embeddings) if self.has_cross else nothing
         if mask is not None and self.has_cross:
             memory["mask"] = mask
         return State(carried={"before": values.new_zeros(values.size(0), self.convolution.before, values.size(2))}, memory=memory)
@@ -147,7 +170,7 @@ class ConvolutionRun(Block):
         return Extended(x, state.advance(embedded.size(1), parts=parts))
 
 
-def _check(kernel: int, layers: int, *, causal: bool) -> None:
+def _check(kernel: int, layers: int, attention: str, activation: str, *, causal: bool) -> None:
     """Refuse sizes that have no meaning."""
     problems = []
     if kernel < 1 or not (causal or kernel % 2):
@@ -155,5 +178,9 @@ def _check(kernel: int, layers: int, *, causal: bool) -> None:
         problems.append(f"kernel of a conv block must be {wanted}; found {kernel}; try kernel={max(kernel, 0) + 1}")
     if layers < 1:
         problems.append(f"layers of a conv block must be at least 1; found {layers}; try layers=1")
+    if attention not in ATTENTIONS:
+        problems.append(f"attention of a conv block must be embedded or none; found {attention!r}; {nearest(attention, ATTENTIONS)}")
+    if activation not in (known := ["glu", *catalogue("activation")]):
+        problems.append(f"activation of a conv block must be a known one; found {activation!r}; {nearest(activation, known)}")
     if problems:
         raise ConfigError(problems)

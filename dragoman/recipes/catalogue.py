@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman.registry import Entry, Registry
 
-TRANSFORMER, RECURRENT, CONVOLUTIONAL = "Transformer", "recurrent", "convolutional"
+TRANSFORMER, RECURRENT, CONVOLUTIONAL, LADDER = "Transformer", "recurrent", "convolutional", "merging ladder"
 
 RECIPES = Registry(
     "recipe",
@@ -42,5 +42,50 @@ RECIPES = Registry(
         "dragoman.recipes.convolution:gehring2017",
         "ConvS2S: gated convolutions, attention in every layer; 11 million weights.",
         family=CONVOLUTIONAL,
+    ),
+    domhan2018_transformer=Entry(
+        "dragoman.recipes.ladder:domhan2018_transformer",
+        "Both ladders' top: a Transformer of six layers with its norms inside.",
+        family=LADDER,
+    ),
+    domhan2018_rnn=Entry(
+        "dragoman.recipes.ladder:domhan2018_rnn", "Ladder: residual LSTMs, one attention of one head at the decoder's end.", family=LADDER
+    ),
+    domhan2018_rnn_mh=Entry("dragoman.recipes.ladder:domhan2018_rnn_mh", "Ladder: the same with multi-head attention.", family=LADDER),
+    domhan2018_rnn_pos=Entry("dragoman.recipes.ladder:domhan2018_rnn_pos", "Ladder: and with positions.", family=LADDER),
+    domhan2018_rnn_norm=Entry("dragoman.recipes.ladder:domhan2018_rnn_norm", "Ladder: and with norms.", family=LADDER),
+    domhan2018_rnn_multi_att_1h=Entry(
+        "dragoman.recipes.ladder:domhan2018_rnn_multi_att_1h", "Ladder: and with attention of one head after every LSTM.", family=LADDER
+    ),
+    domhan2018_rnn_multi_att=Entry(
+        "dragoman.recipes.ladder:domhan2018_rnn_multi_att", "Ladder: and with multi-head attention after every LSTM.", family=LADDER
+    ),
+    domhan2018_rnn_ff=Entry(
+        "dragoman.recipes.ladder:domhan2018_rnn_ff",
+        "Ladder: and with a feed-forward layer after every LSTM; an RNN on both sides.",
+        family=LADDER,
+    ),
+    domhan2018_cnn=Entry(
+        "dragoman.recipes.ladder:domhan2018_cnn", "Ladder: residual convolutions, attention of one head after each.", family=LADDER
+    ),
+    domhan2018_cnn_norm=Entry("dragoman.recipes.ladder:domhan2018_cnn_norm", "Ladder: the same with norms.", family=LADDER),
+    domhan2018_cnn_mh=Entry("dragoman.recipes.ladder:domhan2018_cnn_mh", "Ladder: and with multi-head attention.", family=LADDER),
+    domhan2018_cnn_ff=Entry(
+        "dragoman.recipes.ladder:domhan2018_cnn_ff", "Ladder: and with feed-forward layers; a CNN on both sides.", family=LADDER
+    ),
+    domhan2018_self_rnn=Entry("dragoman.recipes.ladder:domhan2018_self_rnn", "Self-attention reads, LSTMs write.", family=LADDER),
+    domhan2018_self_cnn=Entry("dragoman.recipes.ladder:domhan2018_self_cnn", "Self-attention reads, convolutions write.", family=LADDER),
+    domhan2018_rnn_self=Entry("dragoman.recipes.ladder:domhan2018_rnn_self", "LSTMs read, self-attention writes.", family=LADDER),
+    domhan2018_cnn_self=Entry("dragoman.recipes.ladder:domhan2018_cnn_self", "Convolutions read, self-attention writes.", family=LADDER),
+    domhan2018_self_combined=Entry(
+        "dragoman.recipes.ladder:domhan2018_self_combined",
+        "Self-attention reads; self-attention, LSTMs and convolutions write in turn.",
+        family=LADDER,
+    ),
+    domhan2018_self_none=Entry(
+        "dragoman.recipes.ladder:domhan2018_self_none", "Self-attention reads; no target word knows another.", family=LADDER
+    ),
+    domhan2018_none_self=Entry(
+        "dragoman.recipes.ladder:domhan2018_none_self", "No source word knows another; self-attention writes.", family=LADDER
     ),
 )

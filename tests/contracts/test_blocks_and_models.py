@@ -34,6 +34,7 @@ SETTINGS: dict[str, tuple[str, Registry]] = {
     "positions": ("positions", POSITIONS),
 }
 ENCODER_ONLY = ("bilstm", "bigru")  # two-sided: beside them in the decoder stands `self`
+DECODER_ONLY = ("attend",)  # it needs a memory: beside it in the encoder stands `self`
 # Forms of a block that take another way through its code; the exemptions of the plain form are not theirs.
 FORMS = [
     "lstm(attention=scaled_dot)",
@@ -42,6 +43,7 @@ FORMS = [
     "lstm(attention=dot, query=before, feeding=true, initial=last, skip=false)",
     "gru(attention=additive, alignment=location_sensitive)",
     "lstm(attention=additive, alignment=coverage, query=before)",
+    "conv(attention=embedded, activation=relu, layers=2)",
 ]
 MEMBERS = [("block", name) for name in (*BLOCKS, *FORMS)] + [(kind, name) for kind, (_, registry) in SETTINGS.items() for name in registry]
 
@@ -58,7 +60,7 @@ def build(kind: str, name: str, **more: object) -> EncoderDecoder:
     """Build a small model that contains one member of a registry, ready for exact comparisons."""
     torch.manual_seed(0)
     decoder = (f"{name}*2",) if kind == "block" and name not in ENCODER_ONLY else ("self*2",)
-    encoder = (f"{name.partition('(')[0]}*2",) if kind == "block" else ("self*2",)
+    encoder = (f"{name.partition('(')[0]}*2",) if kind == "block" and name not in DECODER_ONLY else ("self*2",)
     member = {} if kind == "block" else {SETTINGS[kind][0]: name}
     values = {"encoder": encoder, "decoder": decoder, "width": 16, "heads": 2, "feedforward": 32, "dropout": 0.0, **member, **more}
     model = build_model(ModelConfig(**values), src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)  # type: ignore[arg-type]
@@ -235,7 +237,7 @@ def make_block(name: str, *, causal: bool, **more: object) -> Block:
     return BLOCKS.load(name).build(Place(config=config, causal=causal, memory_width=4 if causal else None)).double()
 
 
-PLACES = [place for place in product(BLOCKS, [False, True], RESIDUALS) if not (place[1] and place[0] in ENCODER_ONLY)]
+PLACES = [place for place in product(BLOCKS, [False, True], RESIDUALS) if place[0] not in (ENCODER_ONLY if place[1] else DECODER_ONLY)]
 
 
 @pytest.mark.parametrize(("name", "causal", "residual"), PLACES)
