@@ -72,4 +72,8 @@ POSITIONS = Registry(
     alibi=Entry("dragoman.attention.relative:Alibi", "Scores fall with the distance, in each head at its own slope; no limit on length."),
     t5=Entry("dragoman.attention.relative:T5Buckets", "Scores get a trained term for each bucket of distances; no limit on length."),
     shaw=Entry("dragoman.attention.relative:Shaw", "Queries also meet a trained vector for each distance up to 16; no limit on length."),
+    transformer_xl=Entry(
+        "dragoman.attention.relative:TransformerXL",
+        "Queries also meet a projected sinusoid of each distance, and two trained vectors ask of all; no limit on length.",
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from dragoman.attention import masks
 from dragoman.attention.positions import Within
 from dragoman.attention.recording import Note, Watched
 from dragoman.attention.scores import ScaledDotScore, Score
+from dragoman.attention.window import attend_near, pays
 from dragoman.errors import DragomanError
 from dragoman.kernels import attend, masked_softmax, visibility
 
@@ -28,8 +29,9 @@ class Projected(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Where a query may look, and what distance adds to its scores."""
+    """Where queries may look, what distance adds to their scores, and what they meet the keys with."""
 
+    query: Tensor  # (B, H, T, Dh)
     mask: Tensor | None  # broadcastable to (B, T, S)
     bias: Tensor | None  # broadcastable to (B, H, T, S)
 
@@ -43,6 +45,12 @@ class MultiHead(Watched):
     weights (Bhojanapalli et al. 2020). With fewer `kv_heads`, G, each group of heads shares keys and values, and a cache is
     smaller by as much (Ainslie et al. 2023). `norms` put queries and keys on a common scale, so that scores stay small (Henry et
     al. 2020, Dehghani et al. 2023).
+
+    With `talking` the heads mix their scores before the softmax and their weights after it, by trained H x H matrices:
+
+    .. math:: W = P_w\, \mathrm{softmax}(P_l\, Q K^\top / \sqrt{d_h})
+
+    Shazeer et al. (2020). Weights are recorded as mixed, so a row may sum to something else than one; no fused kernel serves it.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class MultiHead(Watched):
         head_width: int = 0,
         kv_heads: int = 0,
         norms: tuple[nn.Module, nn.Module] | None = None,
+        talking: bool = False,
         score: Score | None = None,
         dropout: float = 0.0,
         bias: bool = True,
@@ -70,6 +79,10 @@ class MultiHead(Watched):
         self.output = nn.Linear(self.inner, width, bias=bias)  # W^O
         self.query_norm = None if norms is None else norms[0]
         self.key_norm = None if norms is None else norms[1]
+        # The identity, with which heads start as if they did not talk; the paper's own first values are not given in its text.
+        self.mix_scores = nn.Parameter(torch.eye(heads)) if talking else None  # P_l
+        self.mix_weights = nn.Parameter(torch.eye(heads)) if talking else None  # P_w
+        self.fused = self.score.fused and not talking
         if not self.score.fused:
             _say_plain(type(self.score).__name__)
 
@@ -82,15 +95,18 @@ class MultiHead(Watched):
         mask: Tensor | None = None,
         causal: bool = False,
         bias: Tensor | None = None,
+        radius: int = 0,
     ) -> Tensor:
         """Attend from (B, H, T, Dh) to (B, G, S, Dh) and join the heads: (B, T, D).
 
-        `bias`, broadcastable to (B, H, T, S), is added to the scores.
+        `bias`, broadcastable to (B, H, T, S), is added to the scores. A `radius` takes the way of `attend_near`.
         """
         if self.kv_heads != self.heads:
             key, value = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value))
         dropout = self.dropout if self.training else 0.0
-        if self.watch is None and self.score.fused:
+        if radius:
+            context = attend_near(query, key, value, radius=radius, mask=mask, causal=causal, dropout=dropout)
+        elif self.watch is None and self.fused:
             context = attend(query, key, value, mask=mask, causal=causal, dropout=dropout, bias=bias)
         else:
             context = self._look_plainly(query, key, value, mask, causal, dropout, bias)
@@ -103,7 +119,9 @@ class MultiHead(Watched):
         scores = self.score(query, self.score.prepare(key))  # (B, H, T, S)
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
+        scores = _mixed(self.mix_scores, scores)  # before anything is hidden, which no head may tell another
         weights = masked_softmax(scores, visibility(query.size(-2), key.size(-2), mask, causal, query.device))
+        weights = _mixed(self.mix_weights, weights)
         weights = F.dropout(self.edited(weights), dropout, training=dropout > 0)
         context = weights @ value
         self.noted(Note(weights, value, context))
@@ -118,7 +136,8 @@ class SelfAttention(MultiHead):
     """A sequence attends to itself; one product makes queries, keys and values.
 
     `within` tells places inside attention: by turning queries and keys, or by a term added to the scores. A `window` keeps each
-    position to those at most so far away, as Vaswani et al. (2017, section 4) propose; it hides the others and saves no time.
+    position to those at most so far away, as Vaswani et al. (2017, section 4) propose: in time and memory that grow with the
+    length and not with its square, but where `within` measures distances, heads talk, or somebody watches.
     """
 
     def __init__(
@@ -129,13 +148,15 @@ class SelfAttention(MultiHead):
         head_width: int = 0,
         kv_heads: int = 0,
         norms: tuple[nn.Module, nn.Module] | None = None,
+        talking: bool = False,
         score: Score | None = None,
         within: Within | None = None,
         window: int = 0,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        super().__init__(width, heads, head_width=head_width, kv_heads=kv_heads, norms=norms, score=score, dropout=dropout, bias=bias)
+        shape: dict[str, Any] = {"head_width": head_width, "kv_heads": kv_heads, "norms": norms, "talking": talking, "score": score}
+        super().__init__(width, heads, **shape, dropout=dropout, bias=bias)
         self.query_key_value = nn.Linear(width, self.inner + 2 * self.kv_inner, bias=bias)  # W^Q, W^K and W^V, one below the other
         self.within, self.window = within, window
         self.turns = within is not None and not within.biased
@@ -154,19 +175,30 @@ class SelfAttention(MultiHead):
     def reach(self, query: Tensor, mask: Tensor | None, query_places: Tensor, key_places: Tensor) -> Reach:
         """Add to a mask what places (..., T) and (..., S) hide, and give what they add to the scores of queries (B, H, T, Dh)."""
         distance = key_places.unsqueeze(-2) - query_places.unsqueeze(-1)
-        bias = self.within.bias(distance, query) if self.within is not None and self.within.biased else None
-        return Reach(masks.both(mask, distance.abs() <= self.window) if self.window else mask, bias)
+        mask = masks.both(mask, distance.abs() <= self.window) if self.window else mask
+        if self.within is None or not self.within.biased:
+            return Reach(query, mask, None)
+        return Reach(self.within.ask(query), mask, self.within.bias(distance, query))
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False, places: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T); `places` (B, T) where they are not 0 to T - 1."""
         parts = self.query_key_value(x).split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
         query, key, value = (self.split(part, 1).squeeze(1) for part in parts)
         query, key = self._place(query, key, 0, places)
+        if self._goes_by_blocks(x.size(1), mask, places):
+            return self.look(query, key, value, mask=mask, causal=causal, radius=self.window)
         bias = None
         if self.measures:
             places = torch.arange(x.size(1), device=x.device) if places is None else places
-            mask, bias = self.reach(query, mask, places, places)
+            query, mask, bias = self.reach(query, mask, places, places)
         return self.look(query, key, value, mask=mask, causal=causal, bias=bias)
+
+    def _goes_by_blocks(self, length: int, mask: Tensor | None, places: Tensor | None) -> bool:
+        """Say whether a window is worth cutting the sequence up, and nothing asks for all pairs of positions."""
+        biased = self.within is not None and self.within.biased
+        if not self.window or biased or self.watch is not None or not self.fused or places is not None:
+            return False
+        return pays(length, self.window) and (mask is None or mask.size(-2) == 1)  # sentences packed in a row have a mask for each pair
 
     def _place(self, query: Tensor, key: Tensor, first: int, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """Normalise queries and keys, then turn them, where that is asked for."""
@@ -189,11 +221,13 @@ class CrossAttention(MultiHead):
         head_width: int = 0,
         kv_heads: int = 0,
         norms: tuple[nn.Module, nn.Module] | None = None,
+        talking: bool = False,
         score: Score | None = None,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        super().__init__(width, heads, head_width=head_width, kv_heads=kv_heads, norms=norms, score=score, dropout=dropout, bias=bias)
+        shape: dict[str, Any] = {"head_width": head_width, "kv_heads": kv_heads, "norms": norms, "talking": talking, "score": score}
+        super().__init__(width, heads, **shape, dropout=dropout, bias=bias)
         self.query = nn.Linear(width, self.inner, bias=bias)  # W^Q
         self.key_value = nn.Linear(width if memory_width is None else memory_width, 2 * self.kv_inner, bias=bias)  # W^K above W^V
 
@@ -228,6 +262,11 @@ class CrossAttention(MultiHead):
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
     """Normalise heads in the type of the norm's weights: under autocast, queries and keys come in half of it."""
     return norm(x.to(next(norm.parameters()).dtype)).to(x.dtype)
+
+
+def _mixed(matrix: Tensor | None, x: Tensor) -> Tensor:
+    """Let heads of (B, H, T, S) talk, by a matrix (H, H)."""
+    return x if matrix is None else torch.einsum("gh,bhts->bgts", matrix.to(x.dtype), x)
 
 
 @functools.cache

@@ -24,6 +24,10 @@ class Within(nn.Module):
         """Change queries or keys (B, H, T, Dh) by their places; keys are kept changed."""
         return x
 
+    def ask(self, query: Tensor) -> Tensor:
+        """Change queries (B, H, T, Dh) once `bias` has seen them, before they meet the keys; only where `biased`."""
+        return query
+
     def bias(self, distance: Tensor, query: Tensor) -> Tensor:
         """Give what is added to the scores, broadcastable to (B, H, T, S).
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.positions import NoPositions, Sinusoidal, Within
+from dragoman.attention.positions import NoPositions, Sinusoidal, SinusoidalHalves, Within
 
 
 class Rotation(Within):
@@ -26,8 +26,7 @@ class Rotation(Within):
 
     def __init__(self, head_width: int, *, max_positions: int = 1024) -> None:
         super().__init__()
-        self.waves = Sinusoidal(width=head_width, max_positions=1)
-        self.waves.table = _table(head_width, max_positions).to(_real_device())
+        self.waves = _waves(Sinusoidal, head_width, max_positions)
 
     def turn(self, x: Tensor, places: Tensor | None, *, first: int = 0) -> Tensor:
         """Turn queries or keys (B, H, T, Dh)."""
@@ -122,6 +121,52 @@ class RelativeKeys(Within):
         return products.gather(-1, index.unsqueeze(1).expand(*query.shape[:3], -1))
 
 
+class SinusoidKeys(Within):
+    r"""Compare each query also with the sinusoid of the distance, and with trained vectors what every query asks of all.
+
+    .. math:: e_{ts} = \big((q_t + u)^\top k_s + (q_t + v)^\top W_R R_{t-s}\big) / \sqrt{d_h}
+
+    Dai et al. (2019), "Transformer-XL". R has all sines before all cosines, as in the released code, and the width of all heads
+    together; u and v start as there. Each query meets each distance once, in one product, and what belongs to a key is then picked
+    out: as linear as the released code's shift, and right also for rows whose places differ. The memory of earlier segments, the
+    paper's other half, is no part of this.
+    """
+
+    biased = True
+
+    def __init__(self, heads: int, head_width: int, *, causal: bool, max_positions: int = 1024) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        width = heads * head_width
+        self.waves = _waves(SinusoidalHalves, width, max_positions)  # R
+        self.proj = nn.Linear(width, width, bias=False)  # W_R
+        self.content, self.place = (nn.Parameter(torch.empty(width)) for _ in range(2))  # u, v
+        for vector in (self.content, self.place):
+            nn.init.normal_(vector, std=0.02)
+
+    def ask(self, query: Tensor) -> Tensor:
+        """Add to queries (B, H, T, Dh) what every query asks of contents."""
+        return query + self._by_head(self.content).to(query.dtype)
+
+    def bias(self, distance: Tensor, query: Tensor) -> Tensor:
+        """Give the terms (B, H, T, S) of distances (..., T, S), dividing as the scores are."""
+        farthest = distance.size(-1) - 1  # no place is farther away than there are keys
+        waves, back = self.waves.vectors(0, farthest + 1), -distance
+        if self.causal:
+            back = back.clamp(min=0)  # what comes after is hidden, whatever it gets here
+        else:
+            sine, cosine = waves[1:].flip(0).chunk(2, dim=-1)
+            waves, back = torch.cat([torch.cat([-sine, cosine], dim=-1), waves]), back + farthest
+        keys = self._by_head(self.proj(waves.to(self.proj.weight.dtype))).to(query.dtype)  # (H, distances, Dh)
+        products = (query + self._by_head(self.place).to(query.dtype)) @ keys.mT * query.size(-1) ** -0.5
+        back = back.unsqueeze(0) if distance.dim() == 2 else back  # (1 or B, T, S)
+        return products.gather(-1, back.unsqueeze(1).expand(*query.shape[:3], -1))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """Cut (D,) or (n, D) into heads: (H, 1 or n, Dh)."""
+        return x.view(-1, self.heads, x.size(-1) // self.heads).transpose(0, 1)
+
+
 class Rotary(NoPositions):
     """Queries and keys are turned by their places: see `Rotation`."""
 
@@ -158,6 +203,15 @@ class Shaw(NoPositions):
         return RelativeKeys(head_width)
 
 
+class TransformerXL(NoPositions):
+    """Keys get a projected sinusoid of their distance: see `SinusoidKeys`."""
+
+    @classmethod
+    def within(cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024) -> SinusoidKeys:
+        """Build one layer's projection and vectors."""
+        return SinusoidKeys(heads, head_width, causal=causal, max_positions=max_positions)
+
+
 def alibi_slopes(heads: int) -> list[float]:
     """Give each head its slope."""
     below = 2 ** int(math.log2(heads))
@@ -166,11 +220,18 @@ def alibi_slopes(heads: int) -> list[float]:
     return (slopes + between)[:heads]
 
 
+def _waves(kind: type[Sinusoidal], width: int, rows: int) -> Sinusoidal:
+    """Build sines of which all layers share one table, until they are moved."""
+    waves = kind(width=width, max_positions=1)
+    waves.table = _table(kind, width, rows).to(_real_device())  # type: ignore[arg-type] # a class is hashable
+    return waves
+
+
 @functools.lru_cache(maxsize=8)
-def _table(width: int, rows: int) -> Tensor:
+def _table(kind: type[Sinusoidal], width: int, rows: int) -> Tensor:
     """Make a table of sines once for all layers: a thousand layers laid out to be looked at must not cost a thousand tables."""
     with torch.inference_mode(False), torch.device("cpu"):
-        return Sinusoidal(width=width, max_positions=rows).table
+        return kind(width=width, max_positions=rows).table
 
 
 def _real_device() -> torch.device:

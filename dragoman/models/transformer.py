@@ -115,12 +115,14 @@ class TransformerLayer(Block):
         coming = state.coming(x.size(1)) if self.self.measures or state.places is not None else None
         query, key_value = self.self.project(x, first=state.length, places=None if state.places is None else coming)
         state = state.append("key_value", key_value)
-        key, value = state.filled("key_value").unbind(1)
         visible, bias = state.visible(x.size(1)), None
         causal = visible is None
+        # Where all rows stand at one place, slots before the window need not be read; the others' masks are as wide as the cache.
+        first = max(0, state.length - x.size(1) - self.self.window) if self.self.window and causal else 0
+        key, value = state.filled("key_value")[..., first:, :].unbind(1)
         if self.self.measures and coming is not None:
-            slots = torch.arange(state.length, device=x.device)  # a slot's number is its place
-            visible, bias = self.self.reach(query, visible, coming, slots)
+            slots = torch.arange(first, state.length, device=x.device)  # a slot's number is its place
+            query, visible, bias = self.self.reach(query, visible, coming, slots)
         return Extended(self.self.look(query, key, value, mask=visible, causal=causal, bias=bias), state)
 
 
@@ -134,6 +136,7 @@ def shape_of_heads(config: ModelConfig) -> dict[str, Any]:
         "head_width": config.head_width,
         "kv_heads": config.kv_heads,
         "norms": norms,
+        "talking": config.talking_heads,
         "dropout": config.attention_dropout,
         "bias": config.attention_bias,
     }

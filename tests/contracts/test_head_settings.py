@@ -24,9 +24,12 @@ VARIANTS: dict[str, dict[str, object]] = {
     "t5": {"qk_norm": "t5"},
     "scale": {"qk_norm": "scale"},
     "window": {"window": 2},
+    "talking": {"talking_heads": True},
+    "all talking": {"talking_heads": True, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "transformer_xl"},
     "all rotary": {"head_width": 6, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "rotary"},
     "all alibi": {"head_width": 6, "kv_heads": 2, "qk_norm": "scale", "window": 3, "positions": "alibi"},
     "all t5": {"head_width": 6, "kv_heads": 1, "qk_norm": "layer", "window": 3, "positions": "t5"},
+    "all xl": {"head_width": 6, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "transformer_xl"},
     "all shaw": {"head_width": 6, "kv_heads": 2, "qk_norm": "t5", "window": 3, "positions": "shaw"},
 }
 
@@ -36,7 +39,12 @@ def build(name: str) -> EncoderDecoder:
     values = {"encoder": ("self*2",), "decoder": ("self*2",), "width": 16, "heads": 4, "feedforward": 32, "dropout": 0.0}
     config = ModelConfig(**{**values, **VARIANTS[name]})  # type: ignore[arg-type]
     assert not list(config.problems())
-    return build_model(config, src_vocabulary=23, tgt_vocabulary=23).double().eval()
+    model = build_model(config, src_vocabulary=23, tgt_vocabulary=23).double().eval()
+    for path, weight in model.named_parameters():
+        if "mix_" in path:  # heads that talk start with nothing to say; rows that still sum to one keep what `record` promises
+            torch.nn.init.uniform_(weight)
+            weight.data /= weight.data.sum(-1, keepdim=True)
+    return model
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,19 @@ import torch
 from torch import Tensor
 
 from dragoman.attention import SelfAttention, record
-from dragoman.attention.relative import Alibi, BucketBias, LinearBias, RelativeKeys, Rotary, Rotation, Shaw, T5Buckets, alibi_slopes
+from dragoman.attention.relative import (
+    Alibi,
+    BucketBias,
+    LinearBias,
+    RelativeKeys,
+    Rotary,
+    Rotation,
+    Shaw,
+    SinusoidKeys,
+    T5Buckets,
+    TransformerXL,
+    alibi_slopes,
+)
 from dragoman.config import Config, ModelConfig
 from dragoman.kernels import attend, attend_reference
 from dragoman.models.build import build_model
@@ -134,6 +146,63 @@ def test_relative_keys_are_those_of_transformers() -> None:
     torch.testing.assert_close(ours(x), theirs(x)[0])
 
 
+def sinusoid(distance: int, width: int) -> Tensor:
+    """Compute R of the paper for one distance, in the layout of its released code."""
+    angles = torch.tensor([distance / 10_000 ** (2 * i / width) for i in range(width // 2)], dtype=torch.float64)
+    return torch.cat([angles.sin(), angles.cos()])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sinusoid_keys_are_the_papers_four_terms(causal: bool) -> None:
+    """Against a loop over pairs: content, place, what every query asks of contents, and of places."""
+    torch.manual_seed(0)
+    heads, size, length = 2, 4, 6
+    within = SinusoidKeys(heads, size, causal=causal).double()
+    for weight in within.parameters():
+        torch.nn.init.normal_(weight)
+    query, key = torch.randn(2, 1, heads, length, size, dtype=torch.float64)
+    u, v = within.content.view(heads, size), within.place.view(heads, size)
+    places = torch.arange(length)
+    found = within.ask(query) @ key.mT * size**-0.5 + within.bias(places - places.unsqueeze(1), query)
+    for head in range(heads):
+        for t in range(length):
+            for s in range(t + 1 if causal else length):
+                far = (within.proj.weight @ sinusoid(t - s, heads * size)).view(heads, size)[head]
+                q, k = query[0, head, t], key[0, head, s]
+                expected = (q @ k + q @ far + u[head] @ k + v[head] @ far) / size**0.5
+                torch.testing.assert_close(found[0, head, t, s], expected, atol=1e-6, rtol=1e-6)  # the table is kept in float32
+
+
+def test_attention_with_sinusoid_keys_is_xlnets() -> None:
+    """XLNet kept Transformer-XL's attention, shift and all; its segments are left out."""
+    from transformers.models.xlnet.modeling_xlnet import XLNetConfig, XLNetModel
+
+    torch.manual_seed(0)
+    model = XLNetModel(XLNetConfig(vocab_size=9, d_model=8, n_layer=1, n_head=2, d_inner=8, dropout=0.0)).eval()
+    theirs, within = model.layer[0].rel_attn, SinusoidKeys(2, 4, causal=False)
+    ours = SelfAttention(8, 2, within=within, bias=False)
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.normal_()
+        ours.query_key_value.weight.copy_(torch.cat([part.flatten(1).T for part in (theirs.q, theirs.k, theirs.v)]))
+        ours.output.weight.copy_(theirs.o.flatten(1))
+        within.proj.weight.copy_(theirs.r.flatten(1).T)
+        within.content.copy_(theirs.r_w_bias.flatten())
+        within.place.copy_(theirs.r_r_bias.flatten())
+    x = torch.randn(2, 7, 8)
+    h = x.transpose(0, 1)
+    distances = model.relative_positional_encoding(7, 7, bsz=2)
+    query, key, value = (torch.einsum("ibh,hnd->ibnd", h, part) for part in (theirs.q, theirs.k, theirs.v))
+    context = theirs.rel_attn_core(query, key, value, torch.einsum("ibh,hnd->ibnd", distances, theirs.r))
+    expected = torch.einsum("ibnd,hnd->bih", context, theirs.o)
+    torch.testing.assert_close(ours(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_sinusoid_keys_need_an_even_width() -> None:
+    (problem,) = Config().replace(model={"width": 15, "heads": 3, "positions": "transformer_xl"}).problems()
+    assert "even width for transformer_xl positions; found 3 heads of 5" in problem
+
+
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_fused_attention_adds_the_bias(causal: bool, padded: bool) -> None:
@@ -158,7 +227,7 @@ def test_a_query_that_sees_nothing_gets_zeros_with_a_bias_too() -> None:
     assert found[:, :, 0].any()
 
 
-@pytest.mark.parametrize("scheme", [Rotary, Alibi, T5Buckets, Shaw])
+@pytest.mark.parametrize("scheme", [Rotary, Alibi, T5Buckets, Shaw, TransformerXL])
 def test_packed_sentences_are_as_if_alone(scheme: type[Rotary]) -> None:
     torch.manual_seed(0)
     attention = SelfAttention(8, 2, within=scheme.within(heads=2, head_width=4, causal=True))
@@ -175,7 +244,7 @@ def test_packed_sentences_are_as_if_alone(scheme: type[Rotary]) -> None:
     assert notes[""].weights.shape == (1, 2, 7, 7)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "shaw"])
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "shaw", "transformer_xl"])
 def test_order_is_told_to_an_encoder(positions: str) -> None:
     """A bias alike on both sides would not tell a sentence from its mirror image: who bites whom."""
     torch.manual_seed(0)
