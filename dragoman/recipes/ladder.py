@@ -86,7 +86,7 @@ def domhan2018_rnn() -> Config:
             ATTEND_ONE,
             FEED,
         ),  # released: repeat(6,res(rnn->dropout))->res(mh_dot_att(heads=1))->res(ff->linear)
-        residual="plain",  # released: res without norm
+        residual="none",  # released: res without norm
         positions="none",  # released: dropout-> in the place of pos->
     )
 
@@ -128,7 +128,7 @@ def domhan2018_cnn() -> Config:
     return _changed(
         encoder=("conv(activation=relu, weight_norm=false)*6",),  # released: repeat(6,res(cnn($NUM_HIDDEN,3,relu)))
         decoder=(CNN, ATTEND_ONE) * DEPTH,  # released: repeat(6,res(cnn($NUM_HIDDEN,3,relu))->res(mh_dot_att(heads=1)))
-        residual="plain",  # released: res without norm
+        residual="none",  # released: res without norm
     )
 
 
