@@ -34,7 +34,7 @@ def attend_near(
     keys around it, or n + r where it may not look ahead. `mask`, broadcastable to (B, 1, T), hides padding. The same numbers as
     `attend` under `masks.local`.
     """
-    rows, length = query.size(0), query.size(2)
+    rows, heads, length, width = query.shape
     block, ahead = max(radius, LEAST_BLOCK), 0 if causal else radius
     blocks = -(-length // block)
     rest, seen = blocks * block - length, radius + block + ahead
@@ -44,11 +44,11 @@ def attend_near(
         pieces = F.pad(x, (0, 0, radius, rest + ahead)).unfold(2, seen, block)  # (B, H, blocks, Dh, seen)
         return pieces.permute(0, 2, 1, 4, 3).flatten(0, 1)
 
-    queries = F.pad(query, (0, 0, 0, rest)).unflatten(2, (blocks, block)).transpose(1, 2).flatten(0, 1)
+    queries = F.pad(query, (0, 0, 0, rest)).reshape(rows, heads, blocks, block, width).transpose(1, 2).flatten(0, 1)
     distance = torch.arange(seen, device=query.device) - radius - torch.arange(block, device=query.device).unsqueeze(1)
     near = (distance >= -radius) & (distance <= ahead)  # (block, seen)
     real = torch.ones(1, length, dtype=torch.bool, device=query.device) if mask is None else mask.squeeze(-2)
     real = F.pad(real, (radius, rest + ahead), value=False).unfold(1, seen, block)  # (1 or B, blocks, seen)
     visible = (near & real.unsqueeze(2)).expand(rows, -1, -1, -1).flatten(0, 1).unsqueeze(1)  # (B * blocks, 1, block, seen)
     found = attend(queries, neighbourhoods(key), neighbourhoods(value), mask=visible, dropout=dropout)
-    return found.unflatten(0, (rows, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+    return found.view(rows, blocks, heads, block, width).transpose(1, 2).flatten(2, 3)[:, :, :length]

@@ -64,7 +64,7 @@ def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor
 
 def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
     """Read weights whose names, shapes and types are those of the architecture; checked before anything is allocated."""
-    least = 4 * config.model.width * len(tokenizers.tgt)  # bytes of one embedding: what is built is in proportion to the file
+    least = 4 * config.model.embedding_size * len(tokenizers.tgt)  # bytes of one embedding: what is built is in proportion to the file
     if least > path.stat().st_size:
         found = f"{path.stat().st_size} bytes for a model.width of {config.model.width}"
         raise BundleError(f"{path} must hold the model's embeddings, {least} bytes", found=found, fix="copy the model directory anew")

@@ -11,21 +11,39 @@ from dragoman.kernels import dropout
 
 
 class Embedding(nn.Module):
-    """A vector for each piece, times a factor.
+    r"""A vector for each piece, times a factor.
 
     The factor is the root of the width where one matrix is also the output projection: that wants small numbers,
     the stack wants numbers of the size of the positions (Vaswani et al. 2017, section 3.4).
+
+    With an `inner` width E the table is V x E, and a matrix E x D widens what is looked up: V E + E D weights for V D, as in ALBERT
+    (Lan et al. 2020). With `fixed` every vector has length one, and the factor is trained:
+
+    .. math:: g\, w / \lVert w \rVert
+
+    FixNorm, Nguyen and Salazar (2019). Their released code keeps g at the root of the width, where ours starts; on the way out
+    vectors have length one there and here, and what scales the logits is the last norm (ScaleNorm's one number, in the paper).
     """
 
-    def __init__(self, vocabulary: int, width: int, *, scale: float = 1.0) -> None:
+    def __init__(self, vocabulary: int, width: int, *, scale: float = 1.0, inner: int = 0, fixed: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocabulary, width))
-        nn.init.normal_(self.weight, std=width**-0.5)
-        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(vocabulary, inner or width))
+        nn.init.normal_(self.weight, std=(inner or width) ** -0.5)
+        self.wide = nn.Linear(inner, width, bias=False) if inner else None
+        self.length = nn.Parameter(torch.full((1,), scale)) if fixed else None  # g
+        self.scale = 1.0 if fixed else scale
+
+    @property
+    def matrix(self) -> Tensor:
+        """Give the table (V, E) as the output projection may use it."""
+        return self.weight if self.length is None else _of_length_one(self.weight)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up (B, T) ids: (B, T, D)."""
-        return F.embedding(ids, self.weight) * self.scale
+        found = F.embedding(ids, self.weight)
+        if self.length is not None:
+            found = _of_length_one(found) * self.length
+        return (found if self.wide is None else self.wide(found)) * self.scale
 
 
 class Entrance(nn.Module):
@@ -43,11 +61,31 @@ class Entrance(nn.Module):
 
 
 class Output(nn.Module):
-    """The projection to the vocabulary; a tied one takes its matrix from an embedding at each call."""
+    """The projection to the vocabulary; a tied one takes its matrix from an embedding at each call.
 
-    def __init__(self, vocabulary: int, width: int, *, tied: bool, bias: bool = False) -> None:
+    With an `inner` width E it has two steps, D x E and E x V, as the embeddings have; with `fixed` the vectors of the pieces have
+    length one, as theirs have.
+    """
+
+    def __init__(self, vocabulary: int, width: int, *, tied: bool, bias: bool = False, inner: int = 0, fixed: bool = False) -> None:
         super().__init__()
-        self.weight = None if tied else nn.Parameter(torch.empty(vocabulary, width))
+        self.weight = None if tied else nn.Parameter(torch.empty(vocabulary, inner or width))
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
+        self.narrow = nn.Linear(width, inner, bias=False) if inner else None
+        self.fixed = fixed
         if self.weight is not None:
-            nn.init.normal_(self.weight, std=width**-0.5)
+            nn.init.normal_(self.weight, std=(inner or width) ** -0.5)
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """Give the matrix (V, E) that scores the pieces, None where it is an embedding's."""
+        return _of_length_one(self.weight) if self.fixed and self.weight is not None else self.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Make (..., D) ready to be multiplied by the matrix: (..., E)."""
+        return hidden if self.narrow is None else self.narrow(hidden)
+
+
+def _of_length_one(x: Tensor) -> Tensor:
+    """Scale each vector of (..., E) to length one."""
+    return F.normalize(x, dim=-1, eps=1e-6)

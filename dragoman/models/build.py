@@ -44,14 +44,15 @@ def build_model(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int
             ]
         )
     scale = config.width**0.5 if config.scale_embeddings else 1.0
+    inner, fixed = config.embedding_width, config.fix_norm
     sizes = {"shared": tgt_vocabulary} if config.tie == "all" else {"src": src_vocabulary, "tgt": tgt_vocabulary}
     model = EncoderDecoder(
-        embeddings={side: Embedding(size, config.width, scale=scale) for side, size in sizes.items()},
+        embeddings={side: Embedding(size, config.width, scale=scale, inner=inner, fixed=fixed) for side, size in sizes.items()},
         src_entrance=_entrance(config),
         tgt_entrance=_entrance(config),
         encoder=_stack(config, config.encoder, "model.encoder", causal=False, memory_width=None),
         decoder=_stack(config, config.decoder, "model.decoder", causal=True, memory_width=config.width),
-        output=Output(tgt_vocabulary, config.width, tied=config.tie != "none", bias=config.output_bias),
+        output=Output(tgt_vocabulary, config.width, tied=config.tie != "none", bias=config.output_bias, inner=inner, fixed=fixed),
     )
     initialise(model)
     return model

@@ -45,8 +45,9 @@ class EncoderDecoder(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """Give the matrix (V, D) that scores the pieces, wherever it lives."""
-        return self._embedding("tgt").weight if self.output.weight is None else self.output.weight
+        """Give the matrix (V, D) that scores the pieces, wherever it lives; (V, E) where embeddings have a width of their own."""
+        own = self.output.matrix
+        return self._embedding("tgt").matrix if own is None else own
 
     @property
     def output_bias(self) -> Tensor | None:
@@ -78,7 +79,7 @@ class EncoderDecoder(nn.Module):
         places: Tensor | None = None,
         losses: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Read targets (B, T) that are given: (B, T, D), to be projected where there is something to predict."""
+        """Read targets (B, T) that are given: (B, T, D), or (B, T, E), to be projected where there is something to predict."""
         embedded = self._embedding("tgt")(tgt_in)
         context = Context(
             mask=mask,
@@ -88,10 +89,10 @@ class EncoderDecoder(nn.Module):
             embeddings=embedded,
             losses={} if losses is None else losses,
         )
-        return self.decoder(self.tgt_entrance(embedded, places=places), context)
+        return self.output(self.decoder(self.tgt_entrance(embedded, places=places), context))
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Score every piece of the vocabulary: (..., D) gives logits (..., V)."""
+        """Score every piece of the vocabulary: what `decode` gave, (..., D), gives logits (..., V)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
 
     def forward(self, src: Tensor, tgt_in: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None) -> Tensor:
@@ -114,7 +115,7 @@ class EncoderDecoder(nn.Module):
             places = places.unsqueeze(1) + torch.arange(tokens.size(1), device=places.device)
         placed = self.tgt_entrance(self._embedding("tgt")(tokens), first=state.length, places=places)
         hidden, decoder = self.decoder.extend(placed, state.parts["decoder"])
-        return Step(self.project(hidden), state.advance(tokens.size(1), parts={"decoder": decoder}))
+        return Step(self.project(self.output(hidden)), state.advance(tokens.size(1), parts={"decoder": decoder}))
 
     def _embedding(self, side: str) -> Embedding:
         """Find the table of a side."""
