@@ -18,6 +18,8 @@ class Entry:
     summary: str
     exempt: Mapping[str, str] | None = None  # contract -> why this member's definition breaks it
     family: str = ""  # what it is listed under, where a kind has families
+    options: str = ""  # "package.module:Name" of what lists a block's options, so that they are checked without importing the block
+    traits: tuple[str, ...] = ()  # what decides with what it can be combined; a test compares them with the code
 
 
 class Registry(Mapping[str, Entry]):
@@ -53,8 +55,11 @@ class Registry(Mapping[str, Entry]):
 
     def load(self, name: str) -> Any:
         """Import the object behind a name."""
-        module, _, attribute = self[name].target.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _import(self[name].target)
+
+    def options(self, name: str) -> Any:
+        """Import what lists the options of a member, or None where it has no such list."""
+        return _import(self[name].options) if self[name].options else None
 
 
 # Where each kind is listed. Strings, so that the configuration can ask for the names without importing
@@ -67,6 +72,7 @@ _CATALOGUES = {
     "residual": "dragoman.layers.catalogue:RESIDUALS",
     "activation": "dragoman.layers.catalogue:ACTIVATIONS",
     "block": "dragoman.models.catalogue:BLOCKS",
+    "rule": "dragoman.models.catalogue:RULES",
     "optimiser": "dragoman.training.catalogue:OPTIMISERS",
     "schedule": "dragoman.training.catalogue:SCHEDULES",
     "recipe": "dragoman.recipes.catalogue:RECIPES",
@@ -76,7 +82,12 @@ _CATALOGUES = {
 
 def catalogue(kind: str) -> Registry:
     """Find the registry of a kind: `catalogue("norm")`."""
-    module, _, attribute = _CATALOGUES[kind].partition(":")
-    registry = getattr(importlib.import_module(module), attribute)
+    registry = _import(_CATALOGUES[kind])
     assert isinstance(registry, Registry), f"{_CATALOGUES[kind]} must be a Registry"
     return registry
+
+
+def _import(target: str) -> Any:
+    """Import what "package.module:Name" stands for."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -11,9 +11,15 @@ SCORES = Registry(
     learned_scale_dot=Entry("dragoman.attention.scores:LearnedScaleDotScore", "The dot product times one trained number (scaled Luong)."),
     cosine=Entry("dragoman.attention.scores:CosineScore", "The angle between query and key, times a trained strength."),
     general=Entry("dragoman.attention.scores:GeneralScore", "A trained matrix between query and key (Luong)."),
-    additive=Entry("dragoman.attention.scores:AdditiveScore", "A one-layer network compares query and key (Bahdanau)."),
+    additive=Entry(
+        "dragoman.attention.scores:AdditiveScore",
+        "A one-layer network compares query and key (Bahdanau).",
+        traits=("takes_features",),
+    ),
     normed_additive=Entry(
-        "dragoman.attention.scores:NormedAdditiveScore", "The additive score with a bias and a trained length of its weights."
+        "dragoman.attention.scores:NormedAdditiveScore",
+        "The additive score with a bias and a trained length of its weights.",
+        traits=("takes_features",),
     ),
     location=Entry("dragoman.attention.scores:LocationScore", "The query alone chooses positions, whatever stands there (Luong)."),
 )
@@ -27,7 +33,7 @@ ALIGNMENTS = Registry(
         "One key only: sampled in training, the best one afterwards (Xu).",
         exempt={"gradients": "a choice has no slope; training takes the softmax's (straight-through)"},
     ),
-    local_m=Entry("dragoman.attention.local:LocalM", "A window that walks along, one place a step (Luong)."),
+    local_m=Entry("dragoman.attention.local:LocalM", "A window that walks along, one place a step (Luong).", traits=("remembers",)),
     local_p=Entry(
         "dragoman.attention.local:LocalP",
         "A window under a bell, at a place that the query predicts (Luong).",
@@ -36,6 +42,7 @@ ALIGNMENTS = Registry(
     monotonic=Entry(
         "dragoman.attention.monotonic:Monotonic",
         "The first key from the last place on that fits; never back (Raffel).",
+        traits=("remembers",),
         exempt={
             "rows sum to one": "a head that runs past the last key attends to nothing",
             "gradients": "after training a choice, which has no slope; training's expected weights have",
@@ -44,18 +51,27 @@ ALIGNMENTS = Registry(
     mocha=Entry(
         "dragoman.attention.monotonic:Mocha",
         "Monotonic, with a soft look back over a few keys (Chiu and Raffel).",
+        traits=("remembers",),
         exempt={
             "rows sum to one": "a head that runs past the last key attends to nothing",
             "gradients": "after training the stop is a choice, which has no slope; training's expected weights have",
         },
     ),
     location_sensitive=Entry(
-        "dragoman.attention.remembering:LocationSensitive", "Filters over the last weights tell the score where to go on (Chorowski)."
+        "dragoman.attention.remembering:LocationSensitive",
+        "Filters over the last weights tell the score where to go on (Chorowski).",
+        traits=("remembers", "gives_features"),
     ),
     location_cumulative=Entry(
-        "dragoman.attention.remembering:LocationCumulative", "The same over the sum of all earlier weights (Tacotron 2)."
+        "dragoman.attention.remembering:LocationCumulative",
+        "The same over the sum of all earlier weights (Tacotron 2).",
+        traits=("remembers", "gives_features"),
     ),
-    coverage=Entry("dragoman.attention.remembering:Coverage", "What was attended to so far is a term of the score (See)."),
+    coverage=Entry(
+        "dragoman.attention.remembering:Coverage",
+        "What was attended to so far is a term of the score (See).",
+        traits=("remembers", "gives_features"),
+    ),
 )
 
 POSITIONS = Registry(
@@ -68,12 +84,29 @@ POSITIONS = Registry(
     ),
     learned=Entry("dragoman.attention.positions:Learned", "A trained vector for each position up to model.max_positions."),
     none=Entry("dragoman.attention.positions:NoPositions", "Nothing is added: only causality tells the order."),
-    rotary=Entry("dragoman.attention.relative:Rotary", "Queries and keys are turned by their places (RoPE); no limit on length."),
-    alibi=Entry("dragoman.attention.relative:Alibi", "Scores fall with the distance, in each head at its own slope; no limit on length."),
-    t5=Entry("dragoman.attention.relative:T5Buckets", "Scores get a trained term for each bucket of distances; no limit on length."),
-    shaw=Entry("dragoman.attention.relative:Shaw", "Queries also meet a trained vector for each distance up to 16; no limit on length."),
+    rotary=Entry(
+        "dragoman.attention.relative:Rotary",
+        "Queries and keys are turned by their places (RoPE); no limit on length.",
+        traits=("within",),
+    ),
+    alibi=Entry(
+        "dragoman.attention.relative:Alibi",
+        "Scores fall with the distance, in each head at its own slope; no limit on length.",
+        traits=("within",),
+    ),
+    t5=Entry(
+        "dragoman.attention.relative:T5Buckets",
+        "Scores get a trained term for each bucket of distances; no limit on length.",
+        traits=("within",),
+    ),
+    shaw=Entry(
+        "dragoman.attention.relative:Shaw",
+        "Queries also meet a trained vector for each distance up to 16; no limit on length.",
+        traits=("within",),
+    ),
     transformer_xl=Entry(
         "dragoman.attention.relative:TransformerXL",
         "Queries also meet a projected sinusoid of each distance, and two trained vectors ask of all; no limit on length.",
+        traits=("within",),
     ),
 )

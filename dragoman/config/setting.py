@@ -7,7 +7,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ class Setting:
     at_least: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] = ()
-    kind: str = ""  # a registry's kind: its names are the choices
+    kind: str = ""  # a registry's kind, or several joined by +: their names are choices too
 
     def names(self) -> tuple[str, ...]:
         """List the words that are allowed, where only some are."""
-        return tuple(catalogue(self.kind)) if self.kind else self.choices
+        return (*self.choices, *(name for kind in self.kind.split("+") if kind for name in catalogue(kind)))
 
     def range_text(self) -> str:
         """Say the range as a person would."""
@@ -113,7 +113,7 @@ def convert(value: Any, kind: Any) -> Any:
         parts = [value] if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
             raise ValueError
-        return tuple(parts)
+        return tuple(_rejoined(parts))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is float and isinstance(value, str):
@@ -129,3 +129,15 @@ def convert(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError
     return value
+
+
+def _rejoined(parts: Iterable[str]) -> Iterator[str]:
+    """Join again what YAML tore apart at commas inside brackets: [lstm(layers=2, skip=false)] is one entry."""
+    torn: list[str] = []
+    for part in parts:
+        torn.append(part)
+        joined = ", ".join(torn)
+        if joined.count("(") <= joined.count(")"):
+            yield joined
+            torn = []
+    yield from torn  # a bracket that nobody closed: what is read next says so

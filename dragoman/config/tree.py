@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dragoman.config.setting import setting, settings_of
 from dragoman.errors import ConfigError, nearest
+from dragoman.registry import catalogue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +146,7 @@ class ModelConfig:
     def problems(self) -> Iterator[str]:
         """Say what is wrong between fields; ranges are checked before this."""
         if not self.head_width and self.width % self.heads:
-            near = max(n for n in range(1, self.heads) if self.width % n == 0)
+            near = _divisors_near(self.heads, self.width)
             yield f"model.heads must divide model.width; found {self.heads} and {self.width}; try model.heads={near}"
         if self.positions.startswith("sinusoidal") and self.width % 2:
             yield f"model.width must be even for {self.positions} positions; found {self.width}; try model.width={self.width + 1}"
@@ -162,14 +163,8 @@ class ModelConfig:
             found = f"model.head_width={self.head_width}" if self.head_width else f"model.width={self.width} by model.heads={self.heads}"
             yield f"a head's width must be even for rotary positions; found {self.head_size}, {found}; set an even model.head_width"
         if self.kv_heads and self.heads % self.kv_heads:
-            near = max(n for n in range(1, self.kv_heads) if self.heads % n == 0)
+            near = _divisors_near(self.kv_heads, self.heads)
             yield f"model.kv_heads must divide model.heads; found {self.kv_heads} and {self.heads}; try model.kv_heads={near}"
-        if not any(block.strip().startswith("self") for block in (*self.encoder, *self.decoder)):
-            blocks = ", ".join((*self.encoder, *self.decoder))
-            if self.positions in ("rotary", "alibi", "t5", "shaw"):
-                yield f"model.positions={self.positions} acts in self-attention and needs a self block; found {blocks}; try sinusoidal"
-            if self.window:
-                yield f"model.window={self.window} acts in self-attention and needs a self block; found {blocks}; set model.window=0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,6 +248,8 @@ class Config:
         for section in SECTIONS:
             found.extend(getattr(self, section).problems())
         found.extend(self._problems_between_sections())
+        for rule in catalogue("rule"):  # what is known further up: which blocks there are, and what each can be asked for
+            found.extend(catalogue("rule").load(rule)(self))
         return found
 
     def range_problems(self) -> list[str]:
@@ -292,3 +289,10 @@ class Config:
 
 
 SECTIONS = ("text", "data", "model", "train", "decode")
+
+
+def _divisors_near(number: int, of: int) -> str:
+    """Name the nearest divisors below and above a number: "5 or 10"."""
+    below = max(n for n in range(1, number) if of % n == 0)
+    above = next((n for n in range(number, of + 1) if of % n == 0), None)
+    return f"{below} or {above}" if above else str(below)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, get_type_hints
+from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from dragoman.config import ModelConfig, settings_of
-from dragoman.config.setting import convert, type_text
-from dragoman.errors import ConfigError, nearest
+from dragoman.config import ModelConfig
+from dragoman.errors import ConfigError
 from dragoman.layers.embedding import Embedding, Entrance, Output
 from dragoman.models.blocks import Block, Place
 from dragoman.models.catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.initialise import initialise
+from dragoman.models.rules import settle, stack_problems
 from dragoman.models.spec import BlockSpec, parse_blocks
 from dragoman.models.stack import Stack
 from dragoman.registry import catalogue
@@ -36,13 +36,14 @@ def build_model(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int
 
     Under `torch.device("meta")` nothing is allocated; `load_state_dict(weights, assign=True)` then fills it.
     """
+    problems = [*config.problems(), *stack_problems(config)]  # again, for a configuration that nobody read
     if config.tie == "all" and src_vocabulary != tgt_vocabulary:
-        raise ConfigError(
-            [
-                f"model.tie=all needs one vocabulary for both sides; found {src_vocabulary} source and {tgt_vocabulary} target pieces; "
-                "set model.tie=target, or text.joint=true"
-            ]
+        problems.append(
+            f"model.tie=all needs one vocabulary for both sides; found {src_vocabulary} source and {tgt_vocabulary} target pieces; "
+            "set model.tie=target, or text.joint=true"
         )
+    if problems:
+        raise ConfigError(problems)
     scale = config.width**0.5 if config.scale_embeddings else 1.0
     inner, fixed = config.embedding_width, config.fix_norm
     sizes = {"shared": tgt_vocabulary} if config.tie == "all" else {"src": src_vocabulary, "tgt": tgt_vocabulary}
@@ -107,29 +108,5 @@ def _block(spec: BlockSpec, place: Place, setting: str) -> Block:
     """Build one block; its options are settings of `model` that hold for it alone, or its own."""
     kind = BLOCKS.load(spec.name)
     assert issubclass(kind, Block), f"{spec.name} must be a Block"
-    own = {name: hint for name, hint in get_type_hints(kind.build).items() if name not in ("place", "return")}
-    shared = {each.name: each for each in settings_of(ModelConfig) if each.name in kind.overrides}
-    found: dict[str, Any] = {}
-    problems: list[str] = []
-    for name, value in spec.options.items():
-        where = f"{name} of '{spec}' in {setting}"
-        if name not in own and name not in shared:
-            problems.append(
-                f"{setting} must give {spec.name} options that it has; found {name!r} in '{spec}'; {nearest(name, [*own, *shared])}"
-            )
-            continue
-        wanted = shared[name].type if name in shared else own[name]
-        try:
-            found[name] = convert(value, wanted)
-        except (TypeError, ValueError):
-            problems.append(f"{where} must be {type_text(wanted)}; found {value!r}; correct it")
-            continue
-        problem = shared[name].setting.problem(where, found[name]) if name in shared else None
-        problems.extend([problem] if problem else [])
-    if problems:
-        raise ConfigError(problems)
-    config = replace(place.config, **{name: value for name, value in found.items() if name in shared})
-    problems = [f"{setting} must hold together in '{spec}': {problem}" for problem in config.problems()]
-    if problems:
-        raise ConfigError(problems)
-    return kind.build(replace(place, config=config), **{name: value for name, value in found.items() if name not in shared})
+    config, options = settle(spec, place.config, setting, memory=place.memory_width is not None, causal=place.causal)
+    return kind.build(replace(place, config=config), **asdict(options))

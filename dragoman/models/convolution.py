@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dragoman.errors import ConfigError, nearest
 from dragoman.layers.convolution import EmbeddedAttention, GatedConvolution, NormedWeight, Weight
 from dragoman.layers.residual import Residual
 from dragoman.models.blocks import Block, Extended, Place
 from dragoman.models.context import Context
+from dragoman.models.options import ConvolutionOptions
 from dragoman.models.state import State
 from dragoman.registry import catalogue
-
-ATTENTIONS = ("embedded", "none")  # to embeddings and outputs together, as the paper's; or left to other blocks
 
 
 class ConvolutionLayer(Block):
@@ -24,7 +22,7 @@ class ConvolutionLayer(Block):
     The attention's way around it goes inside the convolution's, so that one layer changes the stream once.
     """
 
-    overrides = ("dropout", "attention_dropout")
+    overrides = ConvolutionOptions.overrides
 
     def __init__(
         self, *, convolution: GatedConvolution, residual: Residual, cross: EmbeddedAttention | None, cross_residual: Residual | None
@@ -54,7 +52,6 @@ class ConvolutionLayer(Block):
 
         `attention=none` leaves the attention to other blocks of a decoder; `activation` may stand in the place of the gate.
         """
-        _check(kernel, layers, attention, activation, causal=place.causal)
         config = place.config
         norm, residual = catalogue("norm").load(config.norm), catalogue("residual").load(config.residual)
         weight = NormedWeight if weight_norm else Weight
@@ -168,19 +165,3 @@ class ConvolutionRun(Block):
         for name, layer in self.layers():
             x, parts[name] = layer.continued(x, embedded, state.parts[name])
         return Extended(x, state.advance(embedded.size(1), parts=parts))
-
-
-def _check(kernel: int, layers: int, attention: str, activation: str, *, causal: bool) -> None:
-    """Refuse sizes that have no meaning."""
-    problems = []
-    if kernel < 1 or not (causal or kernel % 2):
-        wanted = "at least 1" if causal else "odd in an encoder, to reach as far to either side"
-        problems.append(f"kernel of a conv block must be {wanted}; found {kernel}; try kernel={max(kernel, 0) + 1}")
-    if layers < 1:
-        problems.append(f"layers of a conv block must be at least 1; found {layers}; try layers=1")
-    if attention not in ATTENTIONS:
-        problems.append(f"attention of a conv block must be embedded or none; found {attention!r}; {nearest(attention, ATTENTIONS)}")
-    if activation not in (known := ["glu", *catalogue("activation")]):
-        problems.append(f"activation of a conv block must be a known one; found {activation!r}; {nearest(activation, known)}")
-    if problems:
-        raise ConfigError(problems)

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from dragoman.attention.mechanism import Mechanism, Prepared
 from dragoman.attention.recording import Note, Watch
-from dragoman.errors import ConfigError, DragomanError, nearest
+from dragoman.errors import DragomanError
 from dragoman.layers.recurrent import GRU, LSTM, QUERIES, SUMMARIES, AskAfter, Asking, Bare, Carried, Recurrence, Summary, TwoSided
 from dragoman.layers.residual import Residual
 from dragoman.models.blocks import Block, Extended, Place
 from dragoman.models.context import Context, Memory
+from dragoman.models.options import RecurrentOptions, TwoSidedOptions, pair_of
 from dragoman.models.state import State
 from dragoman.registry import catalogue
 
@@ -35,7 +36,7 @@ class RecurrentLayer(Block):
     """A recurrence; in a decoder it starts from a summary of the memory, and may attend to it."""
 
     kind: ClassVar[type[Recurrence]]
-    overrides = ("dropout", "residual")
+    overrides = RecurrentOptions.overrides
 
     def __init__(
         self,
@@ -74,13 +75,16 @@ class RecurrentLayer(Block):
         reverse: bool = False,
         skip: bool = True,
     ) -> RecurrentLayer:
-        """Build a layer, or several stacked as one; `attention` is the name of a score, `skip=false` leaves residual and norm out."""
+        """Build a layer, or several stacked as one.
+
+        `attention` is the name of a score, or of an alignment with the score of its paper; `skip=false` leaves residual and norm out.
+        """
         config, memory_width = place.config, place.memory_width
-        _refuse(place, attention, query, feeding, layers, initial, reverse)
         found = None
         if attention != "none" and memory_width is not None:
             widths = {"query_width": config.width, "key_width": memory_width, "score_width": config.width}
-            cross = Mechanism(catalogue("score").load(attention)(**widths), catalogue("alignment").load(alignment)(**widths))
+            score, aligned = pair_of(attention, alignment)
+            cross = Mechanism(catalogue("score").load(score)(**widths), catalogue("alignment").load(aligned)(**widths))
             fed = config.width if feeding else 0
             asking = QUERIES[query].build(cls.kind, config.width, memory_width=memory_width, fed=fed, layers=layers, dropout=config.dropout)
             found = Attention(asking, cross, feeding)
@@ -185,7 +189,7 @@ class TwoSidedLayer(Block):
     """One recurrence from each end of the source."""
 
     kind: ClassVar[type[Recurrence]]
-    overrides = ("dropout", "residual")
+    overrides = TwoSidedOptions.overrides
 
     def __init__(self, *, sides: TwoSided, residual: Residual) -> None:
         super().__init__()
@@ -195,12 +199,7 @@ class TwoSidedLayer(Block):
     @classmethod
     def build(cls, place: Place, skip: bool = True) -> TwoSidedLayer:
         """Build an encoder's layer; `skip=false` leaves residual and norm out."""
-        name, width = cls.kind.__name__.lower(), place.config.width
-        if place.causal:
-            instead = f"use {name}, or put bi{name} into model.encoder"
-            raise ConfigError([f"model.decoder must list blocks that see no future; found bi{name}, which reads from both ends; {instead}"])
-        if width % 2:
-            raise ConfigError([f"model.width must be even for bi{name}, whose sides share it; found {width}; try model.width={width + 1}"])
+        width = place.config.width
         ahead, back = (cls.kind(width, width // 2) for _ in range(2))
         return cls(sides=TwoSided(ahead, back), residual=_residual(place, skip))
 
@@ -260,27 +259,3 @@ def _refuse_segments(context: Context) -> None:
             found=f"segments of shape {tuple(context.segments.shape)}",
             fix="do not pack sentences, or use blocks of attention",
         )
-
-
-def _refuse(place: Place, attention: str, query: str, feeding: bool, layers: int, initial: str, reverse: bool) -> None:
-    """Refuse options that have no meaning here, all at once."""
-    scores, starts = catalogue("score"), [*SUMMARIES, "zero"]
-    attends, blind = attention != "none", place.memory_width is None
-    checks = [
-        (query in QUERIES, f"query must be before or after the step; found {query!r}; {nearest(query, QUERIES)}"),
-        (initial in starts, f"initial must be a known start; found {initial!r}; {nearest(initial, starts)}"),
-        (layers >= 1, f"layers must be at least 1; found {layers}; raise it"),
-        (not attends or attention in scores, f"attention must be none or a score; found {attention!r}; {_meant(attention)}"),
-        (not (attends and blind), f"attention needs a memory, which an encoder has not; found {attention!r}; leave it out"),
-        (attends or not feeding, f"feeding needs attention, whose output is fed; found attention={attention}; give attention=NAME"),
-        (not (reverse and place.causal), "reverse needs a whole sentence; found reverse=true in a decoder; use it in model.encoder"),
-    ]
-    problems = [f"a recurrent block's {problem}" for holds, problem in checks if not holds]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _meant(attention: str) -> str:
-    """Say what was meant by a name that is no score."""
-    aligned = attention in catalogue("alignment")
-    return f"write attention=additive, alignment={attention}" if aligned else nearest(attention, catalogue("score"))

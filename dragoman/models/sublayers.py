@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dragoman.attention.multihead import CrossAttention
-from dragoman.errors import ConfigError
 from dragoman.layers.feedforward import FeedForward
 from dragoman.layers.residual import Residual
 from dragoman.models.blocks import Block, Extended, Place
 from dragoman.models.context import Context, Memory
+from dragoman.models.options import AttendOptions, FeedForwardOptions
 from dragoman.models.state import State
 from dragoman.models.transformer import shape_of_heads
 from dragoman.registry import catalogue
@@ -18,7 +18,7 @@ from dragoman.registry import catalogue
 class AttendLayer(Block):
     """Multi-head attention to the memory and nothing else: `attend` in a configuration."""
 
-    overrides = ("heads", "head_width", "kv_heads", "qk_norm", "dropout", "attention_dropout", "residual")
+    overrides = AttendOptions.overrides
 
     def __init__(self, *, cross: CrossAttention, residual: Residual) -> None:
         super().__init__()
@@ -30,10 +30,7 @@ class AttendLayer(Block):
     def build(cls, place: Place) -> AttendLayer:
         """Build a decoder's layer."""
         config = place.config
-        if place.memory_width is None:
-            raise ConfigError(
-                ["model.encoder must list blocks that need no memory; found attend, which reads the encoder's; put it into model.decoder"]
-            )
+        assert place.memory_width is not None, "attend stands in decoders only: its options say so"
         cross = CrossAttention(config.width, config.heads, memory_width=place.memory_width, **shape_of_heads(config))
         return cls(cross=cross, residual=_residual(place))
 
@@ -61,7 +58,7 @@ class AttendLayer(Block):
 class FeedForwardLayer(Block):
     """The feed-forward layer and nothing else: `feedforward` in a configuration."""
 
-    overrides = ("feedforward", "activation", "dropout", "feedforward_dropout", "residual")
+    overrides = FeedForwardOptions.overrides
 
     def __init__(self, *, feedforward: FeedForward, residual: Residual) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ from dragoman.layers.feedforward import FeedForward
 from dragoman.layers.residual import Residual
 from dragoman.models.blocks import Block, Extended, Place
 from dragoman.models.context import Context
+from dragoman.models.options import TransformerOptions
 from dragoman.models.state import State
 from dragoman.registry import catalogue
 
@@ -20,18 +21,7 @@ from dragoman.registry import catalogue
 class TransformerLayer(Block):
     """Self-attention, in a decoder attention to the memory, feed-forward: Vaswani et al. (2017), figure 1."""
 
-    overrides = (
-        "heads",
-        "head_width",
-        "kv_heads",
-        "qk_norm",
-        "window",
-        "feedforward",
-        "activation",
-        "dropout",
-        "attention_dropout",
-        "feedforward_dropout",
-    )
+    overrides = TransformerOptions.overrides
 
     def __init__(
         self,

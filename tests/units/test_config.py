@@ -61,7 +61,7 @@ def test_all_problems_are_told_at_once():
 
 
 def test_heads_must_divide_the_width():
-    assert refusal("model.heads=7") == "model.heads must divide model.width; found 7 and 512; try model.heads=4"
+    assert refusal("model.heads=7") == "model.heads must divide model.width; found 7 and 512; try model.heads=4 or 8"
 
 
 @pytest.mark.parametrize(

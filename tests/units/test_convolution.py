@@ -303,9 +303,9 @@ def test_weight_normalisation_is_an_option() -> None:
     ("encoder", "decoder", "said"),
     [
         ("conv(kernel=4)", "conv", "odd in an encoder, to reach as far to either side; found 4; try kernel=5"),
-        ("conv(kernel=0)", "conv", "found 0; try kernel=1"),
-        ("conv", "conv(kernel=-3)", "kernel of a conv block must be at least 1; found -3; try kernel=1"),
-        ("conv", "conv(layers=0)", "layers of a conv block must be at least 1; found 0; try layers=1"),
+        ("conv(kernel=0)", "conv", "must be at least 1; found 0"),
+        ("conv", "conv(kernel=-3)", "kernel of 'conv(kernel=-3)' in model.decoder must be at least 1; found -3"),
+        ("conv", "conv(layers=0)", "layers of 'conv(layers=0)' in model.decoder must be at least 1; found 0"),
         ("conv(kernel=wide)", "conv", "found 'wide'"),
         ("conv(kernal=3)", "conv", "found 'kernal' in 'conv(kernal=3)'; did you mean kernel?"),
     ],

@@ -262,14 +262,14 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
     [
         ("bilstm", True, "see no future; found bilstm, which reads from both ends; use lstm"),
         ("bigru", True, "see no future; found bigru, which reads from both ends; use gru"),
-        ("lstm(query=during)", True, "query must be before or after the step; found 'during'"),
-        ("gru(initial=midst)", True, "initial must be a known start; found 'midst'"),
-        ("lstm(layers=0)", True, "layers must be at least 1; found 0"),
-        ("lstm(attention=scaled_dots)", True, "none or a score; found 'scaled_dots'; did you mean scaled_dot"),
-        ("lstm(attention=monotonic)", True, "none or a score; found 'monotonic'; write attention=additive, alignment=monotonic"),
-        ("lstm(attention=scaled_dot, alignment=softmaxx)", True, "no alignment named 'softmaxx'; did you mean softmax"),
-        ("lstm(attention=scaled_dot)", False, "which an encoder has not; found 'scaled_dot'"),
-        ("gru(feeding=true)", True, "feeding needs attention, whose output is fed; found attention=none"),
+        ("lstm(query=during)", True, "query of 'lstm(query=during)' in model.decoder must be one of before, after; found 'during'"),
+        ("gru(initial=midst)", True, "must be one of first, last, mean, zero; found 'midst'"),
+        ("lstm(layers=0)", True, "layers of 'lstm(layers=0)' in model.decoder must be at least 1; found 0"),
+        ("lstm(attention=scaled_dots)", True, "found 'scaled_dots'; did you mean scaled_dot"),
+        ("lstm(attention=mocha, alignment=monotonic)", True, "one alignment; found attention=mocha and alignment=monotonic; give one, or a score for it"),
+        ("lstm(attention=scaled_dot, alignment=softmaxx)", True, "found 'softmaxx'; did you mean softmax"),
+        ("lstm(attention=scaled_dot)", False, "which an encoder has not; found attention=scaled_dot"),
+        ("gru(feeding=true)", True, "feeding needs attention, of which it is a part; found feeding=true with attention=none"),
         ("gru(reverse=true)", True, "found reverse=true in a decoder"),
     ],
 )
@@ -281,8 +281,9 @@ def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) 
 
 
 def test_two_sides_need_an_even_width() -> None:
-    with pytest.raises(ConfigError, match=r"must be even for bilstm, whose sides share it; found 7; try model\.width=8"):
-        BiLSTMLayer.build(place(causal=False, width=7, heads=1, positions="none"))
+    config = ModelConfig(encoder=("bilstm",), decoder=("lstm",), width=7, heads=1, positions="none")
+    with pytest.raises(ConfigError, match=r"'bilstm': model\.width must be even, for both sides share it; found 7; try model\.width=8"):
+        build_model(config, src_vocabulary=9, tgt_vocabulary=9)
 
 
 @pytest.mark.parametrize("kind", [LSTMLayer, BiLSTMLayer])

@@ -1,0 +1,198 @@
+"""What may be asked of each block, and what it cannot be combined with: the options of `lstm(attention=additive)`, without tensors.
+
+One class a kind of block, named in the block's entry in `models/catalogue.py`. Its fields are the keyword options of the block's
+builder (a test compares the two), declared like settings: type, default, range, sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dragoman.config import ModelConfig
+from dragoman.config.setting import setting
+from dragoman.models.spec import Value
+from dragoman.registry import catalogue
+
+HEADS = ("heads", "head_width", "kv_heads", "qk_norm", "talking_heads")
+# The scores that papers put below their alignments, where it is not the additive one.
+_FITTING = {"monotonic": "normed_additive", "mocha": "normed_additive", "local_m": "general", "local_p": "general"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """The options of a block that has none of its own; the base of all others."""
+
+    overrides: ClassVar[tuple[str, ...]] = ()  # settings of `model` that a block may have for itself: self(heads=4)
+    sees_future: ClassVar[bool] = False  # whether it reads what comes after, and stands in encoders only
+    needs_memory: ClassVar[bool] = False  # whether it reads the encoder's output, and stands in decoders only
+    attends_itself: ClassVar[bool] = False  # whether model.positions and model.window can act inside it
+
+    def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
+        """Say what is wrong between options, and with the place: with an encoder's `memory` or not, `causal` or not."""
+        return iter(())
+
+    @classmethod
+    def instead(cls, option: str, value: Value) -> str:
+        """Say why an option or a value that somebody may try is not there, and what to use; nothing where there is no more to say."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerOptions(Options):
+    """The options of `self`."""
+
+    overrides = (*HEADS, "window", "feedforward", "activation", "dropout", "attention_dropout", "feedforward_dropout")
+    attends_itself = True
+
+    @classmethod
+    def instead(cls, option: str, value: Value) -> str:
+        """Send those who want another alignment or score to the recurrent blocks."""
+        if option not in ("attention", "alignment", "score"):
+            return ""
+        alignments = catalogue("alignment")
+        if value in alignments and "remembers" in alignments[str(value)].traits:
+            why = f"a Transformer layer weighs all positions at once, while {value} goes on from the position before"
+            return f"{why}; use lstm(attention={value}) or gru(attention={value}) in model.decoder"
+        why = "a Transformer layer's attention is the softmax of scaled dot products, which fused kernels compute"
+        return f"{why}; leave it out, or use lstm(attention={value}) in model.decoder"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttendOptions(Options):
+    """The options of `attend`."""
+
+    overrides = (*HEADS, "dropout", "attention_dropout", "residual")
+    needs_memory = True
+
+    @classmethod
+    def instead(cls, option: str, value: Value) -> str:
+        """Say of scores and alignments what the Transformer's layer says."""
+        return TransformerOptions.instead(option, value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedForwardOptions(Options):
+    """The options of `feedforward`."""
+
+    overrides = ("feedforward", "activation", "dropout", "feedforward_dropout", "residual")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolutionOptions(Options):
+    """The options of `conv`."""
+
+    overrides = ("dropout", "attention_dropout")
+
+    kernel: int = setting(3, "Places that a convolution sees, its own included.", at_least=1, at_most=10_000)
+    weight_norm: bool = setting(True, "Whether the length of each weight vector is trained apart.")
+    layers: int = setting(1, "Layers whose attentions share the target embeddings.", at_least=1, at_most=1000)
+    attention: str = setting("embedded", "A decoder's attention: the paper's, or none.", choices=("embedded", "none"))
+    activation: str = setting("glu", "What follows the convolution: the paper's gate, or a function.", choices=("glu",), kind="activation")
+
+    def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
+        """Say what is wrong between options and place."""
+        if not causal and self.kernel % 2 == 0:
+            yield f"kernel must be odd in an encoder, to reach as far to either side; found {self.kernel}; try kernel={self.kernel + 1}"
+
+    @classmethod
+    def instead(cls, option: str, value: Value) -> str:
+        """Name the convolution's own word for a window, and the one attention that it has."""
+        if option == "window":
+            return "how far a convolution sees is its kernel; use conv(kernel=5) for two places to either side"
+        if option in (*HEADS, "attention", "alignment", "score"):
+            return "a convolution attends to the source by one dot product a layer; leave it out, or use lstm or self"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentOptions(Options):
+    """The options of `lstm` and `gru`."""
+
+    overrides = ("dropout", "residual")
+
+    attention: str = setting(
+        "none", "How a decoder's layer attends to the source: a score, or an alignment.", choices=("none",), kind="score+alignment"
+    )
+    alignment: str = setting("softmax", "What is made of the scores.", kind="alignment")
+    query: str = setting("after", "Whether the state before or after the step asks.", choices=("before", "after"))
+    feeding: bool = setting(False, "Whether the last output is part of the next input.")
+    layers: int = setting(1, "Layers stacked as one.", at_least=1, at_most=1000)
+    initial: str = setting("mean", "What of the memory a decoder's first state is made of.", choices=("first", "last", "mean", "zero"))
+    reverse: bool = setting(False, "Whether an encoder's layer reads from the end.")
+    skip: bool = setting(True, "Whether there is a way around the layer, with its norm.")
+
+    def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
+        """Say what is wrong between options and place."""
+        attends, plain = self.attention != "none", RecurrentOptions()
+        if attends and not memory:
+            yield (
+                f"attention needs a memory, which an encoder has not; found attention={self.attention}; "
+                "leave it out, or move the block to model.decoder"
+            )
+        for option in ("alignment", "query", "feeding"):
+            value = getattr(self, option)
+            if not attends and value != getattr(plain, option):
+                found = f"{option}={str(value).lower()} with attention=none"
+                yield f"{option} needs attention, of which it is a part; found {found}; give attention=NAME, or leave {option} out"
+        if attends and self.alignment != plain.alignment and self.attention in catalogue("alignment"):
+            found, fitting = f"attention={self.attention} and alignment={self.alignment}", _FITTING.get(self.alignment, "additive")
+            yield f"a block has one alignment; found {found}; give one, or a score for it: attention={fitting}"
+        elif attends and _unheard(*pair_of(self.attention, self.alignment)):
+            yield (
+                f"alignment={self.alignment} adds terms inside the score, and only a score with a hidden layer has room for them; "
+                f"found attention={self.attention}; use attention=additive or normed_additive"
+            )
+        if self.initial != "mean" and not memory:
+            yield f"initial is about a decoder's first state; found initial={self.initial} in an encoder; leave it out"
+        if self.reverse and causal:
+            yield "reverse needs a whole sentence; found reverse=true in a decoder; use it in model.encoder"
+
+    @classmethod
+    def instead(cls, option: str, value: Value) -> str:
+        """Tell scores from alignments, and windows over the source from windows of self-attention."""
+        if option == "alignment" and value in catalogue("score"):
+            return f"{value} is a score, not an alignment; write attention={value}"
+        if option == "window":
+            why = "a recurrence goes from one position to the next and has no window over its own sequence"
+            return f"{why}; use self(window={value}), or for a window over the source attention=general, alignment=local_p"
+        if option in HEADS:
+            return "a recurrent block attends with one head; leave it out, or use self for several"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoSidedOptions(Options):
+    """The options of `bilstm` and `bigru`."""
+
+    overrides = ("dropout", "residual")
+    sees_future = True
+
+    skip: bool = setting(True, "Whether there is a way around the layer, with its norm.")
+
+    def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
+        """Say what is wrong with the place."""
+        if config.width % 2:
+            yield f"model.width must be even, for both sides share it; found {config.width}; try model.width={config.width + 1}"
+
+    @classmethod
+    def instead(cls, option: str, value: Value) -> str:
+        """Send those who want attention to the decoder's blocks."""
+        if option in ("attention", "alignment", "query", "feeding", "initial"):
+            return f"an encoder's block attends to nothing; leave it out, or use lstm({option}={value}) in model.decoder"
+        if option == "layers":
+            return f"its layers are written one after another; write bigru*{value} or bilstm*{value}"
+        return RecurrentOptions.instead(option, value)
+
+
+def pair_of(attention: str, alignment: str) -> tuple[str, str]:
+    """Name a score and an alignment, where `attention` may be either: an alignment brings the score of its paper."""
+    return (_FITTING.get(attention, "additive"), attention) if attention in catalogue("alignment") else (attention, alignment)
+
+
+def _unheard(score: str, alignment: str) -> bool:
+    """Say whether an alignment has terms for a score that has no room for them."""
+    if "gives_features" not in catalogue("alignment")[alignment].traits or "takes_features" in catalogue("score")[score].traits:
+        return False
+    return not catalogue("score").load(score).takes_features  # a person's own score may have room and not say so in its entry

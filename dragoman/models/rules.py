@@ -1,0 +1,138 @@
+"""What a stack of blocks must obey: asked when a configuration is read, and again when a model is built from one. Imports no tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, get_type_hints
+
+from dragoman.config import Config, ModelConfig, settings_of
+from dragoman.config.setting import Field, convert, setting, type_text
+from dragoman.errors import ConfigError, nearest
+from dragoman.models.catalogue import BLOCKS
+from dragoman.models.options import Options
+from dragoman.models.spec import BlockSpec, parse_blocks
+from dragoman.registry import catalogue
+
+WITHIN = ("rotary", "alibi", "t5", "shaw", "transformer_xl")  # positions that are told inside self-attention
+
+
+class Settled(NamedTuple):
+    """What a block is built with."""
+
+    config: ModelConfig  # with the block's own values in the place of the model's
+    options: Options
+
+
+def stacks(config: Config) -> Iterator[str]:
+    """Say what is wrong with the lists of blocks of a configuration: the rule as `Config.problems` asks for it."""
+    yield from stack_problems(config.model)
+
+
+def stack_problems(config: ModelConfig) -> list[str]:
+    """List what is wrong with both stacks, each problem once."""
+    found: list[str] = []
+    kinds: list[type[Options]] = []
+    for texts, where, decoder in ((config.encoder, "model.encoder", False), (config.decoder, "model.decoder", True)):
+        try:
+            specs = parse_blocks(texts, where)
+        except ConfigError as error:
+            found.extend(error.problems)
+            continue
+        for spec in {str(spec): spec for spec in specs}.values():  # a repeated block has each problem once
+            kinds.append(options_of(spec.name))
+            try:
+                settle(spec, config, where, memory=decoder, causal=decoder)
+            except ConfigError as error:
+                found.extend(error.problems)
+    if not any(kind.attends_itself for kind in kinds) and not found:
+        found.extend(_idle_in(config))
+    return found
+
+
+def settle(spec: BlockSpec, config: ModelConfig, where: str, *, memory: bool, causal: bool) -> Settled:
+    """Check a block for its place and give what it is built with; everything that is wrong is told at once."""
+    kind = options_of(spec.name)
+    values = _values(spec, kind, where)
+    shared = {name: value for name, value in values.items() if name in kind.overrides}
+    options = kind(**{name: value for name, value in values.items() if name not in shared})
+    settled = replace(config, **shared)
+    problems = [*_misplaced(spec.name, kind, memory=memory, causal=causal)]
+    problems += [problem for problem in settled.problems() if problem not in config.problems()]  # the model's own are told elsewhere
+    problems += options.problems(settled, memory=memory, causal=causal)
+    if problems:
+        raise ConfigError([f"{where} must hold together in '{spec}': {problem}" for problem in problems])
+    return Settled(settled, options)
+
+
+def options_of(name: str) -> type[Options]:
+    """Find the options of a block: as listed or, for a block of somebody's own without a list, as its builder takes them."""
+    listed = BLOCKS.options(name)
+    if listed is None:
+        return _from_builder(BLOCKS.load(name))
+    assert issubclass(listed, Options), f"the options of {name} must be Options"
+    return listed
+
+
+def _values(spec: BlockSpec, kind: type[Options], where: str) -> dict[str, Any]:
+    """Convert and check each option by itself."""
+    known = {each.name: each for each in settings_of(kind)} | {
+        each.name: each for each in settings_of(ModelConfig) if each.name in kind.overrides
+    }
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in spec.options.items():
+        if name not in known:
+            must = f"{where} must give {spec.name} options that it has; found {name!r} in '{spec}'"
+            problems.append(f"{must}; {kind.instead(name, value) or nearest(name, known)}")
+            continue
+        try:
+            values[name] = convert(value, known[name].type)
+        except (TypeError, ValueError):
+            problems.append(f"{name} of '{spec}' in {where} must be {type_text(known[name].type)}; found {value!r}; correct it")
+            continue
+        problem = _range_problem(known[name], values[name], f"{name} of '{spec}' in {where}", kind)
+        problems += [problem] if problem else []
+    if problems:
+        raise ConfigError(problems)
+    return values
+
+
+def _range_problem(field: Field, value: Any, where: str, kind: type[Options]) -> str | None:
+    """Say what is wrong with one value, with a better hint where the block has one."""
+    problem, hint = field.setting.problem(where, value), kind.instead(field.name, value)
+    return f"{where} must be {field.setting.range_text()}; found {value!r}; {hint}" if problem and hint else problem
+
+
+def _misplaced(name: str, kind: type[Options], *, memory: bool, causal: bool) -> Iterator[str]:
+    """Say whether a block stands on the wrong side."""
+    if kind.sees_future and causal:
+        ahead = name.removeprefix("bi")  # bilstm's one-sided kin is lstm
+        instead = f"use {ahead}, or put {name} into model.encoder" if ahead in BLOCKS and ahead != name else "put it into model.encoder"
+        yield f"a decoder's block must see no future; found {name}, which reads from both ends; {instead}"
+    if kind.needs_memory and not memory:
+        yield f"an encoder's block must need no memory; found {name}, which reads the encoder's output; put it into model.decoder"
+
+
+def _idle_in(config: ModelConfig) -> Iterator[str]:
+    """Say which settings could act in self-attention only, where there is none."""
+    blocks = ", ".join((*config.encoder, *config.decoder))
+    if "within" in catalogue("positions")[config.positions].traits:
+        yield f"model.positions={config.positions} acts in self-attention and needs a self block; found {blocks}; try sinusoidal"
+    if config.window:
+        yield f"model.window={config.window} acts in self-attention and needs a self block; found {blocks}; set model.window=0"
+
+
+def _from_builder(block: Any) -> type[Options]:
+    """Make a list of options from a builder's signature."""
+    hints = get_type_hints(block.build)
+    own = [each for each in inspect.signature(block.build).parameters.values() if each.name != "place"]
+    fields = [(each.name, hints[each.name], setting(each.default, "")) for each in own]
+    # Without a list nobody knows whether it attends to itself: better to let an idle setting pass than to refuse one that acts.
+    traits = {"overrides": block.overrides, "attends_itself": True}
+    made: type[Options] = dataclasses.make_dataclass(
+        f"{block.__name__}Options", fields, bases=(Options,), namespace=traits, frozen=True, kw_only=True
+    )
+    return made
