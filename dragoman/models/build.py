@@ -15,8 +15,9 @@ from dragoman.layers.embedding import Embedding, Entrance, Output
 from dragoman.models.blocks import Block, Place
 from dragoman.models.catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.initialise import initialise
+from dragoman.models.initialise import DEPTHS, initialise
 from dragoman.models.rules import settle, stack_problems
+from dragoman.models.sharing import KINDS, share_layers
 from dragoman.models.spec import BlockSpec, parse_blocks
 from dragoman.models.stack import Stack
 from dragoman.registry import catalogue
@@ -55,7 +56,11 @@ def build_model(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int
         decoder=_stack(config, config.decoder, "model.decoder", causal=True, memory_width=config.width),
         output=Output(tgt_vocabulary, config.width, tied=config.tie != "none", bias=config.output_bias, inner=inner, fixed=fixed),
     )
-    initialise(model)
+    initialise(model, DEPTHS[config.initialise])
+    kind = KINDS[config.share_layers]
+    if kind is not None:
+        for stack in (model.encoder, model.decoder):
+            share_layers(stack, kind)
     return model
 
 
@@ -68,12 +73,14 @@ def describe(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int) -
     """List the layers of a model with their shapes and sizes, allocating nothing."""
     with torch.device("meta"):
         model = build_model(config, src_vocabulary=src_vocabulary, tgt_vocabulary=tgt_vocabulary)
-    rows = []
+    rows, seen = [], set[nn.Parameter]()
     for path, module in _parts(model):
         weights = dict(module.named_parameters())
         if weights:
-            shapes = ", ".join(f"{name} {'x'.join(map(str, weight.shape))}" for name, weight in weights.items() if weight.dim() > 1)
-            rows.append(Row(path, type(module).__name__, shapes, count_parameters(module)))
+            own = {name: weight for name, weight in weights.items() if weight not in seen}
+            shapes = ", ".join(f"{name} {'x'.join(map(str, weight.shape))}" for name, weight in own.items() if weight.dim() > 1)
+            rows.append(Row(path, type(module).__name__, shapes if own else "shared", sum(weight.numel() for weight in own.values())))
+            seen.update(own.values())
     return rows
 
 
@@ -99,9 +106,11 @@ def _entrance(config: ModelConfig) -> Entrance:
 def _stack(config: ModelConfig, texts: Sequence[str], setting: str, *, causal: bool, memory_width: int | None) -> Stack:
     """Build a stack from its block list."""
     place = Place(config=config, causal=causal, memory_width=memory_width)
-    blocks = [_block(spec, place, setting) for spec in parse_blocks(texts, setting)]
+    specs = parse_blocks(texts, setting)
+    blocks = [_block(spec, place, setting) for spec in specs]
     ends_in_norm = {"auto": blocks[-1].final_norm, "on": True, "off": False}[config.final_norm]
-    return Stack(blocks, catalogue("norm").load(config.norm)(config.width, config.norm_epsilon) if ends_in_norm else None)
+    norm = catalogue("norm").load(config.norm)(config.width, config.norm_epsilon) if ends_in_norm else None
+    return Stack(blocks, norm, words=[str(spec) for spec in specs], layer_drop=config.layer_drop)
 
 
 def _block(spec: BlockSpec, place: Place, setting: str) -> Block:

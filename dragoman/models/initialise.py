@@ -5,16 +5,24 @@
 - An embedding gets N(0, 1 / D). Times sqrt(D) on the way in, its numbers are of size one, as are the positions'; on the way
   out, where it is the projection, logits start with variance one. N(0, 1) instead would give them variance D.
 - Biases start at nought, norms at the identity.
+
+Deep stacks start better with smaller weights. `by_depth` makes those of the l-th block smaller, `by_residuals` those that lead back
+into the stream; `DEPTHS` names them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import nn
 
-from dragoman.attention.multihead import CrossAttention
+from dragoman.attention.multihead import CrossAttention, MultiHead
+from dragoman.layers.feedforward import FeedForward
+from dragoman.models.stack import Stack
 
 
-def initialise(model: nn.Module) -> None:
+def initialise(model: nn.Module, depth: Callable[[Stack], None] | None = None) -> None:
     """Fill the weights of a model, in the order of its modules: the same values after the same `torch.manual_seed`."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -26,3 +34,39 @@ def initialise(model: nn.Module) -> None:
             # As in self-attention: queries as small as keys and values.
             nn.init.xavier_uniform_(module.query.weight, gain=2**-0.5)
             nn.init.xavier_uniform_(module.key_value.weight, gain=0.75**0.5)
+    if depth is not None:
+        for module in model.modules():
+            if isinstance(module, Stack):
+                depth(module)
+
+
+@torch.no_grad()
+def by_depth(stack: Stack) -> None:
+    r"""Divide the matrices of the l-th block by the root of l.
+
+    .. math:: W^l \sim U\left(\pm \sqrt{6 / (d_i + d_o)} / \sqrt l\right)
+
+    DS-Init, Zhang, Titov and Sennrich (2019), with their alpha at one: a deep post-norm stack then keeps its gradients.
+    """
+    for depth, (_, block) in enumerate(stack.blocks(), start=1):
+        for module in block.modules():
+            if isinstance(module, nn.Linear):
+                module.weight *= depth**-0.5
+
+
+@torch.no_grad()
+def by_residuals(stack: Stack) -> None:
+    r"""Divide the matrices whose output is added to the stream by the root of their number, N.
+
+    .. math:: W \leftarrow W / \sqrt N
+
+    Radford et al. (2019), "GPT-2": with two such places a layer, the root of twice the layers. Attention's W^O and the
+    feed-forward layer's second matrix are such; a decoder's layer has three.
+    """
+    last = [module.output for module in stack.modules() if isinstance(module, MultiHead)]
+    last += [module.outer for module in stack.modules() if isinstance(module, FeedForward)]
+    for linear in last:
+        linear.weight *= len(last) ** -0.5
+
+
+DEPTHS: dict[str, Callable[[Stack], None] | None] = {"plain": None, "depth": by_depth, "residual": by_residuals}

@@ -49,6 +49,8 @@ def stack_problems(config: ModelConfig) -> list[str]:
                 found.extend(error.problems)
     if not any(kind.attends_itself for kind in kinds) and not found:
         found.extend(_idle_in(config))
+    if not found:
+        found.extend(_idle_layers(config, {name for kind in kinds for name in kind.overrides}))
     return found
 
 
@@ -123,6 +125,15 @@ def _idle_in(config: ModelConfig) -> Iterator[str]:
         yield f"model.positions={config.positions} acts in self-attention and needs a self block; found {blocks}; try sinusoidal"
     if config.window:
         yield f"model.window={config.window} acts in self-attention and needs a self block; found {blocks}; set model.window=0"
+
+
+def _idle_layers(config: ModelConfig, known: set[str]) -> Iterator[str]:
+    """Say which settings no layer could heed, given the settings that some block knows."""
+    blocks = ", ".join((*config.encoder, *config.decoder))
+    if config.talking_heads and "talking_heads" not in known:
+        yield f"model.talking_heads needs a block with several heads; found {blocks}; use self, or set model.talking_heads=false"
+    if config.share_layers == "feedforward" and "feedforward" not in known:
+        yield f"model.share_layers=feedforward needs a block with a feed-forward layer; found {blocks}; use self, or set it to all"
 
 
 def _from_builder(block: Any) -> type[Options]:

@@ -1,9 +1,11 @@
-"""A stack: blocks one after another, and the norm that some residual wirings want at the end."""
+"""A stack: blocks one after another, some left out in training where that is asked for, and the norm that some wirings want at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dragoman.models.blocks import Block, Extended
@@ -12,10 +14,19 @@ from dragoman.models.state import State
 
 
 class Stack(nn.Module):
-    """Blocks named by their number, so that a module path reads `encoder.0.self`."""
+    """Blocks named by their number, so that a module path reads `encoder.0.self`.
 
-    def __init__(self, blocks: Sequence[Block], norm: nn.Module | None = None) -> None:
+    With a `layer_drop`, each block is left out of a training pass with that probability, and what went into it goes on; afterwards
+    all are there, and nothing is rescaled: Fan, Grave and Joulin (2020).
+    """
+
+    def __init__(
+        self, blocks: Sequence[Block], norm: nn.Module | None = None, *, words: Sequence[str] = (), layer_drop: float = 0.0
+    ) -> None:
         super().__init__()
+        self.words = tuple(words)  # in which each block was asked for
+        self.owners: dict[str, str] = {}  # path of a shared weight -> path of the one that it is
+        self.layer_drop = layer_drop
         for number, block in enumerate(blocks):
             self.add_module(str(number), block)
         self.depth = len(blocks)
@@ -29,8 +40,9 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Change every position of (B, T, D) at once."""
+        drops = self.training and self.layer_drop > 0
         for _, block in self.blocks():
-            x = block(x, context)
+            x = self._perhaps(block, x, context) if drops else block(x, context)
         return x if self.norm is None else self.norm(x)
 
     def start(self, context: Context) -> State:
@@ -44,3 +56,29 @@ class Stack(nn.Module):
         for name, block in self.blocks():
             x, parts[name] = block.extend(x, state.parts[name])
         return Extended(x if self.norm is None else self.norm(x), state.advance(count, parts=parts))
+
+    def _perhaps(self, block: Block, x: Tensor, context: Context) -> Tensor:
+        """Leave a block out or not, as the generator that was seeded for this batch says."""
+        if torch.compiler.is_compiling():  # a compiled pass is one graph: both ways are computed
+            return torch.where(torch.rand((), device=x.device) < self.layer_drop, x, block(x, context))
+        if torch.rand((), device="cpu") >= self.layer_drop:  # the host's generator: asking a GPU's would take a wait
+            return block(x, context)
+        passed: Tensor = _Passed.apply(x, *block.parameters())  # type: ignore[no-untyped-call]
+        return passed
+
+
+class _Passed(torch.autograd.Function):
+    """Hands on what a layer was to change. Its weights get the gradient nought, not none: an optimiser then moves on its memory
+    whether the ranks left the layer out together or not, and has something of every weight to save.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        """Give the input back."""
+        ctx.save_for_backward(*weights)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Hand the gradient on."""
+        return grad, *(torch.zeros_like(weight) for weight in ctx.saved_tensors)

@@ -1,4 +1,4 @@
-"""What the settings of a layer's heads promise: the contracts of 4.6 for each, alone and together with positions inside attention."""
+"""What settings of heads, embeddings and stacks promise: the contracts of 4.6 for each, alone and with positions inside attention."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ VARIANTS: dict[str, dict[str, object]] = {
     "window": {"window": 2},
     "talking": {"talking_heads": True},
     "all talking": {"talking_heads": True, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "transformer_xl"},
+    "shared": {"share_layers": "all"},
+    "shared attention": {"share_layers": "attention", "positions": "t5"},
+    "shared feed-forward": {"share_layers": "feedforward"},
+    "factorised": {"embedding_width": 4},
+    "factorised apart": {"embedding_width": 4, "tie": "none", "output_bias": True},
+    "length one": {"fix_norm": True, "norm": "scale", "residual": "pre"},
+    "length one apart": {"fix_norm": True, "tie": "none", "embedding_width": 4},
+    "layers left out": {"layer_drop": 0.5},
+    "by depth": {"initialise": "depth"},
+    "by residuals": {"initialise": "residual", "residual": "pre"},
     "all rotary": {"head_width": 6, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "rotary"},
     "all alibi": {"head_width": 6, "kv_heads": 2, "qk_norm": "scale", "window": 3, "positions": "alibi"},
     "all t5": {"head_width": 6, "kv_heads": 1, "qk_norm": "layer", "window": 3, "positions": "t5"},

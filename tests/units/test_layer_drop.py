@@ -1,0 +1,87 @@
+"""Layers left out in training: which, how often, what their weights get, and that a resumed run leaves out the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.config import ModelConfig
+from dragoman.models.build import build_model
+from dragoman.models.context import Context
+from dragoman.models.encoder_decoder import EncoderDecoder
+
+
+def build(drop: float, depth: int = 4) -> EncoderDecoder:
+    torch.manual_seed(0)
+    blocks = (f"self*{depth}",)
+    config = ModelConfig(encoder=blocks, decoder=blocks, width=8, heads=2, feedforward=16, dropout=0.0, layer_drop=drop)
+    return build_model(config, src_vocabulary=11, tgt_vocabulary=11)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(4, 11, (2, 5), generator=generator), torch.randint(4, 11, (2, 6), generator=generator)
+
+
+def test_what_is_left_out_is_what_the_generator_says() -> None:
+    model = build(0.5)
+    x = torch.randn(2, 5, 8)
+    torch.manual_seed(7)
+    kept = [bool(torch.rand(()) >= 0.5) for _ in range(4)]
+    assert 0 < sum(kept) < 4
+    expected = x
+    for keep, (_, block) in zip(kept, model.encoder.blocks(), strict=True):
+        expected = block(expected, Context()) if keep else expected
+    torch.manual_seed(7)
+    torch.testing.assert_close(model.encoder(x, Context()), expected)
+
+
+def test_all_layers_are_there_after_training() -> None:
+    src, tgt = batch()
+    torch.testing.assert_close(build(0.9).eval()(src, tgt), build(0.0).eval()(src, tgt))
+
+
+def test_layers_are_left_out_as_often_as_asked() -> None:
+    model, ran = build(0.3, depth=10), []
+    for _, block in model.encoder.blocks():
+        block.register_forward_hook(lambda *_: ran.append(1))
+    with torch.no_grad():
+        for _ in range(100):
+            model.encoder(torch.zeros(1, 1, 8), Context())
+    assert 650 <= len(ran) <= 750
+
+
+def test_weights_of_a_layer_left_out_get_noughts() -> None:
+    """None would let one rank's optimiser stand still where several ranks' moves on, and leave a checkpoint without its state."""
+    model = build(0.5)
+    src, tgt = batch()
+    torch.manual_seed(3)
+    model(src, tgt).sum().backward()
+    grads = {path: weight.grad for path, weight in model.named_parameters()}
+    assert all(grad is not None for grad in grads.values())
+    dropped = {path.rpartition(".")[0] for path, grad in grads.items() if grad is not None and not grad.any() and "output.weight" in path}
+    assert dropped
+    assert len(dropped) < 12
+
+
+def test_the_same_seed_leaves_out_the_same() -> None:
+    model = build(0.5)
+    src, tgt = batch()
+    found = []
+    for seed in (5, 6, 5):
+        torch.manual_seed(seed)
+        found.append(model(src, tgt))
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_compiled_pass_chooses_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without compiling: the way that a compiler would take, which computes the layer and chooses between both."""
+    model, x = build(0.5), torch.randn(2, 5, 8)
+    torch.manual_seed(seed)
+    expected = model.encoder(x, Context())
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.manual_seed(seed)
+    torch.testing.assert_close(model.encoder(x, Context()), expected)

@@ -1,0 +1,163 @@
+"""Layers that share weights: one parameter, one name, whatever is done with the model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.attention import record
+from dragoman.attention.recording import attentions
+from dragoman.cli.drawing import draw_stack
+from dragoman.config import Config, ModelConfig, TrainConfig
+from dragoman.models.build import build_model, count_parameters, describe
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.training.ema import RunningAverage
+from dragoman.training.optimisers import adam, export_state, load_state
+from dragoman.training.saving import weights_of
+
+KINDS = ["all", "attention", "feedforward"]
+
+
+def config(share: str, **more: object) -> ModelConfig:
+    values = {"encoder": ("self*3",), "decoder": ("self*3",), "width": 8, "heads": 2, "feedforward": 16, "dropout": 0.0, **more}
+    return ModelConfig(share_layers=share, **values)  # type: ignore[arg-type]
+
+
+def build(share: str, **more: object) -> EncoderDecoder:
+    torch.manual_seed(0)
+    return build_model(config(share, **more), src_vocabulary=11, tgt_vocabulary=11)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randint(4, 11, (2, 5)), torch.randint(4, 11, (2, 6))
+
+
+@pytest.mark.parametrize("share", KINDS)
+def test_shared_weights_are_one_parameter_with_one_name(share: str) -> None:
+    model, alone = build(share), build("none")
+    first, others = count_parameters(alone.encoder.get_submodule("0")), 0
+    if share == "all":
+        expected = count_parameters(alone) - 2 * first - 2 * count_parameters(alone.decoder.get_submodule("0"))
+    else:
+        parts = {"attention": ("encoder.0.self", "decoder.0.self", "decoder.0.cross"), "feedforward": ("encoder.0.feedforward",) * 2}
+        others = sum(count_parameters(alone.get_submodule(path)) for path in parts[share])
+        expected = count_parameters(alone) - 2 * others
+    assert count_parameters(model) == expected
+    saved = model.state_dict()
+    assert set(saved) == {name for name, _ in model.named_parameters()} == set(weights_of(model))
+    assert sum(tensor.numel() for tensor in saved.values()) == expected
+    assert ("encoder.2.self.output.weight" in saved) == (share == "feedforward")
+    assert ("decoder.1.feedforward.inner.weight" in saved) == (share == "attention")
+    assert ("decoder.1.self_residual.norm.weight" in saved) == (share != "all")
+
+
+@pytest.mark.parametrize("share", KINDS)
+@pytest.mark.parametrize("assign", [False, True])
+def test_loading_keeps_what_is_shared_shared(share: str, assign: bool) -> None:
+    first = build(share)
+    with torch.device("meta") if assign else torch.device("cpu"):
+        second = build_model(config(share), src_vocabulary=11, tgt_vocabulary=11)
+    second.load_state_dict({name: tensor.clone() for name, tensor in first.state_dict().items()}, assign=assign)
+    src, tgt = batch()
+    torch.testing.assert_close(second(src, tgt), first(src, tgt), rtol=0, atol=0)
+    assert count_parameters(second) == count_parameters(first)
+    assert set(second.state_dict()) == set(first.state_dict())
+    torch.nn.utils.vector_to_parameters(torch.zeros(count_parameters(second)), second.parameters())
+    assert not any(weight.any() for weight in second.encoder.get_submodule("2").parameters())
+
+
+def test_a_missing_weight_is_missed_by_its_name() -> None:
+    model = build("all")
+    weights = model.state_dict()
+    del weights["encoder.0.self.output.weight"]
+    with pytest.raises(RuntimeError, match=r"encoder\.0\.self\.output\.weight"):
+        model.load_state_dict(weights)
+
+
+def test_layers_are_run_as_often_as_there_are_blocks() -> None:
+    """Against the same layer applied by hand."""
+    from dragoman.models.context import Context
+
+    model = build("all").eval()
+    src, _ = batch()
+    x = model.src_entrance(model.embeddings["shared"](src))
+    layer = model.encoder.get_submodule("0")
+    for _ in range(3):
+        x = layer(x, Context())
+    torch.testing.assert_close(model.encode(src).values, x)
+
+
+def test_each_block_is_recorded_by_its_own_path() -> None:
+    model = build("all").eval()
+    assert len(attentions(model)) == 9
+    with record(model) as notes:
+        model(*batch())
+    assert list(notes)[:3] == ["encoder.0.self", "encoder.1.self", "encoder.2.self"]
+    assert not torch.equal(notes["encoder.0.self"].weights, notes["encoder.1.self"].weights)
+
+
+def test_blocks_asked_for_in_other_words_share_nothing() -> None:
+    model = build(
+        "all", encoder=("self", "self(heads=4)", "self", "self(heads=4)"), decoder=("self", "gru(attention=dot)", "gru(attention=dot)")
+    )
+    layers = [model.encoder.get_submodule(str(number)).get_parameter("self.output.weight") for number in range(4)]
+    assert layers[0] is layers[2]
+    assert layers[1] is layers[3]
+    assert layers[0] is not layers[1]
+    weights = [dict(model.decoder.get_submodule(number).named_parameters()) for number in ("1", "2")]
+    assert all(weights[0][name] is weight for name, weight in weights[1].items())
+
+
+def test_the_optimiser_and_averages_see_each_weight_once() -> None:
+    model = build("all")
+    optimiser, average = adam(model, TrainConfig()), RunningAverage(model, 0.9)
+    src, tgt = batch()
+    for _ in range(3):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(src, tgt).flatten(0, 1), tgt.flatten()).backward()
+        optimiser.step()
+        average.follow(1)
+    names = {name for name, _ in model.named_parameters()}
+    assert set(average.export_state()) == names
+    state = export_state(optimiser, model)
+    assert {name.rpartition(".")[0] for name in state} == names
+    again = copy.deepcopy(model)
+    assert count_parameters(again) == count_parameters(model)
+    load_state(adam(again, TrainConfig()), again, state)
+    assert again.encoder.get_submodule("0").get_parameter("self.output.weight") is again.encoder.get_submodule("2").get_parameter(
+        "self.output.weight"
+    )
+    with average.in_place():
+        averaged = model(src, tgt)
+    assert (averaged - model(src, tgt)).abs().max() > 0
+    torch.testing.assert_close(again.double().float()(src, tgt), model(src, tgt))
+
+
+@pytest.mark.parametrize("share", KINDS)
+def test_the_drawing_counts_each_weight_once_and_says_what_is_shared(share: str) -> None:
+    rows = describe(config(share), src_vocabulary=11, tgt_vocabulary=11)
+    assert sum(row.parameters for row in rows) == count_parameters(build(share))
+    shared = [row.path for row in rows if row.shapes == "shared"]
+    assert ("encoder.1.self" in shared) == (share != "feedforward")
+    assert ("decoder.2.feedforward" in shared) == (share != "attention")
+    lines = draw_stack(rows, config(share))
+    assert any("layers 1 to 2, each" in line for line in lines)
+    assert any("shared" in line and line.endswith(" 0") for line in lines)
+
+
+def test_first_weights_by_depth_and_sharing_exclude_each_other() -> None:
+    (problem,) = Config().replace(model={"share_layers": "all", "initialise": "depth"}).problems()
+    assert "found model.initialise=depth and model.share_layers=all; set model.initialise=plain" in problem
+
+
+def test_what_no_layer_could_heed_is_refused() -> None:
+    blocks = {"encoder": ("lstm",), "decoder": ("lstm(attention=dot)",)}
+    (problem,) = Config().replace(model={**blocks, "share_layers": "feedforward"}).problems()
+    assert "model.share_layers=feedforward needs a block with a feed-forward layer; found lstm, lstm(attention=dot)" in problem
+    (problem,) = Config().replace(model={**blocks, "talking_heads": True}).problems()
+    assert "model.talking_heads needs a block with several heads; found lstm, lstm(attention=dot)" in problem
+    assert not Config().replace(model={**blocks, "share_layers": "all"}).problems()
