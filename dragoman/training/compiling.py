@@ -74,6 +74,7 @@ def prepare_device(device: torch.device, *, deterministic: bool) -> None:
     if device.type != "cuda":
         return
     torch.set_float32_matmul_precision("high")  # what autocast leaves in float32 may use the tensor cores
+    torch.backends.cuda.enable_cudnn_sdp(False)  # half a second for the plan of each shape, on an H200 with torch 2.11
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch refuses; read at cuBLAS's first use
         torch.use_deterministic_algorithms(True)

@@ -8,9 +8,10 @@ recorded (a pass that waits for the device, or that draws random numbers on the 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -120,8 +121,11 @@ class Replay:
                 self._gradients.zero_()
                 loss = self._compute(batch)
                 loss = Loss(loss.total.detach(), loss.nll.detach(), loss.count.detach())
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # it only says that something failed before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         current.wait_stream(stream)
         return _Recording(batch, loss, graph)
 
@@ -147,12 +151,13 @@ def _no_waiting() -> Iterator[None]:
     if not torch.cuda.is_available():
         yield
         return
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that it may overlook some waits; recording will not
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(mode)
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def _renew_generator(device: torch.device) -> None:
