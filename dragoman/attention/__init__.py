@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dragoman.attention.alignments import Softmax as Softmax
     from dragoman.attention.local import LocalM as LocalM
     from dragoman.attention.local import LocalP as LocalP
+    from dragoman.attention.lsh import LSHAttention as LSHAttention
     from dragoman.attention.mechanism import Attended as Attended
     from dragoman.attention.mechanism import Mechanism as Mechanism
     from dragoman.attention.monotonic import Mocha as Mocha
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "alignments": ("Alignment", "Hard", "Smoothed", "Softmax"),
     "local": ("LocalM", "LocalP"),
+    "lsh": ("LSHAttention",),
     "mechanism": ("Attended", "Mechanism"),
     "monotonic": ("Mocha", "Monotonic"),
     "multihead": ("CrossAttention", "MultiHead", "SelfAttention"),

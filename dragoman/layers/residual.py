@@ -34,9 +34,11 @@ class Residual(nn.Module):
 
     def add(self, x: Tensor, change: Tensor) -> Tensor:
         """Add a change, some of it dropped in training."""
-        if self.training and self.dropout:
-            change = dropout(change, self.dropout)
-        return x + change
+        return x + self.dropped(change)
+
+    def dropped(self, change: Tensor) -> Tensor:
+        """Drop some of a change, in training."""
+        return dropout(change, self.dropout) if self.training and self.dropout else change
 
 
 class PostNorm(Residual):

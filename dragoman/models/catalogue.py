@@ -38,6 +38,11 @@ BLOCKS = Registry(
         "Gated recurrent units from both ends; in an encoder.",
         options="dragoman.models.options:TwoSidedOptions",
     ),
+    reformer=Entry(
+        "dragoman.models.reformer:Reformer",
+        "Reversible layers, with attention by hashing (or attention=full); reformer(layers=6) for a run that keeps no activations.",
+        options="dragoman.models.options:ReformerOptions",
+    ),
     attend=Entry(
         "dragoman.models.sublayers:AttendLayer",
         "Multi-head attention to the source alone; in a decoder.",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dragoman.attention import buckets as numbers
 from dragoman.config import ModelConfig
 from dragoman.config.setting import setting
 from dragoman.models.spec import Value
@@ -57,6 +58,54 @@ class TransformerOptions(Options):
             return f"{why}; use lstm(attention={value}) or gru(attention={value}) in model.decoder"
         why = "a Transformer layer's attention is the softmax of scaled dot products, which fused kernels compute"
         return f"{why}; leave it out, or use lstm(attention={value}) in model.decoder"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReformerOptions(Options):
+    """The options of `reformer`."""
+
+    overrides = (*HEADS, "feedforward", "activation", "dropout", "attention_dropout", "feedforward_dropout")
+    attends_itself = True
+
+    layers: int = setting(1, "Reversible layers, which keep nothing in between for the way back.", at_least=1, at_most=1000)
+    attention: str = setting("lsh", "Self-attention: by hashing, or to everything.", choices=("lsh", "full"))
+    rounds: int = setting(4, "Rounds of hashing; more come nearer to full attention.", at_least=1, at_most=64)
+    buckets: int = setting(
+        0, "Buckets of each round; 0 for 2 * model.max_positions / window, which suits sequences that long.", at_least=0, at_most=1_000_000
+    )
+    window: int = setting(64, "Tokens of its bucket that a token sees to a side.", at_least=1, at_most=65_536)
+    chunks: int = setting(1, "Parts of the positions that the feed-forward layers take at a time.", at_least=1, at_most=65_536)
+
+    def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
+        """Say what is wrong between options, and what hashing leaves no room for."""
+        if self.attention == "full":
+            return
+        if self.buckets and (problem := numbers.problem(self.buckets)):
+            yield f"buckets must be {problem.must}; found {self.buckets}; {problem.fix}"
+        plain = ModelConfig()
+        why = {
+            "kv_heads": "queries are the keys, so there are as many of both",
+            "qk_norm": "keys have length one already",
+            "talking_heads": "heads look into different buckets",
+            "window": "tokens see part of their bucket, and the block's own window says how much",
+            "attention_dropout": "its weights are never all there to drop some of",
+        }
+        for name, reason in why.items():
+            value = getattr(config, name)
+            if value != getattr(plain, name):
+                yield f"attention by hashing has no model.{name}: {reason}; found {value}; leave it out, or use attention=full"
+        if "within" in catalogue("positions")[config.positions].traits:
+            found = f"model.positions={config.positions}"
+            yield f"positions must be added to embeddings where attention hashes; found {found}; use sinusoidal, or attention=full"
+
+    @classmethod
+    def instead(cls, option: str, value: Value) -> str:
+        """Say where the norms stand, and what attentions there are."""
+        if option == "residual":
+            return "reversible layers have their norms inside, for a sum must be taken off again; leave it out"
+        if option == "attention":
+            return "use attention=lsh or attention=full"
+        return TransformerOptions.instead(option, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +165,9 @@ class RecurrentOptions(Options):
         "none", "How a decoder's layer attends to the source: a score, or an alignment.", choices=("none",), kind="score+alignment"
     )
     alignment: str = setting("softmax", "What is made of the scores.", kind="alignment")
-    query: str = setting("after", "Whether the state before or after the step asks.", choices=("before", "after"))
+    query: str = setting(
+        "after", "Whether the state before or after the step asks, or the lowest layer's for all.", choices=("before", "after", "below")
+    )
     feeding: bool = setting(False, "Whether the last output is part of the next input.")
     layers: int = setting(1, "Layers stacked as one.", at_least=1, at_most=1000)
     initial: str = setting("mean", "What of the memory a decoder's first state is made of.", choices=("first", "last", "mean", "zero"))
@@ -144,6 +195,8 @@ class RecurrentOptions(Options):
                 f"alignment={self.alignment} adds terms inside the score, and only a score with a hidden layer has room for them; "
                 f"found attention={self.attention}; use attention=additive or normed_additive"
             )
+        if self.query == "below" and self.feeding:
+            yield "query=below gives every layer the answer and feeds no output; found feeding=true; leave it out, or use query=after"
         if self.initial != "mean" and not memory:
             yield f"initial is about a decoder's first state; found initial={self.initial} in an encoder; leave it out"
         if self.reverse and causal:
