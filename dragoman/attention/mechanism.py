@@ -69,11 +69,22 @@ class Mechanism(Watched):
         return self.alignment.start(prepared.mask)
 
     def step(self, query: Tensor, prepared: Prepared, state: AlignmentState) -> tuple[Attended, AlignmentState]:
-        """Attend from one more position, (B, 1, D)."""
+        """Attend from one more position, (B, 1, D); several rows may share a sentence, as beams do: (B * K, 1, D) to (B, S, A).
+
+        Rows that share one are to its score like positions, so its keys and values are not copied.
+        """
+        rows, sentences = query.size(0), prepared.value.size(0)
+        if self.watch is not None and rows != sentences:  # notes are by row
+            prepared = Prepared(*(each.repeat_interleave(rows // sentences, dim=0) for each in prepared))
+            sentences = rows
         key, own = self._parts(prepared)
-        scores = self.score(query, key, self.alignment.features(state))  # (B, 1, S)
-        weights, state = self.alignment.step(scores.squeeze(1), state, query.squeeze(1), own)
-        return self._look(weights.unsqueeze(1), prepared), state
+        features = self.alignment.features(state)
+        if features is not None:
+            features = features.view(sentences, -1, *features.shape[2:])  # (B, K, S, A)
+        scores = self.score(query.view(sentences, -1, query.size(2)), key, features)  # (B, K, S)
+        weights, state = self.alignment.step(scores.view(rows, -1), state, query.squeeze(1), own)
+        context, weights = self._look(weights.view(sentences, -1, weights.size(1)), prepared)
+        return Attended(context.view(rows, 1, -1), weights.view(rows, 1, -1)), state
 
     def _parts(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         """Tell the score's part of the prepared keys from the alignment's."""

@@ -93,7 +93,7 @@ class Mocha(Monotonic):
         assert query is not None, "a chunk's score needs the query"
         assert key is not None, "a chunk's score needs what `prepare` made of the keys"
         stops, state = super().step(scores, state)
-        energies = self.chunk_score(query.unsqueeze(1), key).squeeze(1)  # (B, S)
+        energies = self.chunk_score(query.view(key.size(0), -1, query.size(1)), key).view_as(stops)  # rows may share a sentence's keys
         return spread_back(stops, energies, state["mask"], self.chunk), state
 
 

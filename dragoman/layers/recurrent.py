@@ -1,21 +1,22 @@
-"""Recurrences: a vector that reads a sequence one position after another, and the turns it takes with attention.
+"""Recurrences: a vector that reads a sequence one position after another.
 
-Whole sequences go through PyTorch's kernels, single positions through its cells; both share one set of weights.
+Whole sequences go through PyTorch's kernels, single positions through cells that do the same; both share one set of weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dragoman.kernels import dropout
 from dragoman.layers.residual import Residual
 
 Carried = dict[str, Tensor]  # what a recurrence remembers, by name: (B, layers, D)
-Look = Callable[[Tensor], Tensor]  # asks the memory: a query (B, D) gives a context (B, D)
+Layers = list[tuple[Tensor, ...]]  # the same, layer by layer: (B, D)
 
 Summary = Callable[[Tensor, Tensor | None], Tensor]  # sums up values (B, S, D), real where a mask (B, S) is True: (B, D)
 
@@ -58,9 +59,22 @@ class Recurrence(nn.Module):
     def run(self, x: Tensor, carried: Carried) -> Ran:
         """Read all positions of (B, T, D) in one call of the kernel."""
         states = [carried[name].transpose(0, 1).contiguous().to(x.dtype) for name in self.names]
+        if x.is_cuda and self.training and self.kernel.dropout:
+            return self._run_by_layer(x, states)
         output, after = self.kernel(x, tuple(states) if len(states) > 1 else states[0])
         after = after if len(states) > 1 else (after,)
         return Ran(output, {name: state.transpose(0, 1) for name, state in zip(self.names, after, strict=True)})
+
+    def _run_by_layer(self, x: Tensor, states: list[Tensor]) -> Ran:
+        """Call the kernel for each layer by itself: cuDNN's dropout waits for the device and cannot be replayed, ours can."""
+        kernel: Any = torch.lstm if isinstance(self.kernel, nn.LSTM) else torch.gru
+        ends: list[tuple[Tensor, ...]] = []
+        for layer in range(self.layers):
+            x = dropout(x, self.kernel.dropout) if layer else x
+            began = [state[layer : layer + 1] for state in states]
+            x, *after = kernel(x, began if len(began) > 1 else began[0], self._weights(layer), True, 1, 0.0, True, False, True)
+            ends.append(tuple(after))
+        return Ran(x, {name: torch.cat(parts).transpose(0, 1) for name, parts in zip(self.names, zip(*ends, strict=True), strict=True)})
 
     def sweep(self, x: Tensor) -> Tensor:
         """Read (B, T, D) from the first position; padding stands at the end, where what is real never looks."""
@@ -72,17 +86,41 @@ class Recurrence(nn.Module):
 
     def step(self, x: Tensor, carried: Carried) -> Ran:
         """Read one position (B, D) by cells."""
-        rows: list[tuple[Tensor, ...]] = []
-        for layer in range(self.layers):
-            if layer and self.training and self.kernel.dropout:
-                x = dropout(x, self.kernel.dropout)
-            states = tuple(carried[name][:, layer].to(x.dtype) for name in self.names)
-            rows.append(self.cell(x, states, self._weights(layer)))
-            x = rows[-1][0]
-        return Ran(x, {name: torch.stack(layers, dim=1) for name, layers in zip(self.names, zip(*rows, strict=True), strict=True)})
+        layers = self.advance(self.project(x), self.split(carried))
+        return Ran(layers[-1][0], self.join(layers))
 
-    def cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        """Move one layer on by one position, (B, D)."""
+    def project(self, x: Tensor) -> Tensor:
+        """Do at once for all positions what the first gates need of the first n numbers of their input: (..., n)."""
+        inward, _, bias, _ = self._weights(0)
+        return F.linear(x, inward[:, : x.size(-1)], bias)
+
+    def beside(self, width: int) -> Tensor:
+        """Give the weights (m, gates * D) of what comes in beside the first `width` numbers, to be taken out once for all positions."""
+        return self._weights(0)[0][:, width:].t()
+
+    def split(self, carried: Carried) -> Layers:
+        """Take what is carried apart, so that a loop need not put it together at every position."""
+        return [tuple(carried[name][:, layer] for name in self.names) for layer in range(self.layers)]
+
+    def join(self, layers: Layers) -> Carried:
+        """Put together what `split` took apart."""
+        return {name: torch.stack(states, dim=1) for name, states in zip(self.names, zip(*layers, strict=True), strict=True)}
+
+    def advance(self, gates: Tensor, layers: Layers) -> Layers:
+        """Move all layers on by one position, whose input has become `gates` (B, gates * D)."""
+        after: Layers = []
+        for layer, states in enumerate(layers):
+            inward, back, bias, back_bias = self._weights(layer)
+            if layer:
+                x = after[-1][0]
+                x = dropout(x, self.kernel.dropout) if self.training and self.kernel.dropout else x
+                gates = F.linear(x, inward, bias)
+            hidden = F.linear(states[0].to(gates.dtype), back, back_bias)
+            after.append(self.cell(gates, hidden, tuple(state.to(gates.dtype) for state in states)))
+        return after
+
+    def cell(self, gates: Tensor, hidden: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Make new states (B, D) of what comes in and what comes back, (B, gates * D) each."""
         raise NotImplementedError
 
     def _weights(self, layer: int) -> list[Tensor]:
@@ -106,9 +144,14 @@ class LSTM(Recurrence):
         for layer in range(self.layers):
             nn.init.ones_(self._weights(layer)[2].data[self.width : 2 * self.width])
 
-    def cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        """Move one layer on by one position, (B, D)."""
-        return torch.lstm_cell(x, states, *weights)
+    def cell(self, gates: Tensor, hidden: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Make new states (B, D) of what comes in and what comes back, (B, 4 D) each."""
+        if gates.is_cuda:  # what torch.lstm_cell calls after its products
+            shown, kept, _ = torch.ops.aten._thnn_fused_lstm_cell(gates, hidden, states[1])
+            return shown, kept
+        enter, keep, new, show = (gates + hidden).chunk(4, dim=-1)
+        kept = keep.sigmoid() * states[1] + enter.sigmoid() * new.tanh()
+        return show.sigmoid() * kept.tanh(), kept
 
 
 class GRU(Recurrence):
@@ -123,9 +166,14 @@ class GRU(Recurrence):
     names = ("hidden",)
     gates = 3
 
-    def cell(self, x: Tensor, states: tuple[Tensor, ...], weights: list[Tensor]) -> tuple[Tensor, ...]:
-        """Move one layer on by one position, (B, D)."""
-        return (torch.gru_cell(x, states[0], *weights),)
+    def cell(self, gates: Tensor, hidden: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Make a new state (B, D) of what comes in and what comes back, (B, 3 D) each."""
+        if gates.is_cuda:  # what torch.gru_cell calls after its products
+            return (torch.ops.aten._thnn_fused_gru_cell(gates, hidden, states[0])[0],)
+        reset, keep, new = gates.chunk(3, dim=-1)
+        back_reset, back_keep, back = hidden.chunk(3, dim=-1)
+        proposal = torch.tanh(new + (reset + back_reset).sigmoid() * back)
+        return (torch.lerp(proposal, states[0], (keep + back_keep).sigmoid()),)
 
 
 def turn_around(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -174,70 +222,6 @@ class TwoSided(nn.Module):
         return torch.cat([self.ahead.sweep(x), self.back.sweep_back(x, mask)], dim=-1)
 
 
-class Asking(nn.Module):
-    """A recurrence and the questions it asks of a memory: who goes first, and what is made of the answer."""
-
-    def __init__(self, recurrence: Recurrence, readout: nn.Linear) -> None:
-        super().__init__()
-        self.recurrence, self.readout = recurrence, readout
-
-    @classmethod
-    def build(cls, kind: type[Recurrence], width: int, *, memory_width: int, fed: int, layers: int, dropout: float) -> Asking:
-        """Build for inputs (B, T, width), beside which `fed` numbers of the last output come in."""
-        raise NotImplementedError
-
-    def step(self, x: Tensor, fed: list[Tensor], carried: Carried, look: Look) -> Ran:
-        """Take one position (B, D)."""
-        raise NotImplementedError
-
-
-class AskAfter(Asking):
-    r"""Step, then ask with the new state.
-
-    .. math:: \tilde h_t = \tanh(W_c [c_t; h_t])
-
-    Luong, Pham and Manning (2015), section 3, equation 5; where the last output is fed in, section 3.3.
-    """
-
-    @classmethod
-    def build(cls, kind: type[Recurrence], width: int, *, memory_width: int, fed: int, layers: int, dropout: float) -> AskAfter:
-        """Build for inputs (B, T, width), beside which `fed` numbers of the last output come in."""
-        recurrence = kind(width + fed, width, layers=layers, dropout=dropout)
-        return cls(recurrence, nn.Linear(memory_width + width, width, bias=False))
-
-    def step(self, x: Tensor, fed: list[Tensor], carried: Carried, look: Look) -> Ran:
-        """Take one position (B, D)."""
-        hidden, carried = self.recurrence.step(torch.cat([x, *fed], dim=-1), carried)
-        return Ran(self.read(hidden, look(hidden)), carried)
-
-    def read(self, hidden: Tensor, context: Tensor) -> Tensor:
-        """Join state and answer, (..., D) each."""
-        return torch.tanh(self.readout(torch.cat([context, hidden], dim=-1)))
-
-
-class AskBefore(Asking):
-    r"""Ask with the old state, then step with the answer; a maxout layer reads state, input and answer.
-
-    .. math:: s_t = f(s_{t-1}, [y_{t-1}; c_t]), \quad \tilde t = U_o s_t + V_o y_{t-1} + C_o c_t,
-        \quad t_k = \max(\tilde t_{2k-1}, \tilde t_{2k})
-
-    Bahdanau, Cho and Bengio (2015), equations 4 and 5 and appendix A.2.2, which writes s_{t-1} in the second; equation 4 has s_t.
-    """
-
-    @classmethod
-    def build(cls, kind: type[Recurrence], width: int, *, memory_width: int, fed: int, layers: int, dropout: float) -> AskBefore:
-        """Build for inputs (B, T, width), beside which `fed` numbers of the last output come in."""
-        recurrence = kind(width + memory_width + fed, width, layers=layers, dropout=dropout)
-        return cls(recurrence, nn.Linear(2 * width + memory_width, 2 * width, bias=False))
-
-    def step(self, x: Tensor, fed: list[Tensor], carried: Carried, look: Look) -> Ran:
-        """Take one position (B, D)."""
-        context = look(carried["hidden"][:, -1])
-        hidden, carried = self.recurrence.step(torch.cat([x, context, *fed], dim=-1), carried)
-        pairs = self.readout(torch.cat([hidden, x, context], dim=-1)).unflatten(-1, (-1, 2))  # (B, D, 2)
-        return Ran(pairs.amax(dim=-1), carried)
-
-
 class Bare(Residual):
     """No way around the layer, and no norm: stacks as they were before residual connections."""
 
@@ -250,4 +234,3 @@ class Bare(Residual):
 
 
 SUMMARIES: dict[str, Summary] = {"first": first, "last": last, "mean": mean}  # what a decoder may begin with
-QUERIES: dict[str, type[Asking]] = {"before": AskBefore, "after": AskAfter}  # when it asks, beside its step

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from dragoman.attention.mechanism import Mechanism, Prepared
 from dragoman.attention.recording import Note, Watch
 from dragoman.errors import DragomanError
-from dragoman.layers.recurrent import GRU, LSTM, QUERIES, SUMMARIES, AskAfter, Asking, Bare, Carried, Recurrence, Summary, TwoSided
+from dragoman.layers.asking import QUERIES, AskAfter, Asking
+from dragoman.layers.recurrent import GRU, LSTM, SUMMARIES, Bare, Carried, Recurrence, Summary, TwoSided
 from dragoman.layers.residual import Residual
 from dragoman.models.blocks import Block, Extended, Place
 from dragoman.models.context import Context, Memory
@@ -29,7 +30,6 @@ class Attention(NamedTuple):
 
     asking: Asking
     cross: Mechanism
-    feeding: bool  # whether the last output is part of the next input
 
 
 class RecurrentLayer(Block):
@@ -54,13 +54,13 @@ class RecurrentLayer(Block):
         self.reverse = reverse
         self.has_cross = attention is not None
         if attention is not None:
-            self.asking, self.cross, self.feeding = attention
+            self.asking, self.cross = attention
         else:
             self.recurrence = recurrence
         self.summary = summary
         if summary is not None and memory_width is not None:
-            found = self._recurrence()
-            self.initial = nn.Linear(memory_width, found.layers * found.width)
+            reader = self._reader()
+            self.initial = nn.Linear(memory_width, reader.layers * reader.width)
 
     @classmethod
     def build(
@@ -85,9 +85,8 @@ class RecurrentLayer(Block):
             widths = {"query_width": config.width, "key_width": memory_width, "score_width": config.width}
             score, aligned = pair_of(attention, alignment)
             cross = Mechanism(catalogue("score").load(score)(**widths), catalogue("alignment").load(aligned)(**widths))
-            fed = config.width if feeding else 0
-            asking = QUERIES[query].build(cls.kind, config.width, memory_width=memory_width, fed=fed, layers=layers, dropout=config.dropout)
-            found = Attention(asking, cross, feeding)
+            sizes = {"memory_width": memory_width, "layers": layers}
+            found = Attention(QUERIES[query].build(cls.kind, config.width, **sizes, feeding=feeding, dropout=config.dropout), cross)
         plain = None if found else cls.kind(config.width, config.width, layers=layers, dropout=config.dropout)
         return cls(
             recurrence=plain,
@@ -102,10 +101,10 @@ class RecurrentLayer(Block):
         """Change every position of (B, T, D) at once."""
         _refuse_segments(context)
         if context.memory is None:
-            recurrence, entered = self._recurrence(), self.residual.enter(x)
+            recurrence, entered = self._plain(), self.residual.enter(x)
             change = recurrence.sweep_back(entered, context.mask) if self.reverse else recurrence.sweep(entered)
             return self.residual.leave(x, change)
-        if self.has_cross and not self.feeding and isinstance(self.asking, AskAfter):
+        if self.has_cross and not self.asking.feeding and isinstance(self.asking, AskAfter):
             entered = self.residual.enter(x)
             hidden = self.asking.recurrence.run(entered, self._begin(context.memory)).output
             values = context.memory.values
@@ -123,8 +122,8 @@ class RecurrentLayer(Block):
             # Nothing is read again, but rows must still know their sentence: an empty tensor for each.
             return State(carried=carried, memory={"sentence": memory.values.new_empty(memory.rows, 1, 0)})
         prepared = self.cross.prepare(key=memory.values, value=memory.values, mask=memory.mask)
-        if self.feeding:
-            carried["fed"] = memory.values.new_zeros(memory.rows, self._recurrence().width)
+        if self.asking.feeding:
+            carried["fed"] = memory.values.new_zeros(memory.rows, self.asking.width)
         carried |= {ALIGNED + name: tensor for name, tensor in self.cross.start(prepared).items()}
         return State(carried=carried, memory={"key": prepared.key, "value": prepared.value, "mask": prepared.mask})
 
@@ -135,39 +134,35 @@ class RecurrentLayer(Block):
             with _one_note(self.cross):
                 change, carried = self._ask(entered, state)
         else:
-            change, carried = self._recurrence().run(entered, state.carried)
+            change, carried = self._plain().run(entered, state.carried)
         return Extended(self.residual.leave(x, change), replace(state.advance(x.size(1)), carried=carried))
 
     def _ask(self, x: Tensor, state: State) -> tuple[Tensor, Carried]:
         """Take positions (B, T, D) one after another, each with its question to the memory."""
-        fan = x.size(0) // max(state.sentences, 1)  # beams share their sentence's memory
-        prepared = Prepared(*(_spread(state.memory[name], fan) for name in ("key", "value", "mask")))
-        carried = state.carried
-        aligned = {name.removeprefix(ALIGNED): tensor for name, tensor in carried.items() if name.startswith(ALIGNED)}
-        outputs = []
+        prepared = Prepared(*(state.memory[name] for name in ("key", "value", "mask")))
+        aligned = {name.removeprefix(ALIGNED): tensor for name, tensor in state.carried.items() if name.startswith(ALIGNED)}
+        own = {name: tensor for name, tensor in state.carried.items() if not name.startswith(ALIGNED)}
 
         def look(query: Tensor) -> Tensor:
             nonlocal aligned
             attended, aligned = self.cross.step(query.unsqueeze(1), prepared, aligned)
             return attended.context.squeeze(1)
 
-        for position in x.unbind(dim=1):
-            fed = [carried["fed"]] if self.feeding else []
-            output, carried = self.asking.step(position, fed, carried, look)
-            if self.feeding:
-                carried["fed"] = output
-            outputs.append(output)
-        return torch.stack(outputs, dim=1), carried | {ALIGNED + name: tensor for name, tensor in aligned.items()}
+        output, own = self.asking.run(x, own, look)
+        return output, own | {ALIGNED + name: tensor for name, tensor in aligned.items()}
 
-    def _recurrence(self) -> Recurrence:
-        """Find the recurrence, wherever it lives."""
-        recurrence = self.asking.recurrence if self.has_cross else self.recurrence
-        assert isinstance(recurrence, Recurrence), "a recurrent layer must have a recurrence"
-        return recurrence
+    def _plain(self) -> Recurrence:
+        """Find the recurrence of a layer that does not attend."""
+        assert isinstance(self.recurrence, Recurrence), "a layer that does not attend must have a recurrence"
+        return self.recurrence
+
+    def _reader(self) -> Asking | Recurrence:
+        """Find what reads the positions."""
+        return self.asking if self.has_cross else self._plain()
 
     def _begin(self, memory: Memory) -> Carried:
         """Begin with what sums up the memory, as Bahdanau et al. (2015), appendix A.2.2: s_0 = tanh(W_s h)."""
-        carried = self._recurrence().begin(memory.values)
+        carried = self._reader().begin(memory.values)
         if self.summary is not None:
             carried["hidden"] = torch.tanh(self.initial(self.summary(memory.values, memory.mask))).view_as(carried["hidden"])
         return carried
@@ -235,11 +230,6 @@ def _one_note(cross: Mechanism) -> Iterator[None]:
     finally:
         cross.watch = watch
     cross.noted(Note(torch.cat([note.weights for note in notes], 2), notes[0].values, torch.cat([note.output for note in notes], 2)))
-
-
-def _spread(tensor: Tensor, fan: int) -> Tensor:
-    """Give each of a sentence's rows a copy of what belongs to the sentence."""
-    return tensor if fan == 1 else tensor.repeat_interleave(fan, dim=0)
 
 
 def _residual(place: Place, skip: bool) -> Residual:

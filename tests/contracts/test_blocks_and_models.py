@@ -43,6 +43,8 @@ FORMS = [
     "lstm(attention=dot, query=before, feeding=true, initial=last, skip=false)",
     "gru(attention=additive, alignment=location_sensitive)",
     "lstm(attention=additive, alignment=coverage, query=before)",
+    "lstm(attention=location_cumulative)",
+    "lstm(attention=normed_additive, query=below, layers=3, initial=zero, skip=false)",
     "conv(attention=embedded, activation=relu, layers=2)",
 ]
 MEMBERS = [("block", name) for name in (*BLOCKS, *FORMS)] + [(kind, name) for kind, (_, registry) in SETTINGS.items() for name in registry]

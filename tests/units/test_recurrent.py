@@ -82,6 +82,26 @@ def test_gru_is_the_cell_of_torch() -> None:
     torch.testing.assert_close(ours.run(x, ours.begin(x)).output[:, -1], hidden)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_the_fused_cell_of_a_gpu_is_the_one_of_the_host(kind: type[Recurrence]) -> None:
+    """Values and gradients, the loop's form: products with the inputs made before it."""
+    torch.manual_seed(0)
+    host = kind(4, D, layers=2)
+    x = torch.randn(2, 5, 4)
+
+    def outcome(recurrence: Recurrence, x: Tensor) -> list[Tensor]:
+        layers, outputs = recurrence.split(recurrence.begin(x)), []
+        for gates in recurrence.project(x).unbind(1):
+            layers = recurrence.advance(gates, layers)
+            outputs.append(layers[-1][0])
+        output = torch.stack(outputs, 1)
+        return [output.cpu(), *(each.cpu() for each in torch.autograd.grad(output.square().sum(), recurrence.parameters()))]
+
+    expected = outcome(host, x)
+    torch.testing.assert_close(outcome(host.cuda(), x.cuda()), expected)
+
+
 @pytest.mark.parametrize(("kind", "theirs"), [(LSTM, nn.LSTM), (GRU, nn.GRU)])
 def test_both_sides_are_those_of_torch_with_packed_rows(kind: type[Recurrence], theirs: type[nn.LSTM] | type[nn.GRU]) -> None:
     """A backward reader must begin at each row's last real position (pytorch/translate#308)."""
@@ -188,6 +208,25 @@ def test_bahdanau_step_by_step() -> None:
             torch.testing.assert_close(found[row, step], torch.maximum(pairs[0::2], pairs[1::2]))
 
 
+@torch.no_grad()
+def test_the_lowest_layer_asks_for_all_step_by_step() -> None:
+    """Wu et al. (2016), section 3: the answer to the lowest layer's last state enters every layer; the third and later add their input."""
+    layer = decoder(LSTMLayer, attention="scaled_dot", query="below", layers=4, initial="zero")
+    x, memory = inputs()
+    found = layer(x, Context(memory=memory))
+    recurrences = [layer.asking.recurrence, *layer.asking.above]  # type: ignore[misc]
+    cells = [copied(each, 0, nn.LSTMCell(2 * D, D).double()) for each in recurrences]
+    for row, length in enumerate((5, 3)):
+        states = [(torch.zeros(D, dtype=torch.float64),) * 2 for _ in cells]
+        for step in range(4):
+            context = attend(states[0][0], memory.values[row, :length])
+            flow = x[row, step]
+            for n, cell in enumerate(cells):
+                states[n] = cell(torch.cat([flow, context]), states[n])
+                flow = states[n][0] + flow if n >= 2 else states[n][0]
+            torch.testing.assert_close(found[row, step], flow)
+
+
 @pytest.mark.parametrize(
     ("score", "alignment"),
     [
@@ -195,7 +234,7 @@ def test_bahdanau_step_by_step() -> None:
         *(("additive", alignment) for alignment in ALIGNMENTS),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"feeding": True}, {"query": "before"}])
+@pytest.mark.parametrize("options", [{}, {"feeding": True}, {"query": "before"}, {"query": "below", "layers": 3}])
 @torch.no_grad()
 def test_extending_equals_forward_with_every_score_and_alignment(score: str, alignment: str, options: dict[str, object]) -> None:
     layer = decoder(GRULayer, attention=score, alignment=alignment, **options).eval()
@@ -262,14 +301,23 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
     [
         ("bilstm", True, "see no future; found bilstm, which reads from both ends; use lstm"),
         ("bigru", True, "see no future; found bigru, which reads from both ends; use gru"),
-        ("lstm(query=during)", True, "query of 'lstm(query=during)' in model.decoder must be one of before, after; found 'during'"),
+        ("lstm(query=during)", True, "query of 'lstm(query=during)' in model.decoder must be one of before, after, below; found 'during'"),
         ("gru(initial=midst)", True, "must be one of first, last, mean, zero; found 'midst'"),
         ("lstm(layers=0)", True, "layers of 'lstm(layers=0)' in model.decoder must be at least 1; found 0"),
         ("lstm(attention=scaled_dots)", True, "found 'scaled_dots'; did you mean scaled_dot"),
-        ("lstm(attention=mocha, alignment=monotonic)", True, "one alignment; found attention=mocha and alignment=monotonic; give one, or a score for it"),
+        (
+            "lstm(attention=mocha, alignment=monotonic)",
+            True,
+            "one alignment; found attention=mocha and alignment=monotonic; give one, or a score for it",
+        ),
         ("lstm(attention=scaled_dot, alignment=softmaxx)", True, "found 'softmaxx'; did you mean softmax"),
         ("lstm(attention=scaled_dot)", False, "which an encoder has not; found attention=scaled_dot"),
         ("gru(feeding=true)", True, "feeding needs attention, of which it is a part; found feeding=true with attention=none"),
+        (
+            "lstm(attention=dot, query=below, feeding=true)",
+            True,
+            "query=below gives every layer the answer and feeds no output; found feeding",
+        ),
         ("gru(reverse=true)", True, "found reverse=true in a decoder"),
     ],
 )
@@ -293,7 +341,16 @@ def test_rows_of_several_sentences_are_refused(kind: type[RecurrentLayer] | type
         layer(torch.zeros(2, 5, D), Context(segments=torch.zeros(2, 5)))
 
 
-@pytest.mark.parametrize("block", ["lstm", "gru(attention=additive, query=before)", "lstm(attention=general, feeding=true)"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        "lstm",
+        "gru(attention=additive, query=before)",
+        "lstm(attention=general, feeding=true)",
+        "lstm(attention=mocha, query=below, layers=2)",
+        "gru(attention=coverage)",
+    ],
+)
 def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
     """The incremental decoder and teacher forcing agree, whatever beams were reordered and dropped (tensor2tensor#917)."""
     torch.manual_seed(11)
@@ -338,3 +395,17 @@ def test_weights_come_into_a_model_without_any() -> None:
     empty.load_state_dict(whole.state_dict(), assign=True)
     src, tgt = torch.randint(4, 9, (2, 5)), torch.randint(4, 9, (2, 3))
     assert empty(src, tgt, MASK).equal(whole(src, tgt, MASK))
+
+
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_layer_by_layer_equals_the_kernel_for_all_layers(kind: type[Recurrence]) -> None:
+    torch.manual_seed(3)
+    stack = kind(6, 8, layers=3, dropout=0.5).eval()
+    x = torch.randn(2, 5, 6)
+    carried = {name: torch.randn(2, 3, 8) for name in stack.names}
+    expected = stack.run(x, carried)
+    stack.kernel.dropout = 0.0
+    found = stack._run_by_layer(x, [carried[name].transpose(0, 1).contiguous() for name in stack.names])
+    torch.testing.assert_close(found.output, expected.output)
+    for name in stack.names:
+        torch.testing.assert_close(found.carried[name], expected.carried[name])
