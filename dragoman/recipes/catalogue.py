@@ -32,6 +32,18 @@ RECIPES = Registry(
         "Four LSTM layers, global attention with the general score, input feeding.",
         family=RECURRENT,
     ),
+    luong2015_dot=Entry("dragoman.recipes.recurrent:luong2015_dot", "The same with the dot product.", family=RECURRENT),
+    luong2015_concat=Entry(
+        "dragoman.recipes.recurrent:luong2015_concat", "The same with a small network for the score (concat).", family=RECURRENT
+    ),
+    luong2015_location=Entry(
+        "dragoman.recipes.recurrent:luong2015_location", "The same with weights from the target state alone.", family=RECURRENT
+    ),
+    luong2015_local_m=Entry("dragoman.recipes.recurrent:luong2015_local_m", "The same in a window that walks along.", family=RECURRENT),
+    luong2015_local_p=Entry(
+        "dragoman.recipes.recurrent:luong2015_local_p", "The same in a window whose place is predicted.", family=RECURRENT
+    ),
+    wu2016=Entry("dragoman.recipes.recurrent:wu2016", "GNMT: eight LSTM layers a side, the lowest asks for all.", family=RECURRENT),
     chorowski2015=Entry(
         "dragoman.recipes.aligned:chorowski2015", "Gated units, attention that knows where it looked last; by characters.", family=RECURRENT
     ),

@@ -15,7 +15,7 @@ from dragoman.models.build import build_model, count_parameters
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.recipes import recurrent
 from dragoman.recipes.catalogue import RECIPES
-from dragoman.recipes.recurrent import bahdanau2015, luong2015_general
+from dragoman.recipes.recurrent import bahdanau2015, luong2015_general, wu2016
 
 BOS = 1
 NAMES = ("bahdanau2015", "luong2015_general")
@@ -28,6 +28,39 @@ def test_the_papers_numbers() -> None:
         assert (config.model.width, config.data.max_length, config.train.label_smoothing) == (1000, 50, 0.0)
     assert bahdanau.train.steps == 288_000
     assert luong.train.cooldown == 0.33
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        ("general", "attention=general"),
+        ("dot", "attention=dot"),
+        ("concat", "attention=additive"),
+        ("location", "attention=location"),
+        ("local_m", "attention=general, alignment=local_m"),
+        ("local_p", "attention=general, alignment=local_p"),
+    ],
+)
+def test_luongs_models_differ_in_their_attention_alone(name: str, attention: str) -> None:
+    config, general = RECIPES.load(f"luong2015_{name}")(), luong2015_general()
+    decoder = f"lstm(layers=4, {attention}, query=after, feeding=true, initial=first, skip=false)"
+    assert config == general.replace(model={"decoder": (decoder,)})
+    assert "reverse=true" in config.model.encoder[0]  # the source reversed is an option of the block
+
+
+def test_gnmts_stacks() -> None:
+    """Eight layers a side, the lowest of the encoder two-sided, ways around from the third on."""
+    config = wu2016()
+    with torch.device("meta"):
+        model = build_model(config.model, src_vocabulary=32_000, tgt_vocabulary=32_000)
+    encoder = [block for _, block in model.encoder.blocks()]
+    assert [type(block).__name__ for block in encoder] == ["BiLSTMLayer", *["LSTMLayer"] * 7]
+    assert [type(block.residual).__name__ for block in encoder] == ["Bare", "Bare", *["Plain"] * 6]
+    (decoder,) = (block for _, block in model.decoder.blocks())
+    assert (decoder.asking.layers, decoder.asking.width, decoder.summary) == (8, 1024, None)
+    # By hand, in thousands of rows of 1024: three tables; two halves of 512 and seven layers; eight layers with the answer, and the score.
+    thousands = 3 * 32 + 2 * 2 * (1.024 + 0.512 + 0.002) + 7 * 4 * (2.048 + 0.002) + 8 * 4 * (3.072 + 0.002) + 2 * 1.024 + 0.002
+    assert count_parameters(model) == round(1000 * 1024 * thousands) + 1
 
 
 # By hand, in thousands of rows of 1000: three tables; the encoder; cells, readout, score and first state of the decoder.
