@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dragoman.errors import nearest
+
 if TYPE_CHECKING:
     from dragoman.attention.alignments import Alignment as Alignment
     from dragoman.attention.alignments import Hard as Hard
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from dragoman.attention.multihead import CrossAttention as CrossAttention
     from dragoman.attention.multihead import MultiHead as MultiHead
     from dragoman.attention.multihead import SelfAttention as SelfAttention
+    from dragoman.attention.pooling import AttentionPooling as AttentionPooling
+    from dragoman.attention.pooling import Pooled as Pooled
+    from dragoman.attention.pooling import StructuredPooling as StructuredPooling
+    from dragoman.attention.pooling import overlap_penalty as overlap_penalty
     from dragoman.attention.positions import Learned as Learned
     from dragoman.attention.positions import Positions as Positions
     from dragoman.attention.positions import Sinusoidal as Sinusoidal
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from dragoman.attention.positions import Within as Within
     from dragoman.attention.recording import Note as Note
     from dragoman.attention.recording import Notes as Notes
+    from dragoman.attention.recording import Watched as Watched
     from dragoman.attention.recording import attentions as attentions
     from dragoman.attention.recording import edit as edit
     from dragoman.attention.recording import heads_off as heads_off
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
     from dragoman.attention.scores import NormedAdditiveScore as NormedAdditiveScore
     from dragoman.attention.scores import ScaledDotScore as ScaledDotScore
     from dragoman.attention.scores import Score as Score
+    from dragoman.attention.sequence import SequenceSelfAttention as SequenceSelfAttention
 
 _HOMES = {
     "alignments": ("Alignment", "Hard", "Smoothed", "Softmax"),
@@ -59,8 +67,9 @@ _HOMES = {
     "mechanism": ("Attended", "Mechanism"),
     "monotonic": ("Mocha", "Monotonic"),
     "multihead": ("CrossAttention", "MultiHead", "SelfAttention"),
+    "pooling": ("AttentionPooling", "Pooled", "StructuredPooling", "overlap_penalty"),
     "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves", "Within"),
-    "recording": ("Note", "Notes", "attentions", "edit", "heads_off", "record"),
+    "recording": ("Note", "Notes", "Watched", "attentions", "edit", "heads_off", "record"),
     "remembering": ("Coverage", "LocationCumulative", "LocationSensitive", "coverage_loss"),
     "relative": ("BucketBias", "LinearBias", "RelativeKeys", "Rotation"),
     "scores": (
@@ -74,6 +83,7 @@ _HOMES = {
         "ScaledDotScore",
         "Score",
     ),
+    "sequence": ("SequenceSelfAttention",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -83,7 +93,7 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     """Fetch a public name from the module that holds it."""
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {nearest(name, _HOME)}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.alignments import Alignment, AlignmentState
+from dragoman.attention.checks import check_padding, check_sequence, check_together
 from dragoman.attention.recording import Note, Watched
 from dragoman.attention.scores import Score
 from dragoman.errors import DragomanError
@@ -44,6 +45,9 @@ class Mechanism(Watched):
 
     def prepare(self, *, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Prepared:
         """Do once a sentence what needs no query: keys and values (B, S, D), mask (B, S) or None for all."""
+        check_sequence(key, self.score.key_width, "keys", f"build the score with key_width={key.size(-1)}")
+        check_together(key, value, 2, "keys and values")
+        check_padding(mask, key.size(0), key.size(1))
         if mask is None:
             mask = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device)
         made = self.score.prepare(key)
@@ -54,6 +58,8 @@ class Mechanism(Watched):
     def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Attended:
         """Attend from every position at once: (B, T, D) to (B, S, D)."""
         prepared = self.prepare(key=key, value=value, mask=mask)
+        check_sequence(query, self.score.query_width, "queries", f"build the score with query_width={query.size(-1)}")
+        check_together(query, key, 1, "queries and keys")
         if not self.alignment.gives_features:  # the scores wait for nobody
             key, own = self._parts(prepared)
             return self._look(self.alignment(self.score(query, key), prepared.mask, query, own), prepared)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention import masks
+from dragoman.attention.checks import check_heads, check_mask, check_sequence, check_together
 from dragoman.attention.positions import Within
 from dragoman.attention.recording import Note, Watched
 from dragoman.attention.scores import ScaledDotScore, Score
 from dragoman.attention.window import attend_near, pays
-from dragoman.errors import DragomanError
 from dragoman.kernels import attend, masked_softmax, visibility
 
 logger = logging.getLogger(__name__)
@@ -67,10 +67,7 @@ class MultiHead(Watched):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if not head_width and width % heads:
-            raise DragomanError("heads must divide the width", found=f"{heads} heads and width {width}", fix="change one of them")
-        if kv_heads and heads % kv_heads:
-            raise DragomanError("heads must form equal groups", found=f"{heads} heads and {kv_heads} of keys", fix="change one of them")
+        check_heads(width, heads, head_width=head_width, kv_heads=kv_heads)
         self.width, self.heads, self.head_width = width, heads, head_width or width // heads
         self.kv_heads = kv_heads or heads
         self.inner, self.kv_inner = heads * self.head_width, self.kv_heads * self.head_width
@@ -182,6 +179,8 @@ class SelfAttention(MultiHead):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False, places: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T); `places` (B, T) where they are not 0 to T - 1."""
+        check_sequence(x, self.width, "a sequence")
+        check_mask(mask, x.size(0), x.size(1), x.size(1))
         parts = self.query_key_value(x).split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
         query, key, value = (self.split(part, 1).squeeze(1) for part in parts)
         query, key = self._place(query, key, 0, places)
@@ -241,6 +240,10 @@ class CrossAttention(MultiHead):
 
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to (B, S, D); `mask` is broadcastable to (B, T, S)."""
+        check_sequence(x, self.width, "a sequence")
+        check_sequence(memory, self.key_value.in_features, "a memory", f"build the attention with memory_width={memory.size(-1)}")
+        check_together(x, memory, 1, "a sequence and its memory")
+        check_mask(mask, memory.size(0), x.size(1), memory.size(1))
         return self.read(x, self.prepare(memory), mask=mask)
 
     def read(self, x: Tensor, prepared: Tensor, *, mask: Tensor | None = None) -> Tensor:

@@ -1,0 +1,86 @@
+"""Attention pooling: from a sequence of any length to one vector, or to a few, by asking it trained questions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention.checks import check_padding, check_sequence
+from dragoman.attention.recording import Note, Watched
+from dragoman.errors import DragomanError
+from dragoman.kernels import masked_softmax
+
+
+class Pooled(NamedTuple):
+    """What a sequence was summed up to, and by which weights."""
+
+    vectors: Tensor  # (B, D); of several hops (B, R, D)
+    weights: Tensor  # (B, S); of several hops (B, R, S). They sum to 1, or to 0 where nothing may be attended to
+
+
+class StructuredPooling(Watched):
+    r"""Several trained questions, each answered by its own weighted sum of the sequence.
+
+    .. math:: A = \mathrm{softmax}(W_2 \tanh(W_1 H^\top + b)), \quad M = A H
+
+    Lin et al. (2017), "A Structured Self-attentive Sentence Embedding", who have no b and take r = 30 questions, which they call
+    hops. Nothing makes the questions differ but `overlap_penalty` in the loss.
+    """
+
+    def __init__(self, width: int, *, hops: int, score_width: int = 0, bias: bool = False) -> None:
+        super().__init__()
+        if hops < 1 or width < 1:
+            raise DragomanError("pooling needs a width and at least one hop", found=f"hops={hops} and width={width}", fix="raise them")
+        self.width, self.hops = width, hops
+        self.hidden = nn.Linear(width, score_width or width, bias=bias)  # W_1 and b
+        self.questions = nn.Linear(score_width or width, hops, bias=False)  # W_2
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Pooled:
+        """Sum up (B, S, D), of which those count where `mask` (B, S) is True, to (B, R, D)."""
+        check_sequence(x, self.width, "a sequence to pool")
+        check_padding(mask, x.size(0), x.size(1))
+        scores = self.questions(torch.tanh(self.hidden(x))).transpose(1, 2)  # (B, R, S)
+        weights = masked_softmax(scores, None if mask is None else mask.unsqueeze(1))
+        weights = self.edited(weights.unsqueeze(1)).squeeze(1)
+        vectors = weights @ x
+        self.noted(Note(weights.unsqueeze(1), x.unsqueeze(1), vectors.unsqueeze(1)))
+        return Pooled(vectors, weights)
+
+
+class AttentionPooling(StructuredPooling):
+    r"""One trained question: a weighted mean whose weights depend on what stands there.
+
+    .. math:: \alpha_s = \mathrm{softmax}_s(u^\top \tanh(W h_s + b)), \quad v = \textstyle\sum_s \alpha_s h_s
+
+    Yang et al. (2016), "Hierarchical Attention Networks"; the feed-forward attention of Raffel and Ellis (2015) is of this
+    form. With u = 0 it is the mean. A sequence of which nothing may be attended to gives zeros.
+    """
+
+    def __init__(self, width: int, *, score_width: int = 0, bias: bool = True) -> None:
+        super().__init__(width, hops=1, score_width=score_width, bias=bias)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Pooled:
+        """Sum up (B, S, D), of which those count where `mask` (B, S) is True, to (B, D)."""
+        vectors, weights = super().forward(x, mask=mask)
+        return Pooled(vectors.squeeze(1), weights.squeeze(1))
+
+
+def overlap_penalty(weights: Tensor, *, rows: Tensor | None = None) -> Tensor:
+    r"""Measure how far rows of weights are from each looking at one place of its own: (B, R, S) give one number a sentence, (B,).
+
+    .. math:: P = \lVert A A^\top - I \rVert_F^2
+
+    Lin et al. (2017), who add it to the loss. It is 0 where each row is a single 1 in a column of its own, and grows as rows
+    overlap or spread out. Of self-attention, whose rows are positions, only `rows` (B, R) that are no padding count.
+    """
+    if weights.dim() != 3:
+        raise DragomanError(
+            "weights must be (B, R, S)", found=f"shape {tuple(weights.shape)}", fix="one row alone has nothing to overlap with"
+        )
+    check_padding(rows, weights.size(0), weights.size(1))
+    away = weights @ weights.transpose(1, 2) - torch.eye(weights.size(1), dtype=weights.dtype, device=weights.device)
+    if rows is not None:
+        away = away.masked_fill(~(rows.unsqueeze(1) & rows.unsqueeze(2)), 0.0)
+    return away.square().sum(dim=(1, 2))
