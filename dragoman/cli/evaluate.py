@@ -13,6 +13,7 @@ from dragoman.cli.options import (
     BeamOption,
     BundleArgument,
     DeviceOption,
+    EngineOption,
     JsonOption,
     LengthPenaltyOption,
     LowercaseOption,
@@ -33,6 +34,7 @@ def evaluate(
     hyp: Annotated[Path | None, typer.Option(help="Also keep the translations in this file.")] = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
+    engine: EngineOption = "auto",
 ) -> None:
     """Score a model on a test set: BLEU, chrF and TER by sacreBLEU with their signatures, and the speed."""
     from dragoman.evaluate.files import read_text
@@ -42,8 +44,8 @@ def evaluate(
     choose_tokeniser(tokenize, "")  # a mistyped name is told now, not after an hour of translating
     sources, references = read_text(src), read_text(ref)
     check_aligned(sources, references)
-    translator = Translator.load(model, device=device)
-    options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size}
+    translator = Translator.load(model, device=device, engine=engine)
+    options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size, "scored": False}
     started = time.monotonic()
     translations = list(translator.stream(sources, **{name: value for name, value in options.items() if value is not None}))
     seconds = time.monotonic() - started

@@ -24,6 +24,9 @@ def setting_paths(incomplete: str) -> list[str]:
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda, cuda:1 or mps.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="What runs the model: auto (an exported engine where the model holds one), native or ctranslate2.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, max=256, help="Hypotheses kept; 1 is greedy. By default the model's own.")]
 LengthPenaltyOption = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from dragoman.cli.options import BatchSizeOption, BeamOption, DeviceOption, JsonOption, LengthPenaltyOption
+from dragoman.cli.options import BatchSizeOption, BeamOption, DeviceOption, EngineOption, JsonOption, LengthPenaltyOption
 from dragoman.cli.show import as_json, count, note, result
 from dragoman.errors import ConfigError, DataError
 
@@ -31,6 +31,7 @@ def translate(
     prefix: Annotated[str, typer.Option(help="Text that every translation must begin with.")] = "",
     json: JsonOption = False,
     device: DeviceOption = "auto",
+    engine: EngineOption = "auto",
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations by chance.", rich_help_panel=_SAMPLING)] = False,
     temperature: Annotated[float | None, typer.Option(min=0.01, help="Below 1 is safer.", rich_help_panel=_SAMPLING)] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k best pieces only.", rich_help_panel=_SAMPLING)] = None,
@@ -52,11 +53,11 @@ def translate(
     if sample and beam is not None:
         raise ConfigError([f"--sample draws and --beam searches; found both, with --beam {beam}; keep one"])
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size, "nbest": nbest}
-    options |= {"prefix": prefix or None, "alignment": json, "sample": sample, **given}
+    options |= {"prefix": prefix or None, "alignment": json, "scored": json or nbest > 1, "sample": sample, **given}
 
     from dragoman.translator import Translator  # here, so that --help stays quick
 
-    translator = Translator.load(model, device=device)
+    translator = Translator.load(model, device=device, engine=engine)
     if not texts and sys.stdin.isatty():
         note("type or paste text, a line at a time; end with Ctrl-D")
         options["window"] = 1  # whoever types wants an answer to each line

@@ -27,7 +27,7 @@ def verify_directory(path: Path) -> list[FileCheck]:
 def _manifested(path: Path) -> Iterator[Path]:
     """Find the directories that should have a manifest: the model, its engines, and the steps of its run."""
     steps = [place for run in (path, path / "training") for pattern in ("step-*", "keep/step-*") for place in sorted(run.glob(pattern))]
-    engines = sorted(place for place in path.glob("engines/*") if place.is_dir())
+    engines = sorted(place for place in path.glob("engines/[!.]*") if place.is_dir())
     # A model that lost its manifest still has weights; that is damage, not another kind of directory.
     if (path / NAME).exists() or (path / "weights.safetensors").exists():
         yield path

@@ -19,6 +19,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import batches_by_length
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines import Engine, Native, Request
+from dragoman.engines.choosing import choose_engine
 from dragoman.engines.spreading import spread
 from dragoman.errors import ConfigError, DataError, nearest
 from dragoman.explain import Explanation
@@ -51,12 +52,18 @@ class Translator:
         self._longest = min(config.data.max_length, self._most)
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> Translator:
-        """Load a model directory; `auto` takes a GPU where there is one."""
-        bundle = Bundle.load(path, device=choose_device(device))
+    def load(cls, path: str | Path, *, device: str | torch.device = "auto", engine: str = "auto") -> Translator:
+        """Load a model directory; `auto` takes a GPU where there is one, and on a CPU an engine that the directory holds.
+
+        The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`.
+        """
+        chosen = choose_device(device)
+        bundle = Bundle.load(path, device=chosen)
         native = Native(lambda: bundle.model)
-        _ = native.model  # now, so that a damaged model is told before anything is read
-        return cls(native, bundle.tokenizers, bundle.config)
+        other = choose_engine(bundle, engine, chosen)
+        if other is None:
+            _ = native.model  # now, so that a damaged model is told before anything is read
+        return cls(native, bundle.tokenizers, bundle.config, engine=other)
 
     @property
     def model(self) -> EncoderDecoder:

@@ -1,0 +1,55 @@
+"""`dragoman export`: a model for other programs, compared with ours before it is handed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli.options import BundleArgument, JsonOption
+from dragoman.cli.show import as_json, note, result
+from dragoman.errors import ConfigError, DataError, nearest
+
+TARGETS = ("ctranslate2", "huggingface", "onnx")
+
+
+def export(
+    model: BundleArgument,
+    to: Annotated[str, typer.Option("--to", help="The program: ctranslate2, huggingface or onnx.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A new directory. Without it, ctranslate2 goes into the model, where translate finds it."),
+    ] = None,
+    quantisation: Annotated[str, typer.Option(help="For ctranslate2: int8, int8_float32 or float32.")] = "int8",
+    check: Annotated[Path | None, typer.Option(help="Sentences to compare greedy outputs on; by default the model's own few.")] = None,
+    src: Annotated[Path | None, typer.Option(help="Source sentences of a test set, to compare outputs and BLEU on.")] = None,
+    ref: Annotated[Path | None, typer.Option(help="Reference translations of --src.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Export a model to CTranslate2, Hugging Face or ONNX, and say how far the export agrees with the model."""
+    if to not in TARGETS:
+        raise ConfigError([f"--to must be one of {', '.join(TARGETS)}; found {to!r}; {nearest(to, TARGETS)}"])
+    if out is None and to != "ctranslate2":
+        raise ConfigError([f"--to {to} writes a directory of its own; found no --out; add one, such as --out {model.name}-{to}"])
+    if (src is None) != (ref is None):
+        raise ConfigError([f"--src and --ref go together; found only {src or ref}; give both"])
+    if check is not None and src is not None:
+        raise ConfigError([f"--check and --src both give sentences to compare on; found {check} and {src}; keep one"])
+
+    from dragoman.evaluate.files import read_text
+    from dragoman.exchange.exporting import EXPORTS
+
+    place = src or check
+    texts = read_text(place) if place else []
+    if place and not any(text.strip() for text in texts):
+        raise DataError("the sentences to compare on must be some", found=f"none in {place}", fix="give a file with text")
+    more = {"quantisation": quantisation} if to == "ctranslate2" else {}
+    made = EXPORTS[to](model, out, texts=texts, references=read_text(ref) if ref else None, **more)
+    if json:
+        as_json({"path": str(made.path), "parity": made.parity.facts()})
+        return
+    result(str(made.path))
+    result(str(made.parity))
+    if made.parity.share < made.enough:
+        note(f"fewer than {100 * made.enough:.1f} % of the outputs are equal: compare BLEU with --src and --ref before you rely on it")

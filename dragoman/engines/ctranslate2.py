@@ -1,0 +1,170 @@
+"""CTranslate2 behind the engine's face: an exported model searched by its C++ code.
+
+It speaks in spelt pieces, cuts what is too long in silence, and ranks by another length penalty; all of that ends here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dragoman.decoding.beam import Beam
+from dragoman.decoding.greedy import Greedy
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.penalties import Penalty, WuPenalty
+from dragoman.decoding.stepping import Strategy
+from dragoman.engines.face import Request
+from dragoman.text.specials import BOS, EOS, PAD, SPECIALS, UNK
+from dragoman.text.tokenizer import Tokenizers
+
+SLOTS = 1024  # padded places of a batch: larger ones gain nothing on a CPU, and leave a worker without work at the end
+_NEVER = frozenset((PAD, BOS, UNK))  # pieces that no output may hold
+
+
+class _Row(NamedTuple):
+    """One output as CTranslate2 gives it, in ids."""
+
+    tokens: list[int]
+    finished: bool
+    total: float  # log-probability, where scores were asked for
+
+
+class CTranslate2:
+    """An exported Transformer: several workers of one thread each, which on few cores is quicker than one of several threads."""
+
+    slots = SLOTS
+
+    def __init__(
+        self, folder: Path, tokenizers: Tokenizers, *, name: str, longest: int, workers: int, compute_type: str = "default"
+    ) -> None:
+        from ctranslate2 import Translator
+
+        self.name, self.workers, self.longest = name, workers, longest
+        self._translator = Translator(str(folder), device="cpu", compute_type=compute_type, inter_threads=workers, intra_threads=1)
+        self._src, self._tgt = (tokenizer.pieces(range(len(tokenizer))) for tokenizer in tokenizers)
+        self._ids = {piece: number for number, piece in enumerate(self._tgt)}
+
+    def refusal(self, strategy: Strategy, longest: int = 0) -> str:
+        """Say why it cannot: only greedy and beam search under our length penalty, within the positions that were exported."""
+        if not isinstance(strategy, (Greedy, Beam)):
+            return f"knows no {type(strategy).__name__.lower()}"
+        if not isinstance(strategy.penalty, WuPenalty):
+            return f"knows no {type(strategy.penalty).__name__}"
+        return f"was exported for {self.longest} positions" if longest > self.longest else ""
+
+    def generate(self, request: Request) -> list[list[Hypothesis]]:
+        """Search; what meets a limit of its own within a batch, or holds a piece that must not be, is searched again."""
+        rows = range(len(request.sources))
+        found = self._search(request, rows)
+        wrong = {row for row in rows if any(_NEVER & set(one.tokens[len(request.prefixes[row]) :]) for one in found[row])}
+        if isinstance(request.strategy, Beam):
+            # A hypothesis beyond its row's own limit took a place in the beam; a greedy one is only cut.
+            wrong |= {row for row in rows if any(len(one.tokens) > _limit(request, row) for one in found[row])}
+        for row in wrong:
+            found[row] = self._search(request, [row], strict=True)[0]
+        return self._hypotheses(request, found, inexact=wrong)
+
+    def log_probs(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Score given targets: the log-probability of each piece, and of the end."""
+        if not sources:
+            return []
+        given = [[self._src[each] for each in source] for source in sources]
+        results = self._translator.score_batch(given, [[self._tgt[each] for each in row] for row in targets], max_input_length=0)
+        return [list(result.log_probs) for result in results]
+
+    def _search(self, request: Request, rows: Sequence[int], *, strict: bool = False) -> list[list[_Row]]:
+        """Run a search over some rows, none being stopped before its limit; a strict one is kept from forbidden pieces."""
+        size = request.strategy.size if isinstance(request.strategy, Beam) else 1
+        alpha = _penalty(request.strategy).alpha
+        prefixes = [request.prefixes[row] for row in rows]
+        most = max(_limit(request, row) for row in rows)
+        options: dict[str, Any] = {
+            "beam_size": size,
+            "num_hypotheses": size,  # all that it finished: it ranks by a power of the length, and we do not
+            "length_penalty": alpha,
+            "max_decoding_length": 1 + most,  # it counts the end, and we do not
+            "min_decoding_length": min(request.at_least, 1 + most),
+            "max_input_length": 0,
+            "return_end_token": True,
+            "return_scores": request.scored or size > 1,
+        }
+        if any(prefixes):
+            options["target_prefix"] = [[self._tgt[each] for each in prefix] for prefix in prefixes]
+        if strict:
+            options |= {"disable_unk": True, "suppress_sequences": [[SPECIALS[PAD]], [SPECIALS[BOS]]]}
+        sources = [[self._src[each] for each in request.sources[row]] for row in rows]
+        return [self._rows(result, alpha) for result in self._translator.translate_batch(sources, **options)]
+
+    def _rows(self, result: Any, alpha: float) -> list[_Row]:
+        """Read what was found for one source."""
+        made = []
+        for at, pieces in enumerate(result.hypotheses):
+            ids = [self._ids[piece] for piece in pieces]
+            finished = bool(ids) and ids[-1] == EOS
+            total = result.scores[at] * len(ids) ** alpha if result.scores else 0.0
+            made.append(_Row(ids[:-1] if finished else ids, finished, total))
+        return made
+
+    def _hypotheses(self, request: Request, found: Sequence[Sequence[_Row]], *, inexact: set[int]) -> list[list[Hypothesis]]:
+        """Cut each output to its limit, score it as the native search would, and rank.
+
+        While it searches it gives no log-probabilities of pieces, and its sums leave out what was forced and are blurred by
+        what was forbidden: such rows, and all that are asked for with their scores, are scored by themselves.
+        """
+        nbest = request.strategy.nbest if isinstance(request.strategy, Beam) else 1
+        kept: list[list[_Row]] = []
+        exactly: list[tuple[int, int]] = []
+        for row, ones in enumerate(found):
+            unsure = row in inexact or bool(request.prefixes[row])
+            cut = [_cut(one, _limit(request, row)) for one in ones]
+            kept.append(cut if unsure else _ranked(cut, request.strategy)[:nbest])
+            if request.scored or (unsure and len(cut) > 1):
+                exactly += [(row, at) for at in range(len(kept[row]))]
+        scored = self.log_probs([request.sources[row] for row, _ in exactly], [kept[row][at].tokens for row, at in exactly])
+        log_probs = dict(zip(exactly, scored, strict=True))
+        penalty = _penalty(request.strategy)
+        made = [[_hypothesis(one, log_probs.get((row, at)), penalty) for at, one in enumerate(ones)] for row, ones in enumerate(kept)]
+        return [_distinct(sorted(ones, key=lambda each: (not each.finished, -each.score)))[:nbest] for ones in made]
+
+
+def _limit(request: Request, row: int) -> int:
+    """Say how many pieces an output may have: a prefix raises its limit, and there is always room for one."""
+    return max(request.limits[row], len(request.prefixes[row]), 1)
+
+
+def _penalty(strategy: Strategy) -> WuPenalty:
+    """Read the length penalty of a search that was not refused."""
+    penalty = getattr(strategy, "penalty", None)
+    assert isinstance(penalty, WuPenalty), "others are refused"
+    return penalty
+
+
+def _ranked(rows: Sequence[_Row], strategy: Strategy) -> list[_Row]:
+    """Put outputs into our order: the finished ones first, each kind by its sum under our penalty."""
+    penalty = _penalty(strategy)
+    return sorted(rows, key=lambda row: (not row.finished, -penalty.score(row.total, len(row.tokens) + row.finished)))
+
+
+def _cut(row: _Row, limit: int) -> _Row:
+    """Cut an output at its limit; its end, which does not count, it then never reached."""
+    return row if len(row.tokens) <= limit else _Row(row.tokens[:limit], False, row.total)
+
+
+def _hypothesis(row: _Row, log_probs: list[float] | None, penalty: Penalty) -> Hypothesis:
+    """Dress an output; without exact numbers its score is the engine's own sum under our penalty."""
+    length = len(row.tokens) + row.finished
+    kept = [] if log_probs is None else log_probs[:length]
+    return Hypothesis(row.tokens, kept, penalty.score(sum(kept) if kept else row.total, max(length, 1)), row.finished)
+
+
+def _distinct(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Leave out what cutting made the same."""
+    seen: set[tuple[bool, tuple[int, ...]]] = set()
+    kept = []
+    for each in hypotheses:
+        key = (each.finished, tuple(each.tokens))
+        if key not in seen:
+            seen.add(key)
+            kept.append(each)
+    return kept

@@ -1,0 +1,103 @@
+"""Exporting a bundle: whole or not at all, and compared with the native engine before anybody relies on it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dragoman.bundle import Bundle
+from dragoman.engines.choosing import golden_error
+from dragoman.engines.folder import FOLDER, KIND, model_digest, publish_folder
+from dragoman.errors import BundleError, CorruptError
+from dragoman.exchange.ctranslate2 import save_ctranslate2, table_rows
+from dragoman.exchange.installed import require
+from dragoman.exchange.parity import Parity, compare
+from dragoman.files.disk import require_room
+
+EXACT, QUANTISED = 0.995, 0.8  # shares of equal outputs below which something may be wrong
+CLOSE = 1e-3  # of log-probability: what float32 may differ by between two programs that mean the same
+
+
+class Exported(NamedTuple):
+    """What was made, and how it compares."""
+
+    path: Path
+    parity: Parity
+    enough: float = EXACT  # the share of equal outputs that may be expected of it
+
+
+def export_ctranslate2(
+    model: str | Path,
+    out: str | Path | None = None,
+    *,
+    quantisation: str = "int8",
+    texts: Sequence[str] = (),
+    references: Sequence[str] | None = None,
+) -> Exported:
+    """Export a model to CTranslate2: into its own directory, where translating finds it, or to a new directory `out`."""
+    require("ctranslate2")
+    from ctranslate2 import __version__ as release
+
+    from dragoman.engines.ctranslate2 import CTranslate2
+
+    bundle = Bundle.load(model)
+    name = f"ctranslate2-{quantisation}"
+    final = new_directory(out) if out is not None else bundle.path / FOLDER / name
+    require_room(bundle.path, 6 * bundle.parameters, "an export")
+    facts: dict[str, Any] = {"kind": KIND, "engine": "ctranslate2", "quantisation": quantisation, "made_with": f"ctranslate2 {release}"}
+    facts |= {"model_sha256": model_digest(bundle), "longest": longest(bundle)}
+    with publish_folder(final, facts, replace=out is None) as folder:
+        save_ctranslate2(bundle.model, bundle.tokenizers, bundle.config, folder, quantisation=quantisation)
+        engine = CTranslate2(folder, bundle.tokenizers, name=name, longest=facts["longest"], workers=torch.get_num_threads())
+        facts["golden_error"] = require_close(golden_error(engine.log_probs, bundle), exact=quantisation == "float32")
+        parity = compare(bundle, engine, texts or golden_texts(bundle), references)
+        facts["parity"] = parity.facts()
+        if out is not None:
+            copy_tokenizers(bundle, folder)
+    return Exported(final, parity, enough=EXACT if quantisation == "float32" else QUANTISED)
+
+
+def golden_texts(bundle: Bundle) -> list[str]:
+    """Give the sentences that a bundle carries: few, but always there."""
+    return [case["input"] for case in bundle.golden["cases"]]
+
+
+def longest(bundle: Bundle) -> int:
+    """Count the positions that an exported table has room for; schemes without a table are held to as many."""
+    model = bundle.config.model
+    return model.max_positions if model.positions == "learned" else table_rows(bundle.config)
+
+
+def require_close(error: float, *, exact: bool) -> float:
+    """Refuse an export that computes something else: not a rounding, but a misunderstanding."""
+    most = CLOSE if exact else 1e3 * CLOSE
+    if not error <= most:
+        raise CorruptError(
+            f"an export must give the log-probabilities of the golden sentences within {most:g}",
+            found=f"{error:.4f} off",
+            fix="nothing was kept; use the native engine, and please report the model's settings",
+        )
+    return error
+
+
+def new_directory(out: str | Path) -> Path:
+    """Refuse a place that is taken."""
+    out = Path(out)
+    if out.exists() or out.is_symlink():
+        what = "a file" if out.is_file() else "an empty directory" if out.is_dir() and not any(out.iterdir()) else "a directory with files"
+        raise BundleError("--out must be a new directory", found=f"{what} at {out}", fix="choose another place, or remove it first")
+    return out
+
+
+def copy_tokenizers(bundle: Bundle, folder: Path) -> None:
+    """Put the SentencePiece models beside an export that leaves home, under the names that other programs use."""
+    for tokenizer, name in ((bundle.tokenizers.src, "source.spm"), (bundle.tokenizers.tgt, "target.spm")):
+        (folder / name).write_bytes(tokenizer.model)
+    shutil.copyfile(bundle.path / "card.md", folder / "README.md")
+
+
+EXPORTS: dict[str, Callable[..., Exported]] = {"ctranslate2": export_ctranslate2}
