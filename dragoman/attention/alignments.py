@@ -20,6 +20,8 @@ class Alignment(nn.Module):
 
     gives_features = False  # whether it has terms for the score, which make a position wait for the one before
     prepared_width = 0  # the width of what `prepare` makes
+    adds_loss = False  # whether a position adds to the loss in training, which makes a block go from one to the next
+    loss_name = ""  # what is added is called
 
     def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0) -> None:
         super().__init__()
@@ -54,6 +56,10 @@ class Alignment(nn.Module):
             weights, state = self.step(at, state, None if query is None else query[:, position], key)
             rows.append(weights)
         return torch.stack(rows, dim=1)
+
+    def penalty(self, weights: Tensor, state: AlignmentState) -> Tensor | None:
+        """Say what a position adds to the loss (B,), after it got weights (B, S) and left a state."""
+        return None
 
     def needs(self, **widths: int) -> None:
         """Refuse to be built without a width that this alignment cannot do without."""
@@ -127,10 +133,19 @@ class Hard(Softmax):
     def _choose(self, scores: Tensor, mask: Tensor) -> Tensor:
         """Set the chosen key to 1: exactly in the values, through the softmax in the gradients."""
         if self.training:
-            # An exponential number's negative logarithm is Gumbel's; in float32, for bfloat16 has few different ones.
-            waits = torch.empty_like(scores, dtype=torch.promote_types(scores.dtype, torch.float32)).exponential_()
-            scores = scores - waits.clamp_min(torch.finfo(waits.dtype).tiny).log().to(scores.dtype)
+            scores = self.noisy(scores)
         shares = masked_softmax(scores, mask)
+        return self.onehot(scores, mask, shares) + (shares - shares.detach())
+
+    @staticmethod
+    def noisy(scores: Tensor) -> Tensor:
+        """Add noise by which the best score is one drawn from the softmax: Gumbel's trick."""
+        # An exponential number's negative logarithm is Gumbel's; in float32, for bfloat16 has few different ones.
+        waits = torch.empty_like(scores, dtype=torch.promote_types(scores.dtype, torch.float32)).exponential_()
+        return scores - waits.clamp_min(torch.finfo(waits.dtype).tiny).log().to(scores.dtype)
+
+    @staticmethod
+    def onehot(scores: Tensor, mask: Tensor, like: Tensor) -> Tensor:
+        """Set the best visible key to 1 and all others to 0, in the type of a tensor."""
         best = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).argmax(dim=-1, keepdim=True)
-        chosen = torch.zeros_like(shares).scatter(-1, best, 1.0).masked_fill(~mask, 0.0)
-        return chosen + (shares - shares.detach())
+        return torch.zeros_like(like).scatter(-1, best, 1.0).masked_fill(~mask, 0.0)

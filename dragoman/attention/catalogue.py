@@ -33,6 +33,12 @@ ALIGNMENTS = Registry(
         "One key only: sampled in training, the best one afterwards (Xu).",
         exempt={"gradients": "a choice has no slope; training takes the softmax's (straight-through)"},
     ),
+    reinforced=Entry(
+        "dragoman.attention.reinforced:Reinforced",
+        "The same, trained by reward instead of the softmax's slope: REINFORCE (Xu).",
+        exempt={"gradients": "a choice has no slope; training learns from the sentence's likelihood"},
+        traits=("remembers",),
+    ),
     local_m=Entry("dragoman.attention.local:LocalM", "A window that walks along, one place a step (Luong).", traits=("remembers",)),
     local_p=Entry(
         "dragoman.attention.local:LocalP",

@@ -81,13 +81,18 @@ class Coverage(Alignment):
 
     .. math:: c_{ts} = \textstyle\sum_{t' < t} \alpha_{t's}, \qquad e_{ts} = v^\top \tanh(W q_t + U k_s + w c_{ts})
 
-    See, Liu and Manning (2017), equations 10 and 11, after Tu et al. (2016). `coverage_loss` is its training term.
+    See, Liu and Manning (2017), equations 10 and 11, after Tu et al. (2016). `coverage_loss` is its training term, added to a
+    model's loss by `weight`.
     """
 
     gives_features = True
+    loss_name = "coverage"
 
-    def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0, inner: Alignment | None = None) -> None:
+    def __init__(
+        self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0, inner: Alignment | None = None, weight: float = 0.0
+    ) -> None:
         super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)
+        self.weight, self.adds_loss = weight, weight > 0
         self.needs(score_width=score_width)
         self.inner = _plain(Softmax() if inner is None else inner)
         self.feature_proj = nn.Linear(1, score_width, bias=False)  # w
@@ -106,6 +111,12 @@ class Coverage(Alignment):
         """Weigh the keys for one position and add it to what is covered."""
         weights, _ = self.inner.step(scores, {"mask": state["mask"]}, query)
         return weights, {"mask": state["mask"], "covered": state["covered"] + weights.to(state["covered"].dtype)}
+
+    def penalty(self, weights: Tensor, state: AlignmentState) -> Tensor | None:
+        """Say how much was attended to again, (B,): `coverage_loss` of one position, by its weight."""
+        if not self.weight:
+            return None
+        return self.weight * torch.minimum(weights, state["covered"] - weights).sum(dim=-1)
 
 
 def coverage_loss(weights: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.attention.reinforced import Reinforced
 from dragoman.layers.embedding import Embedding, Entrance, Output
 from dragoman.models.context import Context, Memory
 from dragoman.models.stack import Stack
@@ -90,6 +91,10 @@ class EncoderDecoder(nn.Module):
             losses={} if losses is None else losses,
         )
         return self.output(self.decoder(self.tgt_entrance(embedded, places=places), context))
+
+    def rewarded(self) -> list[Reinforced]:
+        """Find the parts that learn from each row's log-likelihood, to be told of it after a pass in training."""
+        return [module for module in self.decoder.modules() if isinstance(module, Reinforced)]
 
     def project(self, hidden: Tensor) -> Tensor:
         """Score every piece of the vocabulary: what `decode` gave, (..., D), gives logits (..., V)."""

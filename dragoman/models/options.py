@@ -173,6 +173,12 @@ class RecurrentOptions(Options):
     initial: str = setting("mean", "What of the memory a decoder's first state is made of.", choices=("first", "last", "mean", "zero"))
     reverse: bool = setting(False, "Whether an encoder's layer reads from the end.")
     skip: bool = setting(True, "Whether there is a way around the layer, with its norm.")
+    reach: int = setting(
+        0, "Places to either side of a window or of location filters; 0 for the alignment's own.", at_least=0, at_most=10_000
+    )
+    chunk: int = setting(0, "Keys that mocha looks back over; 0 for its own 4.", at_least=0, at_most=10_000)
+    smoothing: bool = setting(False, "Whether weights are shares of the scores' sigmoids, below an alignment that remembers.")
+    penalty: float = setting(0.0, "Weight of the loss for attending to what is covered.", at_least=0.0, at_most=1000.0)
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
         """Say what is wrong between options and place."""
@@ -195,6 +201,11 @@ class RecurrentOptions(Options):
                 f"alignment={self.alignment} adds terms inside the score, and only a score with a hidden layer has room for them; "
                 f"found attention={self.attention}; use attention=additive or normed_additive"
             )
+        for option, alignments in _OF_ALIGNMENTS.items():
+            value = getattr(self, option)
+            if value != getattr(plain, option) and (not attends or pair_of(self.attention, self.alignment)[1] not in alignments):
+                found = f"{option}={str(value).lower()} with attention={self.attention}, alignment={self.alignment}"
+                yield f"{option} is for alignment {' or '.join(alignments)}; found {found}; name one of these, or leave {option} out"
         if self.query == "below" and self.feeding:
             yield "query=below gives every layer the answer and feeds no output; found feeding=true; leave it out, or use query=after"
         if self.initial != "mean" and not memory:
@@ -213,6 +224,15 @@ class RecurrentOptions(Options):
         if option in HEADS:
             return "a recurrent block attends with one head; leave it out, or use self for several"
         return ""
+
+
+# Options that only some alignments have.
+_OF_ALIGNMENTS = {
+    "reach": ("local_m", "local_p", "location_sensitive", "location_cumulative"),
+    "chunk": ("mocha",),
+    "smoothing": ("location_sensitive", "location_cumulative", "coverage"),
+    "penalty": ("coverage",),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dragoman.attention.alignments import AlignmentState, Smoothed
 from dragoman.attention.mechanism import Mechanism, Prepared
 from dragoman.attention.recording import Note, Watch
+from dragoman.attention.reinforced import Reinforced
 from dragoman.errors import DragomanError
 from dragoman.layers.asking import QUERIES, AskAfter, Asking
 from dragoman.layers.recurrent import GRU, LSTM, SUMMARIES, Bare, Carried, Recurrence, Summary, TwoSided
@@ -30,6 +32,13 @@ class Attention(NamedTuple):
 
     asking: Asking
     cross: Mechanism
+
+
+class Told(NamedTuple):
+    """Where one position looked, and what the alignment remembers of it."""
+
+    weights: Tensor  # (B, S)
+    state: AlignmentState
 
 
 class RecurrentLayer(Block):
@@ -74,6 +83,10 @@ class RecurrentLayer(Block):
         initial: str = "mean",
         reverse: bool = False,
         skip: bool = True,
+        reach: int = 0,
+        chunk: int = 0,
+        smoothing: bool = False,
+        penalty: float = 0.0,
     ) -> RecurrentLayer:
         """Build a layer, or several stacked as one.
 
@@ -84,7 +97,9 @@ class RecurrentLayer(Block):
         if attention != "none" and memory_width is not None:
             widths = {"query_width": config.width, "key_width": memory_width, "score_width": config.width}
             score, aligned = pair_of(attention, alignment)
-            cross = Mechanism(catalogue("score").load(score)(**widths), catalogue("alignment").load(aligned)(**widths))
+            asked = {"reach": reach, "chunk": chunk, "inner": Smoothed() if smoothing else None, "weight": penalty}
+            own = {name: value for name, value in asked.items() if value}  # what is not asked for is as the alignment has it
+            cross = Mechanism(catalogue("score").load(score)(**widths), catalogue("alignment").load(aligned)(**widths, **own))
             sizes = {"memory_width": memory_width, "layers": layers}
             found = Attention(QUERIES[query].build(cls.kind, config.width, **sizes, feeding=feeding, dropout=config.dropout), cross)
         plain = None if found else cls.kind(config.width, config.width, layers=layers, dropout=config.dropout)
@@ -103,6 +118,12 @@ class RecurrentLayer(Block):
         if context.memory is None:
             recurrence, entered = self._plain(), self.residual.enter(x)
             change = recurrence.sweep_back(entered, context.mask) if self.reverse else recurrence.sweep(entered)
+            return self.residual.leave(x, change)
+        if self.has_cross and self.training and self.cross.alignment.adds_loss:
+            told: list[Told] = []
+            with _one_note(self.cross):
+                change, _ = self._ask(self.residual.enter(x), self.start(context), told)
+            self._add_losses(told, context)
             return self.residual.leave(x, change)
         if self.has_cross and not self.asking.feeding and isinstance(self.asking, AskAfter):
             entered = self.residual.enter(x)
@@ -137,8 +158,8 @@ class RecurrentLayer(Block):
             change, carried = self._plain().run(entered, state.carried)
         return Extended(self.residual.leave(x, change), replace(state.advance(x.size(1)), carried=carried))
 
-    def _ask(self, x: Tensor, state: State) -> tuple[Tensor, Carried]:
-        """Take positions (B, T, D) one after another, each with its question to the memory."""
+    def _ask(self, x: Tensor, state: State, told: list[Told] | None = None) -> tuple[Tensor, Carried]:
+        """Take positions (B, T, D) one after another, each with its question to the memory; `told` collects where they looked."""
         prepared = Prepared(*(state.memory[name] for name in ("key", "value", "mask")))
         aligned = {name.removeprefix(ALIGNED): tensor for name, tensor in state.carried.items() if name.startswith(ALIGNED)}
         own = {name: tensor for name, tensor in state.carried.items() if not name.startswith(ALIGNED)}
@@ -146,10 +167,26 @@ class RecurrentLayer(Block):
         def look(query: Tensor) -> Tensor:
             nonlocal aligned
             attended, aligned = self.cross.step(query.unsqueeze(1), prepared, aligned)
+            if told is not None:
+                told.append(Told(attended.weights.squeeze(1), aligned))
             return attended.context.squeeze(1)
 
         output, own = self.asking.run(x, own, look)
         return output, own | {ALIGNED + name: tensor for name, tensor in aligned.items()}
+
+    def _add_losses(self, told: list[Told], context: Context) -> None:
+        """Add what the alignment trains with, over the positions that are not padding; choices wait for their reward."""
+        alignment = self.cross.alignment
+
+        def real(values: list[Tensor]) -> Tensor:
+            stacked = torch.stack(values, dim=1)  # (B, T)
+            return stacked if context.mask is None else stacked.masked_fill(~context.mask, 0.0)
+
+        penalties = [penalty for weights, state in told if (penalty := alignment.penalty(weights, state)) is not None]
+        if penalties:
+            context.add_loss(alignment.loss_name, real(penalties).sum())
+        if isinstance(alignment, Reinforced):
+            alignment.hold(real([alignment.chance(state) for _, state in told]).sum(dim=1))
 
     def _plain(self) -> Recurrence:
         """Find the recurrence of a layer that does not attend."""

@@ -51,6 +51,9 @@ class TranslateTask:
         rows, targets = _where_valid(hidden, batch)
         chunk = {"chunk": LARGE_CHUNK} if hidden.is_cuda else {}
         found = linear_cross_entropy(rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing, **chunk)
+        if model.training and (rewarded := model.rewarded()):
+            reward = _log_likelihood(model, hidden, batch)
+            losses["policy"] = torch.stack([part.policy_loss(reward) for part in rewarded]).sum()
         return Loss(sum(losses.values(), found.loss), found.nll, batch.tgt_lengths.sum())
 
 
@@ -63,6 +66,13 @@ def _where_valid(hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         # Choosing rows by a mask asks the device how many there are, and waits; the few padded rows cost less.
         return hidden.flatten(0, 1), batch.tgt_out.masked_fill(~mask, NO_TARGET).flatten()
     return hidden[mask], batch.tgt_out[mask]
+
+
+@torch.no_grad()
+def _log_likelihood(model: EncoderDecoder, hidden: Tensor, batch: Batch) -> Tensor:
+    """Say how probable each row's targets were, (B,) in logarithms: what choices made on the way are rewarded with."""
+    found = model.project(hidden).float().log_softmax(dim=-1).gather(2, batch.tgt_out.unsqueeze(2)).squeeze(2)
+    return (found if batch.tgt_mask is None else found.masked_fill(~batch.tgt_mask, 0.0)).sum(dim=1)
 
 
 class Sample(NamedTuple):

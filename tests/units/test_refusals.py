@@ -68,6 +68,12 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
         ["model.decoder=[lstm(alignment=monotonic)]"],
         ["alignment needs attention", "alignment=monotonic with attention=none", "give attention="],
     ),
+    (
+        ["model.decoder=[lstm(attention=mocha, reach=3)]"],
+        ["reach is for alignment local_m or local_p or location_sensitive", "found reach=3 with attention=mocha"],
+    ),
+    (["model.decoder=[gru(attention=additive, penalty=0.5)]"], ["penalty is for alignment coverage", "found penalty=0.5"]),
+    (["model.decoder=[gru(smoothing=true)]"], ["smoothing is for alignment location_sensitive", "found smoothing=true with attention=none"]),
     (["model.decoder=[lstm(query=before)]"], ["query needs attention", "found query=before"]),
     (
         ["model.decoder=[lstm(attention=mocha, alignment=hard)]"],
