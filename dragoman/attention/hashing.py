@@ -2,7 +2,7 @@ r"""Angular hashing: vectors that point alike fall into one bucket, and a sequen
 
 .. math:: h(x) = \arg\max\, [x R; -x R]
 
-with R random, (d, b / 2): Andoni et al. (2015), as in Kitaev et al. (2020), equation 4. Many buckets are the product of two hashes
+with R random, (d, b / 2): Andoni et al. (2015), as in Kitaev et al. (2020). Many buckets are the product of two hashes
 with few each, as in the released code of the Reformer (google/trax), or the product with R would cost more than the attention.
 """
 

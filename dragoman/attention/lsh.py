@@ -29,7 +29,7 @@ class LSHAttention(Watched):
 
     .. math:: o_i = \sum_{j \in P_i} \exp(q_i \cdot k_j - z_i)\, v_j \qquad k_j = q_j / \lVert q_j \rVert
 
-    Kitaev et al. (2020), section 2, with one projection for queries and keys. P_i are the tokens of i's bucket in any round whose rank
+    Kitaev et al. (2020), with one projection for queries and keys. P_i are the tokens of i's bucket in any round whose rank
     in the bucket is at most `window` from i's (before it, where attention is causal), without i itself unless there is no other.
     A pair that meets in several rounds counts once, as in the paper's equation for several rounds (its N_ij): with more rounds the
     result comes to full attention with shared queries and keys.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dragoman.config import ModelConfig
     from dragoman.models.build import Row
 
-_LAYER = re.compile(r"(encoder|decoder)\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(encoder|decoder)\.(\d+(?:\.\d+)*)\.(.+)")  # 0.3 is the fourth layer of a run
 _LETTER = {"encoder": "S", "decoder": "T"}
 
 

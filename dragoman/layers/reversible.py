@@ -53,11 +53,14 @@ class _Reversible(torch.autograd.Function):
         ctx.changes, ctx.parameters, ctx.decisions, ctx.draws = changes, parameters, [], []
         ctx.cast = _casting(x.device.type)
         written, read = x, x
-        with torch.autocast(**ctx.cast):
+        # In bfloat16 CPUs have other kernels where gradients are wanted, and what is added must be what is taken off.
+        alike = x.device.type == "cpu" and ctx.cast["enabled"]
+        with torch.autocast(**ctx.cast), torch.set_grad_enabled(alike):
             for change in changes:
                 ctx.draws.append(_draws(x.device) if random else None)
                 noted: Noted = {}
-                written, read = read, written + change.apply(read, memory, noted)
+                added = change.apply(read.detach().requires_grad_(alike), memory, noted)
+                written, read = read, written + added.detach()
                 ctx.decisions.append(noted)
         ctx.save_for_backward(written, read, memory)
         return (written + read) / 2

@@ -91,7 +91,11 @@ def _parts(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
         parts.append((f"{side}_entrance.positions", entrance.positions))
         role = "encoder" if stack is model.encoder else "decoder"
         for number, block in stack.blocks():
-            parts.extend((f"{role}.{number}.{name}", layer) for name, layer in block.named_children())
+            for name, layer in block.named_children():
+                if name.isdecimal():  # a run of layers, each of which is drawn as one
+                    parts.extend((f"{role}.{number}.{name}.{part}", inner) for part, inner in layer.named_children())
+                else:
+                    parts.append((f"{role}.{number}.{name}", layer))
         if stack.norm is not None:
             parts.append((f"{role}.norm", stack.norm))
     return [*parts, ("output", model.output)]

@@ -24,6 +24,12 @@ RECIPES = Registry(
     vaswani2017_big=Entry(
         "dragoman.recipes.transformer:vaswani2017_big", "The big Transformer of 'Attention Is All You Need'.", family=TRANSFORMER
     ),
+    kitaev2020=Entry(
+        "dragoman.recipes.reformer:kitaev2020", "The Reformer for documents: hashing, reversible layers, chunks.", family=TRANSFORMER
+    ),
+    kitaev2020_wmt=Entry(
+        "dragoman.recipes.reformer:kitaev2020_wmt", "The same for sentences: a base Transformer of reversible layers.", family=TRANSFORMER
+    ),
     bahdanau2015=Entry(
         "dragoman.recipes.recurrent:bahdanau2015", "RNNsearch: gated units, additive attention asked before each step.", family=RECURRENT
     ),

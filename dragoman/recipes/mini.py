@@ -6,7 +6,14 @@ from dragoman.config import Config
 from dragoman.models.spec import BlockSpec, parse_blocks
 
 WIDTH, HEADS, LAYERS = 64, 4, 2
-_AT_MOST = {"layers": LAYERS, "heads": HEADS, "kv_heads": HEADS, "head_width": WIDTH // HEADS, "feedforward": 4 * WIDTH}
+_AT_MOST = {
+    "layers": LAYERS,
+    "heads": HEADS,
+    "kv_heads": HEADS,
+    "head_width": WIDTH // HEADS,
+    "feedforward": 4 * WIDTH,
+    "buckets": 8,  # in more, a dozen tokens would hardly meet
+}
 
 
 def mini(config: Config) -> Config:
