@@ -17,8 +17,10 @@ class ChunkedFeedForward(FeedForward):
     Training keeps each chunk's input and computes its inner values again on the way back, or they would all wait there.
     """
 
-    def __init__(self, width: int, inner: int, *, chunks: int, activation: nn.Module | None = None, dropout: float = 0.0) -> None:
-        super().__init__(width, inner, activation=activation, dropout=dropout)
+    def __init__(
+        self, width: int, inner: int, *, chunks: int, activation: nn.Module | None = None, dropout: float = 0.0, bias: bool = True
+    ) -> None:
+        super().__init__(width, inner, activation=activation, dropout=dropout, bias=bias)
         self.chunks = chunks
 
     def forward(self, x: Tensor) -> Tensor:

@@ -71,12 +71,12 @@ class FeedForward(nn.Module):
     Vaswani et al. (2017), equation 2, with f the positive part.
     """
 
-    def __init__(self, width: int, inner: int, *, activation: nn.Module | None = None, dropout: float = 0.0) -> None:
+    def __init__(self, width: int, inner: int, *, activation: nn.Module | None = None, dropout: float = 0.0, bias: bool = True) -> None:
         super().__init__()
         activation = ReLU() if activation is None else activation
-        self.inner = nn.Linear(width, inner * getattr(activation, "parts", 1))
+        self.inner = nn.Linear(width, inner * getattr(activation, "parts", 1), bias=bias)
         self.activation = activation
-        self.outer = nn.Linear(inner, width)
+        self.outer = nn.Linear(inner, width, bias=bias)
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:

@@ -176,7 +176,12 @@ class Reformer(Block):
                 attention=own,  # type: ignore[arg-type]
                 cross=cross,
                 feedforward=ChunkedFeedForward(
-                    config.width, config.feedforward, chunks=chunks, activation=activation, dropout=config.feedforward_dropout
+                    config.width,
+                    config.feedforward,
+                    chunks=chunks,
+                    activation=activation,
+                    dropout=config.feedforward_dropout,
+                    bias=config.feedforward_bias,
                 ),
                 residuals=[PreNorm(norm(config.width, config.norm_epsilon), dropout=config.dropout) for _ in range(3 if cross else 2)],
                 causal=place.causal,

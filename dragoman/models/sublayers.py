@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dragoman.attention.multihead import CrossAttention
 from dragoman.layers.feedforward import FeedForward
@@ -11,7 +11,7 @@ from dragoman.models.blocks import Block, Extended, Place
 from dragoman.models.context import Context, Memory
 from dragoman.models.options import AttendOptions, FeedForwardOptions
 from dragoman.models.state import State
-from dragoman.models.transformer import shape_of_heads
+from dragoman.models.transformer import feedforward_of, shape_of_heads
 from dragoman.registry import catalogue
 
 
@@ -70,9 +70,7 @@ class FeedForwardLayer(Block):
     def build(cls, place: Place) -> FeedForwardLayer:
         """Build a layer of either side."""
         config = place.config
-        activation: nn.Module = catalogue("activation").load(config.activation)()
-        feedforward = FeedForward(config.width, config.feedforward, activation=activation, dropout=config.feedforward_dropout)
-        return cls(feedforward=feedforward, residual=_residual(place))
+        return cls(feedforward=feedforward_of(config), residual=_residual(place))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Change every position of (B, T, D) by itself."""

@@ -50,7 +50,6 @@ class TransformerLayer(Block):
         config = place.config
         norm = catalogue("norm").load(config.norm)
         residual = catalogue("residual").load(config.residual)
-        activation: nn.Module = catalogue("activation").load(config.activation)()
         within = (
             catalogue("positions")
             .load(config.positions)
@@ -62,7 +61,7 @@ class TransformerLayer(Block):
         return cls(
             attention=SelfAttention(config.width, config.heads, within=within, window=config.window, **shape_of_heads(config)),
             cross=cross,
-            feedforward=FeedForward(config.width, config.feedforward, activation=activation, dropout=config.feedforward_dropout),
+            feedforward=feedforward_of(config),
             residuals=[residual(norm(config.width, config.norm_epsilon), dropout=config.dropout) for _ in range(3 if cross else 2)],
             causal=place.causal,
         )
@@ -114,6 +113,13 @@ class TransformerLayer(Block):
             slots = torch.arange(first, state.length, device=x.device)  # a slot's number is its place
             query, visible, bias = self.self.reach(query, visible, coming, slots)
         return Extended(self.self.look(query, key, value, mask=visible, causal=causal, bias=bias), state)
+
+
+def feedforward_of(config: ModelConfig) -> FeedForward:
+    """Build a layer's feed-forward part."""
+    activation: nn.Module = catalogue("activation").load(config.activation)()
+    dropout, bias = config.feedforward_dropout, config.feedforward_bias
+    return FeedForward(config.width, config.feedforward, activation=activation, dropout=dropout, bias=bias)
 
 
 def shape_of_heads(config: ModelConfig) -> dict[str, Any]:

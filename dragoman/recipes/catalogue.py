@@ -5,6 +5,7 @@ from __future__ import annotations
 from dragoman.registry import Entry, Registry
 
 TRANSFORMER, RECURRENT, CONVOLUTIONAL, LADDER = "Transformer", "recurrent", "convolutional", "merging ladder"
+VARIANTS = "Transformer variants"
 
 RECIPES = Registry(
     "recipe",
@@ -23,6 +24,42 @@ RECIPES = Registry(
     ),
     vaswani2017_big=Entry(
         "dragoman.recipes.transformer:vaswani2017_big", "The big Transformer of 'Attention Is All You Need'.", family=TRANSFORMER
+    ),
+    shaw2018=Entry("dragoman.recipes.variants:shaw2018", "Transformer with relative positions in the keys.", family=VARIANTS),
+    dai2019=Entry("dragoman.recipes.variants:dai2019", "Transformer with Transformer-XL's relative positions.", family=VARIANTS),
+    su2021=Entry("dragoman.recipes.variants:su2021", "Transformer with rotary positions (RoFormer).", family=VARIANTS),
+    press2022=Entry("dragoman.recipes.variants:press2022", "Transformer whose scores fall with the distance (ALiBi).", family=VARIANTS),
+    raffel2020=Entry(
+        "dragoman.recipes.variants:raffel2020", "Transformer with T5's layers: its norm, buckets of distances, no biases.", family=VARIANTS
+    ),
+    xiong2020=Entry(
+        "dragoman.recipes.variants:xiong2020", "Transformer with the norm inside the way around, without warm-up.", family=VARIANTS
+    ),
+    nguyen2019=Entry("dragoman.recipes.variants:nguyen2019", "Transformer for little data: ScaleNorm and FixNorm.", family=VARIANTS),
+    lan2020=Entry(
+        "dragoman.recipes.variants:lan2020", "Transformer whose layers share weights, embeddings factorised (ALBERT).", family=VARIANTS
+    ),
+    fan2020=Entry(
+        "dragoman.recipes.variants:fan2020", "Transformer with 12 + 6 layers, a fifth left out at random (LayerDrop).", family=VARIANTS
+    ),
+    zhang2019=Entry(
+        "dragoman.recipes.variants:zhang2019",
+        "Transformer with 12 + 12 layers, first weights smaller with depth (DS-Init).",
+        family=VARIANTS,
+    ),
+    shazeer2020=Entry("dragoman.recipes.variants:shazeer2020", "Transformer whose heads talk to each other.", family=VARIANTS),
+    shazeer2020_glu=Entry(
+        "dragoman.recipes.variants:shazeer2020_glu", "Transformer with gated feed-forward layers (SwiGLU).", family=VARIANTS
+    ),
+    ainslie2023=Entry("dragoman.recipes.variants:ainslie2023", "Transformer whose heads share keys and values by groups.", family=VARIANTS),
+    henry2020=Entry(
+        "dragoman.recipes.variants:henry2020", "Transformer for little data: queries and keys normalised (QKNorm).", family=VARIANTS
+    ),
+    bhojanapalli2020=Entry(
+        "dragoman.recipes.variants:bhojanapalli2020", "Transformer with heads as wide as a sentence is long.", family=VARIANTS
+    ),
+    vaswani2017_restricted=Entry(
+        "dragoman.recipes.variants:vaswani2017_restricted", "Transformer whose self-attention sees neighbours only.", family=VARIANTS
     ),
     kitaev2020=Entry(
         "dragoman.recipes.reformer:kitaev2020", "The Reformer for documents: hashing, reversible layers, chunks.", family=TRANSFORMER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dragoman.config import Config
 from dragoman.models.spec import BlockSpec, parse_blocks
 
-WIDTH, HEADS, LAYERS = 64, 4, 2
+WIDTH, HEADS, LAYERS, WINDOW = 64, 4, 2, 4
 _AT_MOST = {
     "layers": LAYERS,
     "heads": HEADS,
@@ -35,6 +35,8 @@ def mini(config: Config) -> Config:
             "heads": heads,
             "kv_heads": max(1, heads // group) if group else 0,
             "head_width": min(model.head_width, _AT_MOST["head_width"]),
+            "window": min(model.window, WINDOW),
+            "embedding_width": min(model.embedding_width, WIDTH // 4),
             "feedforward": min(model.feedforward, _AT_MOST["feedforward"]),
             "max_positions": max(model.max_positions, 256),  # more than the longest sentence
             "dropout": 0.0,  # so small a model learns nothing by heart

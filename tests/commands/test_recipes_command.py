@@ -50,7 +50,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(entry.family for entry in RECIPES.values())
     assert main(["recipes"]) == 0
-    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    shown = [line.strip() if line.rstrip().endswith(":") else line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     families = list(dict.fromkeys(entry.family for entry in RECIPES.values()))
     assert {"Transformer", "recurrent", "convolutional"} <= set(families)
     expected = []

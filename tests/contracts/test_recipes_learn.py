@@ -1,0 +1,81 @@
+"""The miniature of every recipe learns to write words backwards, or forwards where it reads along, and generates what it learnt.
+
+A recipe that cannot says so in its registry entry (`exempt`, "learns"). All but a few are slow: `make test-slow`.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.config import Config, read_config
+from dragoman.models.build import build_model
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.recipes.catalogue import RECIPES
+from dragoman.recipes.mini import mini
+from dragoman.registry import catalogue
+from dragoman.text.specials import BOS, EOS
+
+QUICK = {"lan2020", "nguyen2019"}
+LETTERS, LONGEST, ENOUGH = 10, 8, 0.9
+
+
+def words(rows: int, generator: torch.Generator, *, backwards: bool) -> tuple[Tensor, Tensor]:
+    """Make words of one length, which differs from call to call, and what is to be written; both with their end."""
+    length = int(torch.randint(4, LONGEST + 1, (1,), generator=generator))
+    letters, end = torch.randint(4, 4 + LETTERS, (rows, length), generator=generator), torch.full((rows, 1), EOS)
+    return torch.cat([letters, end], 1), torch.cat([letters.flip(1) if backwards else letters, end], 1)
+
+
+@torch.no_grad()
+def share_right(model: EncoderDecoder, generator: torch.Generator, *, backwards: bool) -> float:
+    """Let a model write words that it has not seen, greedily, and count those that it gets right."""
+    model.eval()
+    right = 0
+    for _ in range(5):
+        src, tgt = words(40, generator, backwards=backwards)
+        state, tokens, output = model.start(model.encode(src)), torch.full((40,), BOS), []
+        for _ in range(tgt.size(1)):
+            logits, state = model.step(tokens, state)
+            tokens = logits.argmax(-1)
+            output.append(tokens)
+        right += int((torch.stack(output, 1) == tgt).all(1).sum())
+    model.train()
+    return right / 200
+
+
+def learn(config: Config, *, backwards: bool) -> float:
+    """Train as the miniature's settings say, until enough is right."""
+    torch.manual_seed(config.train.seed)
+    model = build_model(config.model, src_vocabulary=4 + LETTERS, tgt_vocabulary=4 + LETTERS).train()
+    optimiser = catalogue("optimiser").load(config.train.optimiser)(model, config.train)
+    rate = catalogue("schedule").load(config.train.schedule)
+    generator = torch.Generator().manual_seed(config.train.seed)
+    rows, right = config.train.batch_tokens // (LONGEST + 1), 0.0
+    for update in range(1, config.train.steps + 1):
+        src, tgt = words(rows, generator, backwards=backwards)
+        losses: dict[str, Tensor] = {}
+        hidden = model.decode(torch.cat([torch.full((rows, 1), BOS), tgt[:, :-1]], 1), model.encode(src, losses=losses), losses=losses)
+        loss = torch.nn.functional.cross_entropy(model.project(hidden).flatten(0, 1), tgt.flatten())
+        optimiser.zero_grad()
+        sum(losses.values(), loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.clip)
+        for group in optimiser.param_groups:
+            group["lr"] = rate(update, config.train, config.model.width)
+        optimiser.step()
+        if update % 100 == 0:
+            right = share_right(model, generator, backwards=backwards)
+            if right >= ENOUGH:
+                break
+    return right
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES])
+def test_the_miniature_learns(name: str) -> None:
+    reason = (RECIPES[name].exempt or {}).get("learns")
+    if reason:
+        pytest.skip(f"{name}: {reason}")
+    config = read_config(recipe=name, scale=mini)
+    walks = any("monotonic" in block or "mocha" in block for block in config.model.decoder)  # never back: forwards only
+    assert learn(config, backwards=not walks) >= ENOUGH
