@@ -126,7 +126,6 @@ class ModelConfig:
     )
     scale_embeddings: bool = setting(True, "Whether embeddings are multiplied by the square root of the width.")
     attention_bias: bool = setting(True, "Whether the attention projections have a bias.")
-    feedforward_bias: bool = setting(True, "Whether the feed-forward layers' products have a bias.")
     output_bias: bool = setting(False, "Whether the output projection has a bias.")
     dropout: float = setting(0.1, "Share of each layer's output, and of the embeddings, dropped in training.", at_least=0.0, at_most=0.95)
     attention_dropout: float = setting(0.0, "Share of attention weights dropped in training.", at_least=0.0, at_most=0.95)
@@ -146,26 +145,29 @@ class ModelConfig:
 
     def problems(self) -> Iterator[str]:
         """Say what is wrong between fields; ranges are checked before this."""
-        if not self.head_width and self.width % self.heads:
-            near = _divisors_near(self.heads, self.width)
-            yield f"model.heads must divide model.width; found {self.heads} and {self.width}; try model.heads={near}"
         if self.positions.startswith("sinusoidal") and self.width % 2:
             yield f"model.width must be even for {self.positions} positions; found {self.width}; try model.width={self.width + 1}"
-        if self.positions == "transformer_xl" and self.heads * self.head_size % 2:
-            found = f"{self.heads} heads of {self.head_size}"
-            yield f"all heads together must have an even width for transformer_xl positions; found {found}; change one of them"
         if self.embedding_width >= self.width:
             found = f"{self.embedding_width} and {self.width}"
             yield f"model.embedding_width must be below model.width, for it saves weights; found {found}; set model.embedding_width=0"
         if self.initialise != "plain" and self.share_layers != "none":
             found = f"model.initialise={self.initialise} and model.share_layers={self.share_layers}"
             yield f"weights that layers share stand at no one depth; found {found}; set model.initialise=plain, or model.share_layers=none"
-        if self.positions == "rotary" and self.head_size % 2:
-            found = f"model.head_width={self.head_width}" if self.head_width else f"model.width={self.width} by model.heads={self.heads}"
-            yield f"a head's width must be even for rotary positions; found {self.head_size}, {found}; set an even model.head_width"
+
+    def head_problems(self) -> Iterator[str]:
+        """Say what is wrong with the heads, for blocks that have any: a model of recurrences alone may have any width."""
+        if not self.head_width and self.width % self.heads:
+            near = _divisors_near(self.heads, self.width)
+            yield f"model.heads must divide model.width; found {self.heads} and {self.width}; try model.heads={near}"
         if self.kv_heads and self.heads % self.kv_heads:
             near = _divisors_near(self.kv_heads, self.heads)
             yield f"model.kv_heads must divide model.heads; found {self.kv_heads} and {self.heads}; try model.kv_heads={near}"
+        if self.positions == "rotary" and self.head_size % 2:
+            found = f"model.head_width={self.head_width}" if self.head_width else f"model.width={self.width} by model.heads={self.heads}"
+            yield f"a head's width must be even for rotary positions; found {self.head_size}, {found}; set an even model.head_width"
+        if self.positions == "transformer_xl" and self.heads * self.head_size % 2:
+            found = f"{self.heads} heads of {self.head_size}"
+            yield f"all heads together must have an even width for transformer_xl positions; found {found}; change one of them"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

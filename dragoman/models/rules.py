@@ -12,7 +12,7 @@ from dragoman.config import Config, ModelConfig, settings_of
 from dragoman.config.setting import Field, convert, setting, type_text
 from dragoman.errors import ConfigError, nearest
 from dragoman.models.catalogue import BLOCKS
-from dragoman.models.options import Options
+from dragoman.models.options import HEADS, Options
 from dragoman.models.spec import BlockSpec, parse_blocks
 from dragoman.registry import catalogue
 
@@ -47,6 +47,7 @@ def stack_problems(config: ModelConfig) -> list[str]:
                 settle(spec, config, where, memory=decoder, causal=decoder)
             except ConfigError as error:
                 found.extend(error.problems)
+    found = list(dict.fromkeys(found))  # several blocks may have the model's heads
     if not any(kind.attends_itself for kind in kinds) and not found:
         found.extend(_idle_in(config))
     if not found:
@@ -64,8 +65,11 @@ def settle(spec: BlockSpec, config: ModelConfig, where: str, *, memory: bool, ca
     problems = [*_misplaced(spec.name, kind, memory=memory, causal=causal)]
     problems += [problem for problem in settled.problems() if problem not in config.problems()]  # the model's own are told elsewhere
     problems += options.problems(settled, memory=memory, causal=causal)
-    if problems:
-        raise ConfigError([f"{where} must hold together in '{spec}': {problem}" for problem in problems])
+    heads = list(settled.head_problems()) if "heads" in kind.overrides else []
+    if set(shared) & set(HEADS):
+        problems, heads = [*problems, *heads], []  # the block's own; otherwise the model's, told without the block
+    if problems or heads:
+        raise ConfigError([*heads, *(f"{where} must hold together in '{spec}': {problem}" for problem in problems)])
     return Settled(settled, options)
 
 

@@ -73,7 +73,10 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
         ["reach is for alignment local_m or local_p or location_sensitive", "found reach=3 with attention=mocha"],
     ),
     (["model.decoder=[gru(attention=additive, penalty=0.5)]"], ["penalty is for alignment coverage", "found penalty=0.5"]),
-    (["model.decoder=[gru(smoothing=true)]"], ["smoothing is for alignment location_sensitive", "found smoothing=true with attention=none"]),
+    (
+        ["model.decoder=[gru(smoothing=true)]"],
+        ["smoothing is for alignment location_sensitive", "found smoothing=true with attention=none"],
+    ),
     (["model.decoder=[lstm(query=before)]"], ["query needs attention", "found query=before"]),
     (
         ["model.decoder=[lstm(attention=mocha, alignment=hard)]"],
@@ -139,6 +142,16 @@ def test_commas_inside_brackets_do_not_tear_a_block_apart(tmp_path: Path) -> Non
     file.write_text(f"model:\n  decoder: [{', '.join(wanted)}]\n", encoding="utf-8")
     assert read_config(file=file).model.decoder == wanted
     assert "found 'self(heads=4'; close every bracket" in str(refusal("model.encoder=['self(heads=4', self]"))
+
+
+def test_heads_matter_only_to_blocks_that_have_some() -> None:
+    read_config(
+        recipe="tiny", overrides=["model.width=50", "model.heads=8", "model.encoder=[bilstm]", "model.decoder=[gru(attention=dot)]"]
+    )
+    own = "self(heads=5)"
+    read_config(recipe="tiny", overrides=["model.width=50", "model.heads=8", f"model.encoder=[{own}]", f"model.decoder=[{own}]"])
+    (problem,) = refusal("model.width=50", "model.heads=8", f"model.encoder=[{own}]").problems
+    assert problem == "model.heads must divide model.width; found 8 and 50; try model.heads=5 or 10"
 
 
 def test_refusing_and_accepting_need_no_torch() -> None:
