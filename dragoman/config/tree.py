@@ -126,6 +126,7 @@ class ModelConfig:
     )
     scale_embeddings: bool = setting(True, "Whether embeddings are multiplied by the square root of the width.")
     attention_bias: bool = setting(True, "Whether the attention projections have a bias.")
+    feedforward_bias: bool = setting(True, "Whether the feed-forward layers' products have a bias.")
     output_bias: bool = setting(False, "Whether the output projection has a bias.")
     dropout: float = setting(0.1, "Share of each layer's output, and of the embeddings, dropped in training.", at_least=0.0, at_most=0.95)
     attention_dropout: float = setting(0.0, "Share of attention weights dropped in training.", at_least=0.0, at_most=0.95)
