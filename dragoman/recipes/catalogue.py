@@ -93,6 +93,11 @@ RECIPES = Registry(
     raffel2017=Entry(
         "dragoman.recipes.aligned:raffel2017", "Two LSTM layers, monotonic attention: one walk along the source.", family=RECURRENT
     ),
+    chiu2018=Entry(
+        "dragoman.recipes.aligned:chiu2018", "Monotonic attention with a soft look back over a few words (MoChA).", family=RECURRENT
+    ),
+    xu2015=Entry("dragoman.recipes.aligned:xu2015", "Hard attention: one source word at a time, trained by reward.", family=RECURRENT),
+    see2017=Entry("dragoman.recipes.aligned:see2017", "Coverage in the score and in the loss: nothing is said twice.", family=RECURRENT),
     gehring2017=Entry(
         "dragoman.recipes.convolution:gehring2017",
         "ConvS2S: gated convolutions, attention in every layer; 11 million weights.",

@@ -20,13 +20,22 @@ BOS, LONGEST = 1, 6
 NAMES = ("raffel2017", "chorowski2015")
 
 
-@pytest.mark.parametrize(("name", "alignment"), [("raffel2017", "monotonic"), ("chorowski2015", "location_sensitive")])
+@pytest.mark.parametrize(
+    ("name", "alignment"),
+    [
+        ("raffel2017", "monotonic"),
+        ("chiu2018", "mocha"),
+        ("chorowski2015", "location_sensitive"),
+        ("xu2015", "reinforced"),
+        ("see2017", "coverage"),
+    ],
+)
 def test_the_alignment_is_the_papers(name: str, alignment: str) -> None:
     config: Config = RECIPES.load(name)()
     assert f"alignment={alignment}" in config.model.decoder[0]
     with torch.device("meta"):
         model = build_model(config.model, src_vocabulary=config.text.vocabulary, tgt_vocabulary=config.text.vocabulary)
-    assert 5e6 < count_parameters(model) < 30e6
+    assert 5e6 < count_parameters(model) < 60e6
 
 
 def test_every_line_says_where_it_is_from() -> None:
@@ -35,6 +44,23 @@ def test_every_line_says_where_it_is_from() -> None:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant | ast.Tuple):
             assert "#" in lines[node.value.end_lineno - 1], lines[node.value.end_lineno - 1]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("option", "kinds"),
+    [
+        ("alignment=location_sensitive, smoothing=true, reach=3", ("LocationSensitive", "Smoothed")),
+        ("alignment=location_cumulative", ("LocationCumulative", "Softmax")),
+    ],
+)
+def test_chorowskis_variants_are_options(option: str, kinds: tuple[str, str]) -> None:
+    config = RECIPES.load("chorowski2015")().model
+    decoder = (config.decoder[0].replace("alignment=location_sensitive", option),)
+    with torch.device("meta"):
+        model = build_model(replace(config, decoder=decoder), src_vocabulary=9, tgt_vocabulary=9)
+    ((_, block),) = model.decoder.blocks()
+    assert (type(block.cross.alignment).__name__, type(block.cross.alignment.inner).__name__) == kinds
+    assert block.cross.alignment.filters.kernel_size == ((7,) if "reach=3" in option else (31,))
 
 
 def miniature(config: ModelConfig) -> EncoderDecoder:
