@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from dragoman.cli.settings import every_setting
+from dragoman.config import settings_of
 from dragoman.config.tree import SECTIONS, Config
+from dragoman.models.catalogue import BLOCKS
+from dragoman.models.rules import options_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -22,7 +26,31 @@ def page() -> str:
                 default = f"`{row.default}`" if row.default else "empty"
                 lines.append(f"| `{row.path}` | {default} | {row.allowed} | {row.sentence} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *blocks()])
+
+
+def blocks() -> list[str]:
+    """Draw the options of every block, from the list that configurations are checked against."""
+    lines = [
+        "## Blocks",
+        "",
+        "What `model.encoder` and `model.decoder` are lists of, with the options that each takes: `[self(heads=4)*2, bilstm]`.",
+        "",
+    ]
+    lines += ["An option of the model's settings holds for that block alone; the others are the block's own.", ""]
+    for name, entry in BLOCKS.items():
+        kind = options_of(name)
+        lines += [f"### {name}", "", entry.summary, ""]
+        if kind.overrides:
+            lines += [f"Of the model's settings: {', '.join(f'`{each}`' for each in kind.overrides)}.", ""]
+        own = list(settings_of(kind))
+        if own:
+            lines += ["| option | default | may be | meaning |", "| --- | --- | --- | --- |"]
+            lines += [
+                f"| `{each.name}` | `{json.dumps(each.default).strip(chr(34))}` | {each.allowed()} | {each.setting.doc} |" for each in own
+            ]
+            lines.append("")
+    return lines
 
 
 if __name__ == "__main__":
