@@ -1,0 +1,197 @@
+"""Measure the Reformer's parts: hashed against full attention, rounds against error, reversible against plain layers.
+
+python bench/lsh.py                                         on a GPU where there is one: 1k, 4k and 16k tokens in bfloat16
+python bench/lsh.py --device cpu --lengths 512 1024         times only: a CPU does not say what its peak of memory was
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dragoman.attention.buckets import factors, suggested
+from dragoman.attention.hashing import hash_vectors, sort_by_bucket
+from dragoman.attention.nearby import attend_nearby
+from dragoman.config import ModelConfig
+from dragoman.kernels import attend_reference
+from dragoman.layers.reversible import run_plainly, run_reversibly
+from dragoman.models.blocks import Place
+from dragoman.models.context import Context
+from dragoman.models.reformer import Reformer
+
+HEADS, WIDTH = 8, 64
+DEPTHS = (2, 4, 8, 16)
+ROUNDS = (1, 2, 4, 8, 16, 32)
+
+
+def main() -> None:
+    """Run the three measurements and print a table each, then one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384] if torch.cuda.is_available() else [256, 1024])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=10)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(
+        f"{where}, torch {torch.__version__}, {str(dtype).removeprefix('torch.')}, batch 1, {HEADS} heads of {WIDTH}, forward and backward"
+    )
+    settings = {"rounds": options.rounds, "window": options.window}
+    attention = [
+        row
+        for causal in (True, False)
+        for length in options.lengths
+        for row in time_attention(length, causal, device, dtype, repeats=options.repeats, **settings)
+    ]
+    errors = measure_errors(device)
+    depths = measure_depths(device)
+    signature = {"device": where, "torch": torch.__version__, "dtype": str(dtype), "heads": HEADS, "head_width": WIDTH, **settings}
+    print(json.dumps({"bench": "lsh", "attention": attention, "errors": errors, "depths": depths} | signature))
+
+
+def time_attention(
+    length: int, causal: bool, device: torch.device, dtype: torch.dtype, *, rounds: int, window: int, repeats: int
+) -> list[dict[str, Any]]:
+    """Time hashed attention, from hashing on, and both kinds of full attention on the same tensors, in turns."""
+    query, key, value = (torch.randn(1, HEADS, length, WIDTH, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    outer = torch.randn(1, HEADS, length, WIDTH, device=device, dtype=dtype)
+    buckets = suggested(length, window)
+    rotations = torch.randn(HEADS, WIDTH, rounds, sum(factors(buckets)) // 2, device=device)
+
+    def hashed() -> Tensor:
+        unit = F.normalize(query.float(), dim=-1, eps=1e-6).to(dtype)
+        with torch.no_grad():
+            tokens = sort_by_bucket(hash_vectors(query.detach(), rotations, factors(buckets)).to(torch.int16), window)
+        return attend_nearby(query, unit, value, tokens, window=window, causal=causal)
+
+    ways: dict[str, Callable[[], Tensor]] = {
+        "hashed": hashed,
+        "full, materialised": lambda: attend_reference(query, key, value, causal=causal).context,
+        "full, fused": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=causal),
+    }
+    print(f"\n{length:,} tokens, {'causal' if causal else 'two-sided'}; {buckets} buckets, {rounds} rounds, window {window}")
+    rows: list[dict[str, Any]] = []
+    for name, way in ways.items():
+        row = {"way": name, "length": length, "causal": causal, "buckets": buckets}
+        try:
+            inputs = [query, value] if name.startswith("hashed") else [query, key, value]
+            rows.append(row | measured(lambda way=way, inputs=inputs: torch.autograd.grad(way(), inputs, outer), device, repeats))
+        except torch.OutOfMemoryError:
+            rows.append(row | {"ms": None, "MiB": None})
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    for row in rows:
+        ratios = "".join(f"{_ratio(row[unit], rows[0][unit])}" for unit in ("ms", "MiB"))
+        print(f"  {row['way']:20s} {_number(row['ms'], 'ms')} {_number(row['MiB'], 'MiB')}   times hashed:{ratios}")
+    return rows
+
+
+def measured(action: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float | None]:
+    """Give the best of several times, and the peak of memory above what was there before."""
+    action()  # so that kernels are chosen and caches warm
+    action()
+    times, peak = [], None
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        action()
+        torch.cuda.synchronize(device)
+        peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    for _ in range(repeats):
+        began = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return {"ms": 1e3 * min(times), "MiB": peak}
+
+
+@torch.no_grad()
+def measure_errors(device: torch.device, length: int = 256, buckets: int = 4, window: int = 256) -> list[dict[str, float]]:
+    """Compare with full attention over shared queries and keys: random vectors, so that no key matters more than others."""
+    query, value = (torch.randn(1, HEADS, length, WIDTH, device=device) for _ in range(2))
+    key = F.normalize(query, dim=-1)
+    itself = torch.eye(length, dtype=torch.bool, device=device)
+    wanted = (query @ key.mT).masked_fill(itself, -torch.inf).softmax(-1) @ value
+    print(f"\nerror against full attention with shared queries and keys, {length} tokens, {buckets} buckets, window {window}, float32")
+    rows = []
+    for rounds in ROUNDS:
+        rotations = torch.randn(HEADS, WIDTH, rounds, buckets // 2, device=device)
+        tokens = sort_by_bucket(hash_vectors(query, rotations, (buckets,)), window)
+        found = attend_nearby(query, key, value, tokens, window=window, causal=False)
+        error = float((found - wanted).norm() / wanted.norm())
+        rows.append({"rounds": rounds, "error": error})
+        print(f"  {rounds:3d} rounds  relative error {error:.6f}")
+    return rows
+
+
+def measure_depths(device: torch.device) -> list[dict[str, Any]]:
+    """Compare the memory of reversible and plain layers while training: on a GPU its peak, on a CPU what waits for the way back."""
+    length, width = (2048, 512) if device.type == "cuda" else (256, 64)
+    unit = "peak" if device.type == "cuda" else "kept for the way back"
+    print(f"\nmemory of layers, MiB, {unit}: {length} tokens, width {width}, hashed attention, feed-forward {4 * width} in 4 chunks")
+    rows = []
+    for depth in DEPTHS:
+        config = ModelConfig(width=width, heads=8, feedforward=4 * width, dropout=0.1, max_positions=length)
+        block = Reformer.build(Place(config=config, causal=False, memory_width=None), layers=depth, chunks=4).to(device)
+        x = torch.randn(1, length, width, device=device, requires_grad=True)
+        changes = [change for _, layer in block.layers() for change in layer.changes(Context())]
+        ways: dict[str, Callable[[], Tensor]] = {
+            "reversible": lambda changes=changes, x=x: run_reversibly(changes, x, None, random=True),
+            "plain": lambda changes=changes, x=x: run_plainly(changes, x, None),
+        }
+        found = {name: _memory(way, device) for name, way in ways.items()}
+        rows.append({"depth": depth, **found})
+        print(f"  {depth:3d} layers  reversible {found['reversible']:9.1f}  plain {found['plain']:9.1f}")
+    return rows
+
+
+def _memory(way: Callable[[], Tensor], device: torch.device) -> float:
+    """Measure in MiB what one run needs beside weights and their gradients."""
+    way().sum().backward()  # gradients are there from now on
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        with torch.autocast("cuda", torch.bfloat16):
+            way().sum().backward()
+        torch.cuda.synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    sizes: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        way()
+    return sum(sizes.values()) / 2**20
+
+
+def _number(value: float | None, unit: str) -> str:
+    return f"{'-':>9} {unit}" if value is None else f"{value:9.2f} {unit}"
+
+
+def _ratio(value: float | None, base: float | None) -> str:
+    return f"{'-':>8}" if value is None or base is None else f"{value / base:8.2f}"
+
+
+if __name__ == "__main__":
+    main()
