@@ -123,7 +123,20 @@ def test_stopped_after_a_skipped_update(tmp_path):
     assert [record["update"] for record in log_of(tmp_path / "cut") if record.get("skipped")] == [5]
 
 
-@pytest.mark.parametrize("model", [{"residual": "post"}, {"positions": "learned"}, {"tie": "none", "attention_dropout": 0.2}])
+MODELS = {
+    "post-norm": {"residual": "post"},
+    "learned positions": {"positions": "learned"},
+    "dropped weights": {"tie": "none", "attention_dropout": 0.2},
+    "RNN": {"encoder": ("bigru(skip=false)",), "decoder": ("gru(attention=additive, query=before, skip=false)",), "positions": "none"},
+    "ConvS2S": {"encoder": ("conv*2",), "decoder": ("conv(layers=2)",), "residual": "scaled", "positions": "learned"},
+    # Noise is drawn at every position, and hard attention has a baseline that only a checkpoint knows.
+    "monotonic": {"encoder": ("lstm(layers=2)",), "decoder": ("lstm(attention=monotonic, layers=2)",)},
+    "hard": {"encoder": ("bilstm",), "decoder": ("lstm(attention=reinforced)",)},
+    "mixed": {"encoder": ("conv", "self"), "decoder": ("lstm(attention=coverage, penalty=0.5)", "attend", "feedforward")},
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_every_kind_of_model(tmp_path, model):
     reference_and_resumed(tmp_path, stop_after=5, model=model, steps=8)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
