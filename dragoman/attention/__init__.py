@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dragoman.attention.relative import LinearBias as LinearBias
     from dragoman.attention.relative import RelativeKeys as RelativeKeys
     from dragoman.attention.relative import Rotation as Rotation
+    from dragoman.attention.relative import SinusoidKeys as SinusoidKeys
     from dragoman.attention.remembering import Coverage as Coverage
     from dragoman.attention.remembering import LocationCumulative as LocationCumulative
     from dragoman.attention.remembering import LocationSensitive as LocationSensitive
@@ -71,7 +72,7 @@ _HOMES = {
     "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves", "Within"),
     "recording": ("Note", "Notes", "Watched", "attentions", "edit", "heads_off", "record"),
     "remembering": ("Coverage", "LocationCumulative", "LocationSensitive", "coverage_loss"),
-    "relative": ("BucketBias", "LinearBias", "RelativeKeys", "Rotation"),
+    "relative": ("BucketBias", "LinearBias", "RelativeKeys", "Rotation", "SinusoidKeys"),
     "scores": (
         "AdditiveScore",
         "CosineScore",

@@ -18,6 +18,8 @@ VARIANTS: dict[str, dict[str, object]] = {
     "normed heads": {"qk_norm": "rms"},
     "wide heads": {"head_width": 24},
     "window": {"window": 3},
+    "talking": {"talking_heads": True},
+    "factorised, of length one": {"embedding_width": 12, "fix_norm": True},
 }
 # Distances say where a word stands only by way of the sentence's end, which takes a second layer to find; ALiBi's slopes are steep enough
 # for so short sentences in some of eight heads.
@@ -25,6 +27,7 @@ RELATIVE: dict[str, dict[str, object]] = {
     "rotary": {"width": 32, "heads": 2},
     "t5": {"width": 32, "heads": 2},
     "shaw": {"width": 32, "heads": 2},
+    "transformer_xl": {"width": 32, "heads": 2},
     "alibi": {"width": 64, "heads": 8},
 }
 

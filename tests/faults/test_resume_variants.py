@@ -1,0 +1,67 @@
+"""A run of each variant that shares, drops or factorises weights is, stopped and resumed, the run that was not; and is saved once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from training_kit import assert_same_run, tensors_of, tiny_model, tiny_trainer
+
+from dragoman import stopping
+from dragoman.models.build import count_parameters
+from dragoman.training.checkpoint import RunDirectory
+
+DEEP = {"encoder": ("self*3",), "decoder": ("self*3",)}
+VARIANTS: dict[str, dict[str, object]] = {
+    "shared": {**DEEP, "share_layers": "all"},
+    "shared attention": {**DEEP, "share_layers": "attention", "positions": "transformer_xl"},
+    "left out": {**DEEP, "layer_drop": 0.5},
+    "shared and left out": {**DEEP, "share_layers": "all", "layer_drop": 0.5},
+    "factorised, of length one": {"embedding_width": 4, "fix_norm": True, "norm": "scale"},
+    "talking in a window": {"talking_heads": True, "window": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_requests():
+    yield
+    stopping.uninstall()
+
+
+def run(path: Path, model: dict[str, object], *, stop_after: int = 0, resume: bool = False) -> None:
+    def observe(record):
+        if "event" not in record and record["update"] == stop_after:
+            stopping.request("a test")
+
+    with RunDirectory(path) as directory:
+        tiny_trainer(directory, model=model, parts={"observe": observe}, steps=6, checkpoint_every=3).run(resume=resume)
+    stopping.uninstall()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_stopped_and_resumed(tmp_path: Path, name: str) -> None:
+    """After the first update already: a layer that was left out of it must have its optimiser's state too."""
+    model = VARIANTS[name]
+    run(tmp_path / "whole", model)
+    run(tmp_path / "cut", model, stop_after=1)
+    run(tmp_path / "cut", model, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    saved = {key: tensor for key, tensor in tensors_of(tmp_path / "whole").items() if key.startswith("weights/")}
+    assert sum(tensor.numel() for tensor in saved.values()) == count_parameters(tiny_model(**model))
+
+
+@pytest.mark.parametrize("name", ["shared", "factorised, of length one"])
+def test_weights_come_back_into_a_model_without_memory(tmp_path: Path, name: str) -> None:
+    """As a bundle is read: laid out on the meta device, then filled."""
+    run(tmp_path / "whole", VARIANTS[name])
+    weights = {key.partition("/")[2]: tensor for key, tensor in tensors_of(tmp_path / "whole").items() if key.startswith("weights/")}
+    plain, laid_out = tiny_model(**VARIANTS[name]), None
+    plain.load_state_dict(weights)
+    with torch.device("meta"):
+        laid_out = tiny_model(**VARIANTS[name])
+    assert set(laid_out.state_dict()) == set(weights)
+    laid_out.load_state_dict(weights, assign=True)
+    src, tgt = torch.randint(4, 24, (2, 5)), torch.randint(4, 24, (2, 6))
+    torch.testing.assert_close(laid_out.eval()(src, tgt), plain.eval()(src, tgt), rtol=0, atol=0)
+    assert count_parameters(laid_out) == count_parameters(plain)
