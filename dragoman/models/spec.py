@@ -12,6 +12,9 @@ from dragoman.models.catalogue import BLOCKS
 Value = int | float | bool | str
 
 MOST_BLOCKS = 1000  # a stack deeper than this is a typing mistake
+# What people call blocks elsewhere; by spelling alone a transformer would be taken for a reformer.
+_ALSO_CALLED = {"transformer": "self", "attention": "self", "selfattention": "self", "self_attention": "self", "cross": "attend"}
+_ALSO_CALLED |= {"rnn": "lstm", "birnn": "bilstm", "cnn": "conv", "convolution": "conv", "ffn": "feedforward", "lsh": "reformer"}
 _SHAPE = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\((?P<options>[^()]*)\))?\s*(?:\*\s*(?P<times>[^\s*]+))?\s*")
 
 
@@ -49,7 +52,8 @@ def _parse(text: str, setting: str, problems: list[str]) -> list[BlockSpec]:
         return []
     name, times = shape["name"], shape["times"] or "1"
     if name not in BLOCKS:
-        problems.append(f"{setting} must list known blocks; found {name!r} in {text!r}; {nearest(name, BLOCKS)}")
+        hint = f"did you mean {_ALSO_CALLED[name.lower()]}?" if name.lower() in _ALSO_CALLED else nearest(name, BLOCKS)
+        problems.append(f"{setting} must list known blocks; found {name!r} in {text!r}; {hint}")
     count = int(times) if times.isdecimal() else 0
     if count < 1:
         problems.append(f"{setting} must repeat a block a whole number of times; found {times!r} in {text!r}; for example {name}*6")

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.errors import ConfigError
 from dragoman.models.catalogue import BLOCKS
-from dragoman.models.spec import MOST_BLOCKS, BlockSpec, parse_blocks
+from dragoman.models.spec import _ALSO_CALLED, MOST_BLOCKS, BlockSpec, parse_blocks
 
 
 def test_blocks_are_written_out() -> None:
@@ -29,7 +29,9 @@ def test_a_spec_is_written_as_it_is_read() -> None:
     ("text", "said"),
     [
         ("slef*6", "found 'slef' in 'slef*6'; did you mean self?"),
-        ("transformer", "found 'transformer' in 'transformer'; choose one of"),
+        ("perceptron", "found 'perceptron' in 'perceptron'; choose one of"),
+        ("transformer*6", "found 'transformer' in 'transformer*6'; did you mean self?"),
+        ("CNN", "found 'CNN' in 'CNN'; did you mean conv?"),
         ("self*x", "whole number of times; found 'x' in 'self*x'; for example self*6"),
         ("self*0", "found '0' in 'self*0'"),
         ("self*-1", "found '-1' in 'self*-1'"),
@@ -67,3 +69,8 @@ def test_no_blocks_and_too_many_are_refused() -> None:
 
 def test_every_block_is_known_to_the_reader() -> None:
     assert [spec.name for spec in parse_blocks(list(BLOCKS))] == list(BLOCKS)
+
+
+def test_other_peoples_names_lead_to_blocks_that_exist() -> None:
+    assert set(_ALSO_CALLED.values()) <= set(BLOCKS)
+    assert not set(_ALSO_CALLED) & set(BLOCKS)
