@@ -38,9 +38,25 @@ class NormedWeight(nn.Module):
         self.direction = nn.Parameter(torch.empty(shape))  # v
         nn.init.normal_(self.direction, std=deviation)
         self.length = nn.Parameter(self._norms().detach().clone())  # g; one axis, like a bias: weight decay leaves it alone
+        self._kept: tuple[object, Tensor] | None = None
 
     def forward(self) -> Tensor:
-        """Put the weight together."""
+        """Put the weight together; where nothing is learnt it is kept, for decoding asks at every step."""
+        parts = (self.direction, self.length)
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or any(part.is_inference() for part in parts):
+            return self._made()
+        now = [(part.data_ptr(), part._version, part.dtype, part.device) for part in parts]
+        if self._kept is None or self._kept[0] != now:
+            self._kept = (now, self._made())
+        return self._kept[1]
+
+    def train(self, mode: bool = True) -> NormedWeight:
+        """Forget what is kept: an optimiser may change weights without leaving a trace."""
+        self._kept = None
+        super().train(mode)
+        return self
+
+    def _made(self) -> Tensor:
         factors = self.length / self._norms()
         return self.direction * factors.view(-1, *(1,) * (self.direction.dim() - 1))
 
@@ -119,17 +135,21 @@ class EmbeddedAttention(Watched):
     .. math:: d_i = W_d h_i + b_d + g_i, \quad a_{ij} = \mathrm{softmax}_j(d_i \cdot z_j), \quad c_i = \sum_j a_{ij} (z_j + e_j)
 
     Gehring et al. (2017), equations 1 and 2. As in the released code, sums are times the root of a half, the context is
-    times the root of the number of source positions (section 3.4: m sqrt(1 / m)), and a last projection follows.
+    times the root of the number of source positions (section 3.4: m sqrt(1 / m)), and a last projection follows. `gradient`
+    is the share of its gradient that goes back into the encoder's outputs, many attentions being a multiple of one.
     """
 
-    def __init__(self, width: int, *, weight: type[Weight | NormedWeight], dropout: float = 0.0) -> None:
+    def __init__(self, width: int, *, weight: type[Weight | NormedWeight], dropout: float = 0.0, gradient: float = 1.0) -> None:
         super().__init__()
+        self.gradient = gradient
         self.query = Projection(width, width, weight=weight)  # W_d, b_d
         self.output = Projection(width, width, weight=weight)
         self.dropout = dropout
 
     def prepare(self, outputs: Tensor, embeddings: Tensor | None) -> dict[str, Tensor]:
         """Name what is read of the source, (B, S, D) each: keys are the encoder's outputs, values have the embeddings too."""
+        if self.gradient != 1.0 and outputs.requires_grad:
+            outputs = outputs.detach() + (outputs - outputs.detach()) * self.gradient  # the difference is nought: the value stays
         return {"key": outputs, "value": outputs if embeddings is None else (outputs + embeddings) * HALF}
 
     def forward(self, x: Tensor, embedded: Tensor, source: dict[str, Tensor], *, mask: Tensor | None = None) -> Tensor:

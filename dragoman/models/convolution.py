@@ -47,10 +47,12 @@ class ConvolutionLayer(Block):
         layers: int = 1,
         attention: str = "embedded",
         activation: str = "glu",
+        damping: bool = False,
     ) -> Block:
         """Build one layer, or a run of several whose attentions share the target embeddings, as the paper's do.
 
-        `attention=none` leaves the attention to other blocks of a decoder; `activation` may stand in the place of the gate.
+        `attention=none` leaves the attention to other blocks of a decoder; `activation` may stand in the place of the gate;
+        `damping` divides the gradient that goes back into the encoder's outputs by twice the attentions, as the released code does.
         """
         config = place.config
         norm, residual = catalogue("norm").load(config.norm), catalogue("residual").load(config.residual)
@@ -60,7 +62,8 @@ class ConvolutionLayer(Block):
             cross = cross_residual = None
             if place.memory_width is not None and attention != "none":
                 assert place.memory_width == config.width, "a dot product needs one width on both sides"
-                cross = EmbeddedAttention(config.width, weight=weight, dropout=config.attention_dropout)
+                gradient = 1 / (2 * layers) if damping else 1.0
+                cross = EmbeddedAttention(config.width, weight=weight, dropout=config.attention_dropout, gradient=gradient)
                 # Nothing dropped here: the way around the whole layer does it.
                 cross_residual = residual(norm(config.width, config.norm_epsilon), dropout=0.0)
             return cls(

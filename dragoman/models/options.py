@@ -139,6 +139,7 @@ class ConvolutionOptions(Options):
     layers: int = setting(1, "Layers whose attentions share the target embeddings.", at_least=1, at_most=1000)
     attention: str = setting("embedded", "A decoder's attention: the paper's, or none.", choices=("embedded", "none"))
     activation: str = setting("glu", "What follows the convolution: the paper's gate, or a function.", choices=("glu",), kind="activation")
+    damping: bool = setting(False, "Whether the encoder's gradient is divided by twice the number of attentions.")
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
         """Say what is wrong between options and place."""

@@ -22,7 +22,8 @@ def gehring2017() -> Config:
         data=DataConfig(max_length=175),  # section 4.1: no sentences over 175 words
         model=ModelConfig(
             encoder=("conv(kernel=3)*4",),  # released: [(256, 3)] * 4
-            decoder=("conv(kernel=3, layers=3)",),  # released: [(256, 3)] * 3; section 3.3: attention in every layer, one g for all
+            # released: [(256, 3)] * 3, GradMultiply by 1 / (2 * num_attention_layers); section 3.3: attention in every layer, one g for all
+            decoder=("conv(kernel=3, layers=3, damping=true)",),  # see above
             width=256,  # released: embeddings, convolutions and output embedding of 256
             residual="scaled",  # section 3.4: the sum of input and output times the root of a half
             positions="learned",  # section 3.1: embeddings of the absolute position

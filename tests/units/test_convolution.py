@@ -16,7 +16,10 @@ from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
 from dragoman.layers.convolution import EmbeddedAttention, GatedConvolution, NormedWeight, Projection, Weight
 from dragoman.layers.residual import Scaled
+from dragoman.models.blocks import Place
 from dragoman.models.build import build_model, count_parameters, describe
+from dragoman.models.context import Context, Memory
+from dragoman.models.convolution import ConvolutionLayer
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 BOS, VOCABULARY = 1, 19
@@ -69,6 +72,50 @@ def test_a_normed_weight_starts_as_the_plain_one() -> None:
     plain = Weight(5, 4, 3, deviation=0.1)
     torch.manual_seed(0)
     torch.testing.assert_close(NormedWeight(5, 4, 3, deviation=0.1)(), plain())
+
+
+def test_a_normed_weight_is_put_together_once_where_nothing_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again as soon as it changes, whoever changes it: in place, by loading, by another tensor, or unseen between two modes."""
+    weight = NormedWeight(3, 2, deviation=1.0).eval()
+    made: list[int] = []
+    plain = weight._made
+    monkeypatch.setattr(weight, "_made", lambda: (made.append(1), plain())[1])
+
+    def current() -> Tensor:
+        return weight.direction * (weight.length / weight.direction.norm(dim=1)).unsqueeze(1)
+
+    with torch.no_grad():
+        assert weight() is weight()
+        assert len(made) == 1
+        weight.length.mul_(2)
+        torch.testing.assert_close(weight(), current())
+        weight.load_state_dict({name: torch.randn_like(tensor) for name, tensor in weight.state_dict().items()})
+        torch.testing.assert_close(weight(), current())
+        weight.double()
+        torch.testing.assert_close(weight(), current())
+        weight.length.data = weight.length.data.clone() * 3
+        torch.testing.assert_close(weight(), current())
+        weight.train()
+        weight.length.data.numpy()[:] = 5  # unseen
+        torch.testing.assert_close(weight.eval()(), current())
+    assert weight().requires_grad  # whoever wants a gradient gets one
+    with torch.inference_mode():
+        torch.testing.assert_close(weight(), current())
+
+
+def test_damping_divides_the_gradient_into_the_encoders_outputs_alone() -> None:
+    """The released code's GradMultiply: by twice the number of attentions, not for the embeddings, and no value changes."""
+    places = {"config": ModelConfig(width=4, heads=1, dropout=0.0, residual="scaled"), "causal": True, "memory_width": 4}
+    found = {}
+    for damping in (False, True):
+        torch.manual_seed(0)
+        block = ConvolutionLayer.build(Place(**places), layers=3, damping=damping)  # type: ignore[arg-type]
+        values, embeddings = (torch.randn(2, 5, 4, requires_grad=True) for _ in range(2))
+        output = block(torch.randn(2, 3, 4), Context(memory=Memory(values, None, embeddings)))
+        found[damping] = (output, *torch.autograd.grad(output.square().sum(), (values, embeddings)))
+    torch.testing.assert_close(found[True][0], found[False][0], rtol=0, atol=0)
+    torch.testing.assert_close(found[True][1], found[False][1] / 6)
+    torch.testing.assert_close(found[True][2], found[False][2])
 
 
 @pytest.mark.parametrize(("kernel", "causal"), [(1, False), (3, False), (5, False), (1, True), (2, True), (3, True)])

@@ -18,7 +18,7 @@ from dragoman.registry import catalogue
 def test_the_recipe_has_the_released_numbers() -> None:
     """`fconv_iwslt_de_en`, and the paper where the code leaves it alone."""
     config = gehring2017()
-    assert (config.model.encoder, config.model.decoder) == (("conv(kernel=3)*4",), ("conv(kernel=3, layers=3)",))
+    assert (config.model.encoder, config.model.decoder) == (("conv(kernel=3)*4",), ("conv(kernel=3, layers=3, damping=true)",))
     assert (config.model.width, config.model.dropout, config.model.max_positions) == (256, 0.2, 1024)
     assert (config.model.residual, config.model.positions, config.model.tie) == ("scaled", "learned", "none")
     assert not config.model.scale_embeddings
