@@ -375,7 +375,7 @@ def test_the_description_allocates_nothing_and_shows_every_layer() -> None:
     config = ModelConfig(encoder=("conv*2", "self"), decoder=("conv(layers=2)",), width=16, heads=2, feedforward=32)
     rows = {row.path: row for row in describe(config, src_vocabulary=50, tgt_vocabulary=50)}
     assert "weight.direction 32x16x3" in rows["encoder.1.convolution"].shapes
-    assert rows["decoder.0.1"].parameters == rows["decoder.0.0"].parameters > 0
+    assert rows["decoder.0.1.cross"].parameters == rows["decoder.0.0.cross"].parameters > 0
 
 
 def test_learning_to_reverse_with_the_papers_settings() -> None:
