@@ -106,38 +106,49 @@ def collate(
     With `dropout` the pairs are cut into other pieces by BPE-dropout: a pure function of (seed, pair). They grow by about a
     fifth at 0.1, so the batch may go past the token budget by as much.
     """
-    pairs = [store.pair(int(each)) for each in examples]
-    src: Sequence[Ids] = [source for source, _ in pairs]
-    tgt: Sequence[Ids] = [target for _, target in pairs]
     if dropout and tokenizers:
+        pairs = [store.pair(int(each)) for each in examples]
         draws = [Draws(seed, int(each)) for each in examples]
-        src, tgt = (_sampled(tokenizer, rows, dropout, draws) for tokenizer, rows in zip(tokenizers, (src, tgt), strict=True))
-    return make_batch(src, tgt, examples=examples, shapes=shapes)
+        sides = zip(tokenizers, zip(*pairs, strict=True), strict=True)
+        src, tgt = (_sampled(tokenizer, rows, dropout, draws) for tokenizer, rows in sides)
+        return make_batch(src, tgt, examples=examples, shapes=shapes)
+    examples = np.asarray(examples, np.int64)
+    sizes = np.stack([store.src_lengths[examples], store.tgt_lengths[examples]], axis=1).astype(np.int64) + 1  # the end
+    shape = _shape(sizes, shapes)
+    return _batch(store.table("src", examples, shape.src), store.table("tgt", examples, shape.tgt), sizes, examples)
 
 
 def make_batch(src: Sequence[Ids], tgt: Sequence[Ids], *, examples: NDArray[np.int64] | None = None, shapes: Sequence[Shape] = ()) -> Batch:
     """Pad pairs of piece ids, given without start and end, into a batch."""
     sizes = np.array([[len(a) + 1, len(b) + 1] for a, b in zip(src, tgt, strict=True)], np.int64).reshape(-1, 2)
+    shape = _shape(sizes, shapes)
+    sides = tuple(np.full((len(sizes), width), PAD, np.int64) for width in shape)
+    for row, pair in enumerate(zip(src, tgt, strict=True)):
+        for side, ids in zip(sides, pair, strict=True):
+            side[row, : len(ids)] = ids
+    return _batch(sides[0], sides[1], sizes, np.arange(len(sizes)) if examples is None else np.asarray(examples, np.int64))
+
+
+def _shape(sizes: NDArray[np.int64], shapes: Sequence[Shape]) -> Shape:
+    """Choose the smallest of some shapes that holds all sizes (B, 2), or without any the longest of each side."""
     longest = Shape(*sizes.max(axis=0, initial=1).tolist())
-    shape = fitting_shape(list(shapes), longest.src, longest.tgt) if shapes else longest
-    count = len(sizes)
-    src_ids = np.full((count, shape.src), PAD, np.int64)
-    tgt_in = np.full((count, shape.tgt), PAD, np.int64)
-    tgt_out = np.full((count, shape.tgt), PAD, np.int64)
-    tgt_in[:, 0] = BOS
-    for row, (source, target) in enumerate(zip(src, tgt, strict=True)):
-        src_ids[row, : len(source)] = source
-        src_ids[row, len(source)] = EOS
-        tgt_in[row, 1 : len(target) + 1] = target
-        tgt_out[row, : len(target)] = target
-        tgt_out[row, len(target)] = EOS
+    return fitting_shape(list(shapes), longest.src, longest.tgt) if shapes else longest
+
+
+def _batch(src: NDArray[np.int64], tgt: NDArray[np.int64], sizes: NDArray[np.int64], examples: NDArray[np.int64]) -> Batch:
+    """Add starts and ends to padded pieces (B, S) and (B, T), whose sizes (B, 2) count the end."""
+    rows = np.arange(len(sizes))
+    tgt_in = np.empty_like(tgt)
+    tgt_in[:, 0], tgt_in[:, 1:] = BOS, tgt[:, :-1]
+    src[rows, sizes[:, 0] - 1] = EOS
+    tgt[rows, sizes[:, 1] - 1] = EOS
     return Batch(
-        src=torch.from_numpy(src_ids),
+        src=torch.from_numpy(src),
         src_lengths=torch.from_numpy(sizes[:, 0].copy()),
         tgt_in=torch.from_numpy(tgt_in),
-        tgt_out=torch.from_numpy(tgt_out),
+        tgt_out=torch.from_numpy(tgt),
         tgt_lengths=torch.from_numpy(sizes[:, 1].copy()),
-        examples=np.arange(count) if examples is None else np.asarray(examples, np.int64),
+        examples=examples,
         sizes=sizes,
     )
 

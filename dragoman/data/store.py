@@ -27,6 +27,7 @@ from dragoman.errors import CorruptError
 from dragoman.files.atomic import read_record
 from dragoman.files.disk import explaining
 from dragoman.files.manifest import canonical_json, read_manifest
+from dragoman.text.specials import PAD
 from dragoman.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,18 @@ class Store:
         self._touch(f"{side}.bin")
         offsets = self._offsets[side]
         return self._ids[side][int(offsets[index]) : int(offsets[index + 1])]
+
+    def table(self, side: str, examples: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+        """Return one side of several pairs as rows, filled up with PAD to a width that holds the longest."""
+        if len(examples) and not (examples.min() >= 0 and examples.max() < self._count):
+            raise IndexError(f"the store has pairs 0 to {self._count - 1}; found {examples.min()} to {examples.max()}")
+        self._touch(f"{side}.bin")
+        offsets = self._offsets[side]
+        first = np.asarray(offsets[examples], np.int64)
+        inside = np.arange(width) < (np.asarray(offsets[examples + 1], np.int64) - first)[:, None]
+        rows = np.full(inside.shape, PAD, np.int64)
+        rows[inside] = self._ids[side][(first[:, None] + np.arange(width))[inside]]
+        return rows
 
     def verify(self) -> None:
         """Compare every file with its SHA-256 now, about half a second a gigabyte."""

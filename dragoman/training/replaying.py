@@ -49,7 +49,8 @@ class Replay:
         self._sightings: Counter[Any] = Counter()
         self._gradients: Tensor | None = None  # of all parameters in a row: what every recording writes
         self._untouched: set[int] = set()  # parameters that get no gradient
-        self._pool: Any = None  # recordings run one at a time and share their memory
+        self._pool: Any = None  # recordings run one at a time and share their memory, which belongs to a stream
+        self._stream: torch.cuda.Stream | None = None
         self.possible = True
 
     def __call__(self, batch: Batch) -> Loss:
@@ -108,9 +109,9 @@ class Replay:
         """Record the kernels of one pass over a batch's tensors; nothing is computed yet."""
         assert self._gradients is not None, "a trial has made room for the gradients"
         graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        current = torch.cuda.current_stream(self._device)
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        stream, current = self._stream, torch.cuda.current_stream(self._device)
         for parameter, view in zip(self._parameters, self._views(self._gradients), strict=True):
             parameter.grad = view  # the pass adds to it in place
         stream.wait_stream(current)

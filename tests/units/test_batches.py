@@ -129,6 +129,16 @@ def test_collating_fetches_the_pairs_asked_for(store: Store, tokenizers: Tokeniz
         assert tokenizers.tgt.decode(batch.tgt_out[row].tolist()) == ENGLISH[number]
 
 
+def test_collating_equals_padding_pair_by_pair(store: Store) -> None:
+    examples = np.array([1, 0, 2])
+    fetched = collate(store, examples, shapes=[Shape(40, 50)])
+    pairs = [store.pair(int(each)) for each in examples]
+    padded = make_batch([src for src, _ in pairs], [tgt for _, tgt in pairs], examples=examples, shapes=[Shape(40, 50)])
+    for name in ("src", "src_lengths", "tgt_in", "tgt_out", "tgt_lengths"):
+        assert torch.equal(getattr(fetched, name), getattr(padded, name)), name
+    assert (fetched.sizes == padded.sizes).all()
+
+
 def test_a_plans_batch_has_the_plans_shape(store: Store) -> None:
     plan = BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=40, seed=0)
     for examples in plan.epoch(0):

@@ -20,6 +20,7 @@ from dragoman.data.store import Store, cache_folder, store_key
 from dragoman.data.streams import file_digest
 from dragoman.data.workers import Block, encode_blocks, encode_texts
 from dragoman.errors import CorruptError, DataError, DiskError, ForbiddenError
+from dragoman.text.specials import PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
 GERMAN = ["Ein Hund läuft durch den Schnee.", "Zwei Männer reden auf der Straße.", "Eine Frau liest ein Buch im Park."]
@@ -61,6 +62,20 @@ def test_pairs_outside_are_refused(tmp_path: Path, tokenizers: Tokenizers) -> No
     for index in (-1, 3):
         with pytest.raises(IndexError, match=f"pairs 0 to 2; found {index}"):
             store.pair(index)
+        with pytest.raises(IndexError, match=f"pairs 0 to 2; found {min(index, 1)} to {max(index, 1)}"):
+            store.table("src", np.array([1, index]), 99)
+
+
+def test_several_pairs_are_fetched_as_the_rows_of_a_table(tmp_path: Path, tokenizers: Tokenizers) -> None:
+    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    wanted = np.array([2, 0, 2])
+    width = int(store.tgt_lengths.max()) + 2
+    rows = store.table("tgt", wanted, width)
+    assert rows.shape == (3, width)
+    for row, index in zip(rows, wanted, strict=True):
+        ids = store.pair(int(index))[1].tolist()
+        assert row.tolist() == ids + [PAD] * (width - len(ids))
+    assert store.table("src", np.zeros(0, np.int64), 4).shape == (0, 4)
 
 
 def test_a_second_run_reads_nothing(tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,360 @@
+"""Train every member of the family on Multi30k German-English for equally long on one GPU, and write the table.
+
+python bench/family.py --data ../shared/data --work /tmp/family                  # train what is not trained yet
+python bench/family.py --work /tmp/family --speed                                # then: decode with each, alone
+python bench/family.py --work /tmp/family --table                                # then: the table, as Markdown
+
+Every member is a recipe at one size (width 128; 256 for networks without self-attention), on the same 5,500 pieces and with the
+same optimiser, schedule, smoothing and dropout: what differs is the architecture. `--at-once` members share the GPU at any
+time, the same number for each, in an order drawn once. The clock counts training, validation and checkpoints, from the
+first update on. Everything is judged on validation sentences; the test set is translated once, at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import random
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dragoman.config import Config
+from dragoman.models.spec import BlockSpec, parse_blocks
+from dragoman.registry import catalogue
+
+HEADLINE_SEEDS = (1, 2, 3)
+SENTENCES = ("train", "dev", "test_2016_flickr")
+NARROW, WIDE = 128, 256  # self-attention and feed-forward layers have four to six times a recurrence's weights at a width
+DEPTH = {"self": 4, "conv": 4, "reformer": 4, "lstm": 2, "gru": 2}  # at most, of one kind
+SKIPPED = {"tiny", "small", "vaswani2017_big"}  # sizes of a member that is in the table
+
+
+class Member(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    group: str
+    config: Config
+    headline: bool = False
+
+
+def members() -> Iterator[Member]:
+    """List every recipe, and every score and alignment that no recipe uses, in the attention of one recurrent model."""
+    recipes = catalogue("recipe")
+    used: set[str] = set()
+    for name in recipes:
+        if name in SKIPPED:
+            continue
+        recipe: Config = recipes.load(name)()
+        used |= {str(value) for spec in _specs(recipe) for value in spec.options.values()}
+        yield Member(name, recipes[name].family, sized(recipe), headline=name in HEADLINES)
+    base: Config = recipes.load("luong2015_concat")()  # an additive score, which every alignment can use
+    for kind, option in (("score", "attention"), ("alignment", "alignment")):
+        for name in catalogue(kind):
+            if name not in used and name != "softmax":  # which is used without being named
+                decoder = tuple(str(_with(spec, option, name)) for spec in parse_blocks(base.model.decoder))
+                yield Member(f"luong2015 with {name}", "recurrent", sized(base.replace(model={"decoder": decoder})))
+    for name, changes in HYBRIDS.items():
+        yield Member(name, "hybrid", sized(recipes.load("small")().replace(model=changes)), headline=name in HEADLINES)
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "hybrid: self-attention, then LSTM": {"encoder": ("self*4",), "decoder": ("lstm(attention=additive)", "self*2")},
+    "hybrid: convolutions and self-attention": {"encoder": ("conv*2", "self*3", "bilstm"), "decoder": ("self*4",)},
+}
+HEADLINES = {"bahdanau2015", "gehring2017", "vaswani2017_base", "hybrid: self-attention, then LSTM"}
+
+
+def sized(recipe: Config) -> Config:
+    """Bring a recipe to the common size, text and training; its blocks and how they are joined stay."""
+    model = recipe.model
+    attentive = any(spec.name in ("self", "reformer", "feedforward", "attend") for spec in _specs(recipe))
+    width = NARROW if attentive else WIDE
+    heads = 1 if model.heads == 1 else 4
+    group = model.heads // model.kv_heads if model.kv_heads else 0
+    return recipe.replace(
+        text={"kind": "bpe", "vocabulary": 5500, "joint": True, "dropout": 0.0},
+        data={"max_length": 100},
+        model={
+            "encoder": _fewer(model.encoder),
+            "decoder": _fewer(model.decoder),
+            "width": width,
+            "heads": heads,
+            "kv_heads": max(1, heads // group) if group else 0,
+            "head_width": min(model.head_width, 2 * width // heads) if model.head_width else 0,
+            "embedding_width": 64 if model.embedding_width else 0,
+            "feedforward": 4 * width,
+            "tie": "all",
+            "max_positions": 256,
+            "dropout": 0.2,
+            "attention_dropout": 0.0,
+            "feedforward_dropout": 0.0,
+        },
+        train={
+            "batch_tokens": 6000,
+            "accumulate": 1,
+            "optimiser": "adamw",
+            "learning_rate": 4e-3 if attentive else 2e-3,
+            "beta1": 0.9,
+            "beta2": 0.98,
+            "epsilon": 1e-9,
+            "weight_decay": 0.0,
+            "schedule": "linear",
+            "clip": 1.0,
+            "label_smoothing": 0.1,
+            "average": 1,
+            "keep": 2,
+            "choose": "best",
+            "compile": "off",
+            "validate_sentences": 0,
+        },
+        decode={"beam": 5, "length_penalty": 1.0},
+    )
+
+
+def _specs(config: Config) -> list[BlockSpec]:
+    return [spec for blocks in (config.model.encoder, config.model.decoder) if blocks for spec in parse_blocks(blocks)]
+
+
+def _with(spec: BlockSpec, option: str, value: str) -> BlockSpec:
+    return BlockSpec(spec.name, {**spec.options, option: value})
+
+
+def _fewer(blocks: tuple[str, ...]) -> tuple[str, ...]:
+    """Cut runs of one block, and layers within a block, to the common depth; mixed lists stay as they are."""
+    if not blocks:
+        return blocks
+    specs = parse_blocks(blocks)
+    specs = [
+        _with(spec, "layers", min(int(spec.options["layers"]), DEPTH.get(spec.name, 99))) if "layers" in spec.options else spec  # type: ignore[arg-type]
+        for spec in specs
+    ]
+    if len({str(spec) for spec in specs}) == 1:
+        specs = specs[: DEPTH.get(specs[0].name, 99)]
+    return tuple(map(str, specs))
+
+
+def train_one(config: Config, *, seed: int, seconds: float, data: Path, out: Path) -> dict[str, Any]:
+    """Train, judge and keep one model; returns its row."""
+    import sacrebleu
+    import torch
+
+    from dragoman.bundle import Card, write_bundle
+    from dragoman.bundle.loading import assemble
+    from dragoman.models.build import count_parameters
+    from dragoman.runs.assembling import Assembly
+    from dragoman.runs.clock import CLOSING_SECONDS, CLOSING_SHARE, Clock
+    from dragoman.runs.finish import choose_weights
+    from dragoman.runs.fitting import paced
+    from dragoman.runs.prepare import prepare
+    from dragoman.training.checkpoint import RunDirectory
+    from dragoman.training.distributed import World
+    from dragoman.training.progress import QuietProgress
+    from dragoman.translator import Translator
+    from dragoman.translator.device import choose_device
+
+    device = choose_device("auto")
+    files = {
+        f"{'' if split == 'train' else 'valid_'}{side}": str(data / f"{split}.{language}")
+        for split in ("train", "dev")
+        for side, language in (("src", "de"), ("tgt", "en"))
+    }
+    config = config.replace(data={**files, "src_lang": "de", "tgt_lang": "en"}, train={"seed": seed})
+    prepared = prepare(config, out / "text", QuietProgress())
+    with RunDirectory(out / "training", keep=2) as run:
+        pace = (
+            Assembly(config, prepared, device=device, progress=QuietProgress())
+            .trainer(run, world=World(), deadline=None, replan=None)
+            .rehearse(3.0)
+        )
+        config = paced(config, max(50, int(seconds / pace.seconds))).replace(train={})
+        parts = Assembly(config, prepared, device=device, progress=QuietProgress())
+        clock = Clock((seconds + CLOSING_SECONDS) / (1 - CLOSING_SHARE))
+        trainer = parts.trainer(run, world=World(), deadline=clock.left, replan=lambda done, each: clock.updates(done, each, most=10**9))
+        result = trainer.run(resume=False)
+        took = clock.elapsed()
+        standing = trainer.standing
+        tokens = standing.tokens_seen
+        weights, chosen = choose_weights(run, config)
+        del trainer
+    torch.cuda.empty_cache()
+    translator = Translator(assemble(config, prepared.tokenizers, weights).to(device), prepared.tokenizers, config)
+    row: dict[str, Any] = {
+        "parameters": count_parameters(translator.model),
+        "updates": result.step,
+        "seconds": round(took, 1),
+        "tokens": tokens,
+        "tokens_a_second": round(tokens / took),
+        "chosen": chosen,
+        "loss": round(result.best.get("loss", float("nan")), 4),
+    }
+    for split in SENTENCES[1:]:
+        source, reference = ((data / f"{split}.{language}").read_text(encoding="utf-8").splitlines() for language in ("de", "en"))
+        row[split] = round(sacrebleu.corpus_bleu(translator.translate(source), [reference]).score, 2)
+    write_bundle(
+        out / "model", config=config, tokenizers=prepared.tokenizers, weights=weights, card=Card(command="bench/family.py"), golden=[]
+    )
+    return row
+
+
+def unpack(data: Path, work: Path) -> Path:
+    """Write the corpus as plain files."""
+    out = work / "multi30k"
+    out.mkdir(parents=True, exist_ok=True)
+    for split in SENTENCES:
+        for language in ("de", "en"):
+            if not (out / f"{split}.{language}").exists():
+                (out / f"{split}.{language}").write_bytes(lzma.decompress((data / f"{split}.{language}.xz").read_bytes()))
+    return out
+
+
+def jobs(chosen: list[Member]) -> list[tuple[Member, int]]:
+    """List members and seeds, in an order drawn once, so that no kind meets only its own kind on the GPU."""
+    every = [(member, seed) for member in chosen for seed in (HEADLINE_SEEDS if member.headline else (1,))]
+    random.Random(0).shuffle(every)
+    return sorted(every, key=lambda job: not job[0].headline)  # the headline first, should time run out
+
+
+def train_all(options: argparse.Namespace, chosen: list[Member]) -> None:
+    """Give every job a process of its own, `--at-once` at a time; what has a row already is left as it is."""
+    rows = options.work / "rows.jsonl"
+    done = {(row["name"], row["seed"]) for row in read_rows(rows)}
+    waiting = [(member, seed) for member, seed in jobs(chosen) if (member.name, seed) not in done]
+    began = time.monotonic()
+
+    def work(job: tuple[Member, int]) -> None:
+        member, seed = job
+        if options.stop_after and time.monotonic() - began > options.stop_after:
+            return
+        command = [
+            sys.executable,
+            __file__,
+            "--work",
+            str(options.work),
+            "--seconds",
+            str(options.seconds),
+            "--one",
+            member.name,
+            "--seed",
+            str(seed),
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        row = json.loads(ended.stdout.splitlines()[-1]) if ended.returncode == 0 else {"failed": ended.stderr[-2000:]}
+        row = {"name": member.name, "group": member.group, "seed": seed, **row}
+        with rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print({key: row[key] for key in ("name", "seed", "dev", "parameters", "updates", "failed") if key in row}, flush=True)
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(work, waiting))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows that have been written so far, failures left out."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [row for row in map(json.loads, lines) if "failed" not in row]
+
+
+def measure_speed(work: Path) -> None:
+    """Translate the test set greedily with every kept model, one after the other and nothing beside it."""
+    import torch
+
+    from dragoman.translator import Translator
+
+    source = (work / "multi30k" / "test_2016_flickr.de").read_text(encoding="utf-8").splitlines()
+    for folder in sorted(work.glob("models/*-1")):
+        translator = Translator.load(folder / "model")
+        translator.translate(source[:64], beam=1)
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        translator.translate(source, beam=1)
+        torch.cuda.synchronize()
+        rate = len(source) / (time.monotonic() - began)
+        (folder / "speed.json").write_text(json.dumps({"sentences_a_second": round(rate)}))
+        print(folder.name, round(rate), flush=True)
+
+
+def table(work: Path) -> Iterator[str]:
+    """Write the rows as Markdown, best first within each group."""
+    rows = read_rows(work / "rows.jsonl")
+    yield "| member | weights | passes | tokens/s | BLEU, test 2016 | validation | greedy sentences/s |"
+    yield "|---|---|---|---|---|---|---|"
+    names = dict.fromkeys(row["name"] for row in rows)
+    groups = dict.fromkeys(row["group"] for row in rows)
+    mean = {name: statistics.mean(row["test_2016_flickr"] for row in rows if row["name"] == name) for name in names}
+    for group in groups:
+        yield f"| **{group}** | | | | | | |"
+        for name in sorted((row["name"] for row in rows if row["group"] == group and row["seed"] == 1), key=lambda name: -mean[name]):
+            mine = [row for row in rows if row["name"] == name]
+            bleu = [row["test_2016_flickr"] for row in mine]
+            spread = f" ± {statistics.stdev(bleu):.1f} ({len(bleu)} seeds)" if len(bleu) > 1 else ""
+            speed = work / "models" / f"{slug(name)}-1" / "speed.json"
+            rate = json.loads(speed.read_text())["sentences_a_second"] if speed.exists() else None
+            tokens = statistics.mean(row["tokens"] for row in mine)
+            pace = statistics.mean(row["tokens_a_second"] for row in mine)
+            validation = statistics.mean(row["dev"] for row in mine)
+            yield (
+                f"| {name} | {mine[0]['parameters'] / 1e6:.1f} M | {tokens / PASS:.0f} | {pace:,.0f} | {mean[name]:.1f}{spread} | "
+                f"{validation:.1f} | {'' if rate is None else f'{rate:,}'} |"
+            )
+
+
+PASS = 908_000  # pieces of both sides, ends included, in one pass over the training pairs
+
+
+def slug(name: str) -> str:
+    """Make a folder's name of a member's."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
+def main() -> None:
+    """Read the options and do what they ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="where multi30k/ is")
+    parser.add_argument("--work", type=Path, required=True, help="where rows and models are kept between calls")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each")
+    parser.add_argument("--at-once", type=int, default=8, help="members that share the GPU")
+    parser.add_argument("--only", nargs="*", default=None, help="names of members")
+    parser.add_argument(
+        "--trials", type=Path, help="a JSON list of [name, member, {section: {setting: value}}] to compare on validation sentences"
+    )
+    parser.add_argument("--stop-after", type=float, default=0.0, help="begin no member after so many seconds")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--speed", action="store_true", help="measure decoding")
+    parser.add_argument("--table", action="store_true", help="print the table")
+    options = parser.parse_args()
+    every = {member.name: member for member in members()}
+    kept = options.work / "trials.json"
+    if options.trials:
+        options.work.mkdir(parents=True, exist_ok=True)
+        kept.write_text(options.trials.read_text())
+    if kept.exists():
+        every = {name: Member(name, "trial", every[base].config.replace(**changes)) for name, base, changes in json.loads(kept.read_text())}
+    if options.table:
+        print("\n".join(table(options.work)))
+    elif options.speed:
+        measure_speed(options.work)
+    elif options.one:
+        try:
+            out = options.work / "models" / f"{slug(options.one)}-{options.seed}"
+            row = train_one(every[options.one].config, seed=options.seed, seconds=options.seconds, data=options.work / "multi30k", out=out)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+        print(json.dumps(row))
+    else:
+        unpack(options.data / "multi30k", options.work)
+        train_all(options, [member for name, member in every.items() if options.only is None or name in options.only])
+
+
+if __name__ == "__main__":
+    main()
