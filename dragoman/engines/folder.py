@@ -108,7 +108,9 @@ def _check_size(path: Path, most: int) -> None:
 def _synced(folder: Path) -> dict[str, FileRecord]:
     """Make every file below a folder durable, and record it."""
     records = {}
+    mode = os.stat(folder).st_mode & 0o666  # what the umask leaves: some libraries write for their owner alone
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        os.chmod(path, mode)
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

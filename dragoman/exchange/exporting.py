@@ -13,12 +13,16 @@ from dragoman.bundle import Bundle
 from dragoman.engines.choosing import golden_error
 from dragoman.engines.folder import FOLDER, KIND, model_digest, publish_folder
 from dragoman.errors import BundleError, CorruptError
+from dragoman.evaluate.scoring import check_aligned
 from dragoman.exchange.ctranslate2 import save_ctranslate2, table_rows
+from dragoman.exchange.huggingface import save_hugging_face
 from dragoman.exchange.installed import require
-from dragoman.exchange.parity import Parity, compare
+from dragoman.exchange.parity import Parity, compare, compare_texts
+from dragoman.exchange.transformers_side import Transformers
 from dragoman.files.disk import require_room
 
 EXACT, QUANTISED = 0.995, 0.8  # shares of equal outputs below which something may be wrong
+LEAST = 0.9  # the share of equal outputs below which it is another model
 CLOSE = 1e-3  # of log-probability: what float32 may differ by between two programs that mean the same
 
 
@@ -45,6 +49,7 @@ def export_ctranslate2(
     from dragoman.engines.ctranslate2 import CTranslate2
 
     bundle = Bundle.load(model)
+    require_aligned(texts, references)
     name = f"ctranslate2-{quantisation}"
     final = new_directory(out) if out is not None else bundle.path / FOLDER / name
     require_room(bundle.path, 6 * bundle.parameters, "an export")
@@ -55,6 +60,8 @@ def export_ctranslate2(
         engine = CTranslate2(folder, bundle.tokenizers, name=name, longest=facts["longest"], workers=torch.get_num_threads())
         facts["golden_error"] = require_close(golden_error(engine.log_probs, bundle), exact=quantisation == "float32")
         parity = compare(bundle, engine, texts or golden_texts(bundle), references)
+        if quantisation == "float32":
+            require_same(parity)
         facts["parity"] = parity.facts()
         if out is not None:
             copy_tokenizers(bundle, folder)
@@ -84,6 +91,17 @@ def require_close(error: float, *, exact: bool) -> float:
     return error
 
 
+def require_same(parity: Parity) -> None:
+    """Refuse an exact export whose outputs, or what it thinks of them, are others."""
+    require_close(parity.difference, exact=True)
+    if parity.share < LEAST:
+        raise CorruptError(
+            f"an export must write what the model writes, in {100 * LEAST:.0f} % of the sentences at least",
+            found=f"{parity.equal} of {parity.sentences} equal",
+            fix="nothing was kept; use the native engine, and please report the model's settings",
+        )
+
+
 def new_directory(out: str | Path) -> Path:
     """Refuse a place that is taken."""
     out = Path(out)
@@ -100,4 +118,29 @@ def copy_tokenizers(bundle: Bundle, folder: Path) -> None:
     shutil.copyfile(bundle.path / "card.md", folder / "README.md")
 
 
-EXPORTS: dict[str, Callable[..., Exported]] = {"ctranslate2": export_ctranslate2}
+def export_hugging_face(
+    model: str | Path, out: str | Path, *, texts: Sequence[str] = (), references: Sequence[str] | None = None
+) -> Exported:
+    """Export a model to a new directory that `transformers` loads: Marian's for a post-norm Transformer, Pegasus's for pre-norm."""
+    require("transformers")
+    from transformers import __version__ as release
+
+    bundle, final = Bundle.load(model), new_directory(out)
+    require_aligned(texts, references)
+    facts: dict[str, Any] = {"kind": "dragoman export", "program": "huggingface", "made_with": f"transformers {release}"}
+    with publish_folder(final, facts) as folder:
+        save_hugging_face(bundle.model, bundle.tokenizers, bundle.config, folder)
+        translate = Transformers(folder).translate
+        parity = compare_texts(bundle, "huggingface", translate, texts or golden_texts(bundle), references)
+        require_same(parity)
+        facts |= {"model_sha256": model_digest(bundle), "parity": parity.facts()}
+    return Exported(final, parity)
+
+
+def require_aligned(texts: Sequence[str], references: Sequence[str] | None) -> None:
+    """Refuse references that are not one a sentence, before an hour of work."""
+    if references is not None:
+        check_aligned(texts, references)
+
+
+EXPORTS: dict[str, Callable[..., Exported]] = {"ctranslate2": export_ctranslate2, "huggingface": export_hugging_face}

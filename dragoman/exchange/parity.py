@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dragoman.bundle import Bundle
+from dragoman.decoding.beam import Beam
 from dragoman.engines import Native
 from dragoman.engines.face import Engine
-from dragoman.evaluate.scoring import bleu, check_aligned
+from dragoman.evaluate.scoring import bleu
+from dragoman.exchange.transformers_side import Said
 from dragoman.translator import Translator
+from dragoman.translator.checks import without_controls
+
+Translate = Callable[[Sequence[str], Sequence[int]], list[Said]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,21 +49,48 @@ class Parity:
 
 
 def compare(bundle: Bundle, engine: Engine, texts: Sequence[str], references: Sequence[str] | None = None) -> Parity:
-    """Translate texts greedily with the native engine and with another, and compare; with references, by beam for BLEU."""
-    if references is not None:
-        check_aligned(texts, references)
+    """Translate texts greedily with the native engine and with another, and compare; with references, BLEU by the model's own beam.
+
+    An engine that has no beam search is compared in BLEU greedily as well.
+    """
     native = Native(lambda: bundle.model)
     ours, theirs = (Translator(native, bundle.tokenizers, bundle.config, engine=each) for each in (native, engine))
-    pairs = list(zip(ours.stream(texts, beam=1), theirs.stream(texts, beam=1), strict=True))
-    same = [(one, other) for one, other in pairs if one.text == other.text]
-    scores = None
+    pairs = [[(each.text, sum(each.log_probs)) for each in translator.stream(texts, beam=1)] for translator in (ours, theirs)]
+    outputs = None
     if references is not None:
-        found = [bleu(each.translate(texts), references, tgt_lang=bundle.config.data.tgt_lang).value for each in (ours, theirs)]
+        options = {"beam": 1} if engine.refusal(Beam(2)) else {}
+        outputs = (ours.translate(texts, **options), theirs.translate(texts, **options))
+    return measure(engine.name, pairs[0], pairs[1], outputs, references, bundle.config.data.tgt_lang)
+
+
+def compare_texts(bundle: Bundle, program: str, translate: Translate, texts: Sequence[str], references: Sequence[str] | None) -> Parity:
+    """Compare with a program that takes and gives text: greedy outputs, and BLEU of the same."""
+    texts = [text.strip() for text in texts if text.strip()] if references is None else list(texts)
+    native = Translator(Native(lambda: bundle.model), bundle.tokenizers, bundle.config)
+    ours = [(each.text.strip(), sum(each.log_probs)) for each in native.stream(texts, beam=1)]  # it strips, and we do not
+    decode = bundle.config.decode
+    lengths = [len(ids) for ids in bundle.tokenizers.src.encode_batch([text.strip() for text in texts])]
+    theirs = [
+        (without_controls(said.text).strip(), said.total)
+        for said in translate(texts, [int(decode.max_ratio * n) + decode.max_extra for n in lengths])
+    ]
+    outputs = ([text for text, _ in ours], [text for text, _ in theirs])
+    return measure(program, ours, theirs, outputs, references, bundle.config.data.tgt_lang)
+
+
+def measure(
+    program: str,
+    ours: Sequence[tuple[str, float]],
+    theirs: Sequence[tuple[str, float]],
+    outputs: tuple[Sequence[str], Sequence[str]] | None,
+    references: Sequence[str] | None,
+    tgt_lang: str,
+) -> Parity:
+    """Count what is equal among greedy outputs with their log-probabilities, and score outputs where there are references."""
+    same = [(one, other) for one, other in zip(ours, theirs, strict=True) if one[0] == other[0]]
+    scores = None
+    if references is not None and outputs is not None:
+        found = [bleu(each, references, tgt_lang=tgt_lang).value for each in outputs]
         scores = (found[0], found[1])
-    return Parity(
-        program=engine.name,
-        sentences=len(pairs),
-        equal=len(same),
-        difference=max((abs(sum(one.log_probs) - sum(other.log_probs)) for one, other in same), default=0.0),
-        bleu=scores,
-    )
+    difference = max((abs(one[1] - other[1]) for one, other in same), default=0.0)
+    return Parity(program=program, sentences=len(ours), equal=len(same), difference=difference, bleu=scores)

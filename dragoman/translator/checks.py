@@ -1,13 +1,20 @@
-"""Looking at an output for what a person would not send: answers that go round in circles."""
+"""Looking at an output for what a person would not send: answers that go round in circles, bytes that change a terminal."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # all but the tab
 _LONGEST = 8  # pieces of a pattern
 _TIMES = 5  # repetitions that no sentence has
 _LEAST = 12  # pieces that they must take up, so that "ha ha ha ha ha" passes
+
+
+def without_controls(text: str) -> str:
+    """Keep a line one line, and a terminal as it was: spaces for control characters (marian-dev#365)."""
+    return _CONTROLS.sub(" ", text)
 
 
 class Circle(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from dragoman.explain.watching import align, watch
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import EOS
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.translator.checks import circle
+from dragoman.translator.checks import circle, without_controls
 from dragoman.translator.device import choose_device
 from dragoman.translator.lines import Line, Part, cut_lines
 from dragoman.translator.options import Options
@@ -35,7 +34,6 @@ from dragoman.translator.translation import Translation
 
 logger = logging.getLogger(__name__)
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # all but the tab
 _FIRST_WINDOW = 32  # lines; each window doubles up to `Options.window`, so that the first answers come soon
 
 
@@ -198,8 +196,8 @@ class Translator:
         return min(int(self.config.decode.max_ratio * len(part.src)) + self.config.decode.max_extra + prefix, self._most)
 
     def _text(self, hypothesis: Hypothesis) -> str:
-        """Spell a hypothesis; a line stays one line, and a terminal as it was, whatever bytes the model wrote (marian-dev#365)."""
-        return _CONTROLS.sub(" ", self.tokenizers.tgt.decode(hypothesis.tokens))
+        """Spell a hypothesis, whatever bytes the model wrote."""
+        return without_controls(self.tokenizers.tgt.decode(hypothesis.tokens))
 
     def _dress(self, parts: Sequence[Part], found: Found, options: Options) -> list[Translation]:
         """Turn what was found for a batch into translations, with alignments where they are asked for."""

@@ -1,0 +1,170 @@
+"""To Hugging Face: a directory that `transformers` loads, with its tokenizer.
+
+A post-norm Transformer becomes a Marian model. Marian has no pre-norm; Pegasus is the same model with it, and takes those.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.attention.positions import Sinusoidal, SinusoidalHalves
+from dragoman.config import Config
+from dragoman.exchange.names import in_halves, to_hugging_face
+from dragoman.exchange.shape import Shape, embedding_table, output_matrix, problem, read_shape, refuse
+from dragoman.exchange.transformers_side import quietly
+from dragoman.layers.feedforward import GELU, ReLU, Swish
+from dragoman.layers.norms import LayerNorm
+from dragoman.layers.residual import PostNorm, PreNorm
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.specials import BOS, EOS, PAD, UNK
+from dragoman.text.tokenizer import Tokenizers
+
+PROGRAM = "Hugging Face"
+_ACTIVATIONS = {ReLU: "relu", GELU: "gelu", Swish: "swish"}
+_EPSILON = 1e-5  # which it does not let one choose
+
+
+def save_hugging_face(model: EncoderDecoder, tokenizers: Tokenizers, config: Config, directory: Path) -> None:
+    """Write a model into an existing directory as `transformers` loads it, with its tokenizer."""
+    shape = read_shape(model, PROGRAM)
+    refuse(_problems(shape, model, tokenizers))
+    with quietly():
+        _model(shape, model, config, tokenizers).save_pretrained(str(directory))
+        _save_tokenizer(tokenizers, config, directory)
+
+
+def _problems(shape: Shape, model: EncoderDecoder, tokenizers: Tokenizers) -> list[str]:
+    """Say what neither Marian nor Pegasus can express."""
+    found: list[str] = []
+
+    def must(holds: bool, what: str, got: object) -> None:
+        if not holds:
+            found.append(problem(PROGRAM, what, getattr(got, "__name__", got)))
+
+    sides = (shape.encoder, shape.decoder)
+    pre = shape.encoder.residual is PreNorm
+    for name, side in zip(("encoder", "decoder"), sides, strict=True):
+        must(side.residual in (PostNorm, PreNorm), "model.residual must be post or pre", side.residual)
+        must(side.norms is LayerNorm, "model.norm must be layer", side.norms)
+        must(side.epsilon <= 2 * _EPSILON, f"model.norm_epsilon must be near {_EPSILON:g}", side.epsilon)
+        must(side.activation in _ACTIVATIONS, "model.activation must be relu, gelu or swish", side.activation)
+        must(type(side.positions) in (Sinusoidal, SinusoidalHalves), "model.positions must be sinusoidal", type(side.positions))
+        must(side.within is None, "model.positions must be sinusoidal", side.within)
+        must(side.qk_norm is None, "model.qk_norm must be none", side.qk_norm)
+        must(not side.window, "model.window must be 0, no limit", side.window)
+        must(side.heads * side.head_width == side.first.self.width, "heads must share the width", f"head_width={side.head_width}")
+        must((side.norm is not None) == pre, f"model.{name} must end in a norm with pre-norm and without one else", side.norm)
+    must(shape.encoder.residual is shape.decoder.residual, "both stacks must have one residual", "two")
+    one = "shared" in model.embeddings or (tokenizers.joint and not pre)
+    must(one or not pre, "a pre-norm model must have one embedding for both sides, model.tie=all", "model.tie=target or none")
+    return list(dict.fromkeys(found))
+
+
+def _model(shape: Shape, model: EncoderDecoder, config: Config, tokenizers: Tokenizers) -> Any:
+    """Build their model around our weights; whatever does not fit is a mistake of ours."""
+    import transformers
+
+    library: Any = transformers  # whose classes are typed by name only
+    pre = shape.encoder.residual is PreNorm
+    named = to_hugging_face(shape.encoder, "encoder") | to_hugging_face(shape.decoder, "decoder")
+    embeddings, settings = _embeddings(model, named)
+    if type(shape.encoder.positions) is Sinusoidal:
+        named = in_halves(named | embeddings, config.model.width)
+    else:
+        named |= embeddings
+    bias = model.output_bias
+    named["final_logits_bias"] = torch.zeros(1, len(tokenizers.tgt)) if bias is None else bias.detach().float().cpu()[None]
+    make, kind = (library.PegasusConfig, library.PegasusForConditionalGeneration) if pre else (library.MarianConfig, library.MarianMTModel)
+    theirs = kind(make(**_configuration(shape, config, tokenizers), **settings)).eval()
+    missing, unexpected = theirs.load_state_dict(named, strict=False)
+    theirs.tie_weights()
+    rest = [name for name in missing if "embed_positions" not in name and "embed_tokens" not in name and name != "lm_head.weight"]
+    assert not rest, f"weights that were not given: {rest[:3]}"
+    assert not unexpected, f"weights that it has no place for: {unexpected[:3]}"
+    _generation(theirs.generation_config, config)
+    return theirs
+
+
+def _embeddings(model: EncoderDecoder, named: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Name the embeddings and the output, and say how they are tied; a factor that it does not know is worked in."""
+    (src, src_scale), (tgt, tgt_scale) = embedding_table(model, "src"), embedding_table(model, "tgt")
+    output = output_matrix(model)
+    scaled = math.isclose(src_scale, math.sqrt(src.size(1))) and src_scale == tgt_scale
+    shared, tied = src is tgt and src_scale == tgt_scale, output is tgt and (scaled or tgt_scale == 1.0)
+    if not scaled:
+        src, tgt = src * src_scale, tgt * tgt_scale
+    tables = (
+        {"model.shared.weight": src} if shared else {"model.encoder.embed_tokens.weight": src, "model.decoder.embed_tokens.weight": tgt}
+    )
+    if shared:
+        tables |= {"model.encoder.embed_tokens.weight": src, "model.decoder.embed_tokens.weight": src}
+    tables["lm_head.weight"] = output
+    settings = {"scale_embedding": scaled, "tie_word_embeddings": tied}
+    if not shared:
+        settings["share_encoder_decoder_embeddings"] = False
+    return {name: table.detach().float().cpu() for name, table in tables.items()}, settings
+
+
+def _configuration(shape: Shape, config: Config, tokenizers: Tokenizers) -> dict[str, Any]:
+    """Say in its words what the model is; ids stay ours, and an output starts with our `<s>`."""
+    return {
+        "vocab_size": len(tokenizers.src),
+        "decoder_vocab_size": len(tokenizers.tgt),
+        "d_model": config.model.width,
+        "encoder_layers": len(shape.encoder.layers),
+        "decoder_layers": len(shape.decoder.layers),
+        "encoder_attention_heads": shape.encoder.heads,
+        "decoder_attention_heads": shape.decoder.heads,
+        "encoder_ffn_dim": shape.encoder.first.feedforward.inner.out_features,
+        "decoder_ffn_dim": shape.decoder.first.feedforward.inner.out_features,
+        "activation_function": _ACTIVATIONS[shape.encoder.activation],
+        "max_position_embeddings": max(512, 2 * config.data.max_length + config.decode.max_extra),
+        "dropout": config.model.dropout,
+        "attention_dropout": config.model.attention_dropout,
+        "activation_dropout": config.model.feedforward_dropout,
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": BOS,
+        "forced_eos_token_id": None,
+    }
+
+
+def _generation(settings: Any, config: Config) -> None:
+    """Set how it searches by default: as the model does, as nearly as it can."""
+    settings.max_length = max(512, 2 * config.data.max_length + config.decode.max_extra)
+    settings.num_beams = config.decode.beam
+    settings.length_penalty = config.decode.length_penalty
+    settings.suppress_tokens = [PAD, BOS, UNK]
+    settings.pad_token_id, settings.bos_token_id, settings.eos_token_id = PAD, BOS, EOS
+    settings.decoder_start_token_id, settings.forced_eos_token_id = BOS, None
+
+
+def _save_tokenizer(tokenizers: Tokenizers, config: Config, directory: Path) -> None:
+    """Write SentencePiece models and vocabularies under Marian's names; ids are the pieces' own."""
+    import transformers
+
+    files = {"source.spm": tokenizers.src.model, "target.spm": tokenizers.tgt.model}
+    for name, tokenizer in (("vocab.json", tokenizers.src), ("target_vocab.json", tokenizers.tgt)):
+        if name == "vocab.json" or not tokenizers.joint:
+            ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))}
+            files[name] = json.dumps(ids, ensure_ascii=False, indent=1).encode()
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    theirs: Any = transformers.MarianTokenizer(
+        str(directory / "source.spm"),
+        str(directory / "target.spm"),
+        str(directory / "vocab.json"),
+        target_vocab_file=None if tokenizers.joint else str(directory / "target_vocab.json"),
+        separate_vocabs=not tokenizers.joint,
+        source_lang=config.data.src_lang or None,
+        target_lang=config.data.tgt_lang or None,
+        model_max_length=config.data.max_length,
+    )
+    theirs.save_pretrained(str(directory))
