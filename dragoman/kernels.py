@@ -91,8 +91,9 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
         return scores.softmax(dim=-1)
     # The lowest finite number, not -inf: a row with no place left must not turn NaN on its
     # way to zero, for autograd's anomaly detection would stop there.
-    lowest = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return lowest.softmax(dim=-1).masked_fill(~mask, 0.0)
+    hidden = ~mask
+    lowest = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    return lowest.softmax(dim=-1).masked_fill(hidden, 0.0)
 
 
 def _hidden_by(bias: Tensor, visible: Tensor | None) -> Tensor:

@@ -62,10 +62,11 @@ class AskAfter(Asking):
     def run(self, x: Tensor, carried: Carried, look: Look) -> Ran:
         """Take positions (B, T, D) one after another."""
         recurrence, layers = self.recurrence, self.recurrence.split(carried)
-        beside, fed = recurrence.beside(x.size(2)), carried.get("fed")
+        projected, fed = recurrence.project(x), carried.get("fed")
+        beside = recurrence.beside(x.size(2)).to(projected.dtype)
         states, contexts, outputs = [], [], []
-        for gates in recurrence.project(x).unbind(dim=1):
-            layers = recurrence.advance(gates if fed is None else torch.addmm(gates, fed.to(gates.dtype), beside.to(gates.dtype)), layers)
+        for gates in projected.unbind(dim=1):
+            layers = recurrence.advance(gates if fed is None else torch.addmm(gates, fed.to(gates.dtype), beside), layers)
             states.append(layers[-1][0])
             contexts.append(look(states[-1]))
             if fed is not None:
@@ -101,12 +102,13 @@ class AskBefore(Asking):
     def run(self, x: Tensor, carried: Carried, look: Look) -> Ran:
         """Take positions (B, T, D) one after another."""
         recurrence, layers = self.recurrence, self.recurrence.split(carried)
-        beside, fed = recurrence.beside(x.size(2)), carried.get("fed")
+        projected, fed = recurrence.project(x), carried.get("fed")
+        beside = recurrence.beside(x.size(2)).to(projected.dtype)
         states, contexts, outputs = [], [], []
-        for position, gates in enumerate(recurrence.project(x).unbind(dim=1)):
+        for position, gates in enumerate(projected.unbind(dim=1)):
             contexts.append(look(layers[-1][0]))
             rest = contexts[-1] if fed is None else torch.cat([contexts[-1], fed], dim=-1)
-            layers = recurrence.advance(torch.addmm(gates, rest.to(gates.dtype), beside.to(gates.dtype)), layers)
+            layers = recurrence.advance(torch.addmm(gates, rest.to(gates.dtype), beside), layers)
             states.append(layers[-1][0])
             if fed is not None:
                 fed = self.read(states[-1], x[:, position], contexts[-1])
@@ -145,11 +147,12 @@ class AskBelow(Asking):
     def run(self, x: Tensor, carried: Carried, look: Look) -> Ran:
         """Take positions (B, T, D): one after another in the lowest layer, all at once above it."""
         recurrence, layers = self.recurrence, self.recurrence.split(carried)
-        beside = recurrence.beside(x.size(2))
+        projected = recurrence.project(x)
+        beside = recurrence.beside(x.size(2)).to(projected.dtype)
         states, contexts = [], []
-        for gates in recurrence.project(x).unbind(dim=1):
+        for gates in projected.unbind(dim=1):
             contexts.append(look(layers[-1][0]))
-            layers = recurrence.advance(torch.addmm(gates, contexts[-1].to(gates.dtype), beside.to(gates.dtype)), layers)
+            layers = recurrence.advance(torch.addmm(gates, contexts[-1].to(gates.dtype), beside), layers)
             states.append(layers[-1][0])
         x, context, after = torch.stack(states, dim=1), torch.stack(contexts, dim=1), [recurrence.join(layers)]
         for number, upper in self.uppers():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dragoman.attention import edit, heads_off, record
 from dragoman.attention.catalogue import ALIGNMENTS, SCORES
-from dragoman.config import ModelConfig
+from dragoman.config import ModelConfig, read_config
 from dragoman.decoding.beam import Beam
 from dragoman.decoding.packing import pack_sources
 from dragoman.decoding.search import search
@@ -186,7 +186,9 @@ def test_luong_step_by_step(feeding: bool, layers: int) -> None:
 @torch.no_grad()
 def test_bahdanau_step_by_step() -> None:
     """Sections 3.1 and A.2 of Bahdanau et al. (2015): the old state asks, the answer goes into the gates, maxout reads."""
-    layer = decoder(GRULayer, attention="scaled_dot", query="before", initial="first")
+    layer = decoder(GRULayer, attention="additive", query="before", initial="first")
+    score = layer.cross.score
+    w_a, u_a, v_a = score.query_proj.weight, score.key_proj.weight, score.energy.weight[0]
     x, memory = inputs()
     found = layer(x, Context(memory=memory))
     kernel = layer.asking.recurrence.kernel
@@ -199,7 +201,8 @@ def test_bahdanau_step_by_step() -> None:
         values = memory.values[row, :length]
         state = torch.tanh(layer.initial(values[0]))
         for step in range(4):
-            context = attend(state, values)
+            energies = torch.stack([v_a @ torch.tanh(w_a @ state + u_a @ value) for value in values])
+            context = energies.softmax(0) @ values
             both = torch.cat([x[row, step], context])
             reset, keep = torch.sigmoid(wr @ both + ur @ state), torch.sigmoid(wz @ both + uz @ state)
             proposal = torch.tanh(wn @ both + reset * (un @ state))  # the paper has U (r o s), the kernels r o (U s)
@@ -372,10 +375,11 @@ def test_beams_are_scored_as_with_the_target_known(block: str) -> None:
 
 @torch.no_grad()
 def test_recurrent_blocks_stand_beside_others() -> None:
-    """Hybrids: the lists of the architecture's own example, stepped as in one pass."""
+    """Hybrids: the lists of the architecture's own example as they are written, stepped as in one pass."""
     torch.manual_seed(0)
-    stacks = {"encoder": ("conv*2", "self*2", "bilstm"), "decoder": ("lstm(attention=additive, alignment=monotonic)", "self*2", "gru")}
-    config = ModelConfig(**stacks, width=16, heads=2, feedforward=16, dropout=0.0, residual="pre")
+    stacks = ["model.encoder=[conv*2, self*3, bilstm]", "model.decoder=[lstm(attention=monotonic), self*2]"]
+    sizes = ["model.width=16", "model.heads=2", "model.feedforward=16", "model.dropout=0", "model.residual=pre"]
+    config = read_config(overrides=[*stacks, *sizes]).model
     model = build_model(config, src_vocabulary=12, tgt_vocabulary=12).double().eval()
     src, tgt = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 4))
     state, parts = model.start(model.encode(src, MASK)), []
