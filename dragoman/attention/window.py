@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from dragoman.kernels import attend
 
-LEAST_BLOCK = 32  # queries that are looked up together: products of narrower blocks are too small to be quick
+LEAST_BLOCK = 64  # queries that are looked up together: products of narrower blocks are too small to be quick
 
 
 def pays(length: int, radius: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +11,16 @@ from torch import Tensor
 
 from dragoman.attention import record
 from dragoman.attention.recording import attentions
+from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.drawing import draw_stack
 from dragoman.config import Config, ModelConfig, TrainConfig
 from dragoman.models.build import build_model, count_parameters, describe
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.tokenizer import train_tokenizers
 from dragoman.training.ema import RunningAverage
 from dragoman.training.optimisers import adam, export_state, load_state
 from dragoman.training.saving import weights_of
+from dragoman.training.tensors import read_header
 
 KINDS = ["all", "attention", "feedforward"]
 
@@ -161,3 +165,19 @@ def test_what_no_layer_could_heed_is_refused() -> None:
     (problem,) = Config().replace(model={**blocks, "talking_heads": True}).problems()
     assert "model.talking_heads needs a block with several heads; found lstm, lstm(attention=dot)" in problem
     assert not Config().replace(model={**blocks, "share_layers": "all"}).problems()
+
+
+def test_a_bundle_holds_a_shared_weight_once(tmp_path: Path) -> None:
+    sizes = {"width": 16, "heads": 2, "feedforward": 16, "encoder": ("self*3",), "decoder": ("self*3",), "share_layers": "all"}
+    settings = Config().replace(text={"vocabulary": 300}, model={**sizes, "embedding_width": 8, "fix_norm": True})
+    lines = ["ein mann geht", "eine frau steht", "zwei kinder spielen"] * 10
+    tokenizers = train_tokenizers(lines, [line.upper() for line in lines], settings.text)
+    torch.manual_seed(0)
+    model = build_model(settings.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)).eval()
+    write_bundle(tmp_path / "m", config=settings, tokenizers=tokenizers, weights=weights_of(model), golden=["ein mann"])
+    bundle = Bundle.load(tmp_path / "m")
+    assert bundle.parameters == count_parameters(model) == count_parameters(bundle.model)
+    saved = read_header(tmp_path / "m" / "weights.safetensors")
+    assert set(saved) == {name for name, _ in model.named_parameters()}
+    src, tgt = batch()
+    torch.testing.assert_close(bundle.model(src, tgt), model(src, tgt), rtol=0, atol=0)

@@ -50,7 +50,7 @@ def test_blocks_give_what_the_mask_gives(length: int, radius: int, causal: bool,
 def test_a_layer_takes_the_way_of_blocks_and_is_the_same_when_watched(causal: bool, within: str | None, monkeypatch) -> None:
     torch.manual_seed(0)
     attention = SelfAttention(8, 4, kv_heads=2, window=3, within=Rotation(2) if within else None)
-    x, mask = torch.randn(2, 120, 8), masks.from_lengths(torch.tensor([120, 101])).unsqueeze(1)
+    x, mask = torch.randn(2, 200, 8), masks.from_lengths(torch.tensor([200, 181])).unsqueeze(1)
     calls: list[int] = []
 
     def counted(*args: Tensor, **kwargs: object) -> Tensor:
@@ -62,8 +62,8 @@ def test_a_layer_takes_the_way_of_blocks_and_is_the_same_when_watched(causal: bo
     assert len(calls) == 1
     with record(attention):
         torch.testing.assert_close(attention(x, mask=mask, causal=causal), found)
-    attention(x[:, :90], causal=causal)  # too short to pay
-    attention(x, mask=mask.expand(2, 120, 120), causal=causal)  # a mask for each pair
+    attention(x[:, :190], causal=causal)  # too short to pay
+    attention(x, mask=mask.expand(2, 200, 200), causal=causal)  # a mask for each pair
     SelfAttention(8, 4, window=3, within=LinearBias(4))(x, causal=causal)  # a bias for each pair
     SelfAttention(8, 4, window=3, talking=True)(x, causal=causal)
     assert len(calls) == 1
@@ -94,13 +94,13 @@ def test_a_model_generates_in_a_window_what_it_computes_at_once() -> None:
     torch.manual_seed(0)
     config = ModelConfig(encoder=("self",), decoder=("self*2",), width=8, heads=2, feedforward=8, window=4, dropout=0.0)
     model = build_model(config, src_vocabulary=9, tgt_vocabulary=9).double().eval()
-    src, tgt = torch.randint(4, 9, (2, 130)), torch.randint(4, 9, (2, 130))
+    src, tgt = torch.randint(4, 9, (2, 210)), torch.randint(4, 9, (2, 210))
     with torch.no_grad():
         whole = model(src, tgt)
         state = model.start(model.encode(src))
-        first, state = model.extend(tgt[:, :110], state)
-        second, state = model.extend(tgt[:, 110:129], state)
-        third, _ = model.step(tgt[:, 129], state)
+        first, state = model.extend(tgt[:, :195], state)
+        second, state = model.extend(tgt[:, 195:209], state)
+        third, _ = model.step(tgt[:, 209], state)
     torch.testing.assert_close(torch.cat([first, second, third.unsqueeze(1)], dim=1), whole)
 
 
