@@ -73,14 +73,15 @@ def time_attention(
     buckets = suggested(length, window)
     rotations = torch.randn(HEADS, WIDTH, rounds, sum(factors(buckets)) // 2, device=device)
 
-    def hashed() -> Tensor:
+    def hashed(*, compiled: bool = False) -> Tensor:
         unit = F.normalize(query.float(), dim=-1, eps=1e-6).to(dtype)
         with torch.no_grad():
             tokens = sort_by_bucket(hash_vectors(query.detach(), rotations, factors(buckets)).to(torch.int16), window)
-        return attend_nearby(query, unit, value, tokens, window=window, causal=causal)
+        return attend_nearby(query, unit, value, tokens, window=window, causal=causal, compiled=compiled)
 
     ways: dict[str, Callable[[], Tensor]] = {
         "hashed": hashed,
+        "hashed, compiled": lambda: hashed(compiled=True),
         "full, materialised": lambda: attend_reference(query, key, value, causal=causal).context,
         "full, fused": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=causal),
     }

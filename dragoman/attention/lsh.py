@@ -37,15 +37,26 @@ class LSHAttention(Watched):
     It differs from the paper in two things. The paper cuts the sorted sequence into chunks, and what a token sees depends on where the
     cuts fall, that is on tokens of other buckets, later ones too; here it is counted from the token, inside its bucket. And rotations
     are drawn once, with the weights, and saved with them, where the paper draws new ones at each use. So no token changes with
-    its future, with padding or with neighbours, and generating gives what training saw.
+    its future, with padding or with neighbours, and generating gives what training saw. A hash is a choice, though: a
+    vector within rounding of a border may fall into the other bucket in another number format.
 
     Buckets should hold fewer tokens than the window: set `buckets` to about 2 * length / window for the longest sequences (the paper's
     rule). Their number does not follow the length of a batch, or a growing sequence would be hashed anew at each step. Sequences up to
     2 * rounds * window are masked rather than sorted, which is quicker there and gives the same. Attention weights are not dropped.
+    `compiled` makes one kernel of what lies between the products of sorted sequences: worth its half minute on a GPU.
     """
 
     def __init__(
-        self, width: int, heads: int, *, head_width: int = 0, rounds: int = 4, buckets: int = 32, window: int = 64, bias: bool = True
+        self,
+        width: int,
+        heads: int,
+        *,
+        head_width: int = 0,
+        rounds: int = 4,
+        buckets: int = 32,
+        window: int = 64,
+        bias: bool = True,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         if not head_width and width % heads:
@@ -56,7 +67,7 @@ class LSHAttention(Watched):
         if problem := numbers.problem(buckets):
             raise DragomanError(f"buckets of hashed attention must be {problem.must}", found=str(buckets), fix=problem.fix)
         self.heads, self.head_width = heads, head_width or width // heads
-        self.rounds, self.buckets, self.window = rounds, buckets, window
+        self.rounds, self.buckets, self.window, self.compiled = rounds, buckets, window, compiled
         self.query_value = nn.Linear(width, 2 * heads * self.head_width, bias=bias)  # one projection for queries and keys
         self.output = nn.Linear(heads * self.head_width, width, bias=bias)
         self.register_buffer("rotations", torch.randn(heads, self.head_width, rounds, sum(numbers.factors(buckets)) // 2))
@@ -95,7 +106,7 @@ class LSHAttention(Watched):
         if self.watch is not None or x.size(1) <= 2 * self.rounds * self.window:
             codes = tokens.codes.view(buckets.shape)
             return self.look(query, key, value, self._met(codes, causal))
-        return self._joined(attend_nearby(query, key, value, tokens, window=self.window, causal=causal))
+        return self._joined(attend_nearby(query, key, value, tokens, window=self.window, causal=causal, compiled=self.compiled))
 
     def look(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
         """Attend from (B, H, T, Dh) to what is visible, (B, H, T, S), of (B, H, S, Dh), and join the heads: (B, T, D)."""

@@ -16,16 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dragoman.attention.fusing import fused, share, slope
 from dragoman.attention.hashing import Sorted
 
 NOTHING = -1e30  # the log of a sum over no key: far below any score, and finite, so that differences are numbers
 NOWHERE = -(2**30)  # a code that is far from all others
 
 
-def attend_nearby(query: Tensor, key: Tensor, value: Tensor, tokens: Sorted, *, window: int, causal: bool) -> Tensor:
-    """Attend from (B, H, T, d) to the nearby of (B, H, T, d), itself left out unless there is nothing else: (B, H, T, d)."""
+def attend_nearby(
+    query: Tensor, key: Tensor, value: Tensor, tokens: Sorted, *, window: int, causal: bool, compiled: bool = False
+) -> Tensor:
+    """Attend from (B, H, T, d) to the nearby of (B, H, T, d), itself left out unless there is nothing else: (B, H, T, d).
+
+    `compiled` compiles what lies between the products, once a process: on a GPU it is most of the time that long sequences take.
+    """
     flat = [part.reshape(-1, part.size(-1)) for part in (query, key, value)]
-    context: Tensor = _Nearby.apply(*flat, *tokens, window, causal)  # type: ignore[no-untyped-call]
+    context: Tensor = _Nearby.apply(*flat, *tokens, window, causal, compiled)  # type: ignore[no-untyped-call]
     return context.view(query.shape)
 
 
@@ -40,8 +46,9 @@ class _Chunks:
         # Slots before the first token and behind the last hold token number `count`, which is not there.
         order = F.pad(tokens.order[turn], (window, self.after + (0 if causal else window)), value=count)
         self.order, self.where = order, tokens.where[turn]
-        codes = F.pad(tokens.codes[: turn + 1], (0, 1), value=NOWHERE)
-        self.codes = codes.index_select(1, order)  # (rounds so far, slots)
+        codes = F.pad(tokens.codes[: turn + 1], (0, 1), value=NOWHERE).index_select(1, order)  # (rounds so far, slots)
+        inner = codes[:, window:] if causal else codes[:, window:-window]
+        self.codes = inner.reshape(turn + 1, -1, window), codes.unfold(1, self.span, window), window, causal
 
     def queries(self, slots: Tensor) -> Tensor:
         """Cut (slots, ...) into chunks of queries (chunks, window, ...)."""
@@ -51,22 +58,6 @@ class _Chunks:
     def keys(self, slots: Tensor) -> Tensor:
         """Cut (slots, d) into overlapping runs of keys, as columns: (chunks, d, span), without a copy."""
         return slots.unfold(0, self.span, self.window)
-
-    def hidden(self) -> Tensor:
-        """Say which keys a query does not meet, or has met in an earlier round: (chunks, window, span)."""
-        met = self._near(self.turn)
-        for turn in range(self.turn):
-            met &= ~self._near(turn)
-        return ~met
-
-    def _near(self, turn: int) -> Tensor:
-        """Say which keys are near in one round."""
-        mine = self.queries(self.codes[turn]).unsqueeze(-1)  # (chunks, window, 1)
-        theirs = self.codes[turn].unfold(0, self.span, self.window).unsqueeze(1)  # (chunks, 1, span)
-        near = theirs >= mine - self.window
-        if self.causal:
-            return near.logical_and_(theirs < mine)
-        return near.logical_and_(theirs <= mine + self.window).logical_and_(theirs != mine)
 
     def gathered(self, runs: Tensor) -> Tensor:
         """Add up overlapping runs (chunks, span, d), where each key stands two or three times: (slots of tokens, d)."""
@@ -87,10 +78,19 @@ class _Nearby(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, order: Tensor, where: Tensor, codes: Tensor, window: int, causal: bool
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        order: Tensor,
+        where: Tensor,
+        codes: Tensor,
+        window: int,
+        causal: bool,
+        compiled: bool,
     ) -> Tensor:
         """Attend in each round, and put the rounds together by the sums of their exponentials."""
-        ctx.settings = window, causal
+        ctx.settings = window, causal, compiled
         tokens = Sorted(order, where, codes)
         wide = torch.promote_types(query.dtype, torch.float32)
         together = F.pad(torch.cat([query, key, value], dim=-1), (0, 0, 0, 1))  # the last one is the token that is not there
@@ -100,10 +100,8 @@ class _Nearby(torch.autograd.Function):
             for turn in range(order.size(0)):
                 chunks = _Chunks(tokens, turn, window, causal)
                 mine, theirs, values = together.index_select(0, chunks.order).chunk(3, dim=-1)
-                scores = torch.bmm(chunks.queries(mine), chunks.keys(theirs)).masked_fill_(chunks.hidden(), -torch.inf)
-                highest = scores.amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min / 4)
-                shares = scores.sub_(highest).exp_()
-                logs = shares.sum(dim=-1, keepdim=True, dtype=wide).log_().add_(highest)
+                scores = torch.bmm(chunks.queries(mine), chunks.keys(theirs))
+                shares, highest, logs = (fused(share) if compiled else share)(scores, *chunks.codes)
                 found = torch.bmm(shares, chunks.keys(values).transpose(1, 2))
                 logs, highest, found = (chunks.returned(part.flatten(0, 1)) for part in (logs, highest, found))
                 grown = torch.logaddexp(total, logs)
@@ -119,7 +117,7 @@ class _Nearby(torch.autograd.Function):
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
         """Compute each round's weights again, and with them the gradients."""
         together, context, total, *sorting = ctx.saved_tensors
-        window, causal = ctx.settings
+        window, causal, compiled = ctx.settings
         tokens, width, kind = Sorted(*sorting), context.size(-1), context.dtype
         alone = total <= NOTHING / 2
         # What a weight's gradient is measured against: the part that the softmax takes from all alike.
@@ -132,13 +130,13 @@ class _Nearby(torch.autograd.Function):
             chunks = _Chunks(tokens, turn, window, causal)
             mine, theirs, values = together.index_select(0, chunks.order).chunk(3, dim=-1)
             asked, above, level = (chunks.queries(part.index_select(0, chunks.order)) for part in (outer, total, common))
-            weights = torch.bmm(chunks.queries(mine), chunks.keys(theirs)).masked_fill_(chunks.hidden(), -torch.inf)
-            weights = weights.sub_(above).exp_()
-            slopes = torch.bmm(asked, chunks.keys(values)).sub_(level).mul_(weights)
+            scores, gains = torch.bmm(chunks.queries(mine), chunks.keys(theirs)), torch.bmm(asked, chunks.keys(values))
+            weights, slopes = (fused(slope) if compiled else slope)(scores, gains, above, level, *chunks.codes)
+            del scores, gains
             parts = [
                 torch.bmm(slopes, chunks.keys(theirs).transpose(1, 2)).flatten(0, 1),
                 chunks.gathered(torch.bmm(slopes.transpose(1, 2), chunks.queries(mine))),
                 chunks.gathered(torch.bmm(weights.transpose(1, 2), asked)),
             ]
             grads += chunks.returned(torch.cat(parts, dim=-1))
-        return *grads.to(kind).chunk(3, dim=-1), None, None, None, None, None
+        return *grads.to(kind).chunk(3, dim=-1), None, None, None, None, None, None

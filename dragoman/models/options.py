@@ -74,6 +74,7 @@ class ReformerOptions(Options):
         0, "Buckets of each round; 0 for 2 * model.max_positions / window, which suits sequences that long.", at_least=0, at_most=1_000_000
     )
     window: int = setting(64, "Tokens of its bucket that a token sees to a side.", at_least=1, at_most=65_536)
+    compiled: bool = setting(False, "Whether hashed attention compiles its kernels, which pays for long sequences on a GPU.")
     chunks: int = setting(1, "Parts of the positions that the feed-forward layers take at a time.", at_least=1, at_most=65_536)
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:

@@ -131,7 +131,7 @@ class HashedLayer(ReversibleLayer):
 
 
 class Reformer(Block):
-    """A run of reversible layers, which keep nothing for the way back: Kitaev et al. (2020), sections 2 and 3.
+    """A run of reversible layers, which keep nothing for the way back: Kitaev et al. (2020).
 
     Both streams start as the block's input; the output is their mean, for the norm at the stack's end. Norms stand inside, whatever
     model.residual says: a norm after the sum could not be taken off again. Attentions are recorded as encoder.0.0.self and so on.
@@ -156,6 +156,7 @@ class Reformer(Block):
         rounds: int = 4,
         buckets: int = 0,
         window: int = 64,
+        compiled: bool = False,
         chunks: int = 1,
     ) -> Reformer:
         """Build a run of layers; `attention=full` leaves hashing out, as the paper's translation does.
@@ -171,7 +172,7 @@ class Reformer(Block):
             if place.memory_width is not None:
                 cross = CrossAttention(config.width, config.heads, memory_width=place.memory_width, **shape)
             activation: nn.Module = catalogue("activation").load(config.activation)()
-            own = _hashed(config, rounds, buckets, window) if attention == "lsh" else _full(place)
+            own = _hashed(config, rounds, buckets, window, compiled) if attention == "lsh" else _full(place)
             return (HashedLayer if attention == "lsh" else ReversibleLayer)(
                 attention=own,  # type: ignore[arg-type]
                 cross=cross,
@@ -216,7 +217,7 @@ class Reformer(Block):
         return Extended((streams.written + streams.read) / 2, state.advance(x.size(1), parts=parts))
 
 
-def _hashed(config: ModelConfig, rounds: int, buckets: int, window: int) -> LSHAttention:
+def _hashed(config: ModelConfig, rounds: int, buckets: int, window: int, compiled: bool) -> LSHAttention:
     """Build attention by hashing."""
     return LSHAttention(
         config.width,
@@ -226,6 +227,7 @@ def _hashed(config: ModelConfig, rounds: int, buckets: int, window: int) -> LSHA
         buckets=buckets or suggested(config.max_positions, window),
         window=window,
         bias=config.attention_bias,
+        compiled=compiled,
     )
 
 

@@ -46,6 +46,8 @@ FORMS = [
     "lstm(attention=location_cumulative)",
     "lstm(attention=normed_additive, query=below, layers=3, initial=zero, skip=false)",
     "conv(attention=embedded, activation=relu, layers=2)",
+    "reformer(layers=2, attention=full, chunks=3)",
+    "reformer(layers=2, rounds=1, buckets=2, window=2)",  # so narrow that seven tokens are sorted
 ]
 MEMBERS = [("block", name) for name in (*BLOCKS, *FORMS)] + [(kind, name) for kind, (_, registry) in SETTINGS.items() for name in registry]
 

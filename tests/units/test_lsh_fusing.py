@@ -1,0 +1,87 @@
+"""The kernels between the products of hashed attention: compiled they give the same, and without a compiler they still work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.attention import fusing
+from dragoman.attention.hashing import hash_vectors, sort_by_bucket
+from dragoman.attention.nearby import attend_nearby
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Let no test see what another has compiled."""
+    fusing.fused.cache_clear()
+    yield
+    fusing.fused.cache_clear()
+
+
+def run(tokens: int, *, causal: bool, compiled: bool) -> list[Tensor]:
+    """Give the output and the gradients of two rounds."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, tokens, 16, requires_grad=True) for _ in range(3))
+    order = sort_by_bucket(hash_vectors(query.detach(), torch.randn(2, 16, 2, 4), (8,)), 8)
+    output = attend_nearby(query, key, value, order, window=8, causal=causal, compiled=compiled)
+    return [output, *torch.autograd.grad(output.square().sum(), [query, key, value])]
+
+
+def test_a_compiler_that_fails_is_done_without_and_told_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(function: object, **_: object) -> object:
+        def call(*_: object) -> None:
+            raise RuntimeError("no compiler here")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", fail)
+    for _ in range(2):
+        for one, other in zip(run(40, causal=True, compiled=True), run(40, causal=True, compiled=False), strict=True):
+            assert torch.equal(one, other)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2  # of the way forward, and of the way back
+    assert all("RuntimeError" in message and "set compiled=false" in message for message in told)
+
+
+def test_an_error_of_the_function_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+    def wrong() -> None:
+        raise ValueError("a mistake of ours")
+
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        fusing.fused(wrong)()
+
+
+def test_too_little_memory_is_not_taken_for_a_failing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled() -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled)
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        fusing.fused(run)()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+def test_compiled_kernels_give_the_same_at_any_length(causal: bool) -> None:
+    for tokens in (130, 257):
+        for one, other in zip(run(tokens, causal=causal, compiled=True), run(tokens, causal=causal, compiled=False), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_who_meets_whom_in_three_rounds_of_four_tokens(causal: bool) -> None:
+    """By hand: a pair counts in the first round in which it is near, and never in two."""
+    codes = torch.tensor([[10, 11, 90, 12], [50, 10, 51, 11], [1, 2, 3, 4]])  # rounds, tokens
+    met = torch.zeros(4, 4, dtype=torch.int64)
+    for turn in range(3):
+        scores = torch.zeros(1, 4, 4)
+        shares, _, _ = fusing.share(scores, codes[: turn + 1].unsqueeze(1), codes[: turn + 1].unsqueeze(1), 1, causal)
+        met += (shares[0] > 0) * (turn + 1)
+    wanted = [[0, 1, 2, 0], [1, 0, 3, 1], [2, 3, 0, 3], [0, 1, 3, 0]]
+    found = torch.tensor(wanted)
+    assert torch.equal(met, found.tril() if causal else found)
