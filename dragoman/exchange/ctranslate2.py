@@ -173,8 +173,11 @@ def _feedforward(spec: Any, block: TransformerLayer) -> None:
     """Fill a feed-forward layer; of a gated one, the half that bends stands first."""
     inner = block.feedforward.inner
     if isinstance(block.feedforward.activation, Gated):
-        for part, weight, bias in zip((spec.linear_0, spec.linear_0_noact), inner.weight.chunk(2), inner.bias.chunk(2), strict=True):
-            part.weight, part.bias = _array(weight), _array(bias)
+        halves = (spec.linear_0, spec.linear_0_noact)
+        for part, weight in zip(halves, inner.weight.chunk(2), strict=True):
+            part.weight = _array(weight)
+        for part, bias in zip(halves, inner.bias.chunk(2), strict=True) if inner.bias is not None else ():
+            part.bias = _array(bias)
     else:
         _linear(spec.linear_0, inner)
     _linear(spec.linear_1, block.feedforward.outer)

@@ -78,7 +78,8 @@ def _layer_to_hugging_face(layer: TransformerLayer) -> dict[str, Tensor]:
         named |= _projections("encoder_attn", "kv", layer.cross, layer.cross.key_value)
         named |= _projections("encoder_attn", ["out"], layer.cross, layer.cross.output)
     for there, linear in (("fc1", layer.feedforward.inner), ("fc2", layer.feedforward.outer)):
-        named[f"{there}.weight"], named[f"{there}.bias"] = linear.weight, linear.bias
+        named[f"{there}.weight"] = linear.weight
+        named[f"{there}.bias"] = linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
     for name, norm in _NORMS.items():
         if name != "cross" or layer.has_cross:
             residual = getattr(layer, f"{name}_residual")

@@ -43,6 +43,8 @@ def made(path: Path, *, joint: bool = True, **model: Any) -> Path:
     ("kind", "model"),
     [
         ("Marian", {}),
+        ("Marian", {"attention_bias": False, "feedforward_bias": False}),
+        ("Marian", {"encoder": ["self*2"], "decoder": ["self*2"], "share_layers": "all"}),
         ("Marian", {"positions": "sinusoidal_halves", "activation": "swish", "output_bias": True}),
         ("Marian", {"activation": "gelu", "attention_bias": False, "kv_heads": 2, "norm_epsilon": 1e-5}),
         ("Marian", {"tie": "target", "joint": False}),
