@@ -93,7 +93,8 @@ class _Nearby(torch.autograd.Function):
         ctx.settings = window, causal, compiled
         tokens = Sorted(order, where, codes)
         wide = torch.promote_types(query.dtype, torch.float32)
-        together = F.pad(torch.cat([query, key, value], dim=-1), (0, 0, 0, 1))  # the last one is the token that is not there
+        together = query.new_zeros(query.size(0) + 1, 3 * query.size(1))  # the last one is the token that is not there
+        torch.cat([query, key, value], dim=-1, out=together[:-1])
         context = query.new_zeros(query.shape, dtype=wide)
         total = query.new_full((query.size(0), 1), NOTHING, dtype=wide)
         with torch.autocast(query.device.type, enabled=False):

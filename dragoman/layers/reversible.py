@@ -101,6 +101,8 @@ def _casting(kind: str) -> dict[str, Any]:
 
 def _draws(device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Say where the generators stand that layers on a device draw from."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("reversible layers draw dropout's numbers twice, and a recording of launches would draw others")
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 

@@ -145,6 +145,7 @@ class Reformer(Block):
         for number, layer in enumerate(layers):
             self.add_module(str(number), layer)
         self.depth = len(layers)
+        self.drops = any(getattr(module, "dropout", 0.0) for module in self.modules())
 
     @classmethod
     def build(
@@ -203,7 +204,7 @@ class Reformer(Block):
         watched = any(module.watch is not None for module in self.modules() if isinstance(module, Watched))
         if watched or not torch.is_grad_enabled():
             return run_plainly(changes, x, memory)
-        return run_reversibly(changes, x, memory, random=self.training)
+        return run_reversibly(changes, x, memory, random=self.training and self.drops)
 
     def start(self, context: Context) -> State:
         """Stand before the first position."""

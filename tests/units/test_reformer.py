@@ -11,6 +11,7 @@ from torch import Tensor
 from dragoman.attention import record
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
+from dragoman.layers import reversible
 from dragoman.layers.chunked import ChunkedFeedForward
 from dragoman.layers.feedforward import FeedForward
 from dragoman.layers.reversible import run_plainly
@@ -67,11 +68,11 @@ def test_gradients_are_those_of_the_same_layers_run_plainly(
     """With dropout too, whose numbers are drawn again, and with the memory's gradient."""
     block = make(causal=causal, attention=attention, dropout=dropout).double()
     x, context = tensors()
-    reversible = slopes(block, x, context)
+    backwards = slopes(block, x, context)
     plainly()
     plain = slopes(block, x, context)
-    assert len(plain) == len(reversible) == 2 + causal + len(list(block.parameters()))
-    for one, other in zip(reversible, plain, strict=True):
+    assert len(plain) == len(backwards) == 2 + causal + len(list(block.parameters()))
+    for one, other in zip(backwards, plain, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -92,10 +93,10 @@ def test_mixed_precision_gives_gradients_as_exact_as_plain_layers_do(attention: 
                 return list(torch.autograd.grad(loss, leaves))
         return list(torch.autograd.grad(loss, leaves))
 
-    reversible = run()
+    backwards = run()
     plainly()
     plain, exact = run(), run(half=False)
-    for one, other, wanted in zip(reversible, plain, exact, strict=True):
+    for one, other, wanted in zip(backwards, plain, exact, strict=True):
         assert (one - wanted).norm() <= 2 * (other - wanted).norm() + 0.01 * wanted.norm()
 
 
@@ -106,6 +107,13 @@ def test_the_way_back_leaves_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     output.sum().backward()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_recording_of_launches_is_refused_where_numbers_are_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="draw dropout's numbers twice"):
+        reversible._draws(torch.device("cuda"))
+    assert [make(causal=False, dropout=rate).drops for rate in (0.0, 0.1)] == [False, True]
 
 
 def kept_bytes(run: Callable[[], Tensor]) -> int:
