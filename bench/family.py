@@ -31,10 +31,22 @@ from dragoman.models.spec import BlockSpec, parse_blocks
 from dragoman.registry import catalogue
 
 HEADLINE_SEEDS = (1, 2, 3)
-SENTENCES = ("train", "dev", "test_2016_flickr")
 NARROW, WIDE = 128, 256  # self-attention and feed-forward layers have four to six times a recurrence's weights at a width
 DEPTH = {"self": 4, "conv": 4, "reformer": 4, "lstm": 2, "gru": 2}  # at most, of one kind
 SKIPPED = {"tiny", "small", "vaswani2017_big"}  # sizes of a member that is in the table
+
+
+class Task(NamedTuple):
+    """A corpus and how its outputs are judged."""
+
+    folder: str
+    sides: tuple[str, str]
+    test: str
+    text: dict[str, Any]  # settings
+
+
+TRANSLATION = Task("multi30k", ("de", "en"), "test_2016_flickr", {"kind": "bpe", "vocabulary": 5500, "joint": True})
+PRONUNCIATION = Task("cmudict_g2p", ("letters", "phones"), "test", {"kind": "characters", "vocabulary": 500, "joint": False})
 
 
 class Member(NamedTuple):
@@ -43,7 +55,8 @@ class Member(NamedTuple):
     name: str
     group: str
     config: Config
-    headline: bool = False
+    headline: bool = False  # with three seeds
+    task: Task = TRANSLATION
 
 
 def members() -> Iterator[Member]:
@@ -62,6 +75,11 @@ def members() -> Iterator[Member]:
             if name not in used and name != "softmax":  # which is used without being named
                 decoder = tuple(str(_with(spec, option, name)) for spec in parse_blocks(base.model.decoder))
                 yield Member(f"luong2015 with {name}", "recurrent", sized(base.replace(model={"decoder": decoder})))
+    for name in ("monotonic", "softmax", "mocha"):  # the same network, which attends in three ways
+        raffel: Config = recipes.load("raffel2017")()
+        decoder = tuple(str(_with(spec, "alignment", name)) for spec in parse_blocks(raffel.model.decoder))
+        config = sized(raffel.replace(model={"decoder": decoder}), PRONUNCIATION)
+        yield Member(f"pronunciation with {name}", "pronunciation", config, headline=True, task=PRONUNCIATION)
     for name, changes in HYBRIDS.items():
         yield Member(name, "hybrid", sized(recipes.load("small")().replace(model=changes)), headline=name in HEADLINES)
 
@@ -73,7 +91,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 HEADLINES = {"bahdanau2015", "gehring2017", "vaswani2017_base", "hybrid: self-attention, then LSTM"}
 
 
-def sized(recipe: Config) -> Config:
+def sized(recipe: Config, task: Task = TRANSLATION) -> Config:
     """Bring a recipe to the common size, text and training; its blocks and how they are joined stay."""
     model = recipe.model
     attentive = any(spec.name in ("self", "reformer", "feedforward", "attend") for spec in _specs(recipe))
@@ -81,7 +99,7 @@ def sized(recipe: Config) -> Config:
     heads = 1 if model.heads == 1 else 4
     group = model.heads // model.kv_heads if model.kv_heads else 0
     return recipe.replace(
-        text={"kind": "bpe", "vocabulary": 5500, "joint": True, "dropout": 0.0},
+        text={**task.text, "dropout": 0.0},
         data={"max_length": 100},
         model={
             "encoder": _fewer(model.encoder),
@@ -92,7 +110,7 @@ def sized(recipe: Config) -> Config:
             "head_width": min(model.head_width, 2 * width // heads) if model.head_width else 0,
             "embedding_width": 64 if model.embedding_width else 0,
             "feedforward": 4 * width,
-            "tie": "all",
+            "tie": "all" if task.text["joint"] else "target",
             "max_positions": 256,
             "dropout": 0.2,
             "attention_dropout": 0.0,
@@ -142,9 +160,27 @@ def _fewer(blocks: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(str, specs))
 
 
-def train_one(config: Config, *, seed: int, seconds: float, data: Path, out: Path) -> dict[str, Any]:
+def with_files(member: Member, work: Path) -> Config:
+    """Name the files of a member's task."""
+    files = {
+        f"{prefix}{side}": str(work / member.task.folder / f"{split}.{ending}")
+        for split, prefix in (("train", ""), ("dev", "valid_"))
+        for side, ending in zip(("src", "tgt"), member.task.sides, strict=True)
+    }
+    return member.config.replace(data=files)
+
+
+def prepare_all(chosen: list[Member], work: Path) -> None:
+    """Make vocabularies and prepared pairs before any clock runs."""
+    from dragoman.runs.prepare import prepare
+    from dragoman.training.progress import QuietProgress
+
+    for member in {member.task.folder: member for member in chosen}.values():
+        prepare(with_files(member, work), work / f"text-{member.task.folder}", QuietProgress())
+
+
+def train_one(member: Member, *, seed: int, seconds: float, work: Path) -> dict[str, Any]:
     """Train, judge and keep one model; returns its row."""
-    import sacrebleu
     import torch
 
     from dragoman.bundle import Card, write_bundle
@@ -162,12 +198,8 @@ def train_one(config: Config, *, seed: int, seconds: float, data: Path, out: Pat
     from dragoman.translator.device import choose_device
 
     device = choose_device("auto")
-    files = {
-        f"{'' if split == 'train' else 'valid_'}{side}": str(data / f"{split}.{language}")
-        for split in ("train", "dev")
-        for side, language in (("src", "de"), ("tgt", "en"))
-    }
-    config = config.replace(data={**files, "src_lang": "de", "tgt_lang": "en"}, train={"seed": seed})
+    config, task, out = with_files(member, work).replace(train={"seed": seed}), member.task, work / "models" / f"{slug(member.name)}-{seed}"
+    data = work / task.folder
     prepared = prepare(config, out / "text", QuietProgress())
     with RunDirectory(out / "training", keep=2) as run:
         pace = (
@@ -175,7 +207,7 @@ def train_one(config: Config, *, seed: int, seconds: float, data: Path, out: Pat
             .trainer(run, world=World(), deadline=None, replan=None)
             .rehearse(3.0)
         )
-        config = paced(config, max(50, int(seconds / pace.seconds))).replace(train={})
+        config = paced(config, max(50, int(seconds / pace.seconds)))
         parts = Assembly(config, prepared, device=device, progress=QuietProgress())
         clock = Clock((seconds + CLOSING_SECONDS) / (1 - CLOSING_SHARE))
         trainer = parts.trainer(run, world=World(), deadline=clock.left, replan=lambda done, each: clock.updates(done, each, most=10**9))
@@ -196,24 +228,67 @@ def train_one(config: Config, *, seed: int, seconds: float, data: Path, out: Pat
         "chosen": chosen,
         "loss": round(result.best.get("loss", float("nan")), 4),
     }
-    for split in SENTENCES[1:]:
-        source, reference = ((data / f"{split}.{language}").read_text(encoding="utf-8").splitlines() for language in ("de", "en"))
-        row[split] = round(sacrebleu.corpus_bleu(translator.translate(source), [reference]).score, 2)
+    for split in ("dev", task.test):
+        outputs = translator.translate(read(data / f"{split}.{task.sides[0]}"))
+        row["dev" if split == "dev" else "test"] = round(judge(task, split, data, outputs), 2)
     write_bundle(
         out / "model", config=config, tokenizers=prepared.tokenizers, weights=weights, card=Card(command="bench/family.py"), golden=[]
     )
     return row
 
 
-def unpack(data: Path, work: Path) -> Path:
-    """Write the corpus as plain files."""
-    out = work / "multi30k"
-    out.mkdir(parents=True, exist_ok=True)
-    for split in SENTENCES:
-        for language in ("de", "en"):
-            if not (out / f"{split}.{language}").exists():
-                (out / f"{split}.{language}").write_bytes(lzma.decompress((data / f"{split}.{language}.xz").read_bytes()))
-    return out
+def judge(task: Task, split: str, data: Path, outputs: list[str]) -> float:
+    """Score translations by BLEU, pronunciations by phonemes in error against the nearest that is listed, in percent."""
+    if task is TRANSLATION:
+        import sacrebleu
+
+        return float(sacrebleu.corpus_bleu(outputs, [read(data / f"{split}.{task.sides[1]}")]).score)
+    errors = length = 0
+    for output, listed in zip(outputs, read(data / f"{split}.all"), strict=True):
+        distance, size = min((_edits(output, each), len(each)) for each in listed.split())
+        errors, length = errors + distance, length + size
+    return 100 * errors / length
+
+
+def _edits(one: str, other: str) -> int:
+    """Count the insertions, deletions and substitutions between two strings."""
+    row = list(range(len(other) + 1))
+    for place, letter in enumerate(one, 1):
+        above, row[0] = row[0], place
+        for column, wanted in enumerate(other, 1):
+            above, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, above + (letter != wanted))
+    return row[-1]
+
+
+def read(path: Path) -> list[str]:
+    """Read a file's lines."""
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def unpack(data: Path, work: Path) -> None:
+    """Write both corpora as plain files; in pronunciations every letter and every phoneme becomes one character."""
+    for task in (TRANSLATION, PRONUNCIATION):
+        out = work / task.folder
+        out.mkdir(parents=True, exist_ok=True)
+        for split in ("train", "dev", task.test):
+            for side in task.sides:
+                lines = lzma.decompress((data / task.folder / f"{split}.{side}.xz").read_bytes()).decode().splitlines()
+                if task is PRONUNCIATION:
+                    lines = [_packed(line) if side == "phones" else line.replace(" ", "") for line in lines]
+                (out / f"{split}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            if task is PRONUNCIATION and split != "train":
+                records = map(json.loads, lzma.decompress((data / task.folder / f"{split}.all.jsonl.xz").read_bytes()).splitlines())
+                (out / f"{split}.all").write_text(
+                    "\n".join(" ".join(map(_packed, each["prons"])) for each in records) + "\n", encoding="utf-8"
+                )
+
+
+def _packed(phones: str) -> str:
+    """Write each phoneme, such as AH0, as one character."""
+    return "".join(chr(0x4E00 + PHONES.setdefault(phone, len(PHONES))) for phone in phones.split())
+
+
+PHONES: dict[str, int] = {}  # in the order of the training pronunciations, which are unpacked first
 
 
 def jobs(chosen: list[Member]) -> list[tuple[Member, int]]:
@@ -269,8 +344,10 @@ def measure_speed(work: Path) -> None:
 
     from dragoman.translator import Translator
 
-    source = (work / "multi30k" / "test_2016_flickr.de").read_text(encoding="utf-8").splitlines()
+    source = read(work / "multi30k" / "test_2016_flickr.de")
     for folder in sorted(work.glob("models/*-1")):
+        if folder.name.startswith("pronunciation"):
+            continue
         translator = Translator.load(folder / "model")
         translator.translate(source[:64], beam=1)
         torch.cuda.synchronize()
@@ -289,12 +366,12 @@ def table(work: Path) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     names = dict.fromkeys(row["name"] for row in rows)
     groups = dict.fromkeys(row["group"] for row in rows)
-    mean = {name: statistics.mean(row["test_2016_flickr"] for row in rows if row["name"] == name) for name in names}
+    mean = {name: statistics.mean(row["test"] for row in rows if row["name"] == name) for name in names}
     for group in groups:
         yield f"| **{group}** | | | | | | |"
         for name in sorted((row["name"] for row in rows if row["group"] == group and row["seed"] == 1), key=lambda name: -mean[name]):
             mine = [row for row in rows if row["name"] == name]
-            bleu = [row["test_2016_flickr"] for row in mine]
+            bleu = [row["test"] for row in mine]
             spread = f" ± {statistics.stdev(bleu):.1f} ({len(bleu)} seeds)" if len(bleu) > 1 else ""
             speed = work / "models" / f"{slug(name)}-1" / "speed.json"
             rate = json.loads(speed.read_text())["sentences_a_second"] if speed.exists() else None
@@ -338,22 +415,26 @@ def main() -> None:
         options.work.mkdir(parents=True, exist_ok=True)
         kept.write_text(options.trials.read_text())
     if kept.exists():
-        every = {name: Member(name, "trial", every[base].config.replace(**changes)) for name, base, changes in json.loads(kept.read_text())}
+        every = {
+            name: Member(name, "trial", every[base].config.replace(**changes), task=every[base].task)
+            for name, base, changes in json.loads(kept.read_text())
+        }
     if options.table:
         print("\n".join(table(options.work)))
     elif options.speed:
         measure_speed(options.work)
     elif options.one:
         try:
-            out = options.work / "models" / f"{slug(options.one)}-{options.seed}"
-            row = train_one(every[options.one].config, seed=options.seed, seconds=options.seconds, data=options.work / "multi30k", out=out)
+            row = train_one(every[options.one], seed=options.seed, seconds=options.seconds, work=options.work)
         except Exception:
             traceback.print_exc()
             sys.exit(1)
         print(json.dumps(row))
     else:
-        unpack(options.data / "multi30k", options.work)
-        train_all(options, [member for name, member in every.items() if options.only is None or name in options.only])
+        unpack(options.data, options.work)
+        chosen = [member for name, member in every.items() if options.only is None or name in options.only]
+        prepare_all(chosen, options.work)
+        train_all(options, chosen)
 
 
 if __name__ == "__main__":

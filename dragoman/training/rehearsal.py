@@ -51,4 +51,5 @@ def rehearse(step: UpdateStep, feed: Feed, *, model: nn.Module, optimiser: Optim
         for name, tensor in weights_of(model).items():
             tensor.copy_(kept[name])
     optimiser.state.clear()
+    step.forget()  # the run has an update step of its own, and the memory should be free for it
     return Pace(took / done, tokens / took)

@@ -64,6 +64,12 @@ class Replay:
                 return self._compute(batch)
         return self._play(self._recordings[key], batch)
 
+    def forget(self) -> None:
+        """Let go of every recording and its memory; shapes are recorded anew when they come again."""
+        self._recordings.clear()
+        self._sightings.clear()
+        self._gradients = self._pool = self._stream = None
+
     def _play(self, recording: _Recording, batch: Batch) -> Loss:
         """Give the recorded kernels this batch, and copy what they made before the next one overwrites it."""
         assert self._gradients is not None, "what is recorded has somewhere to write"

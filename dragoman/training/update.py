@@ -91,6 +91,11 @@ class UpdateStep:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._backward = Replay(self._launch, self._parameters, device) if replay else self._launch
 
+    def forget(self) -> None:
+        """Let go of what was recorded of earlier updates."""
+        if isinstance(self._backward, Replay):
+            self._backward.forget()
+
     @property
     def replays(self) -> bool:
         """Whether a shape that comes again is launched as one, which takes it some updates to get ready."""

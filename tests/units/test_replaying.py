@@ -112,6 +112,18 @@ def test_a_shape_is_recorded_when_it_comes_again_and_shapes_are_told_apart() -> 
     assert len(replay._recordings) == 3
 
 
+def test_what_was_recorded_can_be_forgotten_and_is_recorded_anew() -> None:
+    plain = Plain()
+    replay = Pretended(plain, plain.parameters, CPU)
+    for _ in range(SIGHTINGS):
+        replay(batch())
+    replay.forget()
+    assert not replay._recordings
+    loss = [replay(batch()) for _ in range(SIGHTINGS)][-1]
+    assert replay._recordings
+    assert torch.equal(loss.total.detach(), plain(batch()).total.detach())
+
+
 def test_random_numbers_of_the_host_are_never_frozen(caplog: pytest.LogCaptureFixture) -> None:
     plain = Plain(host_noise=True)
     replay = Pretended(plain, plain.parameters, CPU)
