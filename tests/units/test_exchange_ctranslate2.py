@@ -89,7 +89,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "untied": {"tie": "none", "scale_embeddings": False},
     "unequal stacks": {"encoder": ["self(heads=2)*3"], "decoder": ["self"]},
     "like llama": {"positions": "rotary", "kv_heads": 2, "residual": "pre", "norm": "rms", "activation": "swiglu", "attention_bias": False},
-    "no biases": {"attention_bias": False, "feedforward_bias": False},
+    "no biases at all": {"attention_bias": False, "feedforward_bias": False},
     "a gate without biases": {"activation": "swiglu", "feedforward_bias": False},
     "shared layers": {"share_layers": "all"},
     "narrow embeddings of length one": {"embedding_width": 16, "fix_norm": True},
