@@ -43,19 +43,14 @@ def slope(
 
 def _hidden(mine: Tensor, theirs: Tensor, window: int, causal: bool) -> Tensor:
     """Say which keys a query does not meet, or has met in an earlier round: (chunks, window, span)."""
-    met = _near(mine[-1], theirs[-1], window, causal)
-    for turn in range(mine.size(0) - 1):
-        met &= ~_near(mine[turn], theirs[turn], window, causal)
-    return ~met
-
-
-def _near(mine: Tensor, theirs: Tensor, window: int, causal: bool) -> Tensor:
-    """Say which keys are near in one round."""
     mine, theirs = mine.unsqueeze(-1), theirs.unsqueeze(-2)
-    near = theirs >= mine - window
-    if causal:
-        return near.logical_and_(theirs < mine)
-    return near.logical_and_(theirs <= mine + window).logical_and_(theirs != mine)
+    lowest, highest = mine - window, mine - 1 if causal else mine + window
+    hidden = (theirs[-1] < lowest[-1]).logical_or_(theirs[-1] > highest[-1])
+    if not causal:
+        hidden = hidden.logical_or_(theirs[-1] == mine[-1])  # itself
+    for turn in range(mine.size(0) - 1):
+        hidden = hidden.logical_or_((theirs[turn] >= lowest[turn]).logical_and_(theirs[turn] <= highest[turn]))
+    return hidden
 
 
 @functools.cache

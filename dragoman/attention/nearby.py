@@ -10,6 +10,7 @@ Nothing of size (tokens x keys) is kept: going back, each round's weights are co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,17 +39,22 @@ def attend_nearby(
 class _Chunks:
     """One round: what is at hand, in its order, cut into chunks."""
 
-    def __init__(self, tokens: Sorted, turn: int, window: int, causal: bool) -> None:
-        self.window, self.causal, self.turn = window, causal, turn
-        count = tokens.order.size(1)
+    def __init__(self, order: Tensor, where: Tensor, codes: Tensor, window: int, causal: bool) -> None:
+        self.order, self.where, self.window, self.causal = order, where, window, causal
         self.span = window * (2 if causal else 3)  # keys that a chunk meets
-        self.after = -count % window
-        # Slots before the first token and behind the last hold token number `count`, which is not there.
-        order = F.pad(tokens.order[turn], (window, self.after + (0 if causal else window)), value=count)
-        self.order, self.where = order, tokens.where[turn]
-        codes = F.pad(tokens.codes[: turn + 1], (0, 1), value=NOWHERE).index_select(1, order)  # (rounds so far, slots)
+        codes = codes.index_select(1, order)  # (rounds so far, slots)
         inner = codes[:, window:] if causal else codes[:, window:-window]
-        self.codes = inner.reshape(turn + 1, -1, window), codes.unfold(1, self.span, window), window, causal
+        self.codes = inner.reshape(codes.size(0), -1, window), codes.unfold(1, self.span, window), window, causal
+
+    @classmethod
+    def rounds(cls, tokens: Sorted, window: int, causal: bool) -> Iterator[_Chunks]:
+        """Go through the rounds, each with the codes of those before it."""
+        count = tokens.order.size(1)
+        # Slots before the first token and behind the last hold token number `count`, which is not there.
+        order = F.pad(tokens.order, (window, -count % window + (0 if causal else window)), value=count)
+        codes = F.pad(tokens.codes, (0, 1), value=NOWHERE)
+        for turn in range(order.size(0)):
+            yield cls(order[turn], tokens.where[turn], codes[: turn + 1], window, causal)
 
     def queries(self, slots: Tensor) -> Tensor:
         """Cut (slots, ...) into chunks of queries (chunks, window, ...)."""
@@ -98,8 +104,7 @@ class _Nearby(torch.autograd.Function):
         context = query.new_zeros(query.shape, dtype=wide)
         total = query.new_full((query.size(0), 1), NOTHING, dtype=wide)
         with torch.autocast(query.device.type, enabled=False):
-            for turn in range(order.size(0)):
-                chunks = _Chunks(tokens, turn, window, causal)
+            for chunks in _Chunks.rounds(tokens, window, causal):
                 mine, theirs, values = together.index_select(0, chunks.order).chunk(3, dim=-1)
                 scores = torch.bmm(chunks.queries(mine), chunks.keys(theirs))
                 shares, highest, logs = (fused(share) if compiled else share)(scores, *chunks.codes)
@@ -127,8 +132,7 @@ class _Nearby(torch.autograd.Function):
         grads[:, 2 * width :] = torch.where(alone, outer, 0)  # a token alone gave itself its value
         outer = F.pad(outer.to(kind), (0, 0, 0, 1))
         total, common = (F.pad(part, (0, 0, 0, 1)) for part in (total, common))
-        for turn in range(tokens.order.size(0)):
-            chunks = _Chunks(tokens, turn, window, causal)
+        for chunks in _Chunks.rounds(tokens, window, causal):
             mine, theirs, values = together.index_select(0, chunks.order).chunk(3, dim=-1)
             asked, above, level = (chunks.queries(part.index_select(0, chunks.order)) for part in (outer, total, common))
             scores, gains = torch.bmm(chunks.queries(mine), chunks.keys(theirs)), torch.bmm(asked, chunks.keys(values))
