@@ -13,7 +13,7 @@ KIND = "dragoman bundle"
 
 WEIGHTS, CONFIG, GOLDEN, CARD = "weights.safetensors", "config.json", "golden.json", "card.md"
 TEXT = "text"
-TEXT_FILES = ("shared.model", "source.model", "target.model", "text.json")
+TEXT_FILES = ("shared.model", "source.model", "target.model", "source.pieces.json", "target.pieces.json", "text.json")
 
 # The most bytes that each file may have. Nothing in a file can name another file: this list is all that is ever opened.
 CAPS = {
@@ -21,7 +21,7 @@ CAPS = {
     CONFIG: 1 << 20,
     GOLDEN: 4 << 20,
     WEIGHTS: 40 << 30,
-    **{f"{TEXT}/{name}": 1 << 20 if name.endswith(".json") else 64 << 20 for name in TEXT_FILES},
+    **{f"{TEXT}/{name}": 1 << 20 if name == "text.json" else 64 << 20 for name in TEXT_FILES},
 }
 REQUIRED = frozenset({CARD, CONFIG, GOLDEN, WEIGHTS, f"{TEXT}/text.json"})
 PARAMETERS = 10_000_000_000  # more are refused before anything is allocated

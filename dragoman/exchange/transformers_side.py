@@ -52,6 +52,8 @@ class Transformers:
     def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[Said]:
         """Translate greedily, none longer than its limit of pieces."""
         said: dict[int, Said] = {}
+        most = int(self.model.config.max_position_embeddings) - 2  # past which it has no positions
+        limits = [min(limit, most) for limit in limits]
         order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
         for first in range(0, len(order), _ROWS):
             rows = order[first : first + _ROWS]
@@ -63,7 +65,7 @@ class Transformers:
         """Translate one batch and read what it thought of each piece before anything was forbidden."""
         given = self.tokenizer(list(texts), return_tensors="pt", padding=True)
         settings = self.model.generation_config
-        options = {"max_new_tokens": max(limits) + 1, "max_length": None, "num_beams": 1, "do_sample": False}
+        options = {"max_new_tokens": max(limits) + 1, "max_length": None, "num_beams": 1, "do_sample": False, "forced_eos_token_id": None}
         with quietly():
             made = self.model.generate(**given, **options, output_logits=True, return_dict_in_generate=True)
         end = settings.eos_token_id if isinstance(settings.eos_token_id, int) else settings.eos_token_id[0]

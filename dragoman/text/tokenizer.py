@@ -82,6 +82,10 @@ class Tokenizer:
             raise BundleError(
                 f"a tokenizer must be at most {_MAX_MODEL_BYTES} bytes", found=f"{path} with more", fix="copy the model directory anew"
             )
+        if (Path(directory) / f"{side}.pieces.json").exists():
+            from dragoman.text.foreign import ForeignTokenizer
+
+            return ForeignTokenizer.read(Path(directory), side, model, settings["kind"])
         return cls(model, kind=settings["kind"], normalisation=settings["normalisation"])
 
     def save(self, directory: Path, side: str) -> None:
@@ -101,7 +105,7 @@ class Tokenizer:
         try:
             return self._processor.encode(prepared, num_threads=1)
         except (RuntimeError, UnicodeError, TypeError) as error:  # the binding names neither text nor place
-            raise _bad_text(prepared) from error
+            raise bad_text(prepared) from error
 
     def encode_sampled(self, text: str, *, dropout: float, generator: Callable[[], float]) -> list[int]:
         """Encode with BPE-dropout: the same generator state gives the same pieces on every machine."""
@@ -188,7 +192,7 @@ def load_tokenizers(directory: Path) -> Tokenizers:
     return Tokenizers(Tokenizer.load(directory, "source"), Tokenizer.load(directory, "target"))
 
 
-def _bad_text(texts: Sequence[str]) -> DataError:
+def bad_text(texts: Sequence[str]) -> DataError:
     """Name the character that has no UTF-8."""
     for text in texts:
         place = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)

@@ -1,0 +1,34 @@
+"""`dragoman import`: another program's model becomes one of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli.options import JsonOption
+from dragoman.cli.show import as_json, note, result
+
+
+def import_(
+    directory: Annotated[Path, typer.Argument(help="A Hugging Face Marian directory, such as one of OPUS-MT.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A new directory for the model.", show_default=False)],
+    check: Annotated[Path | None, typer.Option(help="Sentences to compare greedy outputs on, where transformers is installed.")] = None,
+    src_lang: Annotated[str, typer.Option(help="Source language, such as de, for the model's card.")] = "",
+    tgt_lang: Annotated[str, typer.Option(help="Target language, such as en, for the card and the scorer.")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Turn a Hugging Face Marian model into one of ours, and say how far the two agree."""
+    from dragoman.evaluate.files import read_text
+    from dragoman.exchange.marian import import_marian
+
+    made = import_marian(directory, out, texts=read_text(check) if check else [], src_lang=src_lang, tgt_lang=tgt_lang)
+    if json:
+        as_json({"path": str(made.path), "parity": made.parity.facts() if made.parity else None})
+        return
+    result(str(made.path))
+    if made.parity is None:
+        note("not compared with the original, which needs transformers: pip install 'dragoman[hf]'")
+    else:
+        result(str(made.parity))

@@ -1,0 +1,116 @@
+"""A tokenizer that another program trained: SentencePiece cuts, and a list beside it numbers the pieces.
+
+Marian keeps pieces and their numbers apart: two SentencePiece models, one a side, and one vocabulary for both. Here the list
+`SIDE.pieces.json` gives each number its piece; our four special pieces are its first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from dragoman.errors import BundleError, DataError
+from dragoman.text.merges import SPACE
+from dragoman.text.settings import FORMAT, write_settings
+from dragoman.text.specials import SPECIALS, UNK
+from dragoman.text.tokenizer import Ids, Tokenizer, bad_text
+
+_MAX_BYTES = 64 << 20
+_CODE = (">>", "<<")  # around the language that a model of several is asked for
+
+
+def pieces_path(directory: Path, side: str) -> Path:
+    """Name the list of a side's pieces."""
+    return Path(directory) / f"{side}.pieces.json"
+
+
+class ForeignTokenizer(Tokenizer):
+    """Cuts as its SentencePiece model does, that model's own normalising included; a piece without a number is unknown."""
+
+    def __init__(self, model: bytes, pieces: Sequence[str], *, kind: str = "unigram") -> None:
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            found = f"{len(model)} bytes that are none"
+            raise BundleError("a tokenizer must be a SentencePiece model", found=found, fix="copy the model directory anew") from error
+        if tuple(pieces[: len(SPECIALS)]) != SPECIALS or len(set(pieces)) != len(pieces):
+            found = f"{list(pieces[:4])!r:.80}" if tuple(pieces[:4]) != SPECIALS else "a piece twice"
+            raise BundleError(
+                f"a list of pieces must begin with {', '.join(SPECIALS)} and name each piece once",
+                found=found,
+                fix="copy the model directory anew",
+            )
+        self.kind, self.normalisation = kind, "none"
+        self._model, self._pieces = model, list(pieces)
+        self._ids = {piece: number for number, piece in enumerate(pieces) if number >= len(SPECIALS)}
+
+    @classmethod
+    def read(cls, directory: Path, side: str, model: bytes, kind: str) -> ForeignTokenizer:
+        """Read the list of pieces beside a SentencePiece model."""
+        path = pieces_path(directory, side)
+        data = path.read_bytes()[: _MAX_BYTES + 1]
+        try:
+            pieces = json.loads(data)["pieces"]
+            sound = isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces)
+        except (ValueError, RecursionError, KeyError, TypeError):
+            sound = False
+        if not sound:
+            raise BundleError(f"{path} must be a list of pieces", found="something else", fix="copy the model directory anew")
+        return cls(model, pieces, kind=kind)
+
+    def save(self, directory: Path, side: str) -> None:
+        """Write `SIDE.model`, `SIDE.pieces.json` and `text.json` into a directory, which is made when missing."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{side}.model").write_bytes(self._model)
+        pieces_path(directory, side).write_text(json.dumps({"pieces": self._pieces}, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        write_settings(directory, kind=self.kind, normalisation=self.normalisation)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts; a language's code before a text, as in `>>fra<<`, is one piece."""
+        cut = [_split_code(text) for text in texts]
+        try:
+            pieces = self._processor.encode([rest for _, rest in cut], out_type=str, num_threads=1)
+        except (RuntimeError, UnicodeError, TypeError) as error:
+            raise bad_text(texts) from error
+        return [[self._ids.get(piece, UNK) for piece in [*code, *row]] for (code, _), row in zip(cut, pieces, strict=True)]
+
+    def encode_sampled(self, text: str, *, dropout: float, generator: Callable[[], float]) -> list[int]:
+        """Refuse: merges that another program learnt are not ours to skip."""
+        raise DataError("sampling of pieces needs a tokenizer trained here", found="an imported one", fix="set text.dropout=0")
+
+    def decode_batch(self, rows: Sequence[Ids]) -> list[str]:
+        """Decode many rows of ids; a piece that this side's model does not know is written as it is spelt."""
+        lists = [row.tolist() if isinstance(row, np.ndarray) else [int(each) for each in row] for row in rows]
+        spelt = [[self._pieces[each] for each in row if each >= UNK] for row in lists]
+        return [self._processor.decode_pieces(row).replace(SPACE, " ").strip() if row else "" for row in spelt]
+
+    def pieces(self, ids: Ids) -> list[str]:
+        """Spell the pieces for people."""
+        return [self._pieces[int(each)] for each in ids]
+
+    def __len__(self) -> int:
+        """Count the pieces that have a number."""
+        return len(self._pieces)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that decides the ids."""
+        hasher = hashlib.sha256(f"dragoman tokenizer {FORMAT} foreign\n".encode())
+        hasher.update(json.dumps(self._pieces).encode())
+        hasher.update(self._model)
+        return hasher.hexdigest()
+
+
+def _split_code(text: str) -> tuple[list[str], str]:
+    """Take a language's code off the beginning of a text, if there is one."""
+    begin, end = _CODE
+    place = text.find(end)
+    if text.startswith(begin) and place != -1:
+        return [text[: place + len(end)]], text[place + len(end) :]
+    return [], text
