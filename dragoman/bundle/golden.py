@@ -51,7 +51,7 @@ def make_golden(model: EncoderDecoder, tokenizers: Tokenizers, inputs: Sequence[
 
 def check_golden(model: EncoderDecoder, tokenizers: Tokenizers, golden: Mapping[str, Any], where: str) -> None:
     """Compare what the tokenizers and the model give now with what they gave; `where` names the file in an error."""
-    cases = _cases(golden, len(tokenizers.src), len(tokenizers.tgt), where)
+    cases = golden_cases(golden, len(tokenizers.src), len(tokenizers.tgt), where)
     for number, case in enumerate(cases, start=1):
         _check_text(case, tokenizers, f"{where}, case {number} ({case['input']!r:.60})")
     if not cases:
@@ -86,7 +86,7 @@ def _check_text(case: Mapping[str, Any], tokenizers: Tokenizers, where: str) -> 
             )
 
 
-def _cases(golden: Mapping[str, Any], src_size: int, tgt_size: int, where: str) -> list[dict[str, Any]]:
+def golden_cases(golden: Mapping[str, Any], src_size: int, tgt_size: int, where: str) -> list[dict[str, Any]]:
     """Check the form of the file, which anybody may have written: numbers that would crash a model are refused."""
     if golden.get("format") != FORMAT:
         raise BundleError(
