@@ -181,3 +181,24 @@ def test_a_bundle_holds_a_shared_weight_once(tmp_path: Path) -> None:
     assert set(saved) == {name for name, _ in model.named_parameters()}
     src, tgt = batch()
     torch.testing.assert_close(bundle.model(src, tgt), model(src, tgt), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("block", ["conv*2", "gru(attention=dot)*2", "reformer(attention=full)*2", "attend*2, feedforward*2"])
+def test_any_block_can_share_and_gradients_are_slopes(block: str) -> None:
+    """A weight that works in two places gets what both have to say, also where layers are computed again on the way back."""
+    decoder = tuple(block.split(", "))
+    model = build("all", encoder=("self*2",), decoder=decoder).double()
+    src, tgt = batch()
+    model(src, tgt).log_softmax(-1)[..., 5].sum().backward()
+    shared = set(model.decoder.owners.values())
+    assert shared
+    for path in shared:
+        weight, grad = model.decoder.get_parameter(path).data.view(-1), model.decoder.get_parameter(path).grad
+        assert grad is not None
+        place, ends = int(grad.abs().argmax()), []
+        for step in (1e-6, -2e-6):
+            weight[place] += step
+            with torch.no_grad():
+                ends.append(model(src, tgt).log_softmax(-1)[..., 5].sum().item())
+        weight[place] += 1e-6
+        assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(grad.view(-1)[place].item(), rel=1e-4, abs=1e-6)
