@@ -56,20 +56,26 @@ def _hidden(mine: Tensor, theirs: Tensor, window: int, causal: bool) -> Tensor:
 @functools.cache
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function at its first call; should that fail, the plain one takes over."""
-    limits: Any = torch._dynamo.config  # torch 2.11 has no public switch for it
-    limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
-    state: dict[str, Callable[..., Any]] = {"call": torch.compile(function, dynamic=True)}
+    chosen: list[Callable[..., Any]] = []
 
     def call(*arguments: Any) -> Any:
         try:
-            return state["call"](*arguments)
+            chosen[:] = chosen or [_compiled(function)]
+            return chosen[0](*arguments)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if state["call"] is function:
+            if chosen == [function]:
                 raise
             logger.warning("compiling failed, and hashed attention goes on without it (%s); set compiled=false", type(error).__name__)
-            state["call"] = function
+            chosen[:] = [function]
             return function(*arguments)
 
     return call
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile for any length."""
+    limits: Any = torch._dynamo.config  # torch 2.11 has no public switch for it
+    limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
+    return torch.compile(function, dynamic=True)
