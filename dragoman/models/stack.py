@@ -63,22 +63,23 @@ class Stack(nn.Module):
             return torch.where(torch.rand((), device=x.device) < self.layer_drop, x, block(x, context))
         if torch.rand((), device="cpu") >= self.layer_drop:  # the host's generator: asking a GPU's would take a wait
             return block(x, context)
-        passed: Tensor = _Passed.apply(x, *block.parameters())  # type: ignore[no-untyped-call]
+        memory = [] if context.memory is None else [context.memory.values]  # or an encoder that nobody reads would be forgotten too
+        passed: Tensor = _Passed.apply(x, *memory, *block.parameters())  # type: ignore[no-untyped-call]
         return passed
 
 
 class _Passed(torch.autograd.Function):
-    """Hands on what a layer was to change. Its weights get the gradient nought, not none: an optimiser then moves on its memory
-    whether the ranks left the layer out together or not, and has something of every weight to save.
+    """Hands on what a layer was to change. Its weights, and what it was to read, get the gradient nought, not none: an optimiser
+    then moves on its memory whether the ranks left the layer out together or not, and has something of every weight to save.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *unused: Tensor) -> Tensor:
         """Give the input back."""
-        ctx.save_for_backward(*weights)
+        ctx.save_for_backward(*unused)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         """Hand the gradient on."""
-        return grad, *(torch.zeros_like(weight) for weight in ctx.saved_tensors)
+        return grad, *(torch.zeros_like(tensor) for tensor in ctx.saved_tensors)

@@ -52,7 +52,8 @@ def run(
     if world.leads:
         place.lock()
     trace = (Path(directory).parent / f"trace-{world.rank}.jsonl").open("a")
-    options: dict[str, Any] = {"model": {"dropout": settings.pop("dropout", 0.0), "seed": 1 + world.rank}}
+    model = {name: settings.pop(name, 0.0) for name in ("dropout", "layer_drop")}
+    options: dict[str, Any] = {"model": {**model, "seed": 1 + world.rank}}
     parts = {"distributed": world, "validate": lambda model: {"loss": float(model.output_weight.abs().mean())}}
     trainer = tiny_trainer(place, parts=parts, **options, **settings)
     task = trainer._step._task

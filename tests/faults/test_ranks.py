@@ -57,6 +57,7 @@ def updates_of(directory: Path) -> list[dict]:
     ("ranks", "settings"),
     [
         pytest.param(2, {"accumulate": 2, "dropout": 0.1}, id="micro-batches shared out, with dropout"),
+        pytest.param(2, {"accumulate": 2, "layer_drop": 0.4}, id="each leaves out other layers"),
         pytest.param(2, {"accumulate": 1}, id="rows shared out"),
         pytest.param(3, {"accumulate": 2}, id="an odd number", marks=pytest.mark.slow),
     ],

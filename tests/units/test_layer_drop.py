@@ -65,6 +65,16 @@ def test_weights_of_a_layer_left_out_get_noughts() -> None:
     assert len(dropped) < 12
 
 
+def test_an_encoder_that_no_layer_reads_gets_noughts_too() -> None:
+    model = build(0.95, depth=1)
+    src, tgt = batch()
+    torch.manual_seed(0)
+    model(src, tgt).sum().backward()
+    weights = dict(model.named_parameters())
+    assert all(weight.grad is not None for weight in weights.values())
+    assert not any(weight.grad.any() for path, weight in weights.items() if path[:7] in ("encoder", "decoder"))  # type: ignore[union-attr]
+
+
 def test_the_same_seed_leaves_out_the_same() -> None:
     model = build(0.5)
     src, tgt = batch()
