@@ -17,6 +17,7 @@ from dragoman.evaluate.scoring import check_aligned
 from dragoman.exchange.ctranslate2 import save_ctranslate2, table_rows
 from dragoman.exchange.huggingface import save_hugging_face
 from dragoman.exchange.installed import require
+from dragoman.exchange.onnx import save_onnx
 from dragoman.exchange.parity import Parity, compare, compare_texts
 from dragoman.exchange.transformers_side import Transformers
 from dragoman.files.disk import require_room
@@ -137,10 +138,27 @@ def export_hugging_face(
     return Exported(final, parity)
 
 
+def export_onnx(model: str | Path, out: str | Path, *, texts: Sequence[str] = (), references: Sequence[str] | None = None) -> Exported:
+    """Export a model to a new directory as two ONNX graphs, encoder and decoder step, with the SentencePiece models beside them."""
+    require("onnx", "onnxscript", "onnxruntime")
+    from dragoman.exchange.onnx_side import OnnxRuntime
+
+    bundle, final = Bundle.load(model), new_directory(out)
+    require_aligned(texts, references)
+    facts: dict[str, Any] = {"kind": "dragoman export", "program": "onnx", "made_with": f"torch {torch.__version__}"}
+    with publish_folder(final, facts) as folder:
+        save_onnx(bundle.model, bundle.config, folder)
+        parity = compare(bundle, OnnxRuntime(folder), texts or golden_texts(bundle), references)
+        require_same(parity)
+        copy_tokenizers(bundle, folder)
+        facts |= {"model_sha256": model_digest(bundle), "parity": parity.facts()}
+    return Exported(final, parity)
+
+
 def require_aligned(texts: Sequence[str], references: Sequence[str] | None) -> None:
     """Refuse references that are not one a sentence, before an hour of work."""
     if references is not None:
         check_aligned(texts, references)
 
 
-EXPORTS: dict[str, Callable[..., Exported]] = {"ctranslate2": export_ctranslate2, "huggingface": export_hugging_face}
+EXPORTS: dict[str, Callable[..., Exported]] = {"ctranslate2": export_ctranslate2, "huggingface": export_hugging_face, "onnx": export_onnx}
