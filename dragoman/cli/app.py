@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dragoman._version import __version__
-from dragoman.cli import average, compare, data, demo, evaluate, export, import_, info, recipes, settings, train, translate, verify
+from dragoman.cli import average, compare, data, demo, doctor, evaluate, export, import_, info, recipes, settings, train, translate, verify
 from dragoman.cli.show import complain, note
 from dragoman.errors import DragomanError
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (train, translate, evaluate, compare, info, export, average, verify, settings, demo):
+for _module in (train, translate, evaluate, compare, info, export, average, verify, doctor, settings, demo):
     app.command()(getattr(_module, _module.__name__.rpartition(".")[2]))
 app.command("import")(import_.import_)
 app.add_typer(data.app)

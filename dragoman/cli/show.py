@@ -31,7 +31,7 @@ def as_json(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: Sequence[str] = ()) -> None:
-    """Draw a table; the columns named in `right` are set flush right, as numbers are."""
+    """Draw a table; the columns named in `right` are set flush right, as numbers are, and a rich `Text` keeps its style."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -40,7 +40,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     for column in columns:
         drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(str(cell)) for cell in row))
+        drawn.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE)
     if title:
         console.print(Text(title, style="bold"), soft_wrap=True)

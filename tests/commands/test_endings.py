@@ -17,7 +17,8 @@ from dragoman.cli.app import main
 from dragoman.errors import CorruptError, DataError, DragomanError, LockedError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("train", "translate", "evaluate", "compare", "data", "info", "recipes", "export", "import", "average", "demo", "verify", "settings")
+COMMANDS = ("train", "translate", "evaluate", "compare", "data", "info", "recipes", "export", "import", "average", "demo")
+COMMANDS += ("verify", "doctor", "settings")
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -32,6 +32,7 @@ LAYERS = (
     ("tasks",),
     ("bundle", "engines", "translator", "explain", "evaluate"),
     ("exchange",),
+    ("doctor",),
     ("runs",),
     ("demo",),
     ("cli",),

@@ -1,0 +1,95 @@
+"""`dragoman doctor`: is a model sound?"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dragoman.cli.options import BundleArgument, DeviceOption, JsonOption
+from dragoman.cli.show import as_json, count, result, table
+from dragoman.errors import CorruptError, DataError
+
+if TYPE_CHECKING:
+    from dragoman.doctor import Finding
+
+_STYLES = {"PASS": "green", "FAIL": "bold red", "SKIP": "yellow"}
+
+
+def doctor(
+    model: BundleArgument,
+    src: Annotated[Path | None, typer.Option(help="Sentences to try it on; by default those that the model carries.")] = None,
+    sentences: Annotated[int, typer.Option(min=1, max=10_000, help="How many of them, from the first on.")] = 16,
+    json: JsonOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Check that a model is sound: batches, caches, beams, masks, precisions and engines change nothing but rounding.
+
+    Each check has its largest error and what a sound model may have, in log-probability of a piece where nothing else is said.
+    """
+    from dragoman.doctor import examine, load_subject
+    from dragoman.evaluate.files import read_text
+
+    texts = [text for text in read_text(src) if text.strip()] if src else []
+    if src and not texts:
+        raise DataError("the sentences to try a model on must be some", found=f"none in {src}", fix="give a file with text")
+    with _status() as tell:
+        tell("reading the model")
+        subject = load_subject(model, texts=texts, sentences=sentences, device=device)
+        findings = list(examine(subject, tell=tell))
+    failed = [finding.name for finding in findings if finding.passed is False]
+    if json:
+        facts = {"model": str(model), "sentences": len(subject.sources), "origin": subject.origin}
+        as_json({**facts, "checks": [finding.facts() for finding in findings], "ok": not failed})
+    else:
+        table(
+            ["check", "result", "error", "at most", "note"],
+            map(_row, findings),
+            title=f"{model}, on {subject.origin}",
+            right=["error", "at most"],
+        )
+    if failed:
+        raise CorruptError(
+            f"every check of {model} must pass",
+            found=f"{len(failed)} of {len(findings)} failed: {', '.join(failed)}",
+            fix="docs/doctor.md says what each one means",
+        )
+    if not json:
+        done = sum(bool(finding.passed) for finding in findings)
+        result(f"{count(done, 'check')} passed" + (f", {len(findings) - done} did not apply" if done < len(findings) else ""))
+
+
+def _row(finding: Finding) -> tuple[object, ...]:
+    """Write a finding as a row: whole numbers are counts, others are shown by their size."""
+    from rich.text import Text
+
+    return (
+        finding.name,
+        Text(finding.verdict, style=_STYLES[finding.verdict]),
+        _number(finding.error),
+        _number(finding.tolerance),
+        finding.note,
+    )
+
+
+def _number(value: float | None) -> str:
+    """Write an error as a person would: a count whole, a tiny one in powers of ten."""
+    if value is None:
+        return ""
+    if value == 0 or not math.isfinite(value) or isinstance(value, int):
+        return str(value if value else 0)
+    return f"{value:.3f}" if value >= 0.01 else f"{value:.0e}"
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Show on a terminal's stderr what is being checked; elsewhere stay silent."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda name: status.update(f"checking: {name}") if sys.stderr.isatty() else None

@@ -1,0 +1,178 @@
+"""What is examined: a model with its tokenizers, sentences to try it on, and what it makes of them when left alone."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dragoman.bundle import Bundle
+from dragoman.bundle import format as layout
+from dragoman.bundle.golden import golden_cases
+from dragoman.bundle.loading import assemble, expected_weights
+from dragoman.config import Config
+from dragoman.decoding.greedy import Greedy
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.stepping import Strategy
+from dragoman.doctor.finding import NotApplicableError
+from dragoman.engines import Engine, Native, Request
+from dragoman.engines.choosing import open_engine
+from dragoman.engines.folder import engine_names
+from dragoman.errors import BundleError, DragomanError
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.specials import SPECIALS
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.training.tensors import read_tensors
+from dragoman.translator.device import choose_device
+
+SENTENCES = 16  # tried unless somebody asks for more: enough to see a mistake, few enough to wait for
+ROWS = 8  # sentences of a batch: some of every length, so that there is padding
+MADE_UP = (1, 2, 5, 9, 3, 13)  # lengths of sources that stand in for text, or beside it
+LENGTHS = 4  # different ones that a batch should have: where all are equal nothing is padded
+
+
+class Pairs(NamedTuple):
+    """A batch to be read with its targets given, as rows of ids."""
+
+    sources: list[list[int]]
+    targets: list[list[int]]  # made up: what must hold holds for any
+
+
+class Subject:
+    """A model under examination; `load` makes it, and is not called again where it fails."""
+
+    def __init__(
+        self,
+        load: Callable[[], EncoderDecoder],
+        *,
+        config: Config,
+        tokenizers: Tokenizers,
+        golden: Mapping[str, Any] | None = None,
+        texts: Sequence[str] = (),
+        engines: Mapping[str, Callable[[], Engine]] | None = None,
+        sentences: int = SENTENCES,
+    ) -> None:
+        self._load, self.config, self.tokenizers = load, config, tokenizers
+        self.golden, self.engines = golden, dict(engines or {})
+        # Learned positions end somewhere, and an end takes one as well.
+        self._most = config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
+        longest = min(config.data.max_length, self._most)
+        encoded = [ids[:longest] for ids in tokenizers.src.encode_batch(list(texts)[:sentences]) if ids]
+        known = encoded or [case["src"][:longest] for case in self.cases()][:sentences]
+        more = (
+            [_made_up(length, len(tokenizers.src), at) for at, length in enumerate(MADE_UP)] if len(set(map(len, known))) < LENGTHS else []
+        )
+        self.sources = known + more
+        self.origin = " and ".join(filter(None, [_count(len(known), "given" if encoded else "golden"), _count(len(more), "made-up")]))
+
+    def cases(self) -> list[dict[str, Any]]:
+        """Give the golden cases, none where the file is not in order: its own check says so."""
+        if self.golden is None:
+            return []
+        try:
+            return golden_cases(self.golden, len(self.tokenizers.src), len(self.tokenizers.tgt), layout.GOLDEN)
+        except BundleError:
+            return []
+
+    @property
+    def model(self) -> EncoderDecoder:
+        """The model, or a reason to skip whatever needs it: that it does not load has a row of its own."""
+        loaded = self.loaded
+        if isinstance(loaded, DragomanError):
+            raise NotApplicableError("the model cannot be built")
+        return loaded
+
+    @functools.cached_property
+    def loaded(self) -> EncoderDecoder | DragomanError:
+        """The model, or the error that came instead."""
+        try:
+            return self._load()
+        except DragomanError as error:
+            return error
+
+    @functools.cached_property
+    def native(self) -> Native:
+        """The engine that all others are compared with."""
+        model = self.model
+        return Native(lambda: model)
+
+    @property
+    def device(self) -> torch.device:
+        """Say where the model is."""
+        return self.native.device
+
+    @property
+    def exact(self) -> bool:
+        """Whether products are computed with all of float32's bits, as CPUs do."""
+        return self.device.type == "cpu"
+
+    @functools.cached_property
+    def alone(self) -> list[Hypothesis]:
+        """The greedy output for every sentence, searched by itself: nothing is padded, nobody is beside it."""
+        return [self.search(self.native, Greedy(), [number])[0] for number in range(len(self.sources))]
+
+    @functools.cached_property
+    def together(self) -> list[Hypothesis]:
+        """The greedy output for every sentence, searched in batches."""
+        return self.search_all(self.native, Greedy())
+
+    def search_all(self, engine: Engine, strategy: Strategy) -> list[Hypothesis]:
+        """Ask an engine for the best output of every sentence, in batches of unlike lengths."""
+        numbers = range(len(self.sources))
+        groups = [numbers[at : at + ROWS] for at in range(0, len(numbers), ROWS)]
+        return [best for group in groups for best in self.search(engine, strategy, group)]
+
+    def search(self, engine: Engine, strategy: Strategy, numbers: Sequence[int]) -> list[Hypothesis]:
+        """Ask an engine for the best outputs of some sentences, as one batch."""
+        request = self.request(strategy, numbers)
+        return [hypotheses[0] for hypotheses in engine.generate(request)]
+
+    def request(self, strategy: Strategy, numbers: Sequence[int]) -> Request:
+        """Write down what is asked: outputs up to twice their source, for a model without training never ends."""
+        sources = [self.sources[number] for number in numbers]
+        limits = [min(2 * len(source) + 10, self._most) for source in sources]
+        return Request(sources=sources, limits=limits, prefixes=[[] for _ in sources], strategy=strategy, lines=list(numbers))
+
+    def pairs(self) -> Iterator[Pairs]:
+        """Go through the sentences in batches, each with a target of a length of its own."""
+        for first in range(0, len(self.sources), ROWS):
+            sources = self.sources[first : first + ROWS]
+            lengths = [min(3 + 5 * at % 11, self._most) for at in range(len(sources))]
+            targets = [_made_up(length, len(self.tokenizers.tgt), 1000 + first + at) for at, length in enumerate(lengths)]
+            yield Pairs(sources, targets)
+
+
+def load_subject(path: str | Path, *, texts: Sequence[str] = (), sentences: int = SENTENCES, device: str = "auto") -> Subject:
+    """Open a model directory for examination; what its files must be to be read at all is verified, the rest is left to the checks."""
+    chosen = choose_device(device)
+    bundle = Bundle.load(path, device=chosen, check_golden=False)
+
+    def load() -> EncoderDecoder:
+        # Not `bundle.model`, which refuses weights that are not finite: here they have a row in the table.
+        weights = read_tensors(bundle.path / layout.WEIGHTS, expected=expected_weights(bundle.config, bundle.tokenizers))
+        return assemble(bundle.config, bundle.tokenizers, weights).to(chosen)
+
+    return Subject(
+        load,
+        config=bundle.config,
+        tokenizers=bundle.tokenizers,
+        golden=bundle.golden,
+        texts=texts,
+        engines={name: functools.partial(open_engine, bundle, name) for name in engine_names(bundle.path)},
+        sentences=sentences,
+    )
+
+
+def _count(number: int, kind: str) -> str:
+    """Say how many sentences are of a kind; nothing where there are none."""
+    return f"{number} {kind} sentence{'' if number == 1 else 's'}" if number else ""
+
+
+def _made_up(length: int, vocabulary: int, seed: int) -> list[int]:
+    """Draw ids that are no special pieces, the same ones each time."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(len(SPECIALS), vocabulary, (length,), generator=generator).tolist()
