@@ -44,7 +44,7 @@ def mini(config: Config) -> Config:
             "feedforward_dropout": 0.0,  # the same
         },
         train={
-            "steps": 600,
+            "steps": 900,  # what hard attention takes to learn from reward; most others are done after a third
             "batch_tokens": 512,  # dozens of short lines
             "accumulate": 1,
             "optimiser": "adam",

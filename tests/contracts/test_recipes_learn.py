@@ -5,16 +5,19 @@ A recipe that cannot says so in its registry entry (`exempt`, "learns"). All but
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from dragoman.config import Config, read_config
+from dragoman.data.batches import Batch
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.recipes.catalogue import RECIPES
 from dragoman.recipes.mini import mini
 from dragoman.registry import catalogue
+from dragoman.tasks.translate import TranslateTask
 from dragoman.text.specials import BOS, EOS
 
 QUICK = {"lan2020", "nguyen2019"}
@@ -26,6 +29,22 @@ def words(rows: int, generator: torch.Generator, *, backwards: bool) -> tuple[Te
     length = int(torch.randint(4, LONGEST + 1, (1,), generator=generator))
     letters, end = torch.randint(4, 4 + LETTERS, (rows, length), generator=generator), torch.full((rows, 1), EOS)
     return torch.cat([letters, end], 1), torch.cat([letters.flip(1) if backwards else letters, end], 1)
+
+
+def batch(src: Tensor, tgt: Tensor) -> Batch:
+    """Put words of one length together as the trainer gets them."""
+    rows = src.size(0)
+    sizes = np.array([[src.size(1), tgt.size(1)]] * rows)
+    start = torch.full((rows, 1), BOS)
+    return Batch(
+        src=src,
+        src_lengths=torch.from_numpy(sizes[:, 0]),
+        tgt_in=torch.cat([start, tgt[:, :-1]], 1),
+        tgt_out=tgt,
+        tgt_lengths=torch.from_numpy(sizes[:, 1]),
+        examples=np.arange(rows),
+        sizes=sizes,
+    )
 
 
 @torch.no_grad()
@@ -52,14 +71,12 @@ def learn(config: Config, *, backwards: bool) -> float:
     optimiser = catalogue("optimiser").load(config.train.optimiser)(model, config.train)
     rate = catalogue("schedule").load(config.train.schedule)
     generator = torch.Generator().manual_seed(config.train.seed)
-    rows, right = config.train.batch_tokens // (LONGEST + 1), 0.0
+    rows, right, task = config.train.batch_tokens // (LONGEST + 1), 0.0, TranslateTask(smoothing=0.0)
     for update in range(1, config.train.steps + 1):
         src, tgt = words(rows, generator, backwards=backwards)
-        losses: dict[str, Tensor] = {}
-        hidden = model.decode(torch.cat([torch.full((rows, 1), BOS), tgt[:, :-1]], 1), model.encode(src, losses=losses), losses=losses)
-        loss = torch.nn.functional.cross_entropy(model.project(hidden).flatten(0, 1), tgt.flatten())
+        loss = task.loss(model, batch(src, tgt))  # with what members add to it, and rewards where choices learn from them
         optimiser.zero_grad()
-        sum(losses.values(), loss).backward()
+        (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.clip)
         for group in optimiser.param_groups:
             group["lr"] = rate(update, config.train, config.model.width)
