@@ -1,0 +1,134 @@
+"""`dragoman export` and `dragoman import` as a person types them: what they print, and what bad input costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.app import main
+
+pytest.importorskip("ctranslate2")
+
+
+@pytest.fixture
+def model(bundle: Path, tmp_path: Path) -> Path:
+    """Copy the model, to put engines into."""
+    return Path(shutil.copytree(bundle, tmp_path / "my-model"))
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "some.de"
+    path.write_text("Guten Morgen.\n\nDas ist ein Haus.\n", encoding="utf-8")
+    return path
+
+
+def test_export_prints_the_place_and_the_parity_and_translate_uses_it(model: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "-m", str(model), "--beam", "1", "Guten Morgen."]) == 0
+    before = capsys.readouterr().out
+    assert main(["export", str(model), "--to", "ctranslate2", "--quantisation", "float32", "--check", str(texts)]) == 0
+    place, parity = capsys.readouterr().out.splitlines()
+    assert place == str(model / "engines" / "ctranslate2-float32")
+    assert parity.startswith("parity: greedy outputs equal on 3 of 3 sentences (100.0 %), largest difference of a log-probability")
+    assert main(["translate", "-m", str(model), "--beam", "1", "Guten Morgen."]) == 0
+    assert capsys.readouterr().out == before
+    assert main(["translate", "-m", str(model), "--beam", "1", "--json", "Guten Morgen."]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == before.rstrip("\n")
+    assert len(found["alignment"]) == len(found["pieces"])
+    assert main(["verify", str(model)]) == 0
+
+
+def test_export_compares_bleu_and_writes_json(model: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["export", str(model), "--to", "ctranslate2", "--src", str(texts), "--ref", str(texts), "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parity"]["sentences"] == 3
+    assert {"bleu", "bleu_native"} <= found["parity"].keys()
+
+
+def test_what_the_engine_cannot_do_is_said_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(model), "--to", "ctranslate2"]) == 0
+    capsys.readouterr()
+    assert main(["translate", "-m", str(model), "--sample", "Guten Morgen.", "Das ist ein Haus."]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "engine" in line]
+    assert said == ["the engine ctranslate2-int8 knows no sampling: the native engine does it"]
+
+
+def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(model), "--to", "ctranslate2"]) == 0
+    with (model / "engines" / "ctranslate2-int8" / "model.bin").open("r+b") as file:
+        file.seek(200)
+        file.write(b"\xff\xff")
+    capsys.readouterr()
+    assert main(["verify", str(model)]) == 65
+    assert "engines/ctranslate2-int8/model.bin" in capsys.readouterr().err
+    assert main(["translate", "-m", str(model), "Guten Morgen."]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1
+    [warning] = [line for line in captured.err.splitlines() if "warning" in line]
+    assert "ctranslate2-int8 is not used" in warning
+    assert "model.bin" in warning
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "tensorrt"], "found 'tensorrt'"),
+        (["--to", "onnx"], "found no --out"),
+        (["--to", "ctranslate2", "--quantisation", "int4"], "found 'int4'"),
+        (["--to", "ctranslate2", "--src", "a"], "found only a"),
+        (["--to", "ctranslate2", "--check", "no-such-file"], "no-such-file"),
+        (["--to", "huggingface", "--out", "OUT"], "a file at"),
+    ],
+)
+def test_mistakes_cost_one_line(model: Path, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "taken").write_text("mine")
+    arguments = [str(tmp_path / "taken") if each == "OUT" else each for each in arguments]
+    assert main(["export", str(model), *arguments]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not (model / "engines").exists() or not list((model / "engines").iterdir())
+
+
+def test_paths_that_are_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(tmp_path / "none"), "--to", "ctranslate2"]) == 2
+    assert "found nothing at" in capsys.readouterr().err
+    assert main(["export", str(tmp_path), "--to", "onnx", "--out", str(tmp_path / "x")]) == 2
+    assert "which is empty" in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "none"), "--out", str(tmp_path / "x")]) == 2
+    assert "no directory at" in capsys.readouterr().err
+
+
+def test_an_empty_text_to_compare_on_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_text("\n\n")
+    assert main(["export", str(model), "--to", "ctranslate2", "--check", str(tmp_path / "empty")]) == 2
+    assert "found none in" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_place_that_may_not_be_written(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model.chmod(0o500)
+    try:
+        assert main(["export", str(model), "--to", "ctranslate2"]) == 77
+        assert "must be writable" in capsys.readouterr().err
+    finally:
+        model.chmod(0o700)
+
+
+def test_import_prints_the_place_and_the_parity(model: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    assert main(["export", str(model), "--to", "huggingface", "--out", str(tmp_path / "theirs")]) == 0
+    capsys.readouterr()
+    if "pegasus" in (tmp_path / "theirs" / "config.json").read_text():
+        assert main(["import", str(tmp_path / "theirs"), "--out", str(tmp_path / "back")]) == 2
+        assert "model_type 'pegasus'" in capsys.readouterr().err
+        return
+    assert main(["import", str(tmp_path / "theirs"), "--out", str(tmp_path / "back"), "--check", str(texts)]) == 0
+    place, parity = capsys.readouterr().out.splitlines()
+    assert place == str(tmp_path / "back")
+    assert "equal on 2 of 2 sentences" in parity
