@@ -6,6 +6,7 @@ from dragoman.config import Config
 from dragoman.models.spec import BlockSpec, parse_blocks
 
 WIDTH, HEADS, LAYERS, WINDOW = 64, 4, 2, 4
+SLOW = ("reinforced", "query=below")  # choices learn from rewards alone; stacked LSTMs have no way around below the third
 _AT_MOST = {
     "layers": LAYERS,
     "heads": HEADS,
@@ -44,7 +45,7 @@ def mini(config: Config) -> Config:
             "feedforward_dropout": 0.0,  # the same
         },
         train={
-            "steps": 900,  # what hard attention takes to learn from reward; most others are done after a third
+            "steps": 900 if any(word in block for block in model.decoder for word in SLOW) else 600,
             "batch_tokens": 512,  # dozens of short lines
             "accumulate": 1,
             "optimiser": "adam",
