@@ -97,6 +97,7 @@ def sized(recipe: Config, task: Task = TRANSLATION) -> Config:
     model = recipe.model
     attentive = any(spec.name in ("self", "reformer", "feedforward", "attend") for spec in _specs(recipe))
     width = NARROW if attentive else WIDE
+    reversible = any(spec.name == "reformer" for spec in _specs(recipe))  # with dropout its launches cannot be replayed: 5 times slower
     heads = 1 if model.heads == 1 else 4
     group = model.heads // model.kv_heads if model.kv_heads else 0
     return recipe.replace(
@@ -113,7 +114,7 @@ def sized(recipe: Config, task: Task = TRANSLATION) -> Config:
             "feedforward": 4 * width,
             "tie": "all" if task.text["joint"] else "target",
             "max_positions": 256,
-            "dropout": 0.25,
+            "dropout": 0.25 if not reversible else 0.0,
             "attention_dropout": 0.0,
             "feedforward_dropout": 0.0,
         },
