@@ -1,9 +1,9 @@
 """ConvS2S: Gehring et al. (2017), "Convolutional Sequence to Sequence Learning".
 
-Section numbers are the paper's, cited from memory and not checked against its text; what is called released was. "Released" is the authors' code, facebookresearch/fairseq: fairseq/models/fconv.py for the
-model (`fconv_iwslt_de_en`), docs/getting_started.rst for its training command, examples/translation/README.md for the later
-one. Where this differs from all of them, the line says so. One width serves embeddings and convolutions, so the maps
-between the two, which the released code always has, are left out.
+Section numbers are the paper's, cited from memory and not checked against its text. "Released" is the authors' code,
+facebookresearch/fairseq: fairseq/models/fconv.py for the model (`fconv_iwslt_de_en`), docs/getting_started.rst for its training
+command, examples/translation/README.md for the later one. Where this differs from all of them, the line says so. One width
+serves embeddings and convolutions, so the maps between the two, which the released code always has, are left out.
 """
 
 from __future__ import annotations
