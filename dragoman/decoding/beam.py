@@ -19,7 +19,8 @@ from dragoman.decoding.stepping import (
     Stepper,
     Trace,
     best_candidates,
-    next_log_probs,
+    next_logits,
+    normaliser,
     restrict,
 )
 from dragoman.errors import ConfigError
@@ -50,10 +51,11 @@ class Beam:
         """Search from a fresh state; give each row's `nbest` hypotheses, or as many as there are."""
         beams = _Beams(self, rows)
         while beams.sentences.size:
-            log_probs, state = next_log_probs(model, beams.tokens.ravel(), state)
+            logits, state = next_logits(model, beams.tokens.ravel(), state)
+            less = normaliser(logits)
             forced = rows.forced(beams.sentences, beams.step)
-            log_probs = restrict(log_probs, forced=np.repeat(forced, beams.fan), step=beams.step, at_least=rows.at_least)
-            state = beams.advance(best_candidates(log_probs, self.size, beams.step), state)
+            logits = restrict(logits, forced=np.repeat(forced, beams.fan), step=beams.step, at_least=rows.at_least)
+            state = beams.advance(best_candidates(logits, self.size, beams.step, less=less), state)
         return beams.results()
 
 

@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty
-from dragoman.decoding.stepping import Candidates, Ints, Rows, Stepper, next_log_probs, restrict, select_rows
-from dragoman.text.specials import BOS, EOS
+from dragoman.decoding.stepping import Candidates, Floats, Ints, Rows, Stepper, next_logits, normaliser, restrict, select_rows
+from dragoman.text.specials import BOS, EOS, PAD
 
-# Given the log-probabilities (N, V), the rows (N,) and the step, choose one token a row: an (N, 1) of candidates.
-Choice = Callable[[Tensor, Ints, int], Candidates]
+# Given logits (N, V) and their normaliser (N, 1), if any, the rows (N,) and the step, choose one token a row: an (N, 1) of candidates.
+Choice = Callable[[Tensor, Tensor | None, Ints, int], Candidates]
+
+
+class _Taken(NamedTuple):
+    """What one step added to some rows."""
+
+    rows: Ints
+    tokens: Ints
+    log_probs: Floats
 
 
 def follow(model: Stepper, state: Any, rows: Rows, *, choose: Choice, penalty: Penalty) -> list[Hypothesis]:
-    """Extend every row by the chosen token until its end or its limit; rows that are done leave the batch."""
+    """Extend every row by the chosen token until its end or its limit; rows that are done leave the batch.
+
+    Where no scores are wanted, hypotheses have no log-probabilities and the score nought.
+    """
     count = len(rows.limits)
-    tokens: list[list[int]] = [[] for _ in range(count)]
-    log_probs: list[list[float]] = [[] for _ in range(count)]
-    finished = np.zeros(count, dtype=np.bool_)
+    taken: list[_Taken] = []
     living: Ints = np.arange(count)
     newest: Ints = np.full(count, BOS)
     step = 0
     while living.size:
-        scores, state = next_log_probs(model, newest, state)
-        scores = restrict(scores, forced=rows.forced(living, step), step=step, at_least=rows.at_least)
-        chosen = choose(scores, living, step)
+        logits, state = next_logits(model, newest, state)
+        less = normaliser(logits) if rows.scored else None
+        logits = restrict(logits, forced=rows.forced(living, step), step=step, at_least=rows.at_least)
+        chosen = choose(logits, less, living, step)
         newest, values = chosen.tokens[:, 0], chosen.log_probs[:, 0]
         possible = np.isfinite(values)
         ended = possible & (newest == EOS)
         goes_on = possible & ~ended & (rows.limits[living] > step)
-        for at in np.flatnonzero(ended | goes_on):
-            log_probs[living[at]].append(float(values[at]))
-        for at in np.flatnonzero(goes_on):
-            tokens[living[at]].append(int(newest[at]))
-        finished[living[ended]] = True
+        added = ended | goes_on
+        taken.append(_Taken(living[added], newest[added], values[added]))
         kept = np.flatnonzero(goes_on)
         if kept.size:
             state = select_rows(state, kept, living.size)
         living, newest = living[kept], newest[kept]
         step += 1
-    return [
-        Hypothesis(tokens[row], log_probs[row], penalty.score(sum(log_probs[row]), len(log_probs[row])), bool(finished[row]))
-        for row in range(count)
-    ]
+    return _hypotheses(count, taken, penalty, scored=rows.scored)
+
+
+def _hypotheses(count: int, taken: Sequence[_Taken], penalty: Penalty, *, scored: bool) -> list[Hypothesis]:
+    """Put together what the steps added: a row has something of the first steps, up to its last."""
+    tokens, log_probs = np.full((count, len(taken)), PAD), np.zeros((count, len(taken)))
+    lengths = np.zeros(count, dtype=np.int64)
+    for step, (rows, newest, values) in enumerate(taken):
+        tokens[rows, step], log_probs[rows, step] = newest, values
+        lengths[rows] += 1
+    made = []
+    for row in range(count):
+        length = int(lengths[row])
+        finished = length > 0 and tokens[row, length - 1] == EOS
+        numbers = log_probs[row, :length].tolist() if scored else []
+        score = penalty.score(sum(numbers), length) if scored else 0.0
+        made.append(Hypothesis(tokens[row, : length - finished].tolist(), numbers, score, bool(finished)))
+    return made

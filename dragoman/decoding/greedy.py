@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from dragoman.decoding.following import follow
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty, WuPenalty
-from dragoman.decoding.stepping import Candidates, Ints, Rows, Stepper, best_candidates
+from dragoman.decoding.stepping import Rows, Stepper, likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +19,9 @@ class Greedy:
 
     def run(self, model: Stepper, state: Any, rows: Rows) -> list[list[Hypothesis]]:
         """Search from a fresh state; give one hypothesis a row."""
-        return [[hypothesis] for hypothesis in follow(model, state, rows, choose=_likeliest, penalty=self.penalty)]
-
-
-def _likeliest(log_probs: Tensor, rows: Ints, step: int) -> Candidates:
-    """Choose the best token of each row."""
-    return best_candidates(log_probs, 1, step)
+        return [
+            [hypothesis]
+            for hypothesis in follow(
+                model, state, rows, choose=lambda logits, less, _, step: likeliest(logits, step, less=less), penalty=self.penalty
+            )
+        ]

@@ -58,9 +58,9 @@ class Sampling:
         many = Rows(rows.limits[source], [rows.prefixes[int(r)] for r in source], [rows.lines[int(r)] for r in source], rows.at_least)
         sample = np.tile(np.arange(self.samples), count)
 
-        def choose(log_probs: Tensor, living: Ints, step: int) -> Candidates:
+        def choose(logits: Tensor, less: Tensor | None, living: Ints, step: int) -> Candidates:
             draws = [_uniform(self.seed, many.lines[row], int(sample[row]), step) for row in living]
-            return self._draw(log_probs, draws, step)
+            return self._draw(logits if less is None else logits - less, draws, step)
 
         drawn = follow(model, select_rows(state, source, count), many, choose=choose, penalty=self.penalty)
         return [_ranked(drawn[row * self.samples : (row + 1) * self.samples]) for row in range(count)]

@@ -1,4 +1,7 @@
-"""What every strategy shares: the model's verbs, the rows of a search, and one step's log-probabilities."""
+"""What every strategy shares: the model's verbs, the rows of a search, and one step's scores.
+
+Tokens are chosen by their logits. What turns those into log-probabilities is one number a row, computed where somebody wants them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.largest import first_largest, largest
 from dragoman.errors import DivergedError
 from dragoman.text.specials import BOS, EOS, PAD, UNK
 
@@ -40,9 +44,12 @@ class Rows:
     prefixes: Sequence[Sequence[int]]  # tokens that a row's output must begin with
     lines: Sequence[int]  # a row's number in the whole input, from which sampling draws
     at_least: int = 0  # fewest tokens before the end is allowed
+    scored: bool = True  # whether log-probabilities are wanted where the search itself does not need them
 
     def forced(self, rows: Ints, step: int) -> Ints:
         """Say which token each of these rows must take at this step; -1 where it is free."""
+        if not any(self.prefixes):
+            return np.full(rows.size, -1, dtype=np.int64)
         return np.array([prefix[step] if step < len(prefix) else -1 for prefix in (self.prefixes[r] for r in rows)], dtype=np.int64)
 
 
@@ -54,57 +61,83 @@ class Strategy(Protocol):
         ...
 
 
-def next_log_probs(model: Stepper, tokens: Ints, state: Any) -> tuple[Tensor, Any]:
-    """Step the model; give the log-probabilities (N, V) of the next token and the new state."""
+def next_logits(model: Stepper, tokens: Ints, state: Any) -> tuple[Tensor, Any]:
+    """Step the model; give the logits (N, V) of the next token, to be changed at will, and the new state."""
     logits, state = model.step(torch.from_numpy(tokens).to(state.device, non_blocking=True), state)
-    return torch.log_softmax(logits.float(), dim=-1), state
+    return logits.float(), state
 
 
-def restrict(log_probs: Tensor, *, forced: Ints, step: int, at_least: int) -> Tensor:
+def normaliser(logits: Tensor) -> Tensor:
+    """Give what is to be taken from logits (N, V) to make log-probabilities: (N, 1)."""
+    if logits.device.type != "cpu":
+        return logits.logsumexp(dim=-1, keepdim=True)
+    # The same in half the time: torch's own makes a mask of infinities on the way.
+    top = logits.amax(dim=-1, keepdim=True)
+    return top + (logits - top).exp_().sum(dim=-1, keepdim=True).log_()
+
+
+def restrict(logits: Tensor, *, forced: Ints, step: int, at_least: int) -> Tensor:
     """Leave only what may be produced: no padding, no beginning, no unknown, and a forced token alone.
 
-    What is left keeps the model's probability: it is not spread over the rest again, so that a forced or a chosen
-    token shows what the model really thought of it. Changes its argument, which `next_log_probs` made.
+    The normaliser is computed before, so that what is left keeps the model's probability: it is not spread over the rest again,
+    and a forced or a chosen token shows what the model really thought of it. Changes its argument.
     """
     held = np.flatnonzero(forced >= 0)
     if held.size:
-        rows = torch.from_numpy(held).to(log_probs.device)
-        wanted = torch.from_numpy(forced[held]).to(log_probs.device)
-        kept = log_probs[rows, wanted]
+        rows = torch.from_numpy(held).to(logits.device)
+        wanted = torch.from_numpy(forced[held]).to(logits.device)
+        kept = logits[rows, wanted]
     for banned in (PAD, BOS, UNK, EOS) if step < at_least else (PAD, BOS, UNK):
-        log_probs[:, banned] = -torch.inf
+        logits[:, banned] = -torch.inf
     if held.size:
-        log_probs[rows] = -torch.inf
-        log_probs[rows, wanted] = kept
-    return log_probs
+        logits[rows] = -torch.inf
+        logits[rows, wanted] = kept
+    return logits
 
 
 class Candidates(NamedTuple):
     """The best next tokens of each row, on the host."""
 
-    log_probs: Floats  # (N, K)
+    log_probs: Floats  # (N, K); logits where no normaliser was given
     tokens: Ints  # (N, K)
 
 
-def best_candidates(log_probs: Tensor, count: int, step: int) -> Candidates:
+def best_candidates(logits: Tensor, count: int, step: int, *, less: Tensor | None) -> Candidates:
     """Find each row's best tokens in one transfer; of equal ones, those with the lower ids.
 
     `topk` takes any of equal values. It is asked for one more than needed: where the last kept and the first
-    dropped are equal, that row is sorted again, stably.
+    dropped are equal, that row is sorted again, stably. `less` is what `normaliser` gave.
     """
-    vocabulary = log_probs.shape[-1]
+    vocabulary = logits.shape[-1]
     count, asked = min(count, vocabulary), min(count + 1, vocabulary)
-    values, ids = log_probs.topk(asked, dim=-1)
-    both = torch.cat([values.double(), ids.double()], dim=-1).cpu().numpy()  # ids are exact in float64
-    values_host, ids_host = both[:, :asked], both[:, asked:].astype(np.int64)
+    values, ids = largest(logits, asked)
+    values_host, ids_host = _to_host(values, ids, less)
     if np.isnan(values_host).any():
         raise not_finite(step)
     if asked > count:
         tied = np.flatnonzero((values_host[:, count - 1] == values_host[:, count]) & np.isfinite(values_host[:, count]))
         if tied.size:
-            again = torch.sort(log_probs[torch.from_numpy(tied).to(log_probs.device)], dim=-1, descending=True, stable=True)
+            again = torch.sort(logits[torch.from_numpy(tied).to(logits.device)], dim=-1, descending=True, stable=True)
             ids_host[tied, :count] = again.indices[:, :count].cpu().numpy()
     return Candidates(values_host[:, :count], ids_host[:, :count])
+
+
+def likeliest(logits: Tensor, step: int, *, less: Tensor | None) -> Candidates:
+    """Find each row's best token, the first of equal ones: an (N, 1) of candidates."""
+    values, ids = first_largest(logits)
+    values_host, ids_host = _to_host(values.unsqueeze(1), ids.unsqueeze(1), less)
+    if np.isnan(values_host).any():
+        raise not_finite(step)
+    return Candidates(values_host, ids_host)
+
+
+def _to_host(values: Tensor, ids: Tensor, less: Tensor | None) -> tuple[Floats, Ints]:
+    """Copy values (N, K), normalised where that is asked for, and ids in one transfer."""
+    values = values if less is None else values - less
+    if values.device.type == "cpu":
+        return values.double().numpy(), ids.numpy()
+    both = torch.cat([values.double(), ids.double()], dim=-1).cpu().numpy()  # ids are exact in float64
+    return both[:, : values.size(1)], both[:, values.size(1) :].astype(np.int64)
 
 
 def not_finite(step: int) -> DivergedError:

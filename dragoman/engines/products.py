@@ -1,0 +1,100 @@
+"""Products with a fixed matrix, laid out once for the CPU that they run on: x W^T + b, in float32 or from int8."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Product = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
+
+PACKED_FOR = 128  # rows that oneDNN lays a matrix out for; others run as well
+_AGREES = 1e-3  # how far a packed product may be from a plain one, on numbers of about one
+
+
+class Range(NamedTuple):
+    """The least and the greatest number that a product met."""
+
+    low: float
+    high: float
+
+
+def plain(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Product:
+    """Multiply by a matrix (E, D) as it is."""
+
+    def multiply(x: Tensor) -> Tensor:
+        found = F.linear(x, weight, bias)
+        return found.relu_() if relu else found
+
+    return multiply
+
+
+def packed(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Product:
+    """Multiply by a matrix (E, D) that oneDNN laid out once; where torch has none of that, by the matrix as it is.
+
+    The calls are those of torch's own compiler and not public, so the result is compared once with the plain one.
+    """
+    usual = plain(weight, bias, relu=relu)
+    try:
+        ready = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
+        multiply = functools.partial(_multiply_packed, weight=ready, bias=bias, after="relu" if relu else "none")
+        sample = torch.linspace(-1.0, 1.0, 2 * weight.size(1)).view(2, -1)
+        close = torch.allclose(multiply(sample), usual(sample), atol=_AGREES, rtol=_AGREES)
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError):
+        return usual
+    return multiply if close else usual
+
+
+def _multiply_packed(x: Tensor, *, weight: Tensor, bias: Tensor | None, after: str) -> Tensor:
+    """Call oneDNN's product, `relu` after it or `none`."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], "")
+
+
+def int8_refusal() -> str:
+    """Say why products from int8 cannot run here; empty where they can."""
+    return "" if "fbgemm" in torch.backends.quantized.supported_engines else "needs a processor that torch's fbgemm knows"
+
+
+def int8(weight: Tensor, bias: Tensor | None, seen: Range, *, relu: bool = False) -> Product:
+    r"""Multiply by a matrix (E, D) in eight bits, each of its rows with a scale of its own.
+
+    .. math:: y = s_x s_e\, (q_x - z) \cdot q_e + b_e
+
+    The scale of the inputs is fixed, from the range that was seen before: what stands beside a row never changes it, and the
+    sums are whole numbers, so that a row's result is the same to the last bit in every batch. Processors without VNNI add pairs
+    of products in 16 bits, which inputs of 7 bits cannot fill.
+    """
+    levels = 255 if torch.cpu._is_vnni_supported() else 127
+    low, high = min(seen.low, 0.0), max(seen.high, 0.0)
+    scale = max((high - low) / levels, 1e-8)
+    zero = min(max(round(-low / scale), 0), levels)
+    with warnings.catch_warnings():  # that torch will one day keep int8 elsewhere
+        warnings.simplefilter("ignore")
+        scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8).double()
+        eighths = torch.quantize_per_channel(weight.float(), scales, torch.zeros_like(scales).long(), 0, torch.qint8)
+        before = torch.backends.quantized.engine
+        try:
+            torch.backends.quantized.engine = "fbgemm"
+            ready = torch.ops.quantized.linear_prepack(eighths, bias)
+        finally:
+            torch.backends.quantized.engine = before
+    if levels == 127:  # the product itself rounds into 8 bits: it must not meet more than 7
+        return _within(low, high, functools.partial(_multiply_int8, scale=scale, zero=zero, ready=ready, relu=relu))
+    return functools.partial(_multiply_int8, scale=scale, zero=zero, ready=ready, relu=relu)
+
+
+def _multiply_int8(x: Tensor, *, scale: float, zero: int, ready: object, relu: bool) -> Tensor:
+    """Call fbgemm's product, which rounds its inputs and gives float32."""
+    if relu:
+        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_relu_output_fp32(x, scale, zero, ready)
+    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, scale, zero, ready)
+
+
+def _within(low: float, high: float, multiply: Product) -> Product:
+    """Keep what goes into a product within a range."""
+    return lambda x: multiply(x.clamp(low, high))
