@@ -35,6 +35,11 @@ class TrainConfig:
     precision: str = setting("auto", "Number format of the products.", choices=("auto", "float32", "bfloat16"))
     compile: str = setting("auto", "Whether the model is compiled.", choices=("auto", "on", "off"))
     replay: str = setting("auto", "Whether a GPU's launches are recorded for each shape and replayed as one.", choices=("auto", "off"))
+    shard: str = setting(
+        "auto",
+        "Whether several processes share out weights, gradients and moments, each holding some rows; auto where all would fill half a GPU.",
+        choices=("auto", "on", "off"),
+    )
     device: str = setting("auto", "Where to run: auto, cpu, cuda or cuda:1, mps.")
     threads: int = setting(0, "CPU threads; 0 for all cores.", at_least=0, at_most=1024)
     checkpoint_every: int = setting(1000, "Updates between checkpoints.", at_least=1)

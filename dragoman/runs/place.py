@@ -26,7 +26,7 @@ TRAINING = "training"
 CHANGEABLE = {
     "train": {
         "steps", "checkpoint_every", "validate_every", "validate_sentences", "keep", "average", "choose", "patience", "budget",
-        "device", "threads", "compile", "tensorboard", "deterministic",
+        "device", "threads", "compile", "shard", "tensorboard", "deterministic",
     },
     "decode": None,  # any
     "data": {"cache"},

@@ -5,7 +5,7 @@
       lock              held by the process that trains here
       log.jsonl         a line an update
       status.json       state, update, exit code, reason
-      step-00001000/    weights, optimiser, ema, state.json, manifest.json
+      step-00001000/    weights, optimiser, ema (a file each, or one a rank), state.json, manifest.json
       keep/             the best step, by hard links
       bad-step-…/       did not verify; WHY.txt says what; never deleted by us
 
@@ -31,7 +31,7 @@ from dragoman.training.environment import describe_environment, differences
 from dragoman.training.housekeeping import Status, begin, count_bad, quarantine, remove, sweep
 from dragoman.training.keeping import Kept, prunable, prune_oldest
 from dragoman.training.log import UpdateLog, finite
-from dragoman.training.stored import PARTS, Checkpoint, Tensors, list_steps, open_checkpoint, step_name, write_step
+from dragoman.training.stored import PARTS, Checkpoint, Tensors, Write, list_steps, open_checkpoint, step_name, write_parts, write_step
 from dragoman.training.tensors import require_finite, tensor_bytes
 
 __all__ = ["Checkpoint", "RunDirectory", "Tensors"]
@@ -93,9 +93,9 @@ class RunDirectory:
 
     # Publishing
 
-    def require_space(self, tensors: Tensors) -> None:
+    def require_space(self, tensors: Tensors, *, ranks: int = 1) -> None:
         """Refuse at the start a run whose checkpoints will not fit: one more than are kept exist for a moment."""
-        size = int(_MARGIN * _size(tensors))
+        size = int(_MARGIN * ranks * _size(tensors))
         there = len(self.steps())
         with explaining(self.path):
             require_room(self.path, size * max(1, self.keep + 1 - there), f"room for {self.keep + 1} checkpoints of {size} bytes")
@@ -109,8 +109,10 @@ class RunDirectory:
         *,
         patient: bool = False,
         suspect: bool = False,
+        write: Write = write_parts,
+        ranks: int = 1,
     ) -> Checkpoint | None:
-        """Make a step visible, whole and durable, or raise.
+        """Make a step visible, whole and durable, or raise; `write` has the files written, where `ranks` write some each.
 
         With `patient`, a failing disk is waited for: None is returned and training may go on, for `grace` intervals when
         the disk is full and two for other errors. A stop and the run's end must not be patient. `suspect` marks a step
@@ -131,7 +133,7 @@ class RunDirectory:
         try:
             with explaining(self.path):
                 self._log.sync()
-                checkpoint = self._write_making_room(step, tensors, state, fields)
+                checkpoint = self._write_making_room(step, tensors, state, fields, write, ranks)
         except DiskError as error:
             self._failures += 1
             left = (self.grace if isinstance(error, FullError) else _RETRIES) - self._failures
@@ -146,9 +148,11 @@ class RunDirectory:
         self.status(update=step, published=step)
         return checkpoint
 
-    def _write_making_room(self, step: int, tensors: Tensors, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Checkpoint:
+    def _write_making_room(
+        self, step: int, tensors: Tensors, state: Mapping[str, Any], fields: Mapping[str, Any], write: Write, ranks: int
+    ) -> Checkpoint:
         """Write a step; while the disk is full, give up old steps one at a time."""
-        needed = int(_MARGIN * _size(tensors))
+        needed = int(_MARGIN * ranks * _size(tensors))
         place = self.path / step_name(step)
         if place.exists():
             try:
@@ -159,7 +163,7 @@ class RunDirectory:
             try:
                 require_room(self.path, needed, place.name)
                 with explaining(self.path):
-                    return write_step(self.path, step, tensors, state, fields)
+                    return write_step(self.path, step, tensors, state, fields, write)
             except FullError:
                 removed = prune_oldest(self.path, self.run_id, needed)
                 if removed is None:

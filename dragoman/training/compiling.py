@@ -26,8 +26,10 @@ class Compiling(NamedTuple):
     reason: str
 
 
-def choose_compiling(config: TrainConfig, device: torch.device) -> Compiling:
+def choose_compiling(config: TrainConfig, device: torch.device, *, sharded: bool = False) -> Compiling:
     """Follow `train.compile`; `auto` compiles long runs on a GPU."""
+    if sharded:
+        return Compiling(False, "ranks that share out the weights meet within a pass")
     if config.compile != "auto":
         return Compiling(config.compile == "on", "as configured")
     if device.type != "cuda":

@@ -27,6 +27,7 @@ class Slice(NamedTuple):
     micro: int  # place of the micro-batch in the update's global list
     slot: int  # place of the rows in the micro-batch
     batch: Batch
+    idle: bool = False  # gone through for the other ranks' sake, and counts nothing
 
 
 class Update(NamedTuple):
@@ -50,11 +51,12 @@ class Feed:
         seed: int,
         rank: int = 0,
         ranks: int = 1,
+        lockstep: bool = False,
         depth: int = 2,
         pin: bool = False,
     ) -> None:
         self._plan, self._collate, self._accumulate, self._seed = plan, collate, accumulate, seed
-        self._rank, self._ranks, self._depth, self._pin = rank, ranks, depth, pin
+        self._rank, self._ranks, self._lockstep, self._depth, self._pin = rank, ranks, lockstep, depth, pin
 
     def updates(self, number: int, cursor: Cursor) -> Generator[Update, None, None]:
         """Yield updates from a position on, without end; close the iterator to end its thread."""
@@ -106,12 +108,17 @@ class Feed:
         mine: list[Slice] = []
         for place in range(self._rank, len(examples) * parts, self._ranks):
             micro, slot = divmod(place, parts)
-            # Collated whole even where a rank needs some rows only: subword sampling and padded shape must not depend
-            # on the number of ranks.
-            batch = self._collate(examples[micro], seed_for(self._seed, number, micro, "text"))
+            batch = self._batch(number, micro, examples)
             if parts > 1:
                 if slot >= len(batch):
                     continue
                 batch = batch.rows(slice(slot, None, parts))
-            mine.append(Slice(micro, slot, batch.pin_memory() if self._pin else batch))
-        return mine
+            mine.append(Slice(micro, slot, batch))
+        if self._lockstep:
+            idle = Slice(0, 0, self._batch(number, 0, examples).rows(slice(1)), idle=True)
+            mine += [idle] * (-(-len(examples) * parts // self._ranks) - len(mine))
+        return [part._replace(batch=part.batch.pin_memory()) for part in mine] if self._pin else mine
+
+    def _batch(self, number: int, micro: int, examples: list[np.ndarray]) -> Batch:
+        """Collate a micro-batch whole even where a rank needs some rows only: its pieces and shape must not depend on the ranks."""
+        return self._collate(examples[micro], seed_for(self._seed, number, micro, "text"))

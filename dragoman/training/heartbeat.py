@@ -10,11 +10,13 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
+LOST_SECONDS = 20.0  # silence after which a rank that was training is dead
 
 
 class KeyStore(Protocol):
@@ -34,10 +36,15 @@ class KeyStore(Protocol):
 
 
 class Heartbeat:
-    """A thread that tells the store what this process is at, and in rank 0 warns when a wait grows long."""
+    """A thread that tells the store what this process is at, and in rank 0 warns when a wait grows long.
 
-    def __init__(self, store: KeyStore, *, rank: int, size: int, patience: float) -> None:
-        self._store, self._rank, self._size, self._patience = store, rank, size, patience
+    While it is `watching`, a wait that cannot end is given up: rank 0 minds all the others and tells everybody whom it lost, the others
+    mind rank 0 alone. `lost` is called once, with the reason, in this thread.
+    """
+
+    def __init__(self, store: KeyStore, *, rank: int, size: int, patience: float, lost: Callable[[str], None] | None = None) -> None:
+        self._store, self._rank, self._size, self._patience, self._lost = store, rank, size, patience, lost
+        self.watching = False
         self._what, self._since = "starting", time.monotonic()
         self._seen: dict[int, tuple[int, float]] = {}  # rank -> its last count, and when we first saw it
         self._stop = threading.Event()
@@ -75,8 +82,24 @@ class Heartbeat:
                     self._warned = waited > self._patience
                     if self._warned:
                         log.warning("rank 0 has waited for %.0f s (%s); %s", waited, self._what, others)
-            except RuntimeError:
-                return  # the store is gone, and with it the run; the collective that fails next says so
+                reason = self._loss() if self._waits and self.watching else ""
+            except RuntimeError as error:  # the store is gone, and with it the run
+                reason = f"the ranks' meeting place is gone ({' '.join(str(error).split())[:100]})"
+            if reason:
+                if self._lost is not None and not self._stop.is_set():
+                    self._lost(reason)
+                return
+
+    def _loss(self) -> str:
+        """Say which rank is dead, if one is."""
+        if self._rank and self._store.check(["lost"]):
+            return self._store.get("lost").decode()
+        for rank in range(1, self._size) if self._rank == 0 else (0,):
+            if self.silence(of=rank) > LOST_SECONDS:
+                reason = f"no sign of rank {rank} for {LOST_SECONDS:.0f} s during {self._what}"
+                self._store.set("lost", reason)
+                return reason
+        return ""
 
     def others(self) -> str:
         """Describe what every other rank said last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from dragoman.config import TrainConfig
 from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.distributed import World
 from dragoman.training.ema import RunningAverage
+from dragoman.training.holding import Holding
 from dragoman.training.ledger import Ledger
 from dragoman.training.progress import TrainingView
 from dragoman.training.randomness import seed_for
@@ -34,6 +36,7 @@ class Interlude:
         self,
         *,
         model: nn.Module,
+        holding: Holding,
         average: RunningAverage | None,
         config: TrainConfig,
         ledger: Ledger,
@@ -45,7 +48,7 @@ class Interlude:
         replan: Replan | None,
         observers: list[Observe],
     ) -> None:
-        self._model, self._average, self._config, self._ledger, self._saver = model, average, config, ledger, saver
+        self._model, self._holding, self._average, self._config, self._ledger, self._saver = model, holding, average, config, ledger, saver
         self._run, self._world, self._validate, self._deadline = run, world, validate, deadline
         self._replan, self.observers = replan, observers
         self.requests = Requests()  # what all processes have agreed on
@@ -100,9 +103,8 @@ class Interlude:
         standing, validate = self._standing, self._validate
         began = time.monotonic()
         seed = seed_for(self._config.seed, standing.update, 0, "validation")
-        metrics = self._world.share(
-            lambda: measure(self._model, validate, average=self._average, seed=seed), f"validate update {standing.update}"
-        )
+        with self._average.in_place() if self._average is not None else nullcontext(), self._holding.whole():
+            metrics = self._world.share(lambda: measure(self._model, validate, seed=seed), f"validate update {standing.update}")
         if metrics is None:
             self.requests = self.requests._replace(stop=True)
             return

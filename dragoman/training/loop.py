@@ -33,6 +33,7 @@ from dragoman.training.progress import Progress, QuietProgress, TrainingView
 from dragoman.training.rehearsal import Pace, rehearse
 from dragoman.training.saving import Saver
 from dragoman.training.schedules import Schedule
+from dragoman.training.sharded import choose_sharding, hold
 from dragoman.training.standing import Standing
 from dragoman.training.update import Pending, UpdateStep
 from dragoman.training.validating import Validate
@@ -94,16 +95,20 @@ class Trainer:
         self._world = distributed or World()
         self._progress = progress or QuietProgress()
         self._device = next(model.parameters()).device
+        self.sharding = choose_sharding(config, model, ranks=self._world.size, device=self._device)
+        self._holding = hold(model, self._world, self._device, self.sharding)
+        shares = self._holding.shares
         self._schedule: Schedule = catalogue("schedule").load(config.schedule)
-        self.optimiser: Optimizer = catalogue("optimiser").load(config.optimiser)(model, config)
-        self.average = RunningAverage(model, config.ema) if config.ema else None
+        self.optimiser: Optimizer = catalogue("optimiser").load(config.optimiser)(shares, config)
+        self.average = RunningAverage(shares, config.ema) if config.ema else None
         self.precision = choose_precision(config.precision, self._device)
         prepare_device(self._device, deterministic=config.deterministic)
-        self.compiling = choose_compiling(config, self._device)
+        self.compiling = choose_compiling(config, self._device, sharded=self.sharding.wanted)
         self._ledger = Ledger(config, self.precision, replanned=replan is not None)
-        self._saver = Saver(run, model=model, optimiser=self.optimiser, average=self.average, world=self._world)
+        self._saver = Saver(run, model=model, holding=self._holding, optimiser=self.optimiser, average=self.average, world=self._world)
         self._interlude = Interlude(
             model=model,
+            holding=self._holding,
             average=self.average,
             config=config,
             ledger=self._ledger,
@@ -123,20 +128,20 @@ class Trainer:
             seed=config.seed,
             rank=self._world.rank,
             ranks=self._world.size,
+            lockstep=self._holding.lockstep,
             depth=2 if on_gpu else 0,  # on a CPU a thread would only take turns with the products
             pin=on_gpu,
         )
         self._step = UpdateStep(
-            model=model,
+            holding=self._holding,
             task=task.compiled() if self.compiling.wanted else task,
             optimiser=self.optimiser,
-            world=self._world,
             device=self._device,
             precision=self.precision,
             guard=self._ledger.guard,
             seed=config.seed,
             clip=config.clip,
-            replay=choose_replaying(config, self._device),
+            replay=choose_replaying(config, self._device) and not self.sharding.wanted,  # meetings of ranks are not recorded
         )
         self._lag = 1 if on_gpu else 0  # updates whose figures may still be on their way
         self._launched: deque[_Launched] = deque()
@@ -148,6 +153,8 @@ class Trainer:
             self._begin(resume)
             log.info("products in %s: %s", self.precision.name, self.precision.reason)
             log.info("compiled: %s, %s", "yes" if self.compiling.wanted else "no", self.compiling.reason)
+            if self._world.size > 1:
+                log.info("weights shared out over the ranks: %s, %s", "yes" if self.sharding.wanted else "no", self.sharding.reason)
             with self._board():
                 while True:
                     try:
@@ -164,7 +171,8 @@ class Trainer:
         most = max(4, self.config.steps // 20)
         if self._world.size > 1:  # ranks must make equally many updates, and their clocks need not agree
             seconds, most = math.inf, REHEARSED_TOGETHER
-        return rehearse(self._step, self._feed, model=self.model, optimiser=self.optimiser, seconds=seconds, most=most)
+        self.model.train()
+        return rehearse(self._step, self._feed, shares=self._holding.shares, optimiser=self.optimiser, seconds=seconds, most=most)
 
     @property
     def standing(self) -> Standing:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from dragoman.data.batches import Batch
+from dragoman.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,14 @@ class MemoryGuard:
                 _bucket(part.batch),
             )
             waiting[:0] = _halves(part)
+
+    def run_whole(self, batch: Batch, compute: Callable[[Batch, str], None]) -> None:
+        """Call `compute` once, where the other ranks are in the same pass and no rank can split its batch alone."""
+        if not self._fits(Part(batch, ""), compute):
+            found = f"out of memory with {_slots(batch)} slots of {_bucket(batch)}"
+            raise ConfigError(
+                [f"with train.shard every batch must fit into the memory of every rank; found {found}; lower train.batch_tokens"]
+            )
 
     @staticmethod
     def _fits(part: Part, compute: Callable[[Batch, str], None]) -> bool:

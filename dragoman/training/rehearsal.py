@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from dragoman.data.batches import Cursor
 from dragoman.training.feed import Feed
+from dragoman.training.holding import weights_of
 from dragoman.training.replaying import SIGHTINGS
-from dragoman.training.saving import weights_of
 from dragoman.training.update import Requests, UpdateStep
 
 REPEATED = 4  # updates
@@ -27,14 +27,13 @@ class Pace(NamedTuple):
     tokens: float  # a second, both sides
 
 
-def rehearse(step: UpdateStep, feed: Feed, *, model: nn.Module, optimiser: Optimizer, seconds: float, most: int) -> Pace:
+def rehearse(step: UpdateStep, feed: Feed, *, shares: nn.Module, optimiser: Optimizer, seconds: float, most: int) -> Pace:
     """Measure the pace by up to `most` real updates for about so long, and put everything back as it was before the first one.
 
     The first half only warms up: a GPU meets each shape for the first time, and that takes as long as many updates. Where
     shapes are recorded when they come again, a few updates are gone through over and over.
     """
-    kept = {name: tensor.clone() for name, tensor in weights_of(model).items()}
-    model.train()
+    kept = {name: tensor.clone() for name, tensor in weights_of(shares).items()}
     warmed = done = tokens = 0
     least = (SIGHTINGS + 1) * REPEATED if step.replays else 1
     began = start = time.monotonic()
@@ -48,7 +47,7 @@ def rehearse(step: UpdateStep, feed: Feed, *, model: nn.Module, optimiser: Optim
             done += 1
     took = time.monotonic() - start
     with torch.no_grad():
-        for name, tensor in weights_of(model).items():
+        for name, tensor in weights_of(shares).items():
             tensor.copy_(kept[name])
     optimiser.state.clear()
     step.forget()  # the run has an update step of its own, and the memory should be free for it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ from torch import Tensor
 from dragoman import stopping
 from dragoman.errors import DivergedError, StoppedError
 from dragoman.files import faults, manifest
-from dragoman.files.atomic import publish_directory, remove_flat, sync_directory, temporary_name, write_file
-from dragoman.training.tensors import read_header, read_tensors, require_fit, write_tensors
+from dragoman.files.atomic import FileRecord, publish_directory, remove_flat, sync_directory, temporary_name, write_file
+from dragoman.training.pieces import Pieces, Rows, file_names
+from dragoman.training.tensors import write_tensors
 
 PARTS = ("weights", "optimizer", "ema")
 _STEP = re.compile(r"step-(\d{8,})")
 _MAX_STATE = 256 << 20  # bytes; learnt token caps and excluded examples make it grow
 
 Tensors = Mapping[str, Mapping[str, Tensor] | None]
+Write = Callable[[Path, Tensors], Mapping[str, FileRecord]]
 
 
 @dataclass(frozen=True)
@@ -47,26 +49,28 @@ class Checkpoint:
         """What the run's bits depended on when this was written."""
         return dict(self.manifest.get("env", {}))
 
-    def load_weights(self, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Read the model's weights."""
-        return read_tensors(self.path / "weights.safetensors", expected=expected)
+    def load_weights(self, expected: Mapping[str, Tensor] | None = None, *, rows: Rows | None = None) -> dict[str, Tensor]:
+        """Read the model's weights, whole or some rows of each, however many ranks wrote them."""
+        return self._pieces("weights").read(expected=expected, rows=rows)
 
-    def load_optimizer(self, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def load_optimizer(self, expected: Mapping[str, Tensor] | None = None, *, rows: Rows | None = None) -> dict[str, Tensor]:
         """Read the optimiser's tensors, named `<parameter>.<slot>`."""
-        return read_tensors(self.path / "optimizer.safetensors", expected=expected)
+        return self._pieces("optimizer").read(expected=expected, rows=rows)
 
-    def load_ema(self, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor] | None:
+    def load_ema(self, expected: Mapping[str, Tensor] | None = None, *, rows: Rows | None = None) -> dict[str, Tensor] | None:
         """Read the running average of the weights; None where none was kept."""
-        if "ema.safetensors" not in self.manifest["files"]:
+        if not file_names("ema", self.manifest["files"]):
             return None
-        return read_tensors(self.path / "ema.safetensors", expected=expected)
+        return self._pieces("ema").read(expected=expected, rows=rows)
 
     def require_fit(self, expected: Tensors) -> None:
         """Refuse a model that this checkpoint was not made for, before any tensor is read."""
         for part, tensors in expected.items():
             if tensors is not None:
-                path = self.path / f"{part}.safetensors"
-                require_fit(path, read_header(path), tensors)
+                self._pieces(part).require_fit(tensors)
+
+    def _pieces(self, part: str) -> Pieces:
+        return Pieces([self.path / name for name in file_names(part, self.manifest["files"]) or [f"{part}.safetensors"]])
 
 
 def step_name(step: int) -> str:
@@ -84,16 +88,31 @@ def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:
     """Verify a step's directory and open it; raises CorruptError naming the first wrong file."""
     content = manifest.verify(path, sizes_only=sizes_only)
     names = set(content["files"])
-    needed = {"weights.safetensors", "state.json"}
-    if not needed <= names or not names <= needed | {f"{part}.safetensors" for part in PARTS}:
+    known = {part: file_names(part, names) for part in PARTS}
+    if not known["weights"] or names != {"state.json"}.union(*known.values()):
         raise manifest.corrupt(path / manifest.NAME, f"the files {', '.join(sorted(names))}")
     if path.name != step_name(int(content.get("step", -1))):
         raise manifest.corrupt(path / manifest.NAME, f"step {content.get('step')} under the name {path.name}")
     return Checkpoint(int(content["step"]), path, content)
 
 
-def write_step(run: Path, step: int, tensors: Tensors, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Checkpoint:
-    """Write a step into a temporary directory and publish it by one rename.
+def write_parts(folder: Path, tensors: Tensors, *, label: str = "") -> dict[str, FileRecord]:
+    """Write the parts into files of their own; a rank's `label`, such as "-0-of-2", tells its pieces from the others'."""
+    files = {}
+    for part in PARTS:
+        values = tensors.get(part)
+        if values is not None:
+            leave_if_urgent()
+            files[f"{part}{label}.safetensors"] = write_tensors(
+                folder / f"{part}{label}.safetensors", values, point=f"publish.write.{part}.safetensors"
+            )
+    return files
+
+
+def write_step(
+    run: Path, step: int, tensors: Tensors, state: Mapping[str, Any], fields: Mapping[str, Any], write: Write = write_parts
+) -> Checkpoint:
+    """Write a step into a temporary directory and publish it by one rename; `write` puts the tensors into it.
 
     On any failure before the rename the temporary directory is removed. A step that is there already with the same
     tensors is left as it is; with others, two histories have met and nothing is published.
@@ -103,16 +122,10 @@ def write_step(run: Path, step: int, tensors: Tensors, state: Mapping[str, Any],
     try:
         faults.point("publish.mkdir")
         os.mkdir(temporary)
-        files = {}
-        for part in PARTS:
-            values = tensors.get(part)
-            if values is not None:
-                _leave_if_urgent()
-                name = f"{part}.safetensors"
-                files[name] = write_tensors(temporary / name, values, point=f"publish.write.{name}")
+        files = dict(write(temporary, tensors))
         files["state.json"] = write_file(temporary / "state.json", [manifest.canonical_json(state)], point="publish.write.state.json")
         content = manifest.write_manifest(temporary, files, {**fields, "step": step})
-        _leave_if_urgent()
+        leave_if_urgent()
         if final.exists():
             return _same_or_raise(open_checkpoint(final), content, temporary)
         publish_directory(temporary, final)
@@ -137,7 +150,8 @@ def _same_or_raise(published: Checkpoint, content: Mapping[str, Any], temporary:
     return published
 
 
-def _leave_if_urgent() -> None:
+def leave_if_urgent() -> None:
+    """Stop between two files when somebody asked a second time."""
     if stopping.urgent():
         raise StoppedError(
             "a second request to stop publishes nothing",

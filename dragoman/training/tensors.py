@@ -71,18 +71,18 @@ def read_header(path: Path) -> dict[str, Shape]:
         with open_regular(path) as descriptor:
             length = int.from_bytes(os.read(descriptor, 8), "little")
             if length > _MAX_HEADER:
-                raise _corrupt(path, f"a header of {length} bytes")
+                raise corrupt(path, f"a header of {length} bytes")
             text = os.read(descriptor, length)
         entries = json.loads(text, object_pairs_hook=_without_repeats)
         entries.pop("__metadata__", None)
         header = {name: Shape(entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise _corrupt(path, f"a header that cannot be read ({error})") from error
+        raise corrupt(path, f"a header that cannot be read ({error})") from error
     if len(header) > _MAX_TENSORS:
-        raise _corrupt(path, f"{len(header)} tensors")
+        raise corrupt(path, f"{len(header)} tensors")
     for name in header:
         if "/" in name or "\0" in name or ".." in name:
-            raise _corrupt(path, f"the tensor name {name[:80]!r}")
+            raise corrupt(path, f"the tensor name {name[:80]!r}")
     return header
 
 
@@ -94,7 +94,7 @@ def read_tensors(path: Path, *, expected: Mapping[str, Tensor] | None = None, de
     try:
         return dict(load_file(str(path), device=device))
     except (SafetensorError, OSError) as error:
-        raise _corrupt(path, str(error)) from error
+        raise corrupt(path, str(error)) from error
 
 
 def require_fit(path: Path, header: Mapping[str, Shape], expected: Mapping[str, Tensor]) -> None:
@@ -136,5 +136,6 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _corrupt(path: Path, problem: str) -> CorruptError:
+def corrupt(path: Path, problem: str) -> CorruptError:
+    """Make the error that names a file of tensors which is not as it was written."""
     return CorruptError(f"{path} must be as it was written", found=problem, fix="restore it from a copy, or use an older checkpoint")

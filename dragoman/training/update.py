@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dragoman import stopping
@@ -17,8 +17,8 @@ from dragoman.data.batches import Batch
 from dragoman.errors import StoppedError
 from dragoman.files import faults
 from dragoman.training import optimisers
-from dragoman.training.distributed import World
 from dragoman.training.feed import Slice, Update
+from dragoman.training.holding import Gradient, Holding, Total
 from dragoman.training.loss import Loss, Trainable
 from dragoman.training.memory import MemoryGuard
 from dragoman.training.precision import Precision
@@ -75,10 +75,9 @@ class UpdateStep:
     def __init__(
         self,
         *,
-        model: nn.Module,
+        holding: Holding,
         task: Trainable,
         optimiser: Optimizer,
-        world: World,
         device: torch.device,
         precision: Precision,
         guard: MemoryGuard,
@@ -86,9 +85,9 @@ class UpdateStep:
         clip: float,
         replay: bool = False,
     ) -> None:
-        self._model, self._task, self._optimiser, self._world = model, task, optimiser, world
+        self._holding, self._task, self._optimiser = holding, task, optimiser
         self._device, self._precision, self.guard, self._seed, self._clip = device, precision, guard, seed, clip
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = [parameter for parameter in holding.shares.parameters() if parameter.requires_grad]
         self._backward = Replay(self._launch, self._parameters, device) if replay else self._launch
 
     def forget(self) -> None:
@@ -104,18 +103,17 @@ class UpdateStep:
     def __call__(self, update: Update, *, learning_rate: float, requests: Requests) -> Pending:
         """Do one update; the figures can be read from what is returned."""
         gradient, sums = self.gradient(update)
-        tokens = sum(part.batch.tokens for part in update.slices)
-        slots = sum(part.batch.slots for part in update.slices)
+        tokens = sum(part.batch.tokens for part in update.slices if not part.idle)
+        slots = sum(part.batch.slots for part in update.slices if not part.idle)
         host = torch.tensor([tokens, slots, *requests], dtype=torch.float32)
         if self._device.type == "cuda":
             host = host.pin_memory().to(self._device, non_blocking=True)
         sums = torch.cat([sums, host])
-        gradient, sums = self._reduce(gradient, sums, update.number)
-        return self._apply(gradient, sums, learning_rate)
+        return self._apply(self._holding.total(gradient, sums, update.number), learning_rate)
 
-    def gradient(self, update: Update) -> tuple[list[Tensor | None], Tensor]:
+    def gradient(self, update: Update) -> tuple[Gradient, Tensor]:
         """Sum this rank's gradients, one for each parameter, and the (total, nll, count) of its loss."""
-        held: list[Tensor | None] = [None] * len(self._parameters)
+        held: Gradient = [None] * len(self._parameters)
         sums = torch.zeros(3, device=self._device)
         faults.point("update.before")
         for part in update.slices:
@@ -124,27 +122,32 @@ class UpdateStep:
                 _leave_if_urgent()
                 slot = f"{part.slot}{path and '.' + path}"
                 reseed(seed_for(self._seed, update.number, part.micro, slot), self._device)
-                loss = self._backward(batch)
+                loss = self._launch(batch, idle=True) if part.idle else self._backward(batch)
                 self._hold(held)
                 sums.add_(torch.stack([loss.total.detach(), loss.nll.detach(), loss.count.detach()]).float())
 
-            self.guard.run(part.batch, compute)
+            if self._holding.lockstep:
+                self.guard.run_whole(part.batch, compute)
+            else:
+                self.guard.run(part.batch, compute)
         faults.point("update.after_backward")
         return held, sums
 
-    def _launch(self, batch: Batch) -> Loss:
+    def _launch(self, batch: Batch, *, idle: bool = False) -> Loss:
         """Leave one batch's gradients on the parameters, or none of them: a failure half-way must not count twice."""
         batch = batch.to(self._device)
         try:
             with self._precision.autocast(self._device):
-                loss = self._task.loss(self._model, batch)
-            loss.total.backward()  # type: ignore[no-untyped-call]
+                loss = self._holding.loss(self._task, batch)
+            if idle:
+                loss = Loss(0 * loss.total, 0 * loss.nll, 0 * loss.count)
+            self._holding.backward(loss)
         except BaseException:
             self._clear()
             raise
         return loss
 
-    def _hold(self, held: list[Tensor | None]) -> None:
+    def _hold(self, held: Gradient) -> None:
         """Add the parameters' gradients to those held, and take them off the parameters."""
         for place, parameter in enumerate(self._parameters):
             kept, new = held[place], parameter.grad
@@ -155,24 +158,12 @@ class UpdateStep:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _reduce(self, gradient: list[Tensor | None], sums: Tensor, number: int) -> tuple[list[Tensor | None], Tensor]:
-        """Sum over the ranks in one message that carries everything: gradients, loss, counts and requests to stop."""
-        if self._world.size == 1:
-            return gradient, sums
-        parts = [
-            (torch.zeros_like(parameter) if part is None else part).reshape(-1)
-            for part, parameter in zip(gradient, self._parameters, strict=True)
-        ]
-        flat = torch.cat([*parts, sums])
-        self._world.all_reduce(flat, f"summing the gradients of update {number}")
-        *pieces, sums = flat.split([*(len(part) for part in parts), len(sums)])  # type: ignore[no-untyped-call]
-        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)], sums
-
     @torch.no_grad()
-    def _apply(self, gradient: list[Tensor | None], sums: Tensor, learning_rate: float) -> Pending:
+    def _apply(self, total: Total, learning_rate: float) -> Pending:
         """Divide by the global count, clip, and step unless something is not finite; all on the device."""
+        gradient, sums, norm = total
         count = sums[2].clamp(min=1.0)
-        norm = torch.nn.utils.get_total_norm([part for part in gradient if part is not None]) / count
+        norm = norm / count
         # Without any target there is no gradient either, and Adam must not move on its memory alone.
         bad = (~(torch.isfinite(norm) & torch.isfinite(sums[0]) & (sums[2] > 0))).float()
         # The kernel divides by this, and clipping multiplies: g / (count * norm / clip) has the norm `clip`.

@@ -49,30 +49,40 @@ def traced(directory: Path, rank: int = 0) -> dict[int, list]:
     return {record["update"]: record["examples"] for record in map(json.loads, lines)}
 
 
+def shapes_of(directory: Path) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors_of(directory).items()}
+
+
 def updates_of(directory: Path) -> list[dict]:
     return [record for record in log_of(directory) if "nll" in record]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "settings"),
+    ("ranks", "steps", "settings"),
     [
-        pytest.param(2, {"accumulate": 2, "dropout": 0.1}, id="micro-batches shared out, with dropout"),
-        pytest.param(2, {"accumulate": 2, "layer_drop": 0.4}, id="each leaves out other layers"),
-        pytest.param(2, {"accumulate": 1}, id="rows shared out"),
-        pytest.param(3, {"accumulate": 2}, id="an odd number", marks=pytest.mark.slow),
+        pytest.param(2, 100, {"accumulate": 2, "dropout": 0.1}, id="micro-batches shared out, with dropout"),
+        pytest.param(2, 100, {"accumulate": 1}, id="rows shared out"),
+        pytest.param(2, 100, {"accumulate": 3, "dropout": 0.1, "shard": "on"}, id="weights shared out, one rank idle at times"),
+        pytest.param(4, 100, {"accumulate": 4}, id="four ranks"),
+        pytest.param(4, 40, {"accumulate": 2, "shard": "on"}, id="four ranks, weights and rows shared out"),
+        pytest.param(3, 100, {"accumulate": 2}, id="an odd number", marks=pytest.mark.slow),
+        pytest.param(3, 100, {"accumulate": 2, "shard": "on"}, id="an odd number, weights shared out", marks=pytest.mark.slow),
     ],
 )
-def test_several_ranks_equal_one(victims, tmp_path, ranks, settings):
+def test_several_ranks_equal_one(victims, tmp_path, ranks, steps, settings):
     """The same losses on the same global batch, to rounding, for a hundred updates; the same examples in each update."""
     one, several = tmp_path / "one" / "run", tmp_path / "several" / "run"
-    assert run_ranks(victims, one, 1, steps=100, **settings) == [0]
-    assert run_ranks(victims, several, ranks, steps=100, **settings) == [0] * ranks
+    assert run_ranks(victims, one, 1, steps=steps, **settings) == [0]
+    assert run_ranks(victims, several, ranks, steps=steps, **settings) == [0] * ranks, several.with_name("output").read_text()
     first, second = updates_of(one), updates_of(several)
-    assert [record["update"] for record in second] == list(range(1, 101))
+    assert [record["update"] for record in second] == list(range(1, steps + 1))
     assert [record["tokens"] for record in first] == [record["tokens"] for record in second]
-    for name in ("loss", "nll"):
-        assert [record[name] for record in first] == pytest.approx([record[name] for record in second], rel=1e-5)
+    for name, near in (("loss", 1e-5), ("nll", 1e-5), ("norm", 1e-4)):
+        assert [record[name] for record in first] == pytest.approx([record[name] for record in second], rel=near)
     assert traced(one) == traced(several, 0) == traced(several, ranks - 1)
+    validations = [[record["loss"] for record in log_of(each) if record.get("event") == "validation"] for each in (one, several)]
+    assert validations[0] == pytest.approx(validations[1], rel=1e-5)
+    assert shapes_of(one) == shapes_of(several)  # whoever wrote them, in however many files
 
 
 def test_not_finite_on_one_rank_is_skipped_on_both(victims, tmp_path):

@@ -19,7 +19,7 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.tokenizer import train_tokenizers
 from dragoman.training.ema import RunningAverage
 from dragoman.training.optimisers import adam, export_state, load_state
-from dragoman.training.saving import weights_of
+from dragoman.training.holding import weights_of
 from dragoman.training.tensors import read_header
 
 KINDS = ["all", "attention", "feedforward"]

@@ -13,6 +13,7 @@ from dragoman.tasks.translate import TranslateTask
 from dragoman.training import optimisers
 from dragoman.training.distributed import World
 from dragoman.training.feed import Slice, Update
+from dragoman.training.holding import Replicated
 from dragoman.training.memory import MemoryGuard
 from dragoman.training.precision import choose_precision
 from dragoman.training.update import Requests, UpdateStep
@@ -22,10 +23,9 @@ CPU = torch.device("cpu")
 
 def make_step(model, *, clip: float = 0.0, seed: int = 1) -> UpdateStep:
     return UpdateStep(
-        model=model,
+        holding=Replicated(model, World()),
         task=TranslateTask(smoothing=0.1),
         optimiser=optimisers.adam(model, TrainConfig()),
-        world=World(),
         device=CPU,
         precision=choose_precision("float32", CPU),
         guard=MemoryGuard(),
