@@ -15,11 +15,9 @@ from dragoman.decoding.beam import Beam
 from dragoman.decoding.packing import Packed, pack, pack_sources
 from dragoman.doctor.agreement import agree
 from dragoman.doctor.finding import Measured, NotApplicableError
-from dragoman.doctor.subject import Pairs, Subject
+from dragoman.doctor.subject import PADDING, Pairs, Subject
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import BOS, SPECIALS
-
-_MORE = 4  # columns of padding that are added
 
 
 def tolerance(subject: Subject) -> float:
@@ -125,10 +123,10 @@ def _with_rubbish(packed: Packed, vocabulary: int) -> Packed:
     """Add columns of padding, and fill all padding with pieces that mean something elsewhere."""
     rows, longest = packed.ids.shape
     mask = torch.ones_like(packed.ids, dtype=torch.bool) if packed.mask is None else packed.mask
-    mask = torch.nn.functional.pad(mask, (0, _MORE))
+    mask = torch.nn.functional.pad(mask, (0, PADDING))
     generator = torch.Generator().manual_seed(rows)
-    rubbish = torch.randint(len(SPECIALS), vocabulary, (rows, longest + _MORE), generator=generator).to(packed.ids.device)
-    return Packed(torch.where(mask, torch.nn.functional.pad(packed.ids, (0, _MORE)), rubbish), mask)
+    rubbish = torch.randint(len(SPECIALS), vocabulary, (rows, longest + PADDING), generator=generator).to(packed.ids.device)
+    return Packed(torch.where(mask, torch.nn.functional.pad(packed.ids, (0, PADDING)), rubbish), mask)
 
 
 def _others(ids: Tensor, vocabulary: int) -> Tensor:

@@ -30,6 +30,7 @@ from dragoman.training.tensors import read_tensors
 from dragoman.translator.device import choose_device
 
 SENTENCES = 16  # tried unless somebody asks for more: enough to see a mistake, few enough to wait for
+PADDING = 4  # columns of it that are added where it must change nothing
 ROWS = 8  # sentences of a batch: some of every length, so that there is padding
 MADE_UP = (1, 2, 5, 9, 3, 13)  # lengths of sources that stand in for text, or beside it
 LENGTHS = 4  # different ones that a batch should have: where all are equal nothing is padded
@@ -58,14 +59,13 @@ class Subject:
     ) -> None:
         self._load, self.config, self.tokenizers = load, config, tokenizers
         self.golden, self.engines = golden, dict(engines or {})
-        # Learned positions end somewhere, and an end takes one as well.
-        self._most = config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
+        # Learned positions end somewhere; an end takes one as well, and padding some more.
+        self._most = max(1, config.model.max_positions - 1 - PADDING) if config.model.positions == "learned" else sys.maxsize
         longest = min(config.data.max_length, self._most)
         encoded = [ids[:longest] for ids in tokenizers.src.encode_batch(list(texts)[:sentences]) if ids]
         known = encoded or [case["src"][:longest] for case in self.cases()][:sentences]
-        more = (
-            [_made_up(length, len(tokenizers.src), at) for at, length in enumerate(MADE_UP)] if len(set(map(len, known))) < LENGTHS else []
-        )
+        lengths = MADE_UP if len(set(map(len, known))) < LENGTHS else ()
+        more = [_made_up(min(length, longest), len(tokenizers.src), at) for at, length in enumerate(lengths)]
         self.sources = known + more
         self.origin = " and ".join(filter(None, [_count(len(known), "given" if encoded else "golden"), _count(len(more), "made-up")]))
 

@@ -1,0 +1,374 @@
+"""The doctor's checks can fail: a model is broken on purpose, and the right row says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.bundle.golden import make_golden
+from dragoman.config import Config
+from dragoman.decoding.beam import Beam
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.stepping import Strategy
+from dragoman.doctor import CHECKS, Finding, Subject, examine, promises
+from dragoman.doctor.agreement import agree
+from dragoman.doctor.checks import checks_for
+from dragoman.doctor.finding import Measured, NotApplicableError
+from dragoman.doctor.precisions import INT8
+from dragoman.engines import Engine, Native, Request
+from dragoman.errors import BundleError, ConfigError, CorruptError
+from dragoman.models.build import build_model
+from dragoman.models.context import Memory
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.specials import EOS, UNK
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+
+LINES = ["ein mann geht", "eine frau geht schnell", "zwei hunde", "ein hund und ein mann sehen eine frau"]
+SMALL = {"encoder": ["self*2"], "decoder": ["self*2"], "width": 32, "heads": 4, "feedforward": 64, "dropout": 0.0}
+
+
+class Parts(NamedTuple):
+    """What a subject is made of, to be broken before it is."""
+
+    model: EncoderDecoder
+    tokenizers: Tokenizers
+    config: Config
+    golden: dict[str, Any]
+
+    def subject(self, **more: Any) -> Subject:
+        """Put it on the table."""
+        given = {"config": self.config, "tokenizers": self.tokenizers, "golden": self.golden, **more}
+        return Subject(lambda: self.model, **given)
+
+    def verdicts(self, **more: Any) -> dict[str, str]:
+        """Examine it."""
+        return {finding.name: finding.verdict for finding in examine(self.subject(**more))}
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return train_tokenizers(LINES * 3, [line.upper() for line in LINES] * 3, Config().replace(text={"vocabulary": 300}).text)
+
+
+@pytest.fixture
+def parts(tokenizers: Tokenizers) -> Parts:
+    """Make a model that has opinions, so that a mistake changes more than a rounding would."""
+    config = Config().replace(model=SMALL, text={"vocabulary": 300})
+    torch.manual_seed(1)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)).eval().requires_grad_(False)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.mul_(1.5)
+    return Parts(model, tokenizers, config, make_golden(model, tokenizers, LINES))
+
+
+def failed(verdicts: Mapping[str, str]) -> set[str]:
+    """Name the rows that failed."""
+    return {name for name, verdict in verdicts.items() if verdict == "FAIL"}
+
+
+def test_a_sound_model_passes_all(parts: Parts) -> None:
+    verdicts = parts.verdicts()
+    assert list(verdicts) == [*CHECKS, "exported engines"]
+    assert {name for name, verdict in verdicts.items() if verdict != "PASS"} == {"exported engines"}
+
+
+def test_a_look_into_the_future_is_seen(parts: Parts) -> None:
+    whole = parts.model.decode
+
+    def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+        hidden = whole(tgt_in, memory, mask)
+        return hidden + 0.1 * torch.cat([hidden[:, 1:], hidden[:, -1:]], 1)
+
+    parts.model.decode = decode  # type: ignore[method-assign]
+    verdicts = parts.verdicts()
+    assert "no look ahead" in failed(verdicts)
+    assert verdicts["beam 1 = greedy"] == verdicts["source padding"] == verdicts["batched = single"] == "PASS"
+
+
+def test_padding_of_sources_that_is_read_is_seen(parts: Parts) -> None:
+    """Masks that are dropped on the way (fairseq#427, pytorch/translate#308)."""
+    read = parts.model.encode
+    parts.model.encode = lambda src, mask=None: read(src)  # type: ignore[method-assign, assignment]
+    assert failed(parts.verdicts()) == {"source padding", "batched = single", "batch neighbours"}
+
+
+def test_padding_of_targets_that_is_read_is_seen(parts: Parts) -> None:
+    whole = parts.model.decode
+
+    def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+        hidden = whole(tgt_in, memory, mask)
+        return hidden + 0.05 * hidden[:, -1:]
+
+    parts.model.decode = decode  # type: ignore[method-assign]
+    assert "target padding" in failed(parts.verdicts())
+
+
+def test_neighbours_that_are_read_are_seen(parts: Parts) -> None:
+    """A sentence's numbers are its own (OpenNMT-py#2208)."""
+    read = parts.model.encode
+
+    def encode(src: Tensor, mask: Tensor | None = None) -> Memory:
+        memory = read(src, mask)
+        return memory._replace(values=memory.values + 0.2 * memory.values[:, :1].mean(0, keepdim=True))
+
+    parts.model.encode = encode  # type: ignore[method-assign, assignment]
+    verdicts = parts.verdicts()
+    assert {"batch neighbours", "batched = single"} <= failed(verdicts)
+    assert verdicts["source padding"] == verdicts["no look ahead"] == "PASS"
+
+
+def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The incremental decoder and teacher forcing must agree (tensor2tensor#917): here positions are off by one after the first."""
+    placed = parts.model.tgt_entrance.forward
+
+    def forward(embedded: Tensor, *, first: int = 0, places: Tensor | None = None) -> Tensor:
+        return placed(embedded, first=first + (first > 0), places=places)
+
+    monkeypatch.setattr(parts.model.tgt_entrance, "forward", forward)
+    assert failed(parts.verdicts()) == {"cached = uncached"}
+
+
+def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Second(Beam):
+        """Gives the second best."""
+
+        def run(self, model: Any, state: Any, rows: Any) -> list[list[Hypothesis]]:
+            return [hypotheses[1:] for hypotheses in Beam(2, 2).run(model, state, rows)]
+
+    monkeypatch.setattr(promises, "Beam", Second)
+    assert failed(parts.verdicts()) == {"beam 1 = greedy"}
+
+
+def damaged_number(golden: dict[str, Any]) -> None:
+    golden["cases"][2]["log_probs"][1] += 0.1
+
+
+def damaged_pieces(golden: dict[str, Any]) -> None:
+    golden["cases"][0]["src"] = golden["cases"][0]["src"][::-1]
+
+
+def damaged_text(golden: dict[str, Any]) -> None:
+    golden["cases"][0]["output"] += "!"
+
+
+def damaged_form(golden: dict[str, Any]) -> None:
+    golden["cases"][0]["tgt"] = [10**6]
+
+
+@pytest.mark.parametrize(
+    ("damage", "note"),
+    [
+        (damaged_number, "4 sentences"),
+        (damaged_pieces, "other pieces or text for 'ein mann geht'"),
+        (damaged_text, "other pieces or text for 'ein mann geht'"),
+        (damaged_form, "found tgt that is not a list"),
+    ],
+)
+def test_damaged_golden_vectors_are_seen(parts: Parts, damage: Callable[[dict[str, Any]], None], note: str) -> None:
+    golden = json.loads(json.dumps(parts.golden))
+    damage(golden)
+    subject = parts.subject(golden=golden)
+    findings = {finding.name: finding for finding in examine(subject)}
+    assert failed({name: finding.verdict for name, finding in findings.items()}) == {"golden vectors"}
+    assert note in findings["golden vectors"].note
+    if damage is damaged_number:
+        assert findings["golden vectors"].error == pytest.approx(0.1, abs=1e-3)
+
+
+def test_weights_that_are_no_numbers_are_counted(parts: Parts) -> None:
+    parts.model.get_parameter("decoder.1.cross.query.weight")[3, 4:6] = math.nan
+    findings = {finding.name: finding for finding in examine(parts.subject())}
+    assert (findings["weights finite"].passed, findings["weights finite"].error) == (False, 2)
+    assert "decoder.1.cross.query.weight" in findings["weights finite"].note
+    assert findings["cached = uncached"].passed is False, "NaN is never within a tolerance"
+    assert math.isnan(findings["no look ahead"].error or 0)
+    assert "found NaN at output position 1" in findings["batched = single"].note
+
+
+def test_vocabularies_of_another_size_are_seen(parts: Parts) -> None:
+    fewer = train_tokenizers(LINES * 3, LINES * 3, parts.config.replace(text={"vocabulary": 290}).text)
+    findings = {finding.name: finding for finding in examine(parts.subject(tokenizers=fewer, golden=None))}
+    assert (findings["vocabularies fit"].passed, findings["vocabularies fit"].error) == (False, 10)
+    assert findings["golden vectors"].verdict == findings["text comes back"].verdict == "SKIP"
+
+
+def test_a_model_that_cannot_be_built_is_told_once_and_not_tried_again(parts: Parts) -> None:
+    asked = []
+
+    def load() -> EncoderDecoder:
+        asked.append(1)
+        raise BundleError("weights must fit the model", found="F32 [300, 32]", fix="copy it")
+
+    subject = Subject(load, config=parts.config, tokenizers=parts.tokenizers, golden=parts.golden)
+    findings = {finding.name: finding for finding in examine(subject)}
+    assert findings["vocabularies fit"].verdict == "FAIL"
+    assert "found F32 [300, 32]" in findings["vocabularies fit"].note
+    assert findings["text comes back"].verdict == "PASS", "what needs no model is still checked"
+    others = [finding for name, finding in findings.items() if name not in ("vocabularies fit", "text comes back", "exported engines")]
+    assert {(finding.verdict, finding.note) for finding in others} == {("SKIP", "the model cannot be built")}
+    assert asked == [1]
+
+
+def test_text_that_does_not_come_back_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(parts.tokenizers.src), "decode", lambda self, ids: "".join(self.pieces(ids)).replace("▁", ""))
+    finding = next(finding for finding in examine(parts.subject()) if finding.name == "text comes back")
+    assert finding.passed is False
+    assert "'ein mann geht' does not" in finding.note
+
+
+def test_letters_that_the_vocabulary_lacks_are_left_out_of_the_round_trip(parts: Parts) -> None:
+    text = parts.config.replace(text={"kind": "characters", "byte_fallback": False, "vocabulary": 40}).text
+    letters = train_tokenizers(LINES * 3, LINES * 3, text)
+    case = {"input": "日", "src": [UNK], "tgt": [], "finished": True, "output": "語", "log_probs": [0.0]}
+    golden = {"format": 1, "cases": [case]}
+    finding = next(finding for finding in examine(parts.subject(tokenizers=letters, golden=golden)) if finding.name == "text comes back")
+    assert (finding.verdict, finding.note) == ("SKIP", "the vocabulary lacks letters of every golden sentence")
+
+
+def test_a_model_that_low_precision_ruins_fails_there_and_nowhere_else(parts: Parts) -> None:
+    """Logits in the thousands leave nothing of seven bits, nor of eight."""
+    parts.model.get_parameter("embeddings.shared.weight").mul_(300.0)
+    assert failed(parts.verdicts(golden=None)) >= {"bfloat16", "int8"}
+
+
+def test_a_decoder_without_a_cache_is_skipped(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(memory: Memory) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(parts.model, "start", start)
+    [finding] = examine(parts.subject(), {"cached = uncached": promises.cached_equals_uncached})
+    assert (finding.verdict, finding.note) == ("SKIP", "this decoder has no cache")
+
+
+class Other:
+    """An engine that runs a model of its own, and may spoil what comes out."""
+
+    workers, slots = 1, None
+
+    def __init__(self, model: EncoderDecoder, name: str, spoil: Callable[[Hypothesis], Hypothesis] = lambda found: found) -> None:
+        self.name, self._native, self._spoil = name, Native(lambda: model), spoil
+
+    def refusal(self, strategy: Strategy, longest: int = 0) -> str:
+        return "was exported for 8 positions" if self.name == "short" else ""
+
+    def generate(self, request: Request) -> list[list[Hypothesis]]:
+        return [[self._spoil(each) for each in hypotheses] for hypotheses in self._native.generate(request)]
+
+
+def examined(parts: Parts, engine: Engine) -> Finding:
+    """Examine one engine."""
+    subject = parts.subject(engines={engine.name: lambda: engine})
+    return next(examine(subject, {engine.name: checks_for(subject)[engine.name]}))
+
+
+def nudged(model: EncoderDecoder, size: float) -> EncoderDecoder:
+    """Copy a model with every weight a little off."""
+    generator = torch.Generator().manual_seed(0)
+    other = build_model(Config().replace(model=SMALL).model, src_vocabulary=300, tgt_vocabulary=300).eval().requires_grad_(False)
+    other.load_state_dict({name: w + size * torch.randn(w.shape, generator=generator) for name, w in model.state_dict().items()})
+    return other
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "verdict"),
+    [("float32", 0.0, "PASS"), ("float32", 0.01, "FAIL"), ("ours-int8", 0.002, "PASS"), ("ours-int8", 0.3, "FAIL")],
+)
+def test_an_engine_is_held_to_what_its_numbers_allow(parts: Parts, name: str, size: float, verdict: str) -> None:
+    finding = examined(parts, Other(nudged(parts.model, size), name))
+    assert finding.verdict == verdict
+    assert finding.tolerance == (INT8 if "int8" in name else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda found: Hypothesis([UNK, *found.tokens], found.log_probs, found.score, found.finished), math.inf),
+        (lambda found: Hypothesis(found.tokens[:2], found.log_probs[:2], found.score, False), math.inf),
+        (lambda found: Hypothesis(found.tokens, [math.nan, *found.log_probs[1:]], found.score, found.finished), math.nan),
+        (lambda found: Hypothesis(found.tokens, [each - 3 for each in found.log_probs], found.score, found.finished), 3.0),
+    ],
+)
+def test_an_engine_whose_outputs_cannot_be_fails(parts: Parts, spoil: Callable[[Hypothesis], Hypothesis], error: float) -> None:
+    finding = examined(parts, Other(parts.model, "spoilt-int8", spoil))
+    assert finding.verdict == "FAIL"
+    assert finding.error == pytest.approx(error, nan_ok=True)
+
+
+def test_an_engine_that_is_not_installed_or_refuses_is_skipped_and_a_damaged_one_fails(parts: Parts) -> None:
+    def missing() -> Engine:
+        raise ConfigError(["the engine needs ctranslate2; found none; install it"])
+
+    def damaged() -> Engine:
+        raise CorruptError("model.bin must be as it was written", found="another hash", fix="export it again")
+
+    engines = {"missing": missing, "damaged": damaged, "short": lambda: Other(parts.model, "short")}
+    subject = parts.subject(engines=engines)
+    findings = {finding.name: finding for finding in examine(subject, {name: checks_for(subject)[name] for name in engines})}
+    assert {name: finding.verdict for name, finding in findings.items()} == {"missing": "SKIP", "damaged": "FAIL", "short": "SKIP"}
+    assert "found none" in findings["missing"].note
+    assert "found another hash" in findings["damaged"].note
+    assert findings["short"].note == "it was exported for 8 positions"
+
+
+def test_where_outputs_part_the_model_says_by_how_much(parts: Parts) -> None:
+    """The lead is the reference's own: the log-probability of what it chose less that of what was chosen instead."""
+    subject = parts.subject()
+    ours, source = subject.alone[0], subject.sources[0]
+    with torch.inference_mode():
+        given = torch.tensor([[1, *ours.tokens[:1]]])
+        log_probs = parts.model(torch.tensor([[*source, EOS]]), given)[0, -1].log_softmax(-1)
+    instead = int(log_probs.argsort()[7])
+    theirs = Hypothesis([ours.tokens[0], instead], [ours.log_probs[0] + 0.25, -9.0], 0.0, True)
+    found = agree(parts.model, [source], [ours], [theirs])
+    assert found.lead == pytest.approx(float(log_probs[ours.tokens[1]] - log_probs[instead]), abs=1e-4)
+    assert (found.equal, found.outputs, found.difference) == (0, 1, pytest.approx(0.25))
+
+
+def test_sentences_are_the_given_ones_or_the_golden_ones_or_made_up(parts: Parts) -> None:
+    given = parts.subject(texts=[*LINES, "der letzte"], sentences=4)
+    assert given.sources == parts.tokenizers.src.encode_batch(LINES)
+    assert given.origin == "4 given sentences"
+    assert parts.subject().sources == given.sources
+    assert parts.subject().origin == "4 golden sentences"
+    few = parts.subject(texts=["hunde"])
+    assert few.origin == "1 given sentence and 6 made-up sentences"
+    alone = parts.subject(golden=None)
+    assert alone.origin == "6 made-up sentences"
+    assert len(set(map(len, alone.sources))) >= 4
+    assert alone.sources == parts.subject(golden=None).sources, "the same each time"
+
+
+def test_long_sentences_are_cut_to_what_learned_positions_reach(parts: Parts) -> None:
+    config = parts.config.replace(model={"positions": "learned", "max_positions": 16})
+    torch.manual_seed(0)
+    model = build_model(config.model, src_vocabulary=300, tgt_vocabulary=300).eval()
+    subject = Subject(lambda: model, config=config, tokenizers=parts.tokenizers, texts=[" ".join(LINES)])
+    assert max(map(len, subject.sources)) == 11  # 16, less an end and what is padded
+    assert failed({finding.name: finding.verdict for finding in examine(subject)}) == set()
+
+
+def test_a_finding_is_judged_in_one_place() -> None:
+    assert Finding.of("it", Measured(0.5, 0.5)).verdict == "PASS"
+    assert Finding.of("it", Measured(0.6, 0.5)).verdict == "FAIL"
+    assert Finding.of("it", Measured(math.nan, math.inf)).verdict == "FAIL"
+    assert json.loads(json.dumps(Finding.of("it", Measured(math.inf, 1.0)).facts()))["error"] == "inf"
+
+
+def test_a_new_check_is_a_function_and_a_line(parts: Parts) -> None:
+    def few_sentences(subject: Subject) -> Measured:
+        return Measured(len(subject.sources), 3)
+
+    def not_here(subject: Subject) -> Measured:
+        raise NotApplicableError("it is Sunday")
+
+    told: list[str] = []
+    found = list(examine(parts.subject(), {"few": few_sentences, "other": not_here}, tell=told.append))
+    assert [(finding.verdict, finding.note) for finding in found] == [("FAIL", ""), ("SKIP", "it is Sunday")]
+    assert told == ["few", "other"]
