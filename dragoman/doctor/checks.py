@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 
 from dragoman.doctor import holdings, precisions, promises
 from dragoman.doctor.finding import Finding, Measured, NotApplicableError
 from dragoman.doctor.subject import Subject
 from dragoman.errors import DragomanError
+
+logger = logging.getLogger(__name__)
 
 Check = Callable[[Subject], Measured]  # raises NotApplicableError where there is nothing to check
 
@@ -20,12 +23,14 @@ CHECKS: dict[str, Check] = {
     "batched = single": promises.batched_equals_single,
     "cached = uncached": promises.cached_equals_uncached,
     "beam 1 = greedy": promises.beam_of_one_is_greedy,
+    "beam scores": promises.beams_are_scored_right,
     "no look ahead": promises.no_look_ahead,
     "source padding": promises.source_padding_changes_nothing,
     "target padding": promises.target_padding_changes_nothing,
     "batch neighbours": promises.neighbours_change_nothing,
     "bfloat16": precisions.survives_bfloat16,
     "int8": precisions.survives_int8,
+    "native engine": precisions.native_engine_agrees,
 }
 
 
@@ -47,3 +52,6 @@ def examine(
             yield Finding(name=name, passed=None, note=str(reason))
         except DragomanError as error:
             yield Finding(name=name, passed=False, note=str(error))
+        except Exception as error:  # a model that is broken may break anything, and the other rows say where
+            logger.debug("%s could not be checked", name, exc_info=True)
+            yield Finding(name=name, passed=False, note=f"{type(error).__name__}: {error!s:.200}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from dragoman.decoding.beam import Beam
 from dragoman.decoding.greedy import Greedy
 from dragoman.doctor.agreement import agree
 from dragoman.doctor.eight_bits import EightBits
 from dragoman.doctor.finding import Measured, NotApplicableError
-from dragoman.doctor.promises import tolerance
+from dragoman.doctor.promises import BEAM, tolerance
 from dragoman.doctor.subject import Subject
+from dragoman.engines import Native
 from dragoman.errors import ConfigError
 
 BFLOAT16 = 0.5  # of a piece's log-probability
@@ -20,7 +22,7 @@ _QUANTISED = "int8"  # in the name of an engine
 def survives_bfloat16(subject: Subject) -> Measured:
     """Search with products in bfloat16, as GPUs do."""
     with torch.autocast(subject.device.type, torch.bfloat16):
-        found = subject.search_all(subject.native, Greedy())
+        found = subject.search_all(subject.plain, Greedy())
     return agree(subject.model, subject.sources, subject.together, found).measured(BFLOAT16)
 
 
@@ -28,8 +30,18 @@ def survives_int8(subject: Subject) -> Measured:
     """Search with the products of linear layers in eight bits, as CPUs do."""
     model = subject.model
     with EightBits():
-        found = subject.search_all(subject.native, Greedy())
+        found = subject.search_all(subject.plain, Greedy())
     return agree(model, subject.sources, subject.together, found).measured(INT8)
+
+
+def native_engine_agrees(subject: Subject) -> Measured:
+    """Search as `translate` does, by whatever the native engine makes of the model, and by the model as it is."""
+    model = subject.model
+    engine = Native(lambda: model)
+    greedy = agree(model, subject.sources, subject.together, subject.search_all(engine, Greedy())).measured(tolerance(subject))
+    ours, theirs = (subject.search_all(each, Beam(size=BEAM)) for each in (subject.plain, engine))
+    beams = max(abs(one.score - other.score) for one, other in zip(ours, theirs, strict=True))
+    return greedy._replace(error=max(greedy.error, beams))
 
 
 def engine_agrees(subject: Subject, name: str) -> Measured:

@@ -17,7 +17,9 @@ from dragoman.doctor.agreement import agree
 from dragoman.doctor.finding import Measured, NotApplicableError
 from dragoman.doctor.subject import PADDING, Pairs, Subject
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.specials import BOS, SPECIALS
+from dragoman.text.specials import BOS, EOS, SPECIALS
+
+BEAM = 4  # hypotheses that change places
 
 
 def tolerance(subject: Subject) -> float:
@@ -32,8 +34,20 @@ def batched_equals_single(subject: Subject) -> Measured:
 
 def beam_of_one_is_greedy(subject: Subject) -> Measured:
     """Search by a beam that keeps one hypothesis, and greedily."""
-    beams = subject.search_all(subject.native, Beam(size=1))
+    beams = subject.search_all(subject.plain, Beam(size=1))
     return agree(subject.model, subject.sources, subject.together, beams).measured(tolerance(subject))
+
+
+@torch.inference_mode()
+def beams_are_scored_right(subject: Subject) -> Measured:
+    """Search by a beam, whose hypotheses change places in the cache, and score what it found anew without one."""
+    errors = []
+    for source, found in zip(subject.sources, subject.search_all(subject.plain, Beam(size=BEAM)), strict=True):
+        end = torch.tensor([*found.tokens, EOS] if found.finished else found.tokens, device=subject.device)
+        _, _, log_probs = _read(subject, Pairs([source], [found.tokens]))
+        expected = log_probs[0, : len(end)].gather(1, end.unsqueeze(1)).squeeze(1).double().cpu()
+        errors.append((torch.tensor(found.log_probs, dtype=torch.float64) - expected).abs().amax())
+    return Measured(_largest(errors), tolerance(subject), f"a beam of {BEAM}, and read anew")
 
 
 @torch.inference_mode()

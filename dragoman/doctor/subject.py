@@ -17,9 +17,11 @@ from dragoman.bundle.loading import assemble, expected_weights
 from dragoman.config import Config
 from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.packing import pack_sources
+from dragoman.decoding.search import search
 from dragoman.decoding.stepping import Strategy
 from dragoman.doctor.finding import NotApplicableError
-from dragoman.engines import Engine, Native, Request
+from dragoman.engines import Engine, Request
 from dragoman.engines.choosing import open_engine
 from dragoman.engines.folder import engine_names
 from dragoman.errors import BundleError, DragomanError
@@ -34,6 +36,26 @@ PADDING = 4  # columns of it that are added where it must change nothing
 ROWS = 8  # sentences of a batch: some of every length, so that there is padding
 MADE_UP = (1, 2, 5, 9, 3, 13)  # lengths of sources that stand in for text, or beside it
 LENGTHS = 4  # different ones that a batch should have: where all are equal nothing is padded
+
+
+class Plain:
+    """The reference: the model's own verbs under our search, whatever shortcuts the engines take."""
+
+    name, workers, slots = "plain", 1, None
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self._model = model
+
+    def refusal(self, strategy: Strategy, longest: int = 0) -> str:
+        """Refuse nothing."""
+        return ""
+
+    def generate(self, request: Request) -> list[list[Hypothesis]]:
+        """Encode a batch and search."""
+        device = next(self._model.parameters()).device
+        with torch.inference_mode():
+            memory = self._model.encode(*pack_sources(request.sources, device))
+        return search(self._model, memory, limits=torch.tensor(request.limits), strategy=request.strategy)
 
 
 class Pairs(NamedTuple):
@@ -94,16 +116,15 @@ class Subject:
         except DragomanError as error:
             return error
 
-    @functools.cached_property
-    def native(self) -> Native:
-        """The engine that all others are compared with."""
-        model = self.model
-        return Native(lambda: model)
+    @property
+    def plain(self) -> Plain:
+        """What all engines are compared with, our own too."""
+        return Plain(self.model)
 
     @property
     def device(self) -> torch.device:
         """Say where the model is."""
-        return self.native.device
+        return next(self.model.parameters()).device
 
     @property
     def exact(self) -> bool:
@@ -113,12 +134,12 @@ class Subject:
     @functools.cached_property
     def alone(self) -> list[Hypothesis]:
         """The greedy output for every sentence, searched by itself: nothing is padded, nobody is beside it."""
-        return [self.search(self.native, Greedy(), [number])[0] for number in range(len(self.sources))]
+        return [self.search(self.plain, Greedy(), [number])[0] for number in range(len(self.sources))]
 
     @functools.cached_property
     def together(self) -> list[Hypothesis]:
         """The greedy output for every sentence, searched in batches."""
-        return self.search_all(self.native, Greedy())
+        return self.search_all(self.plain, Greedy())
 
     def search_all(self, engine: Engine, strategy: Strategy) -> list[Hypothesis]:
         """Ask an engine for the best output of every sentence, in batches of unlike lengths."""

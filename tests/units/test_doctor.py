@@ -21,11 +21,13 @@ from dragoman.doctor.agreement import agree
 from dragoman.doctor.checks import checks_for
 from dragoman.doctor.finding import Measured, NotApplicableError
 from dragoman.doctor.precisions import INT8
+from dragoman.doctor.subject import Plain
 from dragoman.engines import Engine, Native, Request
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.models.build import build_model
 from dragoman.models.context import Memory
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.state import State
 from dragoman.text.specials import EOS, UNK
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
@@ -96,7 +98,7 @@ def test_padding_of_sources_that_is_read_is_seen(parts: Parts) -> None:
     """Masks that are dropped on the way (fairseq#427, pytorch/translate#308)."""
     read = parts.model.encode
     parts.model.encode = lambda src, mask=None: read(src)  # type: ignore[method-assign, assignment]
-    assert failed(parts.verdicts()) == {"source padding", "batched = single", "batch neighbours"}
+    assert failed(parts.verdicts()) == {"source padding", "batched = single", "batch neighbours", "beam scores"}
 
 
 def test_padding_of_targets_that_is_read_is_seen(parts: Parts) -> None:
@@ -132,7 +134,13 @@ def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) ->
         return placed(embedded, first=first + (first > 0), places=places)
 
     monkeypatch.setattr(parts.model.tgt_entrance, "forward", forward)
-    assert failed(parts.verdicts()) == {"cached = uncached"}
+    assert failed(parts.verdicts()) == {"cached = uncached", "beam scores"}
+
+
+def test_caches_that_stay_behind_when_beams_change_places_are_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    reorder = State.reorder
+    monkeypatch.setattr(State, "reorder", lambda state, rows: reorder(state, rows.sort().values))
+    assert failed(parts.verdicts()) == {"beam scores"}
 
 
 def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +152,15 @@ def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(promises, "Beam", Second)
     assert failed(parts.verdicts()) == {"beam 1 = greedy"}
+
+
+def test_a_native_engine_that_takes_a_wrong_shortcut_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(self: Native, request: Request) -> list[list[Hypothesis]]:
+        found = Plain(self.model).generate(request)
+        return [[Hypothesis(each.tokens, each.log_probs, each.score - 0.01, each.finished) for each in row] for row in found]
+
+    monkeypatch.setattr(Native, "generate", generate)
+    assert failed(parts.verdicts()) == {"native engine"}
 
 
 def damaged_number(golden: dict[str, Any]) -> None:
@@ -236,6 +253,16 @@ def test_a_model_that_low_precision_ruins_fails_there_and_nowhere_else(parts: Pa
     """Logits in the thousands leave nothing of seven bits, nor of eight."""
     parts.model.get_parameter("embeddings.shared.weight").mul_(300.0)
     assert failed(parts.verdicts(golden=None)) >= {"bfloat16", "int8"}
+
+
+def test_a_check_that_a_model_crashes_fails_and_the_next_one_is_made(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+        raise IndexError("index 300 is out of range")
+
+    monkeypatch.setattr(parts.model, "decode", decode)
+    findings = {finding.name: finding for finding in examine(parts.subject())}
+    assert (findings["no look ahead"].verdict, findings["no look ahead"].note) == ("FAIL", "IndexError: index 300 is out of range")
+    assert findings["batched = single"].verdict == "PASS", "a search never decodes at once"
 
 
 def test_a_decoder_without_a_cache_is_skipped(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
