@@ -60,4 +60,4 @@ def engine_agrees(subject: Subject, name: str) -> Measured:
 
 def no_engine(subject: Subject) -> Measured:
     """Say that there is no engine to compare with."""
-    raise NotApplicableError("the model holds none; dragoman export --to ctranslate2 makes one")
+    raise NotApplicableError("none here; dragoman export makes them")

@@ -1,0 +1,160 @@
+"""`dragoman doctor`: a table that a person can read, JSON that a script can, and an exit code that says whether all is well."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.bundle import Bundle
+from dragoman.cli.app import main
+from dragoman.cli.doctor import _number
+from dragoman.doctor import CHECKS
+from dragoman.files import manifest
+from dragoman.files.atomic import read_record
+from dragoman.training.tensors import write_tensors
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "copy"))
+
+
+def signed(path: Path) -> None:
+    """Write the manifest anew, as whoever changed a file on purpose would."""
+    fields = manifest.read_manifest(path)
+    files = {name: read_record(path / name) for name in fields.pop("files")}
+    (path / manifest.NAME).unlink()
+    manifest.write_manifest(path, files, {name: fields[name] for name in ("kind", "bundle_format", "created_by", "parameters")})
+
+
+def test_a_sound_model_passes(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(bundle)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert lines[0] == f"{bundle}, on 1 golden sentence and 6 made-up sentences"
+    assert lines[1].split() == ["check", "result", "error", "at", "most", "note"]
+    for name in CHECKS:
+        [row] = [line for line in lines if line.startswith(f"{name}  ")]
+        assert row.removeprefix(name).split()[0] == "PASS"
+    assert "exported engines   SKIP" in captured.out
+    assert lines[-1] == f"{len(CHECKS)} checks passed, 1 did not apply"
+
+
+def test_as_json_on_sentences_of_ones_own(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(bundle), "--src", str(corpus / "dev.de"), "--sentences", "5", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["sentences"], report["origin"]) == (True, 5, "5 given sentences")
+    assert [check["check"] for check in report["checks"]] == [*CHECKS, "exported engines"]
+    cached = next(check for check in report["checks"] if check["check"] == "cached = uncached")
+    assert cached["verdict"] == "PASS"
+    assert 0 <= cached["error"] <= cached["tolerance"]
+
+
+def test_golden_vectors_that_were_changed_fail_with_65_and_are_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = json.loads((copy / "golden.json").read_text())
+    golden["cases"][0]["log_probs"][0] -= 0.5
+    (copy / "golden.json").write_text(json.dumps(golden))
+    signed(copy)
+    assert main(["verify", str(copy)]) == 0, "every byte is as it was written, now"
+    assert main(["doctor", str(copy)]) == 65
+    captured = capsys.readouterr()
+    [row] = [line for line in captured.out.splitlines() if line.startswith("golden vectors")]
+    assert row.split()[2:4] == ["FAIL", "0.500"]
+    assert captured.err == (
+        f"dragoman: error: every check of {copy} must pass; found 1 of {len(CHECKS) + 1} failed: golden vectors; "
+        "docs/doctor.md says what each one means\n"
+    )
+    assert main(["doctor", str(copy), "--json"]) == 65
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_weights_that_are_not_finite_are_a_row_and_not_the_end(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = {name: tensor.clone() for name, tensor in Bundle.load(copy).model.state_dict().items()}
+    weights["decoder.0.feedforward.inner.weight"][0, 0] = torch.inf
+    (copy / "weights.safetensors").unlink()
+    write_tensors(copy / "weights.safetensors", weights)
+    signed(copy)
+    assert main(["doctor", str(copy)]) == 65
+    captured = capsys.readouterr()
+    assert "not so in decoder.0.feedforward.inner.weight" in captured.out
+    assert "weights finite" in captured.err
+
+
+def test_weights_of_another_shape_are_a_row_and_the_rest_is_skipped(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = {name: tensor.clone() for name, tensor in Bundle.load(copy).model.state_dict().items()}
+    weights["embeddings.shared.weight"] = weights["embeddings.shared.weight"][:-1].contiguous()
+    (copy / "weights.safetensors").unlink()
+    write_tensors(copy / "weights.safetensors", weights)
+    signed(copy)
+    assert main(["doctor", str(copy), "--json"]) == 65
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["vocabularies fit"]["verdict"] == "FAIL"
+    assert "found embeddings.shared.weight F32" in checks["vocabularies fit"]["note"]
+    assert checks["int8"]["note"] == "the model cannot be built"
+
+
+def test_engines_in_the_model_have_rows_of_their_own(
+    copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ctranslate2")
+    for quantisation in ("float32", "int8"):
+        assert main(["export", str(copy), "--to", "ctranslate2", "--quantisation", quantisation]) == 0
+    capsys.readouterr()
+    assert main(["doctor", str(copy), "--json"]) == 0
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    exact, eight = checks["ctranslate2-float32"], checks["ctranslate2-int8"]
+    assert (exact["verdict"], exact["tolerance"]) == ("PASS", 1e-3)
+    assert (eight["verdict"], eight["tolerance"]) == ("PASS", 1.0)
+    assert exact["error"] < eight["error"]
+    with (copy / "engines" / "ctranslate2-int8" / "model.bin").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"\xff")
+    assert main(["doctor", str(copy)]) == 65
+    assert "found 1 of" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    assert main(["doctor", str(copy), "--json"]) == 65
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["ctranslate2-float32"]["verdict"] == "SKIP"
+    assert "found none" in checks["ctranslate2-float32"]["note"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_a_terminal(bundle: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert main(["doctor", str(bundle)]) == 0
+    lines = shown.getvalue().splitlines()[1:]
+    assert max(map(len, lines)) <= width
+    wrapped = [line for line in lines if line.startswith(" ")]
+    assert len(wrapped) <= (3 if width == 80 else 0), wrapped  # only the reason for a SKIP is long
+
+
+def test_a_file_without_sentences_is_refused(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "blank.txt").write_text("\n  \n")
+    assert main(["doctor", str(bundle), "--src", str(tmp_path / "blank.txt")]) == 2
+    assert f"found none in {tmp_path / 'blank.txt'}" in capsys.readouterr().err
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "which is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, ""), (0, "0"), (0.0, "0"), (12, "12"), (float("nan"), "nan"), (3.2e-6, "3e-06"), (0.5, "0.500")]
+)
+def test_numbers_are_short(value: float | None, shown: str) -> None:
+    assert _number(value) == shown
