@@ -150,6 +150,7 @@ class World:
             longest = self._timeout if of == 0 else min(self._timeout, LOST_SECONDS)
             patience = min(longest, SILENCE_SECONDS) if stopping.requested() else longest
             if self._heartbeat.silence(of=of) > patience:
+                self._alone = True
                 raise _lost(self.rank, f"no sign of rank {of} for {patience:.0f} s while waiting for it to {what}")
             time.sleep(POLL_SECONDS)
 

@@ -149,6 +149,7 @@ class Trainer:
 
     def run(self, resume: bool) -> Result:
         """Train to the end, or until something asks to stop; with `resume` go on from the newest checkpoint, if any."""
+        self._world.on_loss = lambda reason: self._status(state="failed", exit_code=StoppedError.exit_code, reason=reason)
         try:
             self._begin(resume)
             log.info("products in %s: %s", self.precision.name, self.precision.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -42,6 +43,8 @@ def run(
     nan: list[int] | None = None,
     timeout: float = 20.0,
     pause: float = 0.0,
+    copy: str = "",
+    model: dict[str, Any] | None = None,
     **settings: Any,
 ) -> int:
     os.environ.update(environment or {})
@@ -52,8 +55,8 @@ def run(
     if world.leads:
         place.lock()
     trace = (Path(directory).parent / f"trace-{world.rank}.jsonl").open("a")
-    model = {name: settings.pop(name, 0.0) for name in ("dropout", "layer_drop")}
-    options: dict[str, Any] = {"model": {**model, "seed": 1 + world.rank}}
+    changes = {name: settings.pop(name, 0.0) for name in ("dropout", "layer_drop")} | _tuples(model or {})
+    options: dict[str, Any] = {"model": {**changes, "seed": 1 + world.rank}}
     parts = {"distributed": world, "validate": lambda model: {"loss": float(model.output_weight.abs().mean())}}
     trainer = tiny_trainer(place, parts=parts, **options, **settings)
     task = trainer._step._task
@@ -70,6 +73,8 @@ def run(
 
     trainer._launch = note
     try:
+        if copy:
+            return republish(trainer, Path(copy), world)
         result = trainer.run(resume=True)
         return StoppedError.exit_code if result.stopped else 0
     except DragomanError as error:
@@ -79,6 +84,19 @@ def run(
         world.close()
         if world.leads:
             place.close()
+
+
+def republish(trainer: Any, copy: Path, world: World) -> int:
+    """Restore the newest checkpoint, and write what each rank then holds into another run's directory."""
+    trainer._begin(resume=True)
+    with RunDirectory(copy) if world.leads else contextlib.nullcontext():
+        trainer._saver._run = RunDirectory(copy)
+        trainer._saver.publish(1, {}, metrics={}, patient=False, suspect=False)
+    return 0
+
+
+def _tuples(changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_ranks(victims, directory: Path, ranks: int, **settings) -> list[Victim]:
+def start_ranks(victims, directory: Path, ranks: int, *, faults: dict[int, str] | None = None, **settings) -> list[Victim]:
     """Start ranks as torchrun would, but forked from a process that has imported everything."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -34,6 +34,7 @@ def start_ranks(victims, directory: Path, ranks: int, **settings) -> list[Victim
         victims.start(
             directory.with_name("output"),
             module="fault_rank",
+            fault=(faults or {}).get(rank, ""),
             loop={"directory": str(directory), "environment": shared | {"RANK": str(rank)}, **settings},
         )
         for rank in range(ranks)
@@ -61,6 +62,7 @@ def updates_of(directory: Path) -> list[dict]:
     ("ranks", "steps", "settings"),
     [
         pytest.param(2, 100, {"accumulate": 2, "dropout": 0.1}, id="micro-batches shared out, with dropout"),
+        pytest.param(2, 100, {"accumulate": 2, "layer_drop": 0.4}, id="each leaves out other layers"),
         pytest.param(2, 100, {"accumulate": 1}, id="rows shared out"),
         pytest.param(2, 100, {"accumulate": 3, "dropout": 0.1, "shard": "on"}, id="weights shared out, one rank idle at times"),
         pytest.param(4, 100, {"accumulate": 4}, id="four ranks"),

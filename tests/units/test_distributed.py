@@ -164,3 +164,115 @@ def test_a_rank_that_never_came_is_named(store) -> None:
     beat = Heartbeat(store, rank=0, size=2, patience=60.0)
     assert "rank 1 never heard of" in beat.others()
     beat.stop()
+
+
+def test_rank_0_asks_and_all_do_their_part(worlds) -> None:
+    first, second = worlds(0), worlds(1)
+    heard = []
+
+    def listen() -> None:
+        heard.append(second.conduct(lambda ask: pytest.fail("only rank 0 conducts"), lambda word: word + 100, "count"))
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    assert first.conduct(lambda ask: [ask(1), ask(2)], lambda word: word + 10, "count") == [[11, 101], [12, 102]]
+    listener.join(timeout=10)
+    assert heard == [[[11, 101], [12, 102]]]
+    assert World().conduct(lambda ask: ask(5), lambda word: word + 1, "count") == [6]
+
+
+def test_a_part_that_fails_ends_both(worlds) -> None:
+    first, second = worlds(0), worlds(1)
+    failed = []
+
+    def listen() -> None:
+        try:
+            second.conduct(lambda ask: None, lambda word: 1 // word, "divide")
+        except ZeroDivisionError as error:
+            failed.append(str(error))
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    with pytest.raises(StoppedError, match=r"found on rank 0: rank 1 could not divide: ZeroDivisionError: .* by zero"):
+        first.conduct(lambda ask: ask(0), lambda word: None, "divide")
+    listener.join(timeout=10)
+    assert failed
+
+
+def test_a_rank_that_does_not_answer_is_given_up(worlds) -> None:
+    first = worlds(0, timeout=0.3)
+    with pytest.raises(StoppedError, match=r"found on rank 0: no sign of rank 1 for 0 s while waiting for it to publish step 5"):
+        first.conduct(lambda ask: ask("folder"), lambda word: None, "publish step 5")
+
+
+def watch(store, rank: int) -> tuple[Heartbeat, list[str]]:
+    reasons: list[str] = []
+    beat = Heartbeat(store, rank=rank, size=3, patience=60.0, lost=reasons.append)
+    beat.watching = True
+    beat.doing("summing", waits=True)
+    return beat, reasons
+
+
+def until(true) -> None:
+    for _ in range(500):
+        if true():
+            return
+        time.sleep(0.01)
+    pytest.fail("it never came")
+
+
+def test_a_silent_rank_is_lost_to_all(store, monkeypatch) -> None:
+    """A collective of NCCL does not return from a dead peer: whoever notices tells the others, and none waits longer."""
+    monkeypatch.setattr(heartbeat, "LOST_SECONDS", 0.2)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.02)
+    store.set("beat/2", json.dumps({"count": 7, "doing": "summing", "seconds": 1.0}))  # and no more from it
+    first, told = watch(store, 0)
+    second, also = watch(store, 1)
+    until(lambda: told and also)
+    assert told == also == ["no sign of rank 2 for 0 s during summing"]
+    first.stop()
+    second.stop()
+
+
+def test_nobody_is_lost_before_all_train_or_while_nobody_waits(store, monkeypatch) -> None:
+    monkeypatch.setattr(heartbeat, "LOST_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.02)
+    reasons: list[str] = []
+    beat = Heartbeat(store, rank=1, size=2, patience=60.0, lost=reasons.append)
+    beat.doing("summing", waits=True)
+    time.sleep(0.3)
+    beat.watching = True
+    beat.doing("computing")
+    time.sleep(0.3)
+    beat.stop()
+    assert not reasons
+
+
+def test_a_process_that_is_held_by_a_collective_is_left(worlds, monkeypatch, caplog) -> None:
+    """The main thread has some seconds to notice by itself; then the process ends, with what happened in its status."""
+    left: list[int] = []
+    monkeypatch.setattr(distributed, "LEAVING_SECONDS", 0.05)
+    monkeypatch.setattr("os._exit", left.append)
+    world = worlds(1)
+    told: list[str] = []
+    world.on_loss = told.append
+    world._leave("no sign of rank 0 for 20 s during summing")
+    assert left == [StoppedError.exit_code]
+    assert "found on rank 1: no sign of rank 0 for 20 s during summing" in told[0]
+    assert "no sign of rank 0" in caplog.text
+    world._over.set()
+    world._leave("again")
+    assert left == [StoppedError.exit_code]
+
+
+def test_only_a_peers_death_is_a_loss(worlds) -> None:
+    """An error of our own keeps its name and its traceback."""
+    world = worlds(0)
+
+    def fail(text: str) -> None:
+        raise RuntimeError(text)
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        world.together(lambda: fail("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(StoppedError, match="Connection closed by peer"):
+        world.together(lambda: fail("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2"))

@@ -1,0 +1,163 @@
+"""A model shared out over the ranks: the same losses, checkpoints that any number of ranks can read, and no rank left waiting."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from fault_victims import last_update, wait_for_update
+from safetensors.torch import load_file
+from test_ranks import run_ranks, start_ranks, updates_of
+from training_kit import log_of, tensors_of
+
+from dragoman.training.checkpoint import RunDirectory
+
+
+def files_of(directory: Path, step: int) -> set[str]:
+    return {path.name for path in (directory / f"step-{step:08d}").iterdir()}
+
+
+def output_of(directory: Path) -> str:
+    return directory.with_name("output").read_text()
+
+
+@pytest.fixture(scope="module")
+def written(victims, tmp_path_factory):
+    """Runs of 1, 2 and 4 ranks; each has a step 4 and a step 8."""
+    folder = tmp_path_factory.mktemp("shards")
+    for ranks in (1, 2, 4):
+        directory = folder / str(ranks) / "run"
+        assert run_ranks(victims, directory, ranks, steps=8, accumulate=2, shard="on") == [0] * ranks, output_of(directory)
+    return folder
+
+
+def test_each_rank_writes_its_own_rows(written):
+    """Every file is safetensors that anybody can read; the pieces one below the other are the whole, as the reader gives it."""
+    names = {f"{part}-{rank}-of-2.safetensors" for part in ("weights", "optimizer", "ema") for rank in range(2)}
+    assert files_of(written / "2" / "run", 8) == names | {"state.json", "manifest.json"}
+    step = written / "2" / "run" / "step-00000008"
+    first, second = (load_file(step / f"weights-{rank}-of-2.safetensors") for rank in range(2))
+    whole = RunDirectory(written / "2" / "run").at(8).load_weights()
+    assert first["embeddings.shared.weight"].shape == (12, 16)
+    for name, tensor in whole.items():
+        pieces = [each[name] for each in (first, second) if name in each]
+        assert torch.equal(torch.cat(pieces), tensor), name
+    assert "weights.safetensors" in files_of(written / "1" / "run", 8)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (1, 2), (4, 2)])
+def test_another_number_of_ranks_reads_the_same_bits(victims, written, tmp_path, before, after):
+    """Weights, moments, counts and running average: restored by some ranks, written by others, bit for bit the same."""
+    source, copy = written / str(before) / "run", tmp_path / "copy" / "run"
+    assert run_ranks(victims, source, after, steps=8, accumulate=2, shard="on", copy=str(copy)) == [0] * after, output_of(source)
+    one, other = tensors_of(source), tensors_of(copy)
+    assert one.keys() == other.keys()
+    assert not [name for name in one if not torch.equal(one[name], other[name])]
+    assert f"weights-0-of-{after}.safetensors" in files_of(copy, 1) or after == 1
+
+
+def test_a_run_goes_on_shared_out_or_not(victims, tmp_path):
+    directory, whole = tmp_path / "changing" / "run", tmp_path / "whole" / "run"
+    for ranks, shard, steps in ((2, "on", 5), (1, "on", 10), (4, "on", 15), (2, "off", 20)):
+        assert run_ranks(victims, directory, ranks, steps=steps, accumulate=2, shard=shard) == [0] * ranks, output_of(directory)
+    assert run_ranks(victims, whole, 1, steps=20, accumulate=2) == [0]
+    losses = [[record["loss"] for record in updates_of(each)] for each in (directory, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "hurt"),
+    [
+        ("weights-1-of-2.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\1")),
+        ("optimizer-0-of-2.safetensors", lambda path: path.unlink()),
+        ("ema-1-of-2.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-8])),
+    ],
+    ids=["a byte", "a file", "a tail"],
+)
+def test_a_piece_that_is_hurt_is_named_and_the_step_before_is_used(victims, tmp_path, caplog, name, hurt):
+    directory = tmp_path / "run"
+    assert run_ranks(victims, directory, 2, steps=8, accumulate=2, shard="on", validate_every=100) == [0, 0]
+    good = tensors_of(directory)
+    hurt(directory / "step-00000008" / name)
+    assert RunDirectory(directory).newest().step == 4
+    assert f"step-00000008/{name}" in caplog.text
+    assert run_ranks(victims, directory, 2, steps=8, accumulate=2, shard="on", validate_every=100) == [0, 0]
+    assert name in next(directory.glob("bad-step-*/WHY.txt")).read_text()
+    again = tensors_of(directory)
+    assert all(torch.equal(good[key], again[key]) for key in good)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"share_layers": "all", "encoder": ["self*2"]},
+        {"layer_drop": 0.4, "encoder": ["self*2"]},
+        {"norm": "scale", "fix_norm": True, "qk_norm": "scale", "output_bias": True},
+        {"tie": "none", "embedding_width": 6},
+        {"encoder": ["bilstm"], "decoder": ["lstm(attention=additive)"]},
+        {"encoder": ["conv(layers=2)"], "decoder": ["conv(layers=2)"]},
+        {"encoder": ["reformer(layers=2)"], "decoder": ["reformer(layers=2)"]},
+    ],
+    ids=lambda model: ", ".join(str(value) for value in model.values()),
+)
+def test_any_model_can_be_shared_out(victims, tmp_path, model):
+    """Tied, shared and dropped layers, numbers without rows, recurrences, and layers that compute their inputs on the way back."""
+    one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
+    settings = {"steps": 8, "accumulate": 3, "model": model}
+    assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)
+    assert run_ranks(victims, two, 2, shard="on", **settings) == [0, 0], output_of(two)
+    losses = [[record["loss"] for record in updates_of(each)] for each in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert "weights-1-of-2.safetensors" in files_of(two, 8)
+
+
+def test_not_finite_on_one_rank_is_skipped_on_both(victims, tmp_path):
+    directory = tmp_path / "run"
+    assert run_ranks(victims, directory, 2, steps=8, accumulate=2, nan=[1, 5], shard="on") == [0, 0], output_of(directory)
+    assert [record["update"] for record in log_of(directory) if record.get("skipped")] == [5]
+    assert all(torch.isfinite(tensor).all() for tensor in tensors_of(directory).values())
+
+
+def test_a_signal_to_one_rank_stops_both_after_the_same_update(victims, tmp_path):
+    directory = tmp_path / "run"
+    ranks = start_ranks(victims, directory, 2, steps=2000, accumulate=2, checkpoint_every=500, pause=0.02, shard="on")
+    wait_for_update(directory, 5)
+    ranks[1].send(signal.SIGTERM)
+    assert [rank.wait() for rank in ranks] == [75, 75], output_of(directory)
+    assert RunDirectory(directory).newest().step == last_update(directory)
+
+
+@pytest.mark.timeout(60)  # the survivor has 30 s
+def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_path):
+    """A rank dies between two updates or within one: the others wait for its rows of a weight, and must not for long."""
+    directory = tmp_path / "run"
+    ranks = start_ranks(victims, directory, 2, steps=2000, accumulate=2, checkpoint_every=1000, validate_every=1000, pause=0.02, shard="on")
+    wait_for_update(directory, 5)
+    ranks[1].send()
+    assert [rank.wait() for rank in ranks] == [75, -9]
+    assert not list(directory.glob("step-*"))
+    assert "all processes of a run must go on together; found on rank 0:" in output_of(directory)
+    assert json.loads((directory / "status.json").read_text())["exit_code"] == 75
+
+
+def test_a_rank_that_dies_while_it_writes_leaves_no_step(victims, tmp_path):
+    directory = tmp_path / "run"
+    settings = {"steps": 12, "accumulate": 2, "shard": "on", "validate_every": 100}
+    ranks = start_ranks(victims, directory, 2, faults={1: "publish.write.optimizer.safetensors:2:kill"}, timeout=5.0, **settings)
+    assert [rank.wait() for rank in ranks] == [75, -9], output_of(directory)
+    assert RunDirectory(directory).steps() == [4]
+    assert "no sign of rank 1" in output_of(directory)
+    assert run_ranks(victims, directory, 2, **settings) == [0, 0]
+    assert RunDirectory(directory).steps() == [4, 8, 12]
+    assert not list(directory.glob(".tmp-*"))
+
+
+def test_a_full_disk_on_one_rank_is_put_up_with_by_all(victims, tmp_path):
+    directory = tmp_path / "run"
+    settings = {"steps": 12, "accumulate": 2, "shard": "on", "validate_every": 100}
+    ranks = start_ranks(victims, directory, 2, faults={1: "publish.write.ema.safetensors:2:enospc"}, **settings)
+    assert [rank.wait() for rank in ranks] == [0, 0], output_of(directory)
+    assert RunDirectory(directory).steps() == [4, 12]
