@@ -170,7 +170,7 @@ def _merge(config: Config, values: Mapping[str, Any], problems: list[str]) -> Co
                 problems.append(_unknown_setting(section, str(name), list(fields)))
                 continue
             try:
-                accepted[name] = convert(value, fields[name].type)
+                accepted[name] = convert(fields[name].setting.spelt(value), fields[name].type)
             except (ValueError, TypeError):
                 problems.append(f"{section}.{name} must be {fields[name].allowed()}; found {_said(value)}; {_example(fields[name])}")
         config = dataclasses.replace(config, **{section: dataclasses.replace(current, **accepted)})

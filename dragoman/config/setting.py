@@ -29,6 +29,11 @@ class Setting:
         """List the words that are allowed, where only some are."""
         return (*self.choices, *(name for kind in self.kind.split("+") if kind for name in catalogue(kind)))
 
+    def spelt(self, value: Any) -> Any:
+        """Give back the word that was written where YAML, to which on and off are true and false, has read one of the two."""
+        word = {True: "on", False: "off"}.get(value) if isinstance(value, bool) else None
+        return word if word in self.choices else value
+
     def range_text(self) -> str:
         """Say the range as a person would."""
         if self.names():

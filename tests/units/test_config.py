@@ -198,3 +198,24 @@ def test_replacing_a_setting_that_does_not_exist():
         Config().replace(model={"widht": 3})
     with pytest.raises(ConfigError, match="there is no section 'modle' in the configuration; did you mean model"):
         Config().replace(modle={"width": 3})
+
+
+SWITCHES = [
+    (section, each.name, word)
+    for section in SECTIONS
+    for each in settings_of(type(getattr(Config(), section)))
+    for word in each.setting.choices
+    if word in ("on", "off")
+]
+
+
+@pytest.mark.parametrize(("section", "name", "word"), SWITCHES)
+def test_on_and_off_are_words_where_they_are_choices(tmp_path, section, name, word):
+    """YAML takes them for true and false."""
+    given = read_config(overrides=[f"{section}.{name}={word}"]), read_config(write(tmp_path, f"{section}: {{{name}: {word}}}"))
+    assert [getattr(getattr(each, section), name) for each in given] == [word, word]
+
+
+def test_elsewhere_on_is_true():
+    assert "found true" in refusal("train.steps=on")
+    assert "found true" in refusal("train.replay=on")  # auto or off
