@@ -126,7 +126,12 @@ class Tokenizer:
 
     def pieces(self, ids: Ids) -> list[str]:
         """Spell the pieces for people: a leading U+2581 stands for a space, `<0xE4>` for a byte."""
-        return [SPECIALS[int(each)] if each < len(SPECIALS) else self._processor.id_to_piece(int(each)) for each in ids]
+        return [self._spelt[each] for each in ids]
+
+    @functools.cached_property
+    def _spelt(self) -> list[str]:
+        """Every piece's spelling by number, made once: asking SentencePiece for each takes longer than some engines need."""
+        return [*SPECIALS, *(self._processor.id_to_piece(number) for number in range(len(SPECIALS), len(self)))]
 
     def __len__(self) -> int:
         """Count the pieces, bytes and special ones included."""

@@ -26,6 +26,8 @@ class Circle(NamedTuple):
 
 def circle(tokens: Sequence[int]) -> Circle | None:
     """Find the first short pattern that is written again and again, if there is one."""
+    if len(tokens) - len(set(tokens)) < _LEAST - 2:  # what every circle repeats at least: the dearest check is the one that is not made
+        return None
     for length in range(1, _LONGEST + 1):
         run = 0
         for at in range(length, len(tokens)):

@@ -75,17 +75,12 @@ class Translator:
 
     def translate(self, texts: Iterable[str], **options: Any) -> list[str]:
         """Translate texts, one for one and in order; the options are those of `Options`."""
-        return [each.text for each in self.stream(texts, **{"scored": False, **options})]
+        chosen = _options({"scored": False, **options})
+        return [each.text for each in self._stream(_texts(_given(texts)), chosen, first=chosen.window)]
 
     def stream(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translate lines as they come, in order, each as soon as it and those before it are ready."""
-        if isinstance(lines, str):
-            raise DataError("texts must be a list of texts", found=f"one text, {lines!r:.60}", fix="put it in brackets: [text]")
-        if isinstance(lines, (bytes, Mapping)) or not isinstance(lines, Iterable):
-            raise DataError(
-                "texts must be a list of texts", found=_kind(lines), fix='give a list such as ["Guten Morgen."], or an open text file'
-            )
-        return self._stream(_texts(lines), _options(options))
+        return self._stream(_texts(_given(lines)), _options(options))
 
     def explain(self, text: str, **options: Any) -> Explanation:
         """Translate one text and record every attention on the way; a long one is cut to its first part."""
@@ -100,7 +95,7 @@ class Translator:
         seen = watch(self.model, part.src, best.tokens, finished=best.finished)
         return Explanation(
             text=part.text,
-            translation=self._text(best),
+            translation=self._spell([[best]])[0][0],
             score=best.score,
             src_pieces=self.tokenizers.src.pieces([*part.src, EOS]),
             tgt_pieces=self.tokenizers.tgt.pieces([*best.tokens, EOS] if best.finished else best.tokens),
@@ -108,9 +103,9 @@ class Translator:
             attentions=seen.attentions,
         )
 
-    def _stream(self, lines: Iterable[str], options: Options) -> Iterator[Translation]:
+    def _stream(self, lines: Iterable[str], options: Options, first: int = _FIRST_WINDOW) -> Iterator[Translation]:
         """Go through the lines in windows; within one, like lengths are translated together."""
-        source, read, size = iter(lines), 0, min(_FIRST_WINDOW, options.window)
+        source, read, size = iter(lines), 0, min(first, options.window)
         while window := list(itertools.islice(source, size)):
             yield from self._window(cut_lines(window, self.tokenizers.src, first=read, longest=self._longest), options)
             read, size = read + len(window), min(2 * size, options.window)
@@ -131,7 +126,7 @@ class Translator:
         waiting = iter(lines)
         line = next(waiting, None)
         found = spread(functools.partial(self._find, options=options), batches, engine.workers)
-        for batch, hypotheses in itertools.chain(zip(batches, found, strict=True), [([], Found([], set()))]):
+        for batch, hypotheses in itertools.chain(zip(batches, found, strict=True), [([], Found([], [], set()))]):
             answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, hypotheses, options), strict=True)}
             while line is not None and all(part.key in answers for part in line.parts):
                 yield line.translation([answers.pop(part.key) for part in line.parts])
@@ -147,17 +142,19 @@ class Translator:
         torch.cuda.empty_cache()
         half = len(parts) // 2
         first, second = self._find(parts[:half], options), self._find(parts[half:], options)
-        return Found([*first.hypotheses, *second.hypotheses], first.retried | {half + at for at in second.retried})
+        retried = first.retried | {half + at for at in second.retried}
+        return Found([*first.hypotheses, *second.hypotheses], [*first.texts, *second.texts], retried)
 
     def _find_whole(self, parts: Sequence[Part], options: Options) -> Found:
         """Search for a batch; an empty answer to a text that is not empty is asked for once more."""
         found = self._search(parts, options)
-        empty = [at for at, hypotheses in enumerate(found) if not self._text(hypotheses[0]).strip()]
+        texts = self._spell(found)
+        empty = [at for at, spelt in enumerate(texts) if not spelt[0].strip()]
         if empty:
             again = self._search([parts[at] for at in empty], options, at_least=1)
-            for at, hypotheses in zip(empty, again, strict=True):
-                found[at] = hypotheses
-        return Found(found, set(empty))
+            for at, hypotheses, spelt in zip(empty, again, self._spell(again), strict=True):
+                found[at], texts[at] = hypotheses, spelt
+        return Found(found, texts, set(empty))
 
     def _search(self, parts: Sequence[Part], options: Options, at_least: int = 0) -> list[list[Hypothesis]]:
         """Ask the engine for a batch."""
@@ -195,27 +192,30 @@ class Translator:
         """The most pieces of an output: a matter of its own source alone."""
         return min(int(self.config.decode.max_ratio * len(part.src)) + self.config.decode.max_extra + prefix, self._most)
 
-    def _text(self, hypothesis: Hypothesis) -> str:
-        """Spell a hypothesis, whatever bytes the model wrote."""
-        return without_controls(self.tokenizers.tgt.decode(hypothesis.tokens))
+    def _spell(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[str]]:
+        """Spell hypotheses, whatever bytes the model wrote; all at once, for each call of the tokenizer starts a thread."""
+        spelt = iter(self.tokenizers.tgt.decode_batch([each.tokens for hypotheses in found for each in hypotheses]))
+        return [[without_controls(next(spelt)) for _ in hypotheses] for hypotheses in found]
 
     def _dress(self, parts: Sequence[Part], found: Found, options: Options) -> list[Translation]:
         """Turn what was found for a batch into translations, with alignments where they are asked for."""
         best = [hypotheses[0].tokens for hypotheses in found.hypotheses]
         aligned = align(self.model, [part.src for part in parts], best) if options.alignment and parts else None
         return [
-            self._translation(part, hypotheses, retried=at in found.retried, alignment=None if aligned is None else aligned[at])
-            for at, (part, hypotheses) in enumerate(zip(parts, found.hypotheses, strict=True))
+            self._translation(part, hypotheses, texts, retried=at in found.retried, alignment=None if aligned is None else aligned[at])
+            for at, (part, hypotheses, texts) in enumerate(zip(parts, found.hypotheses, found.texts, strict=True))
         ]
 
-    def _translation(self, part: Part, hypotheses: Sequence[Hypothesis], *, retried: bool, alignment: Any) -> Translation:
-        """Dress the hypotheses of a part as a translation."""
+    def _translation(
+        self, part: Part, hypotheses: Sequence[Hypothesis], texts: Sequence[str], *, retried: bool, alignment: Any
+    ) -> Translation:
+        """Dress the hypotheses of a part, and their texts, as a translation."""
         src_pieces = self.tokenizers.src.pieces([*part.src, EOS])
 
-        def dressed(hypothesis: Hypothesis, **more: Any) -> Translation:
+        def dressed(hypothesis: Hypothesis, text: str, **more: Any) -> Translation:
             pieces = self.tokenizers.tgt.pieces(hypothesis.tokens)
             return Translation(
-                text=self._text(hypothesis),
+                text=text,
                 score=hypothesis.score,
                 pieces=pieces,
                 log_probs=hypothesis.log_probs,
@@ -234,15 +234,27 @@ class Translator:
         if round_and_round and not circle(part.src):
             pattern = self.tokenizers.tgt.decode(round_and_round.pattern).strip()
             notes.append(f"the output goes round in circles: {pattern!r} comes {round_and_round.times} times")
-        alternatives = [dressed(each) for each in hypotheses] if len(hypotheses) > 1 else []
-        return dressed(best, alignment=alignment, alternatives=alternatives, notes=notes)
+        alternatives = [dressed(*each) for each in zip(hypotheses, texts, strict=True)] if len(hypotheses) > 1 else []
+        return dressed(best, texts[0], alignment=alignment, alternatives=alternatives, notes=notes)
 
 
 class Found(NamedTuple):
     """What a search found for a batch."""
 
     hypotheses: list[list[Hypothesis]]  # of each part, best first
+    texts: list[list[str]]  # theirs
     retried: set[int]  # the parts whose first answer was empty
+
+
+def _given(lines: Any) -> Iterable[Any]:
+    """Refuse what is not a row of texts: a single one would be taken letter by letter."""
+    if isinstance(lines, str):
+        raise DataError("texts must be a list of texts", found=f"one text, {lines!r:.60}", fix="put it in brackets: [text]")
+    if isinstance(lines, (bytes, Mapping)) or not isinstance(lines, Iterable):
+        raise DataError(
+            "texts must be a list of texts", found=_kind(lines), fix='give a list such as ["Guten Morgen."], or an open text file'
+        )
+    return lines
 
 
 def _texts(lines: Iterable[Any]) -> Iterator[str]:
