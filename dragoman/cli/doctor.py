@@ -25,6 +25,9 @@ def doctor(
     model: BundleArgument,
     src: Annotated[Path | None, typer.Option(help="Sentences to try it on; by default those that the model carries.")] = None,
     sentences: Annotated[int, typer.Option(min=1, max=10_000, help="How many of them, from the first on.")] = 16,
+    export: Annotated[
+        list[Path] | None, typer.Option(help="A directory that dragoman export made, to compare as well; may be given several times.")
+    ] = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
@@ -40,7 +43,7 @@ def doctor(
         raise DataError("the sentences to try a model on must be some", found=f"none in {src}", fix="give a file with text")
     with _status() as tell:
         tell("reading the model")
-        subject = load_subject(model, texts=texts, sentences=sentences, device=device)
+        subject = load_subject(model, texts=texts, sentences=sentences, exports=export or (), device=device)
         findings = list(examine(subject, tell=tell))
     failed = [finding.name for finding in findings if finding.passed is False]
     if json:

@@ -20,6 +20,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import pack_sources
 from dragoman.decoding.search import search
 from dragoman.decoding.stepping import Strategy
+from dragoman.doctor.exports import open_export
 from dragoman.doctor.finding import NotApplicableError
 from dragoman.engines import Engine, Request
 from dragoman.engines.choosing import open_engine
@@ -167,8 +168,18 @@ class Subject:
             yield Pairs(sources, targets)
 
 
-def load_subject(path: str | Path, *, texts: Sequence[str] = (), sentences: int = SENTENCES, device: str = "auto") -> Subject:
-    """Open a model directory for examination; what its files must be to be read at all is verified, the rest is left to the checks."""
+def load_subject(
+    path: str | Path,
+    *,
+    texts: Sequence[str] = (),
+    sentences: int = SENTENCES,
+    exports: Sequence[Path] = (),
+    device: str = "auto",
+) -> Subject:
+    """Open a model directory for examination; what its files must be to be read at all is verified, the rest is left to the checks.
+
+    `exports` are directories outside of it that are to be compared as well.
+    """
     chosen = choose_device(device)
     bundle = Bundle.load(path, device=chosen, check_golden=False)
 
@@ -177,13 +188,17 @@ def load_subject(path: str | Path, *, texts: Sequence[str] = (), sentences: int 
         weights = read_tensors(bundle.path / layout.WEIGHTS, expected=expected_weights(bundle.config, bundle.tokenizers))
         return assemble(bundle.config, bundle.tokenizers, weights).to(chosen)
 
+    engines: dict[str, Callable[[], Engine]] = {name: functools.partial(open_engine, bundle, name) for name in engine_names(bundle.path)}
+    for directory in exports:
+        name, opened = open_export(directory, bundle)
+        engines[f"{directory.name}: {name}" if name in engines else name] = opened
     return Subject(
         load,
         config=bundle.config,
         tokenizers=bundle.tokenizers,
         golden=bundle.golden,
         texts=texts,
-        engines={name: functools.partial(open_engine, bundle, name) for name in engine_names(bundle.path)},
+        engines=engines,
         sentences=sentences,
     )
 

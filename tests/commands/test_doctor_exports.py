@@ -1,0 +1,96 @@
+"""`dragoman doctor --export`: what other programs were given is held to the model that it came from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.bundle import Bundle
+from dragoman.cli.app import main
+from dragoman.decoding.beam import Beam
+from dragoman.decoding.greedy import Greedy
+from dragoman.doctor.exports import HuggingFace
+from dragoman.doctor.precisions import engine_agrees
+from dragoman.doctor.subject import load_subject
+from dragoman.engines.folder import model_digest
+from dragoman.exchange.exporting import EXPORTS
+from dragoman.files import manifest
+from dragoman.files.atomic import read_record
+
+PACKAGES = {"onnx": "onnxruntime", "huggingface": "transformers", "ctranslate2": "ctranslate2"}
+
+
+@pytest.fixture(scope="module")
+def exported(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Export the model to every program that is installed."""
+    folder = tmp_path_factory.mktemp("exports")
+    made = {}
+    for program, package in PACKAGES.items():
+        pytest.importorskip(package)
+        made[program] = EXPORTS[program](bundle, folder / program).path
+    return made
+
+
+def examined(bundle: Path, *exports: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
+    """Run the command, and give its rows by name."""
+    main(["doctor", str(bundle), "--json", *(word for path in exports for word in ("--export", str(path)))])
+    return {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+
+
+def test_every_export_is_compared_with_the_model(bundle: Path, exported: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(exported) == set(EXPORTS), "a new program must be one that the doctor can open"
+    checks = examined(bundle, *exported.values(), capsys=capsys)
+    found = {name: (checks[name]["verdict"], checks[name]["tolerance"]) for name in ("onnx", "huggingface", "ctranslate2-int8")}
+    assert found == {"onnx": ("PASS", 1e-3), "huggingface": ("PASS", 1e-3), "ctranslate2-int8": ("PASS", 1.0)}
+    assert checks["onnx"]["note"] == checks["huggingface"]["note"] == "7 of 7 equal"
+    assert "exported engines" not in checks
+
+
+def test_an_export_of_other_weights_and_a_damaged_one_fail(
+    bundle: Path, exported: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Path(shutil.copytree(exported["onnx"], tmp_path / "other"))
+    fields = manifest.read_manifest(other)
+    files = {name: read_record(other / name) for name in fields.pop("files")}
+    (other / manifest.NAME).unlink()
+    kept = {name: fields[name] for name in ("kind", "program")}
+    manifest.write_manifest(other, files, {**kept, "model_sha256": "0" * 64})
+    assert examined(bundle, other, capsys=capsys)["onnx"] == {
+        "check": "onnx",
+        "verdict": "FAIL",
+        "error": None,
+        "tolerance": None,
+        "note": f"{other} must be made from this model; found one made from other weights; export it again",
+    }
+    damaged = Path(shutil.copytree(exported["onnx"], tmp_path / "damaged"))
+    with (damaged / "encoder.onnx").open("ab") as file:
+        file.write(b"more")
+    check = examined(bundle, damaged, capsys=capsys)["onnx"]
+    assert check["verdict"] == "FAIL"
+    assert f"{damaged / 'encoder.onnx'} must be as it was written" in str(check["note"])
+
+
+def test_a_directory_that_is_no_export_is_refused(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(bundle), "--export", str(bundle)]) == 2
+    assert "must be an export; found kind 'dragoman bundle'" in capsys.readouterr().err
+    assert main(["doctor", str(bundle), "--export", str(tmp_path)]) != 0
+    assert "manifest.json" in capsys.readouterr().err
+
+
+def test_an_export_with_other_numbers_is_seen(bundle: Path, exported: dict[str, Path]) -> None:
+    """The check reads what transformers computes, not what a manifest says."""
+    loaded = Bundle.load(bundle)
+    engine = HuggingFace(exported["huggingface"], loaded.tokenizers)
+    subject = load_subject(bundle)
+    subject.engines["huggingface"] = lambda: engine
+    assert engine_agrees(subject, "huggingface").error < 1e-3
+    with torch.no_grad():
+        engine._theirs.model.model.decoder.layers[0].fc1.weight.mul_(1.5)
+    assert engine_agrees(subject, "huggingface").error > 1e-3
+    assert engine.refusal(Beam(2)) == "is run without beam"
+    assert engine.refusal(Greedy(), 10**6).startswith("was exported for ")
+    assert json.loads((exported["huggingface"] / manifest.NAME).read_text())["model_sha256"] == model_digest(loaded)
