@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dragoman.config import Config
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, DragomanError
 from dragoman.exchange.graphs import BATCH, PAST, SOURCE, EncoderGraph, Slot, StepGraph, example, find_slots
 from dragoman.exchange.installed import require
 from dragoman.exchange.shape import NATIVE
@@ -31,20 +31,12 @@ ENCODER, STEP, DESCRIPTION = "encoder.onnx", "decoder_step.onnx", "model.json"
 def save_onnx(model: EncoderDecoder, config: Config, directory: Path) -> None:
     """Write a model into an existing directory as two ONNX graphs, and `model.json` with the names that a loop needs."""
     require("onnx", "onnxscript", "onnxruntime")
-    try:
+    with refusing(config):
         slots = find_slots(model)
         _require_places(slots, config)
         _export(EncoderGraph(model, slots), _encoder_inputs(), _encoder_names(slots), directory / ENCODER)
         tensors = example(model, slots)
         _export(StepGraph(model, slots), _step_inputs(slots, tensors), _step_names(slots), directory / STEP)
-    except ConfigError:
-        raise
-    except Exception as error:  # the exporter has no errors of its own: whatever it meets in a model comes out as it is
-        found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        blocks = ", ".join((*config.model.encoder, *config.model.decoder))
-        raise ConfigError(
-            [f"to be exported to ONNX a model ({blocks}) must be one that torch can trace; found {found}; {NATIVE}"]
-        ) from error
     description = {
         "format": 1,
         "dtype": "float32",
@@ -56,6 +48,20 @@ def save_onnx(model: EncoderDecoder, config: Config, directory: Path) -> None:
         "most_positions": most_positions(config),
     }
     (directory / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def refusing(config: Config) -> Iterator[None]:
+    """Turn whatever torch or onnxruntime meets in a model into a refusal: neither has errors of its own for what it cannot do."""
+    try:
+        yield
+    except DragomanError:
+        raise
+    except Exception as error:
+        found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        blocks = ", ".join((*config.model.encoder, *config.model.decoder))
+        must = f"to be exported to ONNX a model ({blocks}) must be one that torch traces for every length"
+        raise ConfigError([f"{must}; found {found}; {NATIVE}"]) from error
 
 
 def most_positions(config: Config) -> int:
