@@ -212,7 +212,7 @@ SWITCHES = [
 @pytest.mark.parametrize(("section", "name", "word"), SWITCHES)
 def test_on_and_off_are_words_where_they_are_choices(tmp_path, section, name, word):
     """YAML takes them for true and false."""
-    given = read_config(overrides=[f"{section}.{name}={word}"]), read_config(write(tmp_path, f"{section}: {{{name}: {word}}}"))
+    given = read_config(overrides=[f"{section}.{name}={word}"]), read_config(file=write(tmp_path, f"{section}: {{{name}: {word}}}"))
     assert [getattr(getattr(each, section), name) for each in given] == [word, word]
 
 
