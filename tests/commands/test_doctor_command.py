@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from dragoman.bundle import Bundle
+from dragoman.bundle.golden import DEVICE_TOLERANCE, TOLERANCE
 from dragoman.cli.app import main
 from dragoman.cli.doctor import _number
 from dragoman.doctor import CHECKS
+from dragoman.doctor.precisions import BFLOAT16, INT8
 from dragoman.files import manifest
 from dragoman.files.atomic import read_record
 from dragoman.training.tensors import write_tensors
@@ -141,6 +143,15 @@ def test_the_table_fits_a_terminal(bundle: Path, width: int, monkeypatch: pytest
     assert max(map(len, lines)) <= width
     wrapped = [line for line in lines if line.startswith(" ")]
     assert len(wrapped) <= (3 if width == 80 else 0), wrapped  # only the reason for a SKIP is long
+
+
+def test_the_page_explains_every_check_and_its_tolerance() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| ([a-z][\w =]+?) \| [^|]+ \| [^|]+ \|$", page.split("## What is tolerated")[0], flags=re.MULTILINE)[1:] == [
+        *CHECKS
+    ]
+    limits = re.findall(r"^\| .+? \| ([\d.]+) \|", page.split("## What is tolerated")[1], flags=re.MULTILINE)
+    assert list(map(float, limits)) == [TOLERANCE, DEVICE_TOLERANCE, BFLOAT16, INT8]
 
 
 def test_a_file_without_sentences_is_refused(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
