@@ -28,6 +28,7 @@ from torch import Tensor
 from dragoman import stopping
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.training.heartbeat import LOST_SECONDS, Heartbeat, KeyStore
+from dragoman.training.meeting import agree
 
 _rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined] # public and documented, but not marked so
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
@@ -223,16 +224,17 @@ def join_world(device: torch.device, *, timeout: float = 300.0, environment: Map
     waiting.start()
     try:
         store, rank, size = next(iter(_rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout))))
+        name = agree(store, rank=rank, size=size, timeout=timeout)
         backend = "nccl" if device.type == "cuda" else "gloo"
         options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
         dist.init_process_group(
-            backend, store=_PrefixStore("group", store), rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **options
+            backend, store=_PrefixStore(f"group/{name}", store), rank=rank, world_size=size, timeout=timedelta(seconds=timeout), **options
         )
     except (RuntimeError, dist.DistError) as error:
         raise _lost(rank, " ".join(str(error).split())[:300]) from error
     finally:
         waiting.cancel()
-    return World(rank, size, store=_PrefixStore("dragoman", store), timeout=timeout)
+    return World(rank, size, store=_PrefixStore(f"dragoman/{name}", store), timeout=timeout)
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:

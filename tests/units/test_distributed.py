@@ -14,6 +14,7 @@ from dragoman.errors import ConfigError, StoppedError
 from dragoman.training import distributed, heartbeat
 from dragoman.training.distributed import World, join_world, local_rank
 from dragoman.training.heartbeat import Heartbeat
+from dragoman.training.meeting import agree
 
 CPU = torch.device("cpu")
 
@@ -276,3 +277,31 @@ def test_only_a_peers_death_is_a_loss(worlds) -> None:
         world.together(lambda: fail("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(StoppedError, match="Connection closed by peer"):
         world.together(lambda: fail("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2"))
+
+
+def meet(store, size: int, skip: tuple[int, ...] = ()) -> list[str]:
+    names: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda rank=rank: names.setdefault(rank, agree(store, rank=rank, size=size, timeout=20.0)))
+        for rank in reversed(range(size))
+        if rank not in skip
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.07)  # the last ranks come first and find what the dead have left
+    for thread in threads:
+        thread.join(timeout=30)
+    return list(names.values())
+
+
+def test_ranks_that_are_started_again_meet_under_a_new_name(store) -> None:
+    """The launcher's store still has the words of those who were killed."""
+    first, second, fewer = meet(store, 3), meet(store, 3), meet(store, 2)
+    assert [len(names) for names in (first, second, fewer)] == [3, 3, 2]
+    assert [len(set(names)) for names in (first, second, fewer)] == [1, 1, 1]
+    assert len({first[0], second[0], fewer[0]}) == 3
+
+
+def test_a_rank_that_never_comes_is_named(store) -> None:
+    with pytest.raises(RuntimeError, match=r"not all of 2 ranks came within 0 s; never heard of: \[1\]"):
+        agree(store, rank=0, size=2, timeout=0.2)

@@ -1,0 +1,96 @@
+"""`torchrun --max-restarts … -m dragoman train`: a rank dies, the launcher starts all again, and the run goes on by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORDS = "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
+SETTINGS = [
+    "model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=self", "model.decoder=self", "text.kind=characters",
+    "text.byte_fallback=false", "text.vocabulary=40", "train.batch_tokens=100", "train.accumulate=2", "train.average=2",
+    "train.checkpoint_every=10", "train.validate_every=60", "train.validate_sentences=2", "train.device=cpu", "train.precision=float32",
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    draw = random.Random(5)
+    for name, count in (("a", 120), ("v", 10)):
+        words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 8))) for _ in range(count)]
+        (tmp_path / f"{name}.src").write_text("\n".join(words) + "\n")
+        (tmp_path / f"{name}.tgt").write_text("\n".join(word[::-1] for word in words) + "\n")
+    return tmp_path
+
+
+def start(folder: Path, out: str, *settings: str, ranks: int) -> subprocess.Popen:
+    words = [*WORDS.format(out=out).split(), *(word for each in [*SETTINGS, *settings] for word in ("--set", each))]
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=1"]
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DRAGOMAN_CACHE": str(folder / "cache"), "PYTHONPATH": path}
+    with (folder / f"{out}.output").open("w") as output:
+        return subprocess.Popen(
+            [*launcher, "-m", "dragoman", *words], cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def losses(folder: Path, out: str) -> list[float]:
+    lines = (folder / out / "training" / "log.jsonl").read_text().splitlines()
+    return [record["loss"] for record in map(json.loads, lines) if "event" not in record]
+
+
+def ranks_of(launcher: subprocess.Popen) -> list[int]:
+    """Find the launcher's processes, first rank first."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True, check=False)
+    return sorted(int(word) for word in found.stdout.split())
+
+
+def wait_for(true, what: str) -> None:
+    for _ in range(6000):
+        if true():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{what} never came")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux shows them")
+@pytest.mark.parametrize("shard", ["on", pytest.param("off", marks=pytest.mark.slow)])
+def test_a_killed_rank_costs_a_restart_and_nothing_else(folder, shard):
+    """The launcher starts both ranks again; they go on from the newest checkpoint and end with the losses of a quiet run."""
+    options = ("train.steps=120", f"train.shard={shard}")
+    quiet = start(folder, "quiet", *options, ranks=1)
+    assert quiet.wait(timeout=300) == 0, (folder / "quiet.output").read_text()
+    hurt = start(folder, "hurt", *options, ranks=2)
+    log = folder / "hurt" / "training" / "log.jsonl"
+    try:
+        wait_for(lambda: log.exists() and len(losses(folder, "hurt")) > 12, "update 12")
+        os.kill(ranks_of(hurt)[-1], signal.SIGKILL)
+        assert hurt.wait(timeout=300) == 0, (folder / "hurt.output").read_text()
+    finally:
+        if hurt.poll() is None:
+            os.killpg(hurt.pid, signal.SIGKILL)
+    assert losses(folder, "hurt") == pytest.approx(losses(folder, "quiet"), rel=1e-5)
+    assert len(losses(folder, "hurt")) == 120
+    assert "going on with the run" in (folder / "hurt.output").read_text()
+    assert (folder / "hurt" / "weights.safetensors").exists()
+    pieces = list((folder / "hurt" / "training").glob("step-*/weights-1-of-2.safetensors"))
+    assert bool(pieces) is (shard == "on")
+    words = ["average", "hurt", "--last", "2", "--out", "averaged"]
+    done = subprocess.run([sys.executable, "-m", "dragoman", *words], cwd=folder, capture_output=True, text=True, check=False, env=paths())
+    assert done.returncode == 0, done.stderr
+    verified = subprocess.run([sys.executable, "-m", "dragoman", "verify", "hurt"], cwd=folder, capture_output=True, text=True, env=paths())
+    assert verified.returncode == 0, verified.stderr
+
+
+def paths() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
