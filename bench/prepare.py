@@ -1,0 +1,195 @@
+"""Time the preparation of a corpus: text in, the store of piece ids out, with one core and with all.
+
+python bench/prepare.py                          200,000 generated pairs, half a minute
+python bench/prepare.py --pairs 2000000          the size for claims about memory
+
+The text is drawn: made-up words with Zipf's frequencies, lengths like those of sentences. The peer is a plain loop over
+SentencePiece's own batch encoder that reads the same files and throws the ids away: it neither checks nor stores anything.
+A core's rate is pieces for each second of CPU time, of all processes together, which others on the machine change little.
+Memory is the resident memory of the preparing process and all below it, added up, sampled twenty times a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from dragoman.config import DataConfig, TextConfig
+from dragoman.data.corpus import PairedFiles
+from dragoman.data.store import Store
+from dragoman.text.tokenizer import load_tokenizers, save_tokenizers, train_tokenizers
+
+WORDS = 50_000
+SAMPLE = 20_000  # pairs that the vocabulary is learnt from
+CHUNK = 20_000  # pairs drawn at once
+
+
+def main() -> None:
+    """Generate, learn, prepare; print a table and one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=200_000)
+    parser.add_argument("--vocabulary", type=int, default=8000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cores", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
+    parser.add_argument("--folder", default=None, help="where to write; some 700 bytes a pair, store included")
+    parser.add_argument("--one", nargs=2, metavar=("FOLDER", "CORES"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(prepare_once(Path(options.one[0]), int(options.one[1]))))
+        return
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        size = generate(folder, options.pairs)
+        sample = PairedFiles(folder / "sample.src", folder / "sample.tgt")
+        text = TextConfig(vocabulary=options.vocabulary)
+        save_tokenizers(train_tokenizers(sample.src_texts(), sample.tgt_texts(), text), folder / "text")
+        print(
+            f"{options.pairs:,} pairs, {size / 2**20:.0f} MiB of text, {options.vocabulary:,} pieces; best of {options.repeats}", flush=True
+        )
+        rows = [measured(folder, "peer: SentencePiece's batch encoder", 0, options.repeats)]
+        rows += [measured(folder, f"prepared with {cores} core{'s' * (cores > 1)}", cores, options.repeats) for cores in options.cores]
+    stores = {row["digest"] for row in rows[1:]}
+    print(f"stores of all runs alike: {'yes' if len(stores) == 1 else 'NO'}")
+    signature = {"pairs": options.pairs, "text_bytes": size, "vocabulary": options.vocabulary, "repeats": options.repeats}
+    print(json.dumps({"bench": "prepare", "rows": rows, "alike": len(stores) == 1, "cpus": os.cpu_count()} | signature))
+
+
+def generate(folder: Path, pairs: int) -> int:
+    """Write src and tgt, and a sample of their first lines; returns the bytes of the former two."""
+    random = np.random.default_rng(1)
+    sides = {}
+    for side, letters in (("src", "eeeeaaaiioouunnrrssttdhlcmgbfwkzpvyäöüß"), ("tgt", "eeeettaaoooiinnsshhrrdlucmwfgypbvk")):
+        alphabet = np.array(list(letters))
+        lengths = np.clip(random.poisson(np.linspace(2.0, 8.0, WORDS)), 1, 20)  # frequent words are short
+        flat = "".join(random.choice(alphabet, int(lengths.sum())))
+        ends = np.cumsum(lengths).tolist()
+        sides[side] = np.array([flat[start:end] for start, end in zip([0, *ends], ends, strict=False)], dtype=object)
+    shares = 1.0 / np.arange(3, WORDS + 3)
+    bounds = np.cumsum(shares / shares.sum())
+    for name in ("src", "tgt"):
+        with (folder / name).open("w") as file, (folder / f"sample.{name}").open("w") as sample:
+            for start in range(0, pairs, CHUNK):
+                # Both sides draw the same lengths from the same seed, so that a pair's sides are about as long as one another.
+                lengths = np.clip(np.random.default_rng(start).lognormal(2.55, 0.55, min(CHUNK, pairs - start)).astype(int), 1, 90)
+                words = sides[name][np.searchsorted(bounds, random.random(int(lengths.sum()))).clip(max=WORDS - 1)].tolist()
+                ends = np.cumsum(lengths).tolist()
+                lines = [" ".join(words[begin:end]).capitalize() + ".\n" for begin, end in zip([0, *ends], ends, strict=False)]
+                file.writelines(lines)
+                if start < SAMPLE:
+                    sample.writelines(lines[: SAMPLE - start])
+    return sum((folder / name).stat().st_size for name in ("src", "tgt"))
+
+
+def measured(folder: Path, name: str, cores: int, repeats: int) -> dict[str, Any]:
+    """Run in a process of its own, several times, and show the best."""
+    runs = [run_watched([sys.executable, __file__, "--one", str(folder), str(cores)]) for _ in range(repeats)]
+    best = min(runs, key=lambda run: run.report["seconds"])
+    seconds = [run.report["seconds"] for run in runs]
+    rate = best.report["pieces"] / best.report["seconds"]
+    row = {"way": name, "cores": max(1, cores), **best.report, "spread": [min(seconds), max(seconds)]}
+    core = max(run.report["pieces"] / run.report["cpu"] for run in runs)
+    row |= {"pieces_s": rate, "pieces_cpu_s": core, "MiB": max(run.peak for run in runs) / 2**20}
+    print(
+        f"  {name:40s} {best.report['seconds']:7.2f} s ({min(seconds):.2f} to {max(seconds):.2f})  {rate / 1e6:6.2f}M pieces/s  "
+        f"{core / 1e6:6.2f}M a core  {row['MiB']:6.0f} MiB",
+        flush=True,
+    )
+    return row
+
+
+class Watched(NamedTuple):
+    """What a process reported, and the most memory that it and its children had together."""
+
+    report: dict[str, Any]
+    peak: int
+
+
+def run_watched(command: list[str]) -> Watched:
+    """Run a command to its end, sampling the memory of its tree."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    peak, ended = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.05):
+            peak = max(peak, sum(map(resident, tree(process.pid))))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    out, _ = process.communicate()
+    ended.set()
+    watcher.join()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return Watched(json.loads(out.strip().splitlines()[-1]), peak)
+
+
+def tree(root: int) -> list[int]:
+    """List a process and all below it; empty parts where one has just ended."""
+    found = [root]
+    for each in found:
+        for path in Path(f"/proc/{each}/task").glob("*/children"):
+            try:
+                found += map(int, path.read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+def resident(process: int) -> int:
+    """Say how many bytes of a process are in memory."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def prepare_once(folder: Path, cores: int) -> dict[str, Any]:
+    """Prepare with so many cores, or with 0 go through the peer's loop."""
+    tokenizers = load_tokenizers(folder / "text")
+    if not cores:
+        return plain_loop(folder, tokenizers.src.model)
+    with tempfile.TemporaryDirectory(dir=folder) as cache:
+        began, busy = time.monotonic(), cpu_seconds()
+        corpus = PairedFiles(folder / "src", folder / "tgt")
+        store = Store.prepare(corpus, tokenizers, folder=Path(cache), data=DataConfig(), workers=cores)
+        took = {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - busy}
+        manifest = json.loads((store.folder / "manifest.json").read_text())
+        digest = "-".join(record["sha256"][:8] for _, record in sorted(manifest["files"].items()))
+        pieces = store.report.src_pieces + store.report.tgt_pieces
+        return {**took, "pieces": pieces, "pairs": store.report.pairs, "digest": digest}
+
+
+def cpu_seconds() -> float:
+    """Add up the CPU time of this process and of the children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def plain_loop(folder: Path, model: bytes, rows: int = 8192) -> dict[str, Any]:
+    """Encode both files by batches, as one would write it in five lines."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces, began, busy = 0, time.monotonic(), cpu_seconds()
+    for name in ("src", "tgt"):
+        with (folder / name).open() as file:
+            while lines := [line for _, line in zip(range(rows), file, strict=False)]:
+                pieces += sum(map(len, processor.encode([line.rstrip("\n") for line in lines], num_threads=1)))
+    return {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - busy, "pieces": pieces}
+
+
+if __name__ == "__main__":
+    main()
