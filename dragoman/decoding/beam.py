@@ -10,6 +10,7 @@ import torch
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty, WuPenalty
+from dragoman.decoding.resident import ResidentBeam
 from dragoman.decoding.stepping import (
     Bools,
     Candidates,
@@ -49,6 +50,8 @@ class Beam:
 
     def run(self, model: Stepper, state: Any, rows: Rows) -> list[list[Hypothesis]]:
         """Search from a fresh state; give each row's `nbest` hypotheses, or as many as there are."""
+        if state.device.type == "cuda":
+            return ResidentBeam(rows, size=self.size, nbest=self.nbest, penalty=self.penalty, device=state.device).run(model, state)
         beams = _Beams(self, rows)
         while beams.sentences.size:
             logits, state = next_logits(model, beams.tokens.ravel(), state)

@@ -8,6 +8,7 @@ from typing import Any
 from dragoman.decoding.following import follow
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty, WuPenalty
+from dragoman.decoding.resident import ResidentBeam
 from dragoman.decoding.stepping import Rows, Stepper, likeliest
 
 
@@ -19,6 +20,8 @@ class Greedy:
 
     def run(self, model: Stepper, state: Any, rows: Rows) -> list[list[Hypothesis]]:
         """Search from a fresh state; give one hypothesis a row."""
+        if state.device.type == "cuda":
+            return ResidentBeam(rows, size=1, nbest=1, penalty=self.penalty, device=state.device).run(model, state)
         return [
             [hypothesis]
             for hypothesis in follow(
