@@ -9,8 +9,8 @@ from dragoman.decoding.greedy import Greedy
 from dragoman.doctor.agreement import agree
 from dragoman.doctor.eight_bits import EightBits
 from dragoman.doctor.finding import Measured, NotApplicableError
-from dragoman.doctor.promises import BEAM, tolerance
-from dragoman.doctor.subject import Subject
+from dragoman.doctor.promises import tolerance
+from dragoman.doctor.subject import BEAM, Subject
 from dragoman.engines import Native
 from dragoman.errors import ConfigError
 
@@ -39,8 +39,8 @@ def native_engine_agrees(subject: Subject) -> Measured:
     model = subject.model
     engine = Native(lambda: model)
     greedy = agree(model, subject.sources, subject.together, subject.search_all(engine, Greedy())).measured(tolerance(subject))
-    ours, theirs = (subject.search_all(each, Beam(size=BEAM)) for each in (subject.plain, engine))
-    beams = max(abs(one.score - other.score) for one, other in zip(ours, theirs, strict=True))
+    theirs = subject.search_all(engine, Beam(size=BEAM))
+    beams = max(abs(one.score - other.score) for one, other in zip(subject.beams, theirs, strict=True))
     return greedy._replace(error=max(greedy.error, beams))
 
 

@@ -15,11 +15,9 @@ from dragoman.decoding.beam import Beam
 from dragoman.decoding.packing import Packed, pack, pack_sources
 from dragoman.doctor.agreement import agree
 from dragoman.doctor.finding import Measured, NotApplicableError
-from dragoman.doctor.subject import PADDING, Pairs, Subject
+from dragoman.doctor.subject import BEAM, PADDING, Pairs, Subject
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import BOS, EOS, SPECIALS
-
-BEAM = 4  # hypotheses that change places
 
 
 def tolerance(subject: Subject) -> float:
@@ -42,7 +40,7 @@ def beam_of_one_is_greedy(subject: Subject) -> Measured:
 def beams_are_scored_right(subject: Subject) -> Measured:
     """Search by a beam, whose hypotheses change places in the cache, and score what it found anew without one."""
     errors = []
-    for source, found in zip(subject.sources, subject.search_all(subject.plain, Beam(size=BEAM)), strict=True):
+    for source, found in zip(subject.sources, subject.beams, strict=True):
         end = torch.tensor([*found.tokens, EOS] if found.finished else found.tokens, device=subject.device)
         _, _, log_probs = _read(subject, Pairs([source], [found.tokens]))
         expected = log_probs[0, : len(end)].gather(1, end.unsqueeze(1)).squeeze(1).double().cpu()

@@ -15,6 +15,7 @@ from dragoman.bundle import format as layout
 from dragoman.bundle.golden import golden_cases
 from dragoman.bundle.loading import assemble, expected_weights
 from dragoman.config import Config
+from dragoman.decoding.beam import Beam
 from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import pack_sources
@@ -34,6 +35,7 @@ from dragoman.translator.device import choose_device
 
 SENTENCES = 16  # tried unless somebody asks for more: enough to see a mistake, few enough to wait for
 PADDING = 4  # columns of it that are added where it must change nothing
+BEAM = 4  # hypotheses that change places
 ROWS = 8  # sentences of a batch: some of every length, so that there is padding
 MADE_UP = (1, 2, 5, 9, 3, 13)  # lengths of sources that stand in for text, or beside it
 LENGTHS = 4  # different ones that a batch should have: where all are equal nothing is padded
@@ -142,6 +144,11 @@ class Subject:
         """The greedy output for every sentence, searched in batches."""
         return self.search_all(self.plain, Greedy())
 
+    @functools.cached_property
+    def beams(self) -> list[Hypothesis]:
+        """The best output of a beam for every sentence, searched in batches."""
+        return self.search_all(self.plain, Beam(size=BEAM))
+
     def search_all(self, engine: Engine, strategy: Strategy) -> list[Hypothesis]:
         """Ask an engine for the best output of every sentence, in batches of unlike lengths."""
         numbers = range(len(self.sources))
@@ -154,9 +161,10 @@ class Subject:
         return [hypotheses[0] for hypotheses in engine.generate(request)]
 
     def request(self, strategy: Strategy, numbers: Sequence[int]) -> Request:
-        """Write down what is asked: outputs up to twice their source, for a model without training never ends."""
-        sources = [self.sources[number] for number in numbers]
-        limits = [min(2 * len(source) + 10, self._most) for source in sources]
+        """Write down what is asked: outputs within the model's own limit and twice their source, for without training none ends."""
+        sources, decode = [self.sources[number] for number in numbers], self.config.decode
+        own = [int(decode.max_ratio * len(source)) + decode.max_extra for source in sources]
+        limits = [min(limit, 2 * len(source) + 10, self._most) for limit, source in zip(own, sources, strict=True)]
         return Request(sources=sources, limits=limits, prefixes=[[] for _ in sources], strategy=strategy, lines=list(numbers))
 
     def pairs(self) -> Iterator[Pairs]:

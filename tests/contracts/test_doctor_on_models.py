@@ -45,8 +45,8 @@ def require_sound(subject: Subject) -> None:
 
 @functools.cache
 def miniatures() -> dict[str, Config]:
-    """Read the miniature of every recipe."""
-    return {name: read_config(recipe=name, scale=mini) for name in RECIPES}
+    """Read the miniature of every recipe; outputs that are not trained to end are cut short."""
+    return {name: read_config(recipe=name, scale=mini).replace(decode={"max_ratio": 1.0, "max_extra": 2}) for name in RECIPES}
 
 
 @pytest.mark.parametrize("name", RECIPES)
