@@ -1,0 +1,321 @@
+"""Time training on a GPU: the library's own trainer, data loading included, against its peers on the same batches.
+
+python bench/train_gpu.py                                   about eight minutes, most of them the compiler's
+python bench/train_gpu.py --only eager replay "Hugging Face Marian"      some of the ways
+python bench/train_gpu.py --shapes 8 --only compiled+replay --keep-compiled build/compiled
+python bench/train_gpu.py --loss-curve                      500 updates, compiled bfloat16 against plain float32
+python bench/train_gpu.py --size tiny --steps 4 --only eager             everything but the figures, on a CPU
+
+Useful tokens are those of both sides that are not padding, ends included. Each way first goes through every shape a few times,
+which is reported apart, then three times through the same batches: the best round counts, with the slowest beside it. Ours reads
+a prepared store through the trainer's feed; peers get their batches ready-made, in pinned memory, for nothing. Lengths are
+Multi30k's, drawn, or with --data the real text's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from bench.drawn import Corpus, Rounds, drawn_corpus, real_corpus
+from bench.peers import PEERS, SMOOTHING, PeerStep
+from dragoman.config import ModelConfig, TrainConfig
+from dragoman.data.plan import Cursor
+from dragoman.models.build import build_model
+from dragoman.tasks.translate import TranslateTask
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.compiling import prepare_device
+from dragoman.training.feed import Feed, Update
+from dragoman.training.loop import Trainer
+from dragoman.training.precision import choose_precision
+
+SIZES = {"tiny": (2, 64, 4, 128), "small": (4, 256, 4, 1024), "base": (6, 512, 8, 2048)}  # layers, width, heads, feed-forward
+MODES = {
+    "eager": {"compile": "off", "replay": "off"},
+    "replay": {"compile": "off", "replay": "auto"},
+    "compiled": {"compile": "on", "replay": "off"},
+    "compiled+replay": {"compile": "on", "replay": "auto"},
+}
+WAYS = ["eager", "replay", *PEERS, "compiled+replay", "compiled", *(f"{name}, compiled" for name in PEERS)]
+
+
+def main() -> None:
+    """Time every way in turn, printing each as it is done, then ratios and one line of JSON."""
+    options = parsed()
+    began = time.monotonic()
+    if options.keep_compiled:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(options.keep_compiled).resolve())
+    device = torch.device(options.device)
+    prepare_device(device, deterministic=False)
+    torch._dynamo.config.recompile_limit = 256  # type: ignore[attr-defined]
+    model = model_of(options.size)
+    with tempfile.TemporaryDirectory() as name:
+        corpus = corpus_of(options, Path(name))
+        if options.loss_curve:
+            loss_curve(options, corpus, model, device, Path(name))
+            return
+        plan = Rounds(corpus.store, batch_tokens=options.batch_tokens, max_shapes=options.shapes, steps=options.steps)
+        precision = choose_precision(options.precision, device)
+        print(
+            f"{machine(device)}, torch {torch.__version__}, {precision.name}; {options.size}, {options.vocabulary:,} pieces, "
+            f"{options.batch_tokens:,} slots a batch, {len(plan.warming) // 3} shapes, {plan.padding():.1%} padding, "
+            f"{plan.tokens() / options.steps:,.0f} useful tokens an update, {options.steps} updates a round",
+            flush=True,
+        )
+        rows: list[dict[str, Any]] = []
+        for way in options.only:
+            if time.monotonic() - began > options.seconds:
+                print(f"  {way:32s} not begun: {options.seconds:.0f} s are over", flush=True)
+                continue
+            try:
+                if way in MODES:
+                    row = time_ours(way, plan, model, options, device, Path(name) / f"run-{len(rows)}")
+                else:
+                    row = time_peer(way, plan, model, options, device)
+            except (RuntimeError, NotImplementedError) as error:
+                row = {"way": way, "error": " ".join(str(error).split())[:200]}
+            rows.append(row)
+            show(row)
+            free(device)
+    report(rows)
+    signature = {"device": machine(device), "torch": torch.__version__, "precision": precision.name, "shapes": plan.shapes}
+    settings = {name: getattr(options, name) for name in ("size", "vocabulary", "batch_tokens", "steps", "data")}
+    padding = {"padding": plan.padding(), "tokens_an_update": plan.tokens() / options.steps}
+    print(json.dumps({"bench": "train_gpu", "rows": rows} | padding | signature | settings, default=str))
+
+
+def parsed() -> argparse.Namespace:
+    """Read the options; what is not given follows from the size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--size", choices=list(SIZES), default="base")
+    parser.add_argument("--only", nargs="+", choices=WAYS, default=WAYS, metavar="WAY", help=f"some of: {'; '.join(WAYS)}")
+    parser.add_argument("--steps", type=int, default=24, help="updates a round")
+    parser.add_argument("--shapes", type=int, default=3, help="at most; each takes a compiler about half a minute, cold")
+    parser.add_argument("--batch-tokens", type=int, help="slots of the longer side")
+    parser.add_argument("--vocabulary", type=int)
+    parser.add_argument("--pairs", type=int, help="drawn pairs")
+    parser.add_argument("--stretch", type=float, default=1.0, help="times which drawn sentences are longer than Multi30k's")
+    parser.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto")
+    parser.add_argument("--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing")
+    parser.add_argument("--keep-compiled", help="a folder that keeps compiled kernels for the next call")
+    parser.add_argument("--seconds", type=float, default=440.0, help="begin no way after so long")
+    parser.add_argument("--loss-curve", action="store_true")
+    parser.add_argument("--updates", type=int, default=500, help="of the loss curve")
+    options = parser.parse_args()
+    tiny = options.size == "tiny"
+    options.batch_tokens = options.batch_tokens or (256 if tiny else 25_600)
+    options.vocabulary = options.vocabulary or (512 if tiny else 32_768)
+    options.pairs = options.pairs or (400 if tiny else 120_000)
+    return options
+
+
+def model_of(size: str) -> ModelConfig:
+    """Make the paper's model at a size; the peers' have biases in attention, so ours has."""
+    layers, width, heads, feedforward = SIZES[size]
+    return ModelConfig(encoder=(f"self*{layers}",), decoder=(f"self*{layers}",), width=width, heads=heads, feedforward=feedforward)
+
+
+def corpus_of(options: argparse.Namespace, folder: Path) -> Corpus:
+    """Prepare what is trained on."""
+    if options.data:
+        return real_corpus(folder, options.data, vocabulary=options.vocabulary)
+    return drawn_corpus(folder, options.pairs, vocabulary=options.vocabulary, stretch=options.stretch)
+
+
+class TimedFeed:
+    """A feed that adds up how long the trainer waited for it."""
+
+    def __init__(self, feed: Feed, warming: int) -> None:
+        self._feed, self._warming, self.waited = feed, warming, 0.0
+
+    def updates(self, number: int, cursor: Cursor) -> Generator[Update, None, None]:
+        """Hand on the feed's updates."""
+        updates = self._feed.updates(number, cursor)
+        try:
+            while True:
+                began = time.perf_counter()
+                update = next(updates)
+                if update.number > self._warming:
+                    self.waited += time.perf_counter() - began
+                yield update
+        finally:
+            updates.close()
+
+
+def time_ours(
+    mode: str, plan: Rounds, model: ModelConfig, options: argparse.Namespace, device: torch.device, folder: Path
+) -> dict[str, Any]:
+    """Train through the library's trainer, and read the clock as its log is written."""
+    began = time.perf_counter()
+    warming, steps = len(plan.warming), len(plan.timed)
+    config = TrainConfig(
+        **{**MODES[mode], "steps": warming + plan.rounds * steps, "batch_tokens": options.batch_tokens, "checkpoint_every": 10**6},
+        label_smoothing=SMOOTHING,
+        precision=options.precision,
+        warmup=4000,
+    )
+    clock: dict[int, float] = {}
+
+    def observe(record: Mapping[str, Any]) -> None:
+        if "tokens" in record:
+            clock[int(record["update"])] = time.perf_counter()
+
+    reset_peak(device)
+    with RunDirectory(folder, keep=1) as run:
+        trainer = trainer_of(model, plan, config, run, device, options.vocabulary, observe=observe)
+        feed = TimedFeed(trainer._feed, warming)
+        trainer._feed = feed  # type: ignore[assignment]  # the trainer's own, with a stopwatch around it
+        trainer.run(resume=False)
+    seconds = [clock[warming + (each + 1) * steps] - clock[warming + each * steps] for each in range(plan.rounds)]
+    waited = feed.waited / sum(seconds)
+    return figures(mode, plan, seconds, clock[warming] - began, device) | {"ours": True, "idle_share": waited}
+
+
+def trainer_of(
+    model: ModelConfig, plan: Rounds, config: TrainConfig, run: RunDirectory, device: torch.device, vocabulary: int, **more: Any
+) -> Trainer:
+    """Put the library's trainer together as a run does."""
+    torch.manual_seed(1)
+    built = build_model(model, src_vocabulary=vocabulary, tgt_vocabulary=vocabulary).to(device)
+    task = TranslateTask(smoothing=config.label_smoothing)
+    return Trainer(model=built, task=task, plan=plan, collate=plan.collate, config=config, run=run, width=model.width, **more)
+
+
+def time_peer(way: str, plan: Rounds, model: ModelConfig, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Time a peer's updates."""
+    began = time.perf_counter()
+    name = way.removesuffix(", compiled")
+    dtype = choose_precision(options.precision, device).dtype
+    reset_peak(device)
+    torch.manual_seed(1)
+    peer = PEERS[name](model, SIZES[options.size][0], options.vocabulary)
+    step = PeerStep(peer, device, dtype, compiled=way != name)
+    warming, timed = ([plan.collate(batch) for batch in part] for part in (plan.warming, plan.timed))
+    if device.type == "cuda":
+        warming, timed = ([batch.pin_memory() for batch in part] for part in (warming, timed))
+    for batch in warming:
+        step(batch)
+    wait_for(device)
+    warm = time.perf_counter() - began
+    seconds = []
+    for _ in range(plan.rounds):
+        started = time.perf_counter()
+        for batch in timed:
+            step(batch)
+        wait_for(device)
+        seconds.append(time.perf_counter() - started)
+    return figures(way, plan, seconds, warm, device)
+
+
+def figures(way: str, plan: Rounds, seconds: list[float], warm: float, device: torch.device) -> dict[str, Any]:
+    """Turn times into a row."""
+    rates = [plan.tokens() / each for each in seconds]
+    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    return {"way": way, "tokens_s": max(rates), "slowest": min(rates), "warm_up_s": warm, "MiB": peak}
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a row at once."""
+    if "error" in row:
+        print(f"  {row['way']:32s} failed: {row['error']}", flush=True)
+        return
+    memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
+    idle = f"  waiting for data {row['idle_share']:.1%}" if "idle_share" in row else ""
+    print(
+        f"  {('ours, ' if 'ours' in row else '') + row['way']:32s} {row['tokens_s']:12,.0f} useful tokens/s "
+        f"(slowest round {row['slowest']:,.0f})  warm-up {row['warm_up_s']:6.1f} s{memory}{idle}",
+        flush=True,
+    )
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """Print how many times as fast our fastest way is."""
+    good = [row for row in rows if "error" not in row]
+    ours = [row for row in good if "ours" in row]
+    if not ours:
+        return
+    best = max(ours, key=lambda row: row["tokens_s"])
+    print(f"\nours, {best['way']}, against:")
+    for row in good:
+        if row is not best:
+            print(f"  {row['way']:32s} {best['tokens_s'] / row['tokens_s']:6.2f} times")
+
+
+def loss_curve(options: argparse.Namespace, corpus: Corpus, model: ModelConfig, device: torch.device, folder: Path) -> None:
+    """Train compiled in bfloat16 and plainly in float32 from the same start; a second plain run, with other dropout, shows the noise."""
+    wanted = {
+        "compiled, bfloat16": {**MODES["compiled+replay"], "precision": "bfloat16", "seed": 1},
+        "plain, float32": {**MODES["eager"], "precision": "float32", "seed": 1},
+        "plain, float32, other dropout": {**MODES["eager"], "precision": "float32", "seed": 2},
+    }
+    plan = Rounds(corpus.store, batch_tokens=options.batch_tokens, max_shapes=options.shapes, steps=options.updates, rounds=1)
+    curves: dict[str, list[float]] = {}
+    for number, (name, settings) in enumerate(wanted.items()):
+        settings |= {"steps": options.updates, "batch_tokens": options.batch_tokens, "checkpoint_every": 10**6, "warmup": 200}
+        losses: list[float] = []
+
+        def observe(record: Mapping[str, Any], losses: list[float] = losses) -> None:
+            if "nll" in record:
+                losses.append(float(record["nll"]))
+
+        began = time.perf_counter()
+        with RunDirectory(folder / f"curve-{number}", keep=1) as run:
+            config = TrainConfig(**settings, label_smoothing=SMOOTHING)
+            trainer_of(model, plan, config, run, device, options.vocabulary, observe=observe).run(resume=False)
+        curves[name] = losses
+        print(f"  {name:32s} {len(losses)} updates in {time.perf_counter() - began:.0f} s, last loss {losses[-1]:.4f}", flush=True)
+        free(device)
+    first, second, third = curves.values()
+    width = max(1, options.updates // 10)
+    print(f"\nmean loss in nats a piece\n{'updates':>12s} {'compiled':>10s} {'float32':>10s} {'difference':>11s} {'noise':>9s}")
+    windows = []
+    for start in range(0, len(first) - width + 1, width):
+        means = [sum(curve[start : start + width]) / width for curve in (first, second, third)]
+        windows.append([start + 1, start + width, *means])
+        apart, noise = means[0] - means[1], means[2] - means[1]
+        print(f"{start + 1:>6d}-{start + width:<5d} {means[0]:>10.4f} {means[1]:>10.4f} {apart:>11.4f} {noise:>9.4f}")
+    largest = max(abs(row[2] - row[3]) for row in windows)
+    other = max(abs(row[4] - row[3]) for row in windows)
+    signature = {"device": machine(device), "torch": torch.__version__, "size": options.size, "updates": options.updates}
+    print(json.dumps({"bench": "train_gpu", "loss_curve": windows, "largest_difference": largest, "noise": other} | signature))
+
+
+def machine(device: torch.device) -> str:
+    """Name what is measured."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+def wait_for(device: torch.device) -> None:
+    """Let the device finish."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the peak of memory so far."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def free(device: torch.device) -> None:
+    """Give the last way's memory back."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
