@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ONE_BLOCK, MANY_BLOCK = 512, 128  # numbers a block, where one is looked for and where several are
+ONE_BLOCK, MANY_BLOCK = 256, 128  # numbers a block, where one is looked for and where several are
 LEAST_BLOCKS = 4  # for each number looked for: below that, blocks gain nothing
 
 

@@ -71,9 +71,8 @@ def normaliser(logits: Tensor) -> Tensor:
     """Give what is to be taken from logits (N, V) to make log-probabilities: (N, 1)."""
     if logits.device.type != "cpu":
         return logits.logsumexp(dim=-1, keepdim=True)
-    # The same in half the time: torch's own makes a mask of infinities on the way.
-    top = logits.amax(dim=-1, keepdim=True)
-    return top + (logits - top).exp_().sum(dim=-1, keepdim=True).log_()
+    # On a CPU torch's log_softmax takes half the time of its logsumexp; the largest of each row tells what was taken from all.
+    return logits.amax(dim=-1, keepdim=True) - logits.log_softmax(dim=-1).amax(dim=-1, keepdim=True)
 
 
 def restrict(logits: Tensor, *, forced: Ints, step: int, at_least: int) -> Tensor:

@@ -5,6 +5,7 @@ It has the verbs of a model that a search and an engine use, `encode`, `start` a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,11 +14,15 @@ from torch.nn import functional as F
 
 from dragoman.attention.multihead import MultiHead
 from dragoman.engines.products import Product
-from dragoman.engines.unfolding import KeyValue, Unfolding
+from dragoman.engines.unfolding import FIRST, Unfolding
 from dragoman.layers.feedforward import ReLU
+from dragoman.layers.norms import LayerNorm
+from dragoman.layers.residual import PostNorm, PreNorm, Residual
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.stack import Stack
 from dragoman.models.transformer import TransformerLayer
+
+READ_TOGETHER = 512  # source positions that go through the encoder at once
 
 
 class Maker(Protocol):
@@ -32,7 +37,7 @@ class Sources(NamedTuple):
     """Encoded sources."""
 
     values: Tensor  # (B, S, D)
-    hidden: Tensor | None  # (B, 1, 1, S): minus infinity where a source is padded, else nought
+    hidden: Tensor | None  # (B, S): minus infinity where a source is padded, else nought
 
 
 def freezing_refusal(model: EncoderDecoder) -> str:
@@ -59,27 +64,46 @@ class Frozen:
         self._src_entrance, self._tgt_entrance = model.src_entrance, model.tgt_entrance
         self._encoder = [_Layer(block, make) for block in _layers(model.encoder)]
         self._decoder = [_Layer(block, make) for block in _layers(model.decoder)]
-        self._encoder_norm, self._decoder_norm = model.encoder.norm, model.decoder.norm
+        self._encoder_norm, self._decoder_norm = _norm(model.encoder.norm), _norm(model.decoder.norm)
         narrow = model.output.narrow
         self._narrow = None if narrow is None else make(narrow.weight.detach(), None)
         self._output = make(model.output_weight.detach(), _detached(model.output_bias))
 
     def encode(self, src: Tensor, mask: Tensor | None = None) -> Sources:
-        """Read sources (B, S), real where `mask` (B, S) is True."""
+        """Read sources (B, S), real where `mask` (B, S) is True; those of one length go together, so that none is padded."""
+        if mask is None:
+            return Sources(self._read(src), None)
+        lengths = mask.sum(dim=1)
+        hidden = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        values = torch.zeros(0)
+        for length in lengths.unique().tolist():
+            rows = (lengths == length).nonzero().squeeze(1)
+            read = self._read(src[rows, :length])
+            if not values.numel():
+                values = read.new_zeros(*src.shape, read.size(2))
+            values[rows, :length] = read
+        return Sources(values, hidden)
+
+    def _read(self, src: Tensor) -> Tensor:
+        """Encode sources (B, S) without padding, a few at a time: what a layer widens should stay near the processor."""
+        few = max(1, READ_TOGETHER // src.size(1))
+        return torch.cat([self._read_few(part) for part in src.split(few)]) if few < src.size(0) else self._read_few(src)
+
+    def _read_few(self, src: Tensor) -> Tensor:
+        """Encode sources (B, S)."""
         x = self._src_entrance(self._src(src))
-        hidden = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)[:, None, None, :]
         shape = x.shape
         x = x.flatten(0, 1)
         for layer in self._encoder:
-            x = layer.read(x, shape[0], hidden)
-        x = x if self._encoder_norm is None else self._encoder_norm(x)
-        return Sources(x.view(shape), hidden)
+            x = layer.read(x, shape[0])
+        return self._encoder_norm(x).view(shape)
 
     def start(self, memory: Sources) -> Unfolding:
         """Stand before the first target position of every row."""
         prepared = [layer.prepare(memory.values) for layer in self._decoder]
-        own = [each.map(lambda tensor: tensor.new_empty(tensor.size(0), tensor.size(1), 0, tensor.size(3))) for each in prepared]
-        return Unfolding(own, prepared, memory.hidden)
+        heads = self._decoder[0].heads
+        hidden = None if memory.hidden is None else memory.hidden.repeat_interleave(heads, dim=0).unsqueeze(1)
+        return Unfolding([each.new_empty(2, each.size(1), 0, each.size(3)) for each in prepared], prepared, heads, hidden)
 
     def step(self, tokens: Tensor, state: Unfolding) -> tuple[Tensor, Unfolding]:
         """Take one more token a row, (N * F,), and score what comes next."""
@@ -87,88 +111,136 @@ class Frozen:
         state = state.advance()
         for number, layer in enumerate(self._decoder):
             x = layer.extend(x, state, number)
-        x = x if self._decoder_norm is None else self._decoder_norm(x)
+        x = self._decoder_norm(x)
         return self._output(x if self._narrow is None else self._narrow(x)), state
 
 
+class _Around:
+    """The way around one part: a residual's two verbs, with fewer calls where they are the usual ones."""
+
+    def __init__(self, residual: Residual) -> None:
+        self.enter: Callable[[Tensor], Tensor] = residual.enter
+        self.leave: Callable[[Tensor, Tensor], Tensor] = residual.leave  # may write into the change
+        if type(residual) is PreNorm:
+            self.enter, self.leave = _norm(residual.norm), lambda x, change: change.add_(x)
+        elif type(residual) is PostNorm:
+            norm = _norm(residual.norm)
+            self.enter, self.leave = _same, lambda x, change: norm(change.add_(x))
+
+
 class _Layer:
-    """One layer: the wiring around its parts is the model's own."""
+    """One layer. The rows of its matrices stand head by head, so that what a head needs lies together."""
 
     def __init__(self, block: TransformerLayer, make: Maker) -> None:
         attention, feedforward = block.self, block.feedforward
         self.heads, self.head_width = attention.heads, attention.head_width
         self.within = attention.within
-        query_key_value = attention.query_key_value
-        self.query_key_value = make(*_shrunk(query_key_value, self.heads * self.head_width, self.head_width))
+        self.query_key_value = make(*self._by_heads(attention.query_key_value, 3, queries=1))
         self.output = make(*_weights(attention.output))
-        self.self_residual, self.feedforward_residual = block.self_residual, block.feedforward_residual
+        self.around_self, self.around_feedforward = _Around(block.self_residual), _Around(block.feedforward_residual)
         if block.has_cross:
-            self.query = make(*_shrunk(block.cross.query, self.heads * self.head_width, self.head_width))
-            self.key_value = make(*_weights(block.cross.key_value))
+            self.query = make(*self._by_heads(block.cross.query, 1, queries=1))
+            self.key_value = make(*self._by_heads(block.cross.key_value, 2, queries=0))
             self.cross_output = make(*_weights(block.cross.output))
-            self.cross_residual = block.cross_residual
+            self.around_cross = _Around(block.cross_residual)
         self.bends = type(feedforward.activation) is ReLU  # the product then bends as well
         self.activation = feedforward.activation
         self.inner = make(*_weights(feedforward.inner), relu=self.bends)
         self.outer = make(*_weights(feedforward.outer))
 
-    def read(self, x: Tensor, rows: int, hidden: Tensor | None) -> Tensor:
+    def read(self, x: Tensor, rows: int) -> Tensor:
         """Change every position of (B * S, D): an encoder's layer."""
-        parts = self.query_key_value(self.self_residual.enter(x)).view(rows, -1, 3, self.heads, self.head_width)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (B, H, S, Dh) each
+        parts = self.query_key_value(self.around_self.enter(x)).view(rows, -1, self.heads, 3, self.head_width)
+        query, key, value = parts.permute(3, 0, 2, 1, 4)  # (B, H, S, Dh) each
         if self.within is not None:
             query, key = self.within.turn(query, None), self.within.turn(key, None)
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=hidden, scale=1.0)
-        x = self.self_residual.leave(x, self.output(context.transpose(1, 2).reshape(x.size(0), -1)))
+        context = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+        x = self.around_self.leave(x, self.output(context.transpose(1, 2).reshape(x.size(0), -1)))
         return self._feed(x)
 
-    def prepare(self, memory: Tensor) -> KeyValue:
-        """Make keys and values of (N, S, D), once a sentence."""
+    def prepare(self, memory: Tensor) -> Tensor:
+        """Make keys and values of (N, S, D), once a sentence: (2, N * H, S, Dh)."""
         rows, length, _ = memory.shape
-        parts = self.key_value(memory.flatten(0, 1)).view(rows, length, 2, self.heads, self.head_width)
-        key, value = parts.permute(2, 0, 3, 1, 4)
-        return KeyValue(key.contiguous(), value.contiguous())
+        made = self.key_value(memory.flatten(0, 1)).view(rows, length, self.heads, 2, self.head_width)
+        return made.permute(3, 0, 2, 1, 4).reshape(2, rows * self.heads, length, self.head_width)
 
     def extend(self, x: Tensor, state: Unfolding, number: int) -> Tensor:
         """Take one more position a row (N * F, D): a decoder's layer."""
-        rows, fan = x.size(0), state.fan
-        parts = self.query_key_value(self.self_residual.enter(x)).view(rows, 3, self.heads, self.head_width)
-        query, key, value = parts.unbind(1)  # (N * F, H, Dh) each
+        fan, slots, own = state.fan, state.slots, state.own[number]
+        made = self._beams(self.query_key_value(self.around_self.enter(x)), fan, 3)  # (3, N * H, F, Dh)
         if self.within is not None:
-            first = state.steps - 1
-            query, key = (self.within.turn(part.unsqueeze(2), None, first=first).squeeze(2) for part in (query, key))
-        own, slots = state.own[number], state.slots
-        own.key[:, :, slots - fan : slots] = self._beams(key, fan)
-        own.value[:, :, slots - fan : slots] = self._beams(value, fan)
-        bias = None if state.seen is None else state.seen.unsqueeze(1)
-        context = _attend(self._beams(query, fan), own.key[:, :, :slots], own.value[:, :, :slots], bias)
-        x = self.self_residual.leave(x, self.output(context))
-        query = self.query(self.cross_residual.enter(x)).view(rows, self.heads, self.head_width)
-        memory = state.memory[number]
-        context = _attend(self._beams(query, fan), memory.key, memory.value, state.hidden)
-        return self._feed(self.cross_residual.leave(x, self.cross_output(context)))
+            made = self._turned(made, state.steps - 1)
+        own.narrow(2, slots - fan, fan).copy_(made[1:])
+        context = _attend(made[0], own.narrow(2, 0, max(slots, FIRST)), state.bias)
+        x = self.around_self.leave(x, self.output(self._joined(context, fan)))
+        query = self._beams(self.query(self.around_cross.enter(x)), fan, 1)
+        context = _attend(query[0], state.memory[number], state.hidden)
+        return self._feed(self.around_cross.leave(x, self.cross_output(self._joined(context, fan))))
 
     def _feed(self, x: Tensor) -> Tensor:
         """Widen, bend, narrow."""
-        bent = self.inner(self.feedforward_residual.enter(x))
-        return self.feedforward_residual.leave(x, self.outer(bent if self.bends else self.activation(bent)))
+        bent = self.inner(self.around_feedforward.enter(x))
+        return self.around_feedforward.leave(x, self.outer(bent if self.bends else self.activation(bent)))
 
-    def _beams(self, x: Tensor, fan: int) -> Tensor:
-        """Put the beams of a sentence beside each other: (N * F, H, Dh) gives (N, H, F, Dh)."""
-        return x.view(-1, fan, self.heads, self.head_width).transpose(1, 2)
+    def _turned(self, made: Tensor, place: int) -> Tensor:
+        """Turn queries and keys of (3, N * H, F, Dh), all of which stand at one place."""
+        assert self.within is not None, "only where positions turn"
+        turned = self.within.turn(made[:2].reshape(-1, 1, 1, self.head_width), None, first=place)
+        return torch.cat([turned.view(2, *made.shape[1:]), made[2:]])
+
+    def _beams(self, x: Tensor, fan: int, parts: int) -> Tensor:
+        """Put the beams of a sentence beside each other, head by head: (N * F, H * P * Dh) gives (P, N * H, F, Dh)."""
+        if fan == 1:
+            return x.view(-1, parts, 1, self.head_width).transpose(0, 1)
+        shaped = x.view(-1, fan, self.heads, parts, self.head_width).permute(3, 0, 2, 1, 4)
+        return shaped.reshape(parts, -1, fan, self.head_width)
+
+    def _joined(self, context: Tensor, fan: int) -> Tensor:
+        """Join the heads of (N * H, F, Dh): (N * F, D)."""
+        width = self.heads * self.head_width
+        if fan == 1:
+            return context.view(-1, width)
+        return context.view(-1, self.heads, fan, self.head_width).transpose(1, 2).reshape(-1, width)
+
+    def _by_heads(self, linear: nn.Linear, parts: int, *, queries: int) -> tuple[Tensor, Tensor | None]:
+        """Read a product that makes `parts` vectors for each head, and put a head's together.
+
+        The first `queries` of them are divided by the root of a head's width, as their scores would be.
+        """
+        factor = torch.ones(parts, 1, 1)
+        factor[:queries] = self.head_width**-0.5
+
+        def ordered(x: Tensor) -> Tensor:
+            split = x.detach().view(parts, self.heads, -1) * factor
+            return split.view(parts, self.heads, self.head_width, -1).transpose(0, 1).reshape(x.shape).contiguous()
+
+        return ordered(linear.weight), None if linear.bias is None else ordered(linear.bias)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    """Attend from (N, H, F, Dh) to (N, H, S, Dh), `bias` added to the scores, and join the heads: (N * F, D).
+def _attend(query: Tensor, key_value: Tensor, bias: Tensor | None) -> Tensor:
+    """Attend from (N * H, F, Dh) to keys and values (2, N * H, S, Dh), `bias` added to the scores: (N * H, F, Dh).
 
     For few queries two batched products are quicker than the fused kernel, which is made for many.
     """
-    rows, heads, fan, width = query.shape
-    scores = torch.bmm(query.reshape(-1, fan, width), key.flatten(0, 1).transpose(1, 2))  # (N * H, F, S)
-    if bias is not None:
-        scores.view(rows, heads, fan, -1).add_(bias)
-    context = torch.bmm(scores.softmax(dim=-1), value.flatten(0, 1))
-    return context.view(rows, heads, fan, width).transpose(1, 2).reshape(rows * fan, heads * width)
+    key, value = key_value
+    key = key.transpose(1, 2)
+    scores = torch.bmm(query, key) if bias is None else torch.baddbmm(bias, query, key)  # (N * H, F, S)
+    return torch.bmm(scores.softmax(dim=-1), value)
+
+
+def _norm(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
+    """Give a norm as a function: torch's own with nothing around it where that is what it is."""
+    if norm is None:
+        return _same
+    if type(norm) is LayerNorm:
+        shape, weight, bias, epsilon = norm.normalized_shape, norm.weight.detach(), _detached(norm.bias), norm.eps
+        return lambda x: torch.layer_norm(x, shape, weight, bias, epsilon)
+    return norm
+
+
+def _same(x: Tensor) -> Tensor:
+    """Change nothing."""
+    return x
 
 
 def _layers(stack: Stack) -> list[TransformerLayer]:
@@ -179,14 +251,6 @@ def _layers(stack: Stack) -> list[TransformerLayer]:
 def _weights(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Read a product's matrix and bias."""
     return linear.weight.detach(), _detached(linear.bias)
-
-
-def _shrunk(linear: nn.Linear, queries: int, head_width: int) -> tuple[Tensor, Tensor | None]:
-    """Read a product whose first rows make queries, those divided by the root of a head's width as scores are."""
-    factor = torch.ones(linear.weight.size(0), device=linear.weight.device)
-    factor[:queries] = head_width**-0.5
-    bias = _detached(linear.bias)
-    return linear.weight.detach() * factor.unsqueeze(1), None if bias is None else bias * factor
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:

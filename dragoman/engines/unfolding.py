@@ -6,42 +6,35 @@ reorder beams is to reorder the rows of that small table, where copying what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-ROOM = 16  # slots for each beam at first; then half as many again as are there
-
-
-class KeyValue(NamedTuple):
-    """Keys and values of one attention."""
-
-    key: Tensor  # (N, H, slots, Dh)
-    value: Tensor  # (N, H, slots, Dh)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> KeyValue:
-        """Change both."""
-        return KeyValue(change(self.key), change(self.value))
+# Slots that a cache has at first, and how many more when they are full. Gaps between sentences cost as much reading as slots that
+# are filled, so room is made often and little at a time; and below 16 torch's softmax goes number by number.
+FIRST, MORE = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Unfolding:
     """N sentences with F beams each, before their next piece. Stepping writes into its caches, so the old one is spent."""
 
-    own: Sequence[KeyValue]  # of each layer, with room at the end
-    memory: Sequence[KeyValue]  # of each layer
-    hidden: Tensor | None  # (N, 1, 1, S): minus infinity where a source is padded, else nought
-    seen: Tensor | None = None  # (N, F, slots): nought for a beam's own past, else minus infinity; None with one beam
+    own: Sequence[Tensor]  # keys and values of each layer, with room at the end: (2, N * H, slots, Dh)
+    memory: Sequence[Tensor]  # keys and values of each layer: (2, N * H, S, Dh)
+    heads: int  # H
+    hidden: Tensor | None  # (N * H, 1, S): minus infinity where a source is padded, else nought
+    seen: Tensor | None = None  # (N, F, slots): nought for a beam's own past, else minus infinity; None where all is
+    bias: Tensor | None = None  # the same for the slots that are read, at least FIRST of them: broadcastable to (N * H, F, slots)
     steps: int = 0
     slots: int = 0  # that are filled
 
     @property
     def sentences(self) -> int:
         """Count the sentences, N."""
-        return self.memory[0].key.size(0)
+        return self.memory[0].size(1) // self.heads
 
     @property
     def fan(self) -> int:
@@ -51,7 +44,7 @@ class Unfolding:
     @property
     def device(self) -> torch.device:
         """Say where the tensors are."""
-        return self.memory[0].key.device
+        return self.memory[0].device
 
     def select(self, rows: Tensor) -> Unfolding:
         """Take rows (M,) in any order, any number of times: each becomes a sentence of its own."""
@@ -64,7 +57,7 @@ class Unfolding:
         """Take rows (M,) that each go on with a row of the same sentence, M / N for each sentence in turn."""
         seen = self.seen
         if seen is None:
-            seen = self.memory[0].key.new_zeros(self.sentences, 1, self.slots)
+            seen = self.memory[0].new_zeros(self.sentences, 1, self.slots)
         return replace(self, seen=seen.flatten(0, 1).index_select(0, rows).view(self.sentences, -1, self.slots))
 
     def keep(self, sentences: Tensor) -> Unfolding:
@@ -76,37 +69,37 @@ class Unfolding:
         """Make room for the next step's slots and count them as filled; each beam sees its own new one."""
         fan, slots = self.fan, self.slots + self.fan
         own = self.own
-        if slots > own[0].key.size(2):
-            size = max(slots + slots // 2, ROOM * fan)
-            own = [each.map(lambda cache: _larger(cache, self.slots, size)) for each in own]
+        if slots > own[0].size(2):
+            own = [_larger(each, self.slots, max(FIRST, slots + MORE * fan)) for each in own]
         seen = self.seen
         if seen is not None:
             new = torch.full((fan, fan), -torch.inf, device=seen.device, dtype=seen.dtype).fill_diagonal_(0.0)
             seen = torch.cat([seen, new.expand(seen.size(0), fan, fan)], dim=2)
-        return replace(self, own=own, seen=seen, steps=self.steps + 1, slots=slots)
+        return replace(self, own=own, seen=seen, bias=_bias(seen, slots, self.heads, own[0]), steps=self.steps + 1, slots=slots)
 
     def _take(self, sentences: Tensor) -> Unfolding:
         """Take sentences with all that belongs to them but `seen`."""
-        filled = self.slots
-
-        def read(tensor: Tensor) -> Tensor:
-            return tensor.index_select(0, sentences)
-
-        def with_room(cache: Tensor) -> Tensor:
-            taken = cache.new_empty(sentences.size(0), *cache.shape[1:])
-            torch.index_select(cache[:, :, :filled], 0, sentences, out=taken[:, :, :filled])
-            return taken
-
+        rows = (sentences.unsqueeze(1) * self.heads + torch.arange(self.heads, device=sentences.device)).flatten()
         return replace(
             self,
-            own=[each.map(with_room) for each in self.own],
-            memory=[each.map(read) for each in self.memory],
-            hidden=None if self.hidden is None else read(self.hidden),
+            own=[each.index_select(1, rows) for each in self.own],
+            memory=[each.index_select(1, rows) for each in self.memory],
+            hidden=None if self.hidden is None else self.hidden.index_select(0, rows),
         )
+
+
+def _bias(seen: Tensor | None, slots: int, heads: int, cache: Tensor) -> Tensor | None:
+    """Give what is added to the scores of the slots that are read, some of which may not be filled yet."""
+    if seen is None:
+        return None if slots >= FIRST else cache.new_zeros(1, 1, FIRST).index_fill_(2, torch.arange(slots, FIRST), -torch.inf)
+    if slots < FIRST:
+        seen = F.pad(seen, (0, FIRST - slots), value=-torch.inf)
+    rows, fan, read = seen.shape
+    return seen.unsqueeze(1).expand(rows, heads, fan, read).reshape(-1, fan, read)
 
 
 def _larger(cache: Tensor, filled: int, size: int) -> Tensor:
     """Copy what is filled into a cache with more slots."""
-    grown = cache.new_empty(*cache.shape[:2], size, cache.size(3))
+    grown = cache.new_zeros(*cache.shape[:2], size, cache.size(3))
     grown[:, :, :filled] = cache[:, :, :filled]
     return grown
