@@ -80,4 +80,4 @@ def golden_vectors_hold(subject: Subject) -> Measured:
         log_probs = model.project(model.decode(tgt_in, model.encode(*pack_sources([case["src"]], subject.device))))
         found = log_probs[0, : len(end)].float().log_softmax(-1).gather(1, torch.tensor(end, device=subject.device)[:, None])[:, 0]
         errors.append((found.double().cpu() - torch.tensor(case["log_probs"], dtype=torch.float64)).abs())
-    return Measured(float(torch.cat(errors).amax()), tolerance(subject), f"{len(cases)} sentences as they were")
+    return Measured(float(torch.cat(errors).amax()), tolerance(subject), f"{len(cases)} sentences read anew")
