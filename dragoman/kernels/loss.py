@@ -1,8 +1,4 @@
-"""The places where the time goes: pure functions on tensors, each in a fast form and in a plain form to check it by.
-
-attend                 the fused attention of PyTorch          attend_reference
-linear_cross_entropy   projection and loss, chunk by chunk     linear_cross_entropy_reference
-"""
+"""The projection onto the vocabulary and the loss behind it, together: chunk by chunk, and all at once."""
 
 from __future__ import annotations
 
@@ -15,114 +11,11 @@ from torch.nn import functional as F
 NO_TARGET = -100  # a target that is not there: its row adds nothing to the loss
 
 
-class Attention(NamedTuple):
-    """The weighted sums of the values, and the weights."""
-
-    context: Tensor  # (B, H, T, Dh)
-    weights: Tensor  # (B, H, T, S)
-
-
 class CrossEntropy(NamedTuple):
     """Sums over the rows that have a target."""
 
     loss: Tensor  # with label smoothing: what is minimised
     nll: Tensor  # without: what is reported; carries no gradient
-
-
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    dropout: float = 0.0,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    r"""Scaled dot-product attention, fused: (B, H, T, Dh) looks at (B, H, S, Dh).
-
-    .. math:: \mathrm{softmax}(q k^\top / \sqrt{d_h})\, v
-
-    `mask` is broadcastable to (B, T, S), or has four axes when heads differ. With `causal` the queries are the last T
-    of the S positions and none sees past itself. A query that may see nothing gets zeros. `bias`, broadcastable to
-    (B, H, T, S), is added to the scores: the fused kernels take it in the mask's stead, with what is hidden pushed out of sight.
-    """
-    if query.dtype == torch.bfloat16 and query.device.type == "cpu" and query.requires_grad:
-        # The fused kernel's way back is not vectorised in bfloat16 on CPUs: plain products train sentences of 20 to 250
-        # pieces two to five times as fast (docs/log.md). In float32 it is the other way round.
-        return attend_reference(query, key, value, mask=mask, causal=causal, dropout=dropout, scale=scale, bias=bias).context
-    square = query.size(-2) == key.size(-2)
-    if causal and mask is None and square and bias is None:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scale)
-    visible = visibility(query.size(-2), key.size(-2), mask, causal, query.device)
-    added = visible if bias is None else _hidden_by(bias.to(query.dtype), visible)
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=added, dropout_p=dropout, scale=scale)
-    if visible is None or (query.device.type == "cpu" and bias is None):
-        return context
-    # PyTorch's own kernels give zeros to a query that sees nothing; cuDNN's, in half precision, gives the mean of all values.
-    return context.masked_fill(~visible.any(dim=-1, keepdim=True), 0.0)
-
-
-def attend_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    dropout: float = 0.0,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-) -> Attention:
-    """Do what `attend` does step by step, and show the weights."""
-    scores = query @ key.transpose(-1, -2) * (query.size(-1) ** -0.5 if scale is None else scale)
-    if bias is not None:
-        scores = scores + bias.to(scores.dtype)
-    visible = visibility(query.size(-2), key.size(-2), mask, causal, query.device)
-    weights = masked_softmax(scores, visible)
-    weights = F.dropout(weights, dropout, training=dropout > 0)
-    return Attention(weights @ value, weights)
-
-
-def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Spread each row over the places where the mask is True; a row without any gets zeros."""
-    if mask is None:
-        return scores.softmax(dim=-1)
-    # The lowest finite number, not -inf: a row with no place left must not turn NaN on its
-    # way to zero, for autograd's anomaly detection would stop there.
-    hidden = ~mask
-    lowest = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-    return lowest.softmax(dim=-1).masked_fill(hidden, 0.0)
-
-
-def _hidden_by(bias: Tensor, visible: Tensor | None) -> Tensor:
-    """Push what is not visible out of sight of a bias; half the lowest number, so that adding a score cannot reach -inf."""
-    bias = bias.unsqueeze(0) if bias.dim() == 3 else bias  # the fused kernels know masks of two axes and of four
-    return bias if visible is None else bias.masked_fill(~visible, torch.finfo(bias.dtype).min / 2)
-
-
-def visibility(queries: int, keys: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor | None:
-    """Put a mask and causality together, broadcastable to (B, H, T, S); None when everything is visible."""
-    if mask is not None and mask.dim() == 3:
-        mask = mask.unsqueeze(1)
-    if not causal or queries == 1:  # the last position sees all
-        return mask
-    past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-    return past if mask is None else mask & past
-
-
-def dropout(x: Tensor, rate: float) -> Tensor:
-    """Set a share of the numbers to nought and enlarge the others to make up for it.
-
-    A CPU's random numbers are most of the cost: here 64 bits decide about four numbers, the rate rounded to 1 / 65,536.
-    """
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(x, rate)
-    dropped = round(rate * 65_536)
-    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    kept = bits.view(torch.int16)[: x.numel()] >= dropped - 32_768
-    return x * kept.to(x.dtype).mul_(65_536 / max(65_536 - dropped, 1)).view(x.shape)
 
 
 def linear_cross_entropy(

@@ -1,0 +1,22 @@
+"""The places where the time goes: pure functions on tensors, each in a fast form and in a plain form to check it by.
+
+attend                 the fused attention of PyTorch          attend_reference
+linear_cross_entropy   projection and loss, chunk by chunk     linear_cross_entropy_reference
+"""
+
+from dragoman.kernels.attention import Attention, attend, attend_reference, masked_softmax, visibility
+from dragoman.kernels.dropout import dropout
+from dragoman.kernels.loss import NO_TARGET, CrossEntropy, linear_cross_entropy, linear_cross_entropy_reference
+
+__all__ = [
+    "NO_TARGET",
+    "Attention",
+    "CrossEntropy",
+    "attend",
+    "attend_reference",
+    "dropout",
+    "linear_cross_entropy",
+    "linear_cross_entropy_reference",
+    "masked_softmax",
+    "visibility",
+]
