@@ -64,15 +64,15 @@ def updates_of(directory: Path) -> list[dict]:
         pytest.param(2, 100, {"accumulate": 2, "dropout": 0.1}, id="micro-batches shared out, with dropout"),
         pytest.param(2, 100, {"accumulate": 2, "layer_drop": 0.4}, id="each leaves out other layers"),
         pytest.param(2, 100, {"accumulate": 1}, id="rows shared out"),
-        pytest.param(2, 100, {"accumulate": 3, "dropout": 0.1, "shard": "on"}, id="weights shared out, one rank idle at times"),
+        pytest.param(2, 40, {"accumulate": 3, "dropout": 0.1, "shard": "on"}, id="weights shared out, one rank idle at times"),
         pytest.param(4, 100, {"accumulate": 4}, id="four ranks"),
-        pytest.param(4, 40, {"accumulate": 2, "shard": "on"}, id="four ranks, weights and rows shared out"),
+        pytest.param(4, 20, {"accumulate": 2, "shard": "on"}, id="four ranks, weights and rows shared out"),
         pytest.param(3, 100, {"accumulate": 2}, id="an odd number", marks=pytest.mark.slow),
-        pytest.param(3, 100, {"accumulate": 2, "shard": "on"}, id="an odd number, weights shared out", marks=pytest.mark.slow),
+        pytest.param(3, 100, {"accumulate": 2, "dropout": 0.1, "shard": "on"}, id="an odd number, weights shared out", marks=pytest.mark.slow),
     ],
 )
 def test_several_ranks_equal_one(victims, tmp_path, ranks, steps, settings):
-    """The same losses on the same global batch, to rounding, for a hundred updates; the same examples in each update."""
+    """The same losses on the same global batch, to rounding, for up to a hundred updates; the same examples in each update."""
     one, several = tmp_path / "one" / "run", tmp_path / "several" / "run"
     rarely = {"steps": steps, "checkpoint_every": steps // 2, "validate_every": steps // 2}
     assert run_ranks(victims, one, 1, **rarely, **settings) == [0]
