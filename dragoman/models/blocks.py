@@ -35,6 +35,7 @@ class Block(nn.Module):
     """
 
     final_norm = False  # whether a stack that ends with this block needs a norm after it
+    compiles: ClassVar[bool] = True  # whether its code is the same for all lengths, so that compiling it pays
     overrides: ClassVar[tuple[str, ...]] = ()  # settings of `model` that a block may have for itself: self(heads=4)
 
     @classmethod

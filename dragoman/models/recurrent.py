@@ -46,6 +46,7 @@ class RecurrentLayer(Block):
 
     kind: ClassVar[type[Recurrence]]
     overrides = RecurrentOptions.overrides
+    compiles = False  # a loop over positions
 
     def __init__(
         self,
@@ -222,6 +223,7 @@ class TwoSidedLayer(Block):
 
     kind: ClassVar[type[Recurrence]]
     overrides = TwoSidedOptions.overrides
+    compiles = False  # PyTorch's kernels, which a compiler leaves as they are
 
     def __init__(self, *, sides: TwoSided, residual: Residual) -> None:
         super().__init__()

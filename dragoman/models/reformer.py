@@ -42,6 +42,8 @@ class Streams(NamedTuple):
 class ReversibleLayer(TransformerLayer):
     """A Transformer's layer over two streams: each sub-layer reads one, normalised, and adds to the other."""
 
+    compiles = False  # runs within a Reformer
+
     self_residual: PreNorm
     cross_residual: PreNorm
     feedforward_residual: PreNorm
@@ -139,6 +141,7 @@ class Reformer(Block):
 
     final_norm = True
     overrides = ReformerOptions.overrides
+    compiles = False  # a compiler would keep what reversible layers take care not to keep
 
     def __init__(self, layers: Sequence[ReversibleLayer]) -> None:
         super().__init__()

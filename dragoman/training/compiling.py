@@ -1,22 +1,26 @@
-"""Compiling the forward pass, where that pays, and going on without where it fails."""
+"""Compiling a model's blocks, where that pays, and going on without where it fails."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from dragoman.config import TrainConfig
+from dragoman.models.blocks import Block
 from dragoman.training.memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-# A shape takes half a minute or so to compile, cold, and there are up to 24, so a short run would be over before it gains.
-LEAST_UPDATES, LEAST_SECONDS = 20_000, 3600.0
-MOST_VARIANTS = 256  # shapes, with and without masks, in training and evaluation; torch gives up quietly past its own 8
+# The kinds of blocks, with and without masks, take a minute or so to compile, cold: a short run would be over before it gains.
+LEAST_UPDATES, LEAST_SECONDS = 20_000, 1200.0
+MOST_VARIANTS = 64  # of a block's code: kinds, masks, lengths that are special to torch; it gives up quietly past its own 8
 
 
 class Compiling(NamedTuple):
@@ -49,26 +53,52 @@ def choose_replaying(config: TrainConfig, device: torch.device) -> bool:
 
 
 class Compiled:
-    """A function that torch compiles at its first call, for each shape anew; should that fail, the plain function takes over."""
+    """A pass through a model whose blocks torch compiles when they are first called; should that fail, they run as they are.
+
+    Blocks are compiled one by one and for all shapes at once: those of a kind share their code, so a stack of six takes as long as
+    one, where compiling whole passes took half a minute for each of a plan's shapes. A block whose loop goes through the
+    positions would be compiled for each length; it says so (`Block.compiles`) and stays as it is.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        limits: Any = torch._dynamo.config  # torch 2.11 has no public switch for it
+        limits: Any = torch._dynamo.config  # torch 2.11 has no public switches for them
         limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
-        self._plain = function
-        self._compiled: Callable[..., Any] | None = torch.compile(function, dynamic=False)
+        limits.specialize_float = True  # rates are settings: as numbers that may change they break the code into pieces
+        self._function = function
+        self._begun = self._failed = False
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Call the compiled form while it works."""
-        if self._compiled is not None:
-            try:
-                return self._compiled(*arguments)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                found = " ".join(str(error).split())[:200]
-                log.warning("compiling failed and training goes on without it (%s: %s); set train.compile=off", type(error).__name__, found)
-                self._compiled = None
-        return self._plain(*arguments)
+    def __call__(self, model: nn.Module, *arguments: Any) -> Any:
+        """Call the function; its model's blocks are compiled on the way."""
+        if not self._begun:
+            compile_blocks(model)
+            self._begun = True
+        try:
+            return self._function(model, *arguments)
+        except Exception as error:
+            if self._failed or is_out_of_memory(error):
+                raise
+            found = " ".join(str(error).split())[:200]
+            log.warning("compiling failed and training goes on without it (%s: %s); set train.compile=off", type(error).__name__, found)
+            torch.compiler.set_stance("force_eager")
+            self._failed = True
+        return self._function(model, *arguments)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Have every block compiled at its next call."""
+    for block in model.modules():
+        if isinstance(block, Block) and block.compiles:
+            block.compile(dynamic=True)
+
+
+@contextmanager
+def as_they_are() -> Iterator[None]:
+    """Run blocks plainly within, compiled or not: evaluation would be compiled anew, for a few passes."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes a second
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def prepare_device(device: torch.device, *, deterministic: bool) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from dragoman.errors import StoppedError
 from dragoman.files import faults
+from dragoman.training.compiling import as_they_are
 from dragoman.training.randomness import own_randomness
 
 Validate = Callable[[nn.Module], Mapping[str, float]]
@@ -19,7 +20,7 @@ def measure(model: nn.Module, validate: Validate, *, seed: int) -> dict[str, flo
     model.eval()
     try:
         faults.point("valid.mid")
-        with own_randomness(seed), torch.no_grad():
+        with own_randomness(seed), torch.no_grad(), as_they_are():
             return {name: float(value) for name, value in validate(model).items()}
     except StoppedError:
         return None
