@@ -114,12 +114,12 @@ def sized(recipe: Config, task: Task = TRANSLATION) -> Config:
             "feedforward": 4 * width,
             "tie": "all" if task.text["joint"] else "target",
             "max_positions": 256,
-            "dropout": 0.25 if not reversible else 0.0,
+            "dropout": 0.0 if reversible else 0.2,
             "attention_dropout": 0.0,
             "feedforward_dropout": 0.0,
         },
         train={
-            "batch_tokens": 12_000,  # a GPU that is shared by so many takes hardly longer for it than for half
+            "batch_tokens": 6000,
             "accumulate": 1,
             "optimiser": "adamw",
             "learning_rate": 4e-3 if attentive else 2e-3,
@@ -209,7 +209,8 @@ def train_one(member: Member, *, seed: int, seconds: float, work: Path) -> dict[
             .trainer(run, world=World(), deadline=None, replan=None)
             .rehearse(2.0)
         )
-        config = paced(config, max(50, int(seconds / pace.seconds)))
+        updates = max(50, int(seconds / pace.seconds))
+        config = paced(config, updates).replace(train={"warmup": max(1, updates // 8)})  # norms behind the layers need it
         parts = Assembly(config, prepared, device=device, progress=QuietProgress())
         clock = Clock((seconds + CLOSING_SECONDS) / (1 - CLOSING_SHARE))
         trainer = parts.trainer(run, world=World(), deadline=clock.left, replan=lambda done, each: clock.updates(done, each, most=10**9))
@@ -400,7 +401,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="where multi30k/ is")
     parser.add_argument("--work", type=Path, required=True, help="where rows and models are kept between calls")
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each")
-    parser.add_argument("--at-once", type=int, default=10, help="members that share the GPU")
+    parser.add_argument("--at-once", type=int, default=5, help="members that share the GPU")
     parser.add_argument("--only", nargs="*", default=None, help="names of members")
     parser.add_argument(
         "--trials", type=Path, help="a JSON list of [name, member, {section: {setting: value}}] to compare on validation sentences"
