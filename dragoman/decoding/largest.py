@@ -29,7 +29,7 @@ def first_largest(x: Tensor) -> Largest:
     if x.device.type != "cpu" or count < LEAST_BLOCKS:
         return Largest(*x.max(dim=-1))
     whole = count * ONE_BLOCK
-    blocks = x[:, :whole].unflatten(1, (count, ONE_BLOCK))
+    blocks = x[:, :whole].view(rows, count, ONE_BLOCK)
     block = blocks.amax(dim=-1).argmax(dim=-1)  # the first of equal ones
     found = blocks[torch.arange(rows), block].max(dim=-1)
     values, ids = found.values, block * ONE_BLOCK + found.indices
@@ -47,7 +47,7 @@ def largest(x: Tensor, count: int) -> Largest:
     if x.device.type != "cpu" or number < LEAST_BLOCKS * count:
         return Largest(*x.topk(count, dim=-1))
     whole = number * MANY_BLOCK
-    blocks = x[:, :whole].unflatten(1, (number, MANY_BLOCK))
+    blocks = x[:, :whole].view(-1, number, MANY_BLOCK)
     # The largest are in the blocks with the largest maxima: as many blocks as numbers hold them all, whatever is equal.
     chosen = blocks.amax(dim=-1).topk(count, dim=-1).indices  # (N, count)
     rows = torch.arange(x.size(0)).unsqueeze(1)

@@ -76,7 +76,7 @@ class Frozen:
         lengths = mask.sum(dim=1)
         hidden = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
         values = torch.zeros(0)
-        for length in lengths.unique().tolist():
+        for length in sorted(set(lengths.tolist())):
             rows = (lengths == length).nonzero().squeeze(1)
             read = self._read(src[rows, :length])
             if not values.numel():
@@ -87,7 +87,7 @@ class Frozen:
     def _read(self, src: Tensor) -> Tensor:
         """Encode sources (B, S) without padding, a few at a time: what a layer widens should stay near the processor."""
         few = max(1, READ_TOGETHER // src.size(1))
-        return torch.cat([self._read_few(part) for part in src.split(few)]) if few < src.size(0) else self._read_few(src)
+        return torch.cat([self._read_few(part) for part in torch.split(src, few)]) if few < src.size(0) else self._read_few(src)
 
     def _read_few(self, src: Tensor) -> Tensor:
         """Encode sources (B, S)."""

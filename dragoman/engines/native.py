@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
+from dragoman.attention.recording import Watched
+from dragoman.decoding.beam import Beam
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import pack_sources
 from dragoman.decoding.search import search
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines.face import Request
+from dragoman.engines.freezing import FLOAT32, Pair, freeze
+from dragoman.engines.frozen import Frozen
 from dragoman.models.encoder_decoder import EncoderDecoder
 
+logger = logging.getLogger(__name__)
+
 GPU_SLOTS = 200_000  # padded places of source and beam: some 2,000 sentences of 20 pieces with a beam of 5
+CPU_SLOTS = 2048  # enough rows to be worth a product, few enough that their keys stay near
+WIDEST_FROZEN = 32  # beams: a frozen model's beams look at one another's keys, which wider ones would pay for
 
 
 class Native:
-    """The model itself, loaded when it is first needed: where another engine does all the work, it never is."""
+    """The model itself, loaded when it is first needed: where another engine does all the work, it never is.
 
-    name = "native"
-    workers = 1
+    On a CPU a Transformer is frozen first: the same function in a quicker form, and with `precision` int8 nearly the same in a much
+    quicker one. Whatever has no such form, is being watched, or has changed its weights since, runs as it is.
+    """
 
-    def __init__(self, load: Callable[[], EncoderDecoder]) -> None:
-        self._load = load
+    def __init__(
+        self, load: Callable[[], EncoderDecoder], *, precision: str = FLOAT32, workers: int = 1, pairs: Callable[[], Sequence[Pair]] = tuple
+    ) -> None:
+        self.precision, self.workers = precision, workers
+        self._load, self._pairs = load, pairs
+        self._threads = torch.get_num_threads()
+        self._making = threading.Lock()
+        self._frozen: Frozen | None = None
+        self._made_from: Any = None
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return "native" if self.precision == FLOAT32 else f"native-{self.precision}"
+
+    @property
+    def slots(self) -> int | None:
+        """Fill a GPU, whose step takes as long for ten sentences as for hundreds; a batch that does not fit is halved."""
+        return {"cuda": GPU_SLOTS, "cpu": CPU_SLOTS}.get(self.device.type)
 
     @functools.cached_property
     def model(self) -> EncoderDecoder:
@@ -36,25 +66,53 @@ class Native:
         """Say where the weights are."""
         return next(self.model.parameters()).device
 
-    @property
-    def slots(self) -> int | None:
-        """Fill a GPU, whose step takes as long for ten sentences as for hundreds; a batch that does not fit is halved."""
-        return GPU_SLOTS if self.device.type == "cuda" else None
-
     def refusal(self, strategy: Strategy, longest: int = 0) -> str:
         """Refuse nothing."""
         return ""
 
     def generate(self, request: Request) -> list[list[Hypothesis]]:
         """Encode a batch and search."""
-        with torch.inference_mode():
-            memory = self.model.encode(*pack_sources(request.sources, self.device))
-        return search(
-            self.model,
-            memory,
-            limits=torch.tensor(request.limits),
-            strategy=request.strategy,
-            prefixes=request.prefixes,
-            lines=request.lines,
-            at_least=request.at_least,
-        )
+        with self._alone(), torch.inference_mode():
+            model: Any = self._form(request.strategy)
+            return search(
+                model,
+                model.encode(*pack_sources(request.sources, self.device)),
+                limits=torch.tensor(request.limits),
+                strategy=request.strategy,
+                prefixes=request.prefixes,
+                lines=request.lines,
+                at_least=request.at_least,
+                scored=request.scored,
+            )
+
+    def _form(self, strategy: Strategy) -> EncoderDecoder | Frozen:
+        """Give the model in its quickest form that does the same."""
+        model = self.model
+        wide = isinstance(strategy, Beam) and strategy.size > WIDEST_FROZEN
+        if wide or model.training or self.device.type != "cpu" or _is_watched(model):
+            return model
+        with self._making:
+            stamp = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in model.parameters()]
+            if stamp != self._made_from:
+                made = freeze(model, self.precision, self._pairs())
+                if made.refusal and self.precision != FLOAT32:
+                    logger.warning("%s is not used, and the model runs in float32: %s", self.precision, made.refusal)
+                self._frozen, self._made_from = made.frozen, stamp
+        return model if self._frozen is None else self._frozen
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Compute in one thread where several batches are computed at once; the number is each thread's own."""
+        if self.workers <= 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self._threads)  # what threads that are yet to come begin with
+
+
+def _is_watched(model: EncoderDecoder) -> bool:
+    """Say whether somebody records or edits attentions."""
+    return any(isinstance(module, Watched) and module.watch is not None for module in model.modules())
