@@ -256,8 +256,13 @@ def report(rows: list[dict[str, Any]]) -> None:
 
 def loss_curve(options: argparse.Namespace, corpus: Corpus, model: ModelConfig, device: torch.device, folder: Path) -> None:
     """Train compiled in bfloat16 and plainly in float32 from the same start; a second plain run, with other dropout, shows the noise."""
+    on_gpu = device.type == "cuda"  # a CPU's compiler takes minutes
     wanted = {
-        "compiled, bfloat16": {**MODES["compiled+replay"], "precision": "bfloat16", "seed": 1},
+        f"{'compiled' if on_gpu else 'plain'}, bfloat16": {
+            **MODES["compiled+replay" if on_gpu else "eager"],
+            "precision": "bfloat16",
+            "seed": 1,
+        },
         "plain, float32": {**MODES["eager"], "precision": "float32", "seed": 1},
         "plain, float32, other dropout": {**MODES["eager"], "precision": "float32", "seed": 2},
     }
@@ -280,7 +285,7 @@ def loss_curve(options: argparse.Namespace, corpus: Corpus, model: ModelConfig, 
         free(device)
     first, second, third = curves.values()
     width = max(1, options.updates // 10)
-    print(f"\nmean loss in nats a piece\n{'updates':>12s} {'compiled':>10s} {'float32':>10s} {'difference':>11s} {'noise':>9s}")
+    print(f"\nmean loss in nats a piece\n{'updates':>12s} {'bfloat16':>10s} {'float32':>10s} {'difference':>11s} {'noise':>9s}")
     windows = []
     for start in range(0, len(first) - width + 1, width):
         means = [sum(curve[start : start + width]) / width for curve in (first, second, third)]

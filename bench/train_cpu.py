@@ -1,0 +1,178 @@
+"""Time training on a CPU at the small size: the library's own trainer against its peers on the same batches.
+
+python bench/train_cpu.py                                   some minutes; best on a machine that does nothing else
+python bench/train_cpu.py --size tiny --steps 2 --rounds 1 --precisions float32      the same in seconds, without meaning
+
+Width 256, feed-forward 1024, 4+4 layers, 8,000 pieces, batches of 2,048 padded slots a side, dropout and smoothing 0.1, Adam. Each way
+runs in a process of its own, so that its peak of memory is its own; one round of all shapes warms up and is not counted. The rate by
+CPU time says what the code costs where others use the machine too; the rate by the clock says what a person waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from bench.drawn import Rounds, drawn_corpus, real_corpus
+from bench.peers import PEERS, SMOOTHING, PeerStep
+from bench.train_gpu import SIZES, model_of, trainer_of
+from dragoman.config import TrainConfig
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.precision import choose_precision
+
+OURS = "ours"
+
+
+def main() -> None:
+    """Run every way in turn, then print ratios and one line of JSON."""
+    options = parsed()
+    if options.one:
+        print(json.dumps(time_one(*options.one, options)))
+        return
+    where = f"{os.cpu_count()} cores, {options.threads} threads, torch {torch.__version__}"
+    print(
+        f"{where}; {options.size}, {options.vocabulary:,} pieces, {options.batch_tokens:,} slots a side; best of {options.rounds}",
+        flush=True,
+    )
+    rows = []
+    for precision in options.precisions:
+        for way in options.only:
+            row = run_one(way, precision, options)
+            rows.append(row)
+            if "error" in row:
+                print(f"  {way:24s} {precision:9s} failed: {row['error']}", flush=True)
+                continue
+            print(
+                f"  {way:24s} {precision:9s} {row['tokens_s']:8,.0f} useful tokens/s (slowest round {row['slowest']:,.0f})  "
+                f"{row['tokens_cpu_s']:8,.0f} a CPU second  {row['MiB']:6,.0f} MiB  padding {row['padding']:.1%}",
+                flush=True,
+            )
+    ratios = compare(rows)
+    settings = {name: getattr(options, name) for name in ("size", "threads", "steps", "rounds", "batch_tokens", "vocabulary")}
+    print(json.dumps({"bench": "train_cpu", "rows": rows, "ratios": ratios, "machine": where, "load": os.getloadavg()[0]} | settings))
+
+
+def parsed() -> argparse.Namespace:
+    """Read the options; what is not given follows from the size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES), default="small")
+    parser.add_argument(
+        "--only", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS], metavar="WAY", help=f"ours; {'; '.join(PEERS)}"
+    )
+    parser.add_argument("--precisions", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16", "float32"])
+    parser.add_argument("--steps", type=int, default=6, help="updates a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shapes", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=8000)
+    parser.add_argument("--pairs", type=int, default=20_000, help="drawn pairs")
+    parser.add_argument("--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing")
+    parser.add_argument("--one", nargs=2, metavar=("WAY", "PRECISION"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def run_one(way: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Time a way in a process of its own."""
+    command = [sys.executable, __file__, "--one", way, precision]
+    for name in ("size", "steps", "rounds", "shapes", "threads", "batch_tokens", "vocabulary", "pairs", "data"):
+        if getattr(options, name) is not None:
+            command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    if done.returncode:
+        return {"way": way, "precision": precision, "error": done.stderr.strip().splitlines()[-1][:200]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def time_one(way: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Time the rounds of one way, by the clock and by CPU time."""
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.data:
+            corpus = real_corpus(folder, options.data, vocabulary=options.vocabulary)
+        else:
+            corpus = drawn_corpus(folder, options.pairs, vocabulary=options.vocabulary)
+        sizes = {"batch_tokens": options.batch_tokens, "max_shapes": options.shapes}
+        plan = Rounds(corpus.store, **sizes, steps=options.steps, rounds=options.rounds)
+        clock = (_ours if way == OURS else _peer)(way, precision, plan, options, folder)
+    rounds = list(zip(clock, clock[1:], strict=False))
+    rates = [plan.tokens() / (end[0] - start[0]) for start, end in rounds]
+    busy = [plan.tokens() / (end[1] - start[1]) for start, end in rounds]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    row = {"way": way, "precision": precision, "tokens_s": max(rates), "slowest": min(rates), "tokens_cpu_s": max(busy)}
+    return row | {"MiB": peak, "padding": plan.padding(), "tokens_an_update": plan.tokens() / options.steps}
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _ours(way: str, precision: str, plan: Rounds, options: argparse.Namespace, folder: Path) -> list[tuple[float, float]]:
+    """Train through the trainer, and read the clocks as its log is written."""
+    warming = len(plan.warming)
+    config = TrainConfig(
+        steps=warming + plan.rounds * options.steps,
+        batch_tokens=options.batch_tokens,
+        checkpoint_every=10**6,
+        precision=precision,
+        label_smoothing=SMOOTHING,
+    )
+    clock: dict[int, tuple[float, float]] = {}
+
+    def observe(record: Mapping[str, Any]) -> None:
+        if "tokens" in record:
+            clock[int(record["update"])] = _now()
+
+    with RunDirectory(folder / "run", keep=1) as run:
+        trainer = trainer_of(model_of(options.size), plan, config, run, torch.device("cpu"), options.vocabulary, observe=observe)
+        trainer.run(resume=False)
+    return [clock[warming + each * options.steps] for each in range(plan.rounds + 1)]
+
+
+def _peer(way: str, precision: str, plan: Rounds, options: argparse.Namespace, folder: Path) -> list[tuple[float, float]]:
+    """Make the same updates with a peer's model."""
+    torch.manual_seed(1)
+    device = torch.device("cpu")
+    peer = PEERS[way](model_of(options.size), SIZES[options.size][0], options.vocabulary)
+    step = PeerStep(peer, device, choose_precision(precision, device).dtype, compiled=False)
+    for batch in plan.warming:
+        step(plan.collate(batch))
+    clock = [_now()]
+    for _ in range(plan.rounds):
+        for batch in plan.timed:
+            step(plan.collate(batch))
+        clock.append(_now())
+    return clock
+
+
+def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Print how many times as fast ours is, by the clock and by CPU time."""
+    good = [row for row in rows if "error" not in row]
+    ratios = []
+    for row in good:
+        ours = next((each for each in good if each["way"] == OURS and each["precision"] == row["precision"]), None)
+        if ours is None or row is ours:
+            continue
+        ratio, busy = ours["tokens_s"] / row["tokens_s"], ours["tokens_cpu_s"] / row["tokens_cpu_s"]
+        ratios.append({"against": row["way"], "precision": row["precision"], "clock": ratio, "cpu": busy})
+        print(f"  ours against {row['way']:24s} {row['precision']:9s} {ratio:5.2f} times by the clock, {busy:5.2f} by CPU time")
+    return ratios
+
+
+if __name__ == "__main__":
+    main()
