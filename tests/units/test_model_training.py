@@ -14,7 +14,14 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 
 BOS = 1
 # What stands in the decoder where a block cannot, or learns to reverse only with attention.
-DECODERS = {"lstm": "lstm(attention=scaled_dot)", "gru": "gru(attention=scaled_dot)", "bilstm": "self", "bigru": "self"}
+DECODERS = {
+    "lstm": ("lstm(attention=scaled_dot)",),
+    "gru": ("gru(attention=scaled_dot)",),
+    "bilstm": ("self",),
+    "bigru": ("self",),
+    "feedforward": ("attend", "feedforward"),
+}
+ENCODERS = {"attend": ("self",)}  # the other way round
 # What a member's definition asks for: conv's dot product has no divisor, so large embeddings saturate it.
 MINIATURES: dict[str, dict[str, object]] = {"conv": {"scale_embeddings": False}}
 
@@ -33,7 +40,7 @@ def loss_of(model: EncoderDecoder, src: Tensor, tgt: Tensor, mask: Tensor | None
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_miniature_learns_to_reverse(name: str) -> None:
     settings = {"width": 32, "heads": 2, "feedforward": 64, "residual": "pre", "dropout": 0.0, **MINIATURES.get(name, {})}
-    model = model_of(encoder=(name,), decoder=(DECODERS.get(name, name),), **settings)
+    model = model_of(encoder=ENCODERS.get(name, (name,)), decoder=DECODERS.get(name, (name,)), **settings)
     optimiser = torch.optim.Adam(model.parameters(), 4e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(250):
