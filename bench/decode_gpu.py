@@ -2,7 +2,7 @@
 
 python bench/decode_gpu.py                                  about six minutes: a base model is first trained for some seconds
 python bench/decode_gpu.py --data ../shared/data            the same on Multi30k, whose dev and test sentences are translated
-on a CPU: python bench/decode_gpu.py --size tiny --sentences 8 --updates 2 --batches 0 --peer-batches 8 --beams 1 --dtypes float32 --rounds 1
+python bench/decode_gpu.py --size tiny --sentences 8 --updates 2 --batches 0 --peer-batches 8 --beams 1 --dtypes float32      on a CPU
 
 Ours goes from text to text, tokenising and spelling included; the peer gets ready-made ids in batches of like lengths, and its ids
 are not spelt. Each is timed at several batch sizes, after one round that is not counted, and judged by its best. Both search by

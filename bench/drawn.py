@@ -21,7 +21,7 @@ from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 MEANS, DEVIATIONS, CORRELATION = (2.709, 2.687), (0.331, 0.297), 0.859
 SPECIAL = 5  # pad, start, end, unknown and the space
 LETTERS = [chr(code) for first, last in ((0x4E00, 0x9FA5), (0xAC00, 0xD7A3), (0x3400, 0x4DB5)) for code in range(first, last + 1)]
-WARMING = 3  # batches of each shape before the clock starts: seen, recorded, replayed
+WARMING = 3  # batches of each shape before the clock starts: on a GPU seen, recorded, replayed
 
 
 class Corpus(NamedTuple):
@@ -71,9 +71,11 @@ def _prepared(folder: Path, src: list[str], tgt: list[str], tokenizers: Tokenize
 class Rounds(BatchPlan):
     """A plan's own full batches: each shape a few times to warm up, then the same ones in every round."""
 
-    def __init__(self, store: Store, *, batch_tokens: int, max_shapes: int, steps: int, rounds: int = 3, seed: int = 1) -> None:
+    def __init__(
+        self, store: Store, *, batch_tokens: int, max_shapes: int, steps: int, rounds: int = 3, warming: int = WARMING, seed: int = 1
+    ) -> None:
         super().__init__(store.src_lengths, store.tgt_lengths, batch_tokens=batch_tokens, seed=seed, max_shapes=max_shapes)
-        self.store, self.steps, self.rounds = store, steps, rounds
+        self.store, self.steps, self.rounds, self._each = store, steps, rounds, warming
 
     @cached_property
     def _full(self) -> list[NDArray[np.int64]]:
@@ -90,7 +92,12 @@ class Rounds(BatchPlan):
     def warming(self) -> list[NDArray[np.int64]]:
         """Batches that have every shape of a round."""
         by_shape: dict[Shape, NDArray[np.int64]] = {self.shape(batch): batch for batch in self.timed}
-        return [batch for batch in by_shape.values() for _ in range(WARMING)]
+        return [batch for batch in by_shape.values() for _ in range(self._each)]
+
+    @property
+    def used(self) -> int:
+        """Count the shapes that come up."""
+        return len({self.shape(batch) for batch in self.timed})
 
     @cached_property
     def _order(self) -> list[NDArray[np.int64]]:

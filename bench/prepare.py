@@ -33,6 +33,7 @@ from dragoman.text.tokenizer import load_tokenizers, save_tokenizers, train_toke
 
 WORDS = 50_000
 SAMPLE = 20_000  # pairs that the vocabulary is learnt from
+PEER = "peer: SentencePiece's batch encoder"
 CHUNK = 20_000  # pairs drawn at once
 
 
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200_000)
     parser.add_argument("--vocabulary", type=int, default=8000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cores", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
+    parser.add_argument("--cores", type=int, nargs="+", default=sorted({0, 1, len(os.sched_getaffinity(0))}), help="0 is the peer")
     parser.add_argument("--folder", default=None, help="where to write; some 700 bytes a pair, store included")
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "CORES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -58,9 +59,8 @@ def main() -> None:
         print(
             f"{options.pairs:,} pairs, {size / 2**20:.0f} MiB of text, {options.vocabulary:,} pieces; best of {options.repeats}", flush=True
         )
-        rows = [measured(folder, "peer: SentencePiece's batch encoder", 0, options.repeats)]
-        rows += [measured(folder, f"prepared with {cores} core{'s' * (cores > 1)}", cores, options.repeats) for cores in options.cores]
-    stores = {row["digest"] for row in rows[1:]}
+        rows = [measured(folder, cores, options.repeats) for cores in options.cores]
+    stores = {row["digest"] for row in rows if row["way"] != PEER}
     print(f"stores of all runs alike: {'yes' if len(stores) == 1 else 'NO'}")
     signature = {"pairs": options.pairs, "text_bytes": size, "vocabulary": options.vocabulary, "repeats": options.repeats}
     print(json.dumps({"bench": "prepare", "rows": rows, "alike": len(stores) == 1, "cpus": os.cpu_count()} | signature))
@@ -92,8 +92,9 @@ def generate(folder: Path, pairs: int) -> int:
     return sum((folder / name).stat().st_size for name in ("src", "tgt"))
 
 
-def measured(folder: Path, name: str, cores: int, repeats: int) -> dict[str, Any]:
+def measured(folder: Path, cores: int, repeats: int) -> dict[str, Any]:
     """Run in a process of its own, several times, and show the best."""
+    name = f"prepared with {cores} core{'s' * (cores > 1)}" if cores else PEER
     runs = [run_watched([sys.executable, __file__, "--one", str(folder), str(cores)]) for _ in range(repeats)]
     best = min(runs, key=lambda run: run.report["seconds"])
     seconds = [run.report["seconds"] for run in runs]

@@ -4,13 +4,14 @@ python bench/train_cpu.py                                   some minutes; best o
 python bench/train_cpu.py --size tiny --steps 2 --rounds 1 --precisions float32      the same in seconds, without meaning
 
 Width 256, feed-forward 1024, 4+4 layers, 8,000 pieces, batches of 2,048 padded slots a side, dropout and smoothing 0.1, Adam. Each way
-runs in a process of its own, so that its peak of memory is its own; one round of all shapes warms up and is not counted. The rate by
+runs in a process of its own, so that its peak of memory is its own; every shape is gone through once before the clock starts. The rate by
 CPU time says what the code costs where others use the machine too; the rate by the clock says what a person waits.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -92,7 +93,7 @@ def run_one(way: str, precision: str, options: argparse.Namespace) -> dict[str, 
         if getattr(options, name) is not None:
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         return {"way": way, "precision": precision, "error": done.stderr.strip().splitlines()[-1][:200]}
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -108,9 +109,9 @@ def time_one(way: str, precision: str, options: argparse.Namespace) -> dict[str,
         else:
             corpus = drawn_corpus(folder, options.pairs, vocabulary=options.vocabulary)
         sizes = {"batch_tokens": options.batch_tokens, "max_shapes": options.shapes}
-        plan = Rounds(corpus.store, **sizes, steps=options.steps, rounds=options.rounds)
+        plan = Rounds(corpus.store, **sizes, steps=options.steps, rounds=options.rounds, warming=1)
         clock = (_ours if way == OURS else _peer)(way, precision, plan, options, folder)
-    rounds = list(zip(clock, clock[1:], strict=False))
+    rounds = list(itertools.pairwise(clock))
     rates = [plan.tokens() / (end[0] - start[0]) for start, end in rounds]
     busy = [plan.tokens() / (end[1] - start[1]) for start, end in rounds]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

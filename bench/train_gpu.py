@@ -70,7 +70,7 @@ def main() -> None:
         precision = choose_precision(options.precision, device)
         print(
             f"{machine(device)}, torch {torch.__version__}, {precision.name}; {options.size}, {options.vocabulary:,} pieces, "
-            f"{options.batch_tokens:,} slots a batch, {len(plan.warming) // 3} shapes, {plan.padding():.1%} padding, "
+            f"{options.batch_tokens:,} slots a batch, {plan.used} shapes, {plan.padding():.1%} padding, "
             f"{plan.tokens() / options.steps:,.0f} useful tokens an update, {options.steps} updates a round",
             flush=True,
         )
