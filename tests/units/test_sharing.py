@@ -18,8 +18,8 @@ from dragoman.models.build import build_model, count_parameters, describe
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.tokenizer import train_tokenizers
 from dragoman.training.ema import RunningAverage
-from dragoman.training.optimisers import adam, export_state, load_state
 from dragoman.training.holding import weights_of
+from dragoman.training.optimisers import adam, export_state, load_state
 from dragoman.training.tensors import read_header
 
 KINDS = ["all", "attention", "feedforward"]
