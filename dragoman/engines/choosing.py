@@ -11,6 +11,7 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.engines.face import Engine
 from dragoman.engines.folder import FOLDER, engine_names, read_folder
+from dragoman.engines.freezing import INT8, PRECISIONS
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError, nearest
 
 logger = logging.getLogger(__name__)
@@ -24,13 +25,13 @@ DRIFT = 2.0  # times the largest error at export that golden vectors may be off:
 LEAST_DRIFT = 2e-3  # of log-probability
 
 
-def choose_engine(bundle: Bundle, wanted: str, device: torch.device) -> Engine | None:
-    """Open the engine that is wanted; None stands for the native one.
+def choose_engine(bundle: Bundle, wanted: str, device: torch.device, precision: str | None = None) -> Engine | None:
+    """Open the engine that is wanted, in a precision if one is given; None stands for the native one.
 
     `auto` takes the quickest that the bundle holds on a CPU, and where that cannot be used says so in a line and goes on with the
     native engine. An engine that is asked for by name must be there and work.
     """
-    names = [name for name in ORDER if name in engine_names(bundle.path)]
+    names = [name for name in ORDER if name in engine_names(bundle.path) and _has_precision(name, precision)]
     if wanted == "native":
         return None
     if wanted == "auto":
@@ -74,6 +75,19 @@ def golden_error(score: Callable[[Rows, Rows], list[list[float]]], bundle: Bundl
         abs(there - here) for case, row in zip(cases, found, strict=True) for there, here in zip(case["log_probs"], row, strict=False)
     ]
     return max(differences, default=0.0)
+
+
+def check_precision(precision: str | None, device: torch.device) -> None:
+    """Refuse a precision that is not known, or not there."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ConfigError([f"the precision must be one of {', '.join(PRECISIONS)}; found {precision!r}; {nearest(precision, PRECISIONS)}"])
+    if precision == INT8 and device.type != "cpu":
+        raise ConfigError([f"the precision int8 runs on a CPU; found the device {device}; add --device cpu, or leave out --precision"])
+
+
+def _has_precision(name: str, precision: str | None) -> bool:
+    """Say whether an engine computes in a precision; its name tells."""
+    return precision is None or ("-int8" in name) == (precision == INT8)
 
 
 def _first_that_opens(bundle: Bundle, names: Sequence[str]) -> Engine | None:

@@ -51,6 +51,10 @@ class Native:
         """What a person calls it."""
         return "native" if self.precision == FLOAT32 else f"native-{self.precision}"
 
+    def undivided(self) -> Native:
+        """Give an engine of the same model that does one batch at a time, with all threads."""
+        return Native(lambda: self.model, precision=self.precision, pairs=self._pairs)
+
     @property
     def slots(self) -> int | None:
         """Fill a GPU, whose step takes as long for ten sentences as for hundreds; a batch that does not fit is halved."""

@@ -18,7 +18,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import batches_by_length
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines import Engine, Native, Request
-from dragoman.engines.choosing import choose_engine
+from dragoman.engines.opening import open_engines
 from dragoman.engines.spreading import spread
 from dragoman.errors import ConfigError, DataError, nearest
 from dragoman.explain import Explanation
@@ -50,18 +50,25 @@ class Translator:
         self._longest = min(config.data.max_length, self._most)
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str | torch.device = "auto", engine: str = "auto") -> Translator:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str | torch.device = "auto",
+        engine: str = "auto",
+        precision: str | None = None,
+        measure: bool = False,
+    ) -> Translator:
         """Load a model directory; `auto` takes a GPU where there is one, and on a CPU an engine that the directory holds.
 
-        The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`.
+        The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`. The precision, `float32` or `int8`,
+        is by default float32, or that of the directory's engine. With `measure`, `auto` takes whichever is the quickest here.
         """
         chosen = choose_device(device)
         bundle = Bundle.load(path, device=chosen)
-        native = Native(lambda: bundle.model)
-        other = choose_engine(bundle, engine, chosen)
-        if other is None:
-            _ = native.model  # now, so that a damaged model is told before anything is read
-        return cls(native, bundle.tokenizers, bundle.config, engine=other)
+        by = Options().strategy(bundle.config.decode) if measure else None
+        native, used = open_engines(bundle, chosen, wanted=engine, precision=precision, measured_by=by)
+        return cls(native, bundle.tokenizers, bundle.config, engine=used)
 
     @property
     def model(self) -> EncoderDecoder:
@@ -115,10 +122,12 @@ class Translator:
         parts = [part for line in lines for part in line.parts]
         strategy = options.strategy(self.config.decode)
         engine = self._able(strategy)
+        lengths, width = [len(part.src) + 1 for part in parts], options.width(self.config.decode)
         groups = batches_by_length(
-            [len(part.src) + 1 for part in parts],
-            slots=engine.slots or self.config.decode.batch_tokens,
-            width=options.width(self.config.decode),
+            lengths,
+            # No worker should stand by while another has twice its work.
+            slots=min(engine.slots or self.config.decode.batch_tokens, -(-width * sum(lengths) // engine.workers) or 1),
+            width=width,
             most=options.batch_size,
         )
         batches = [[parts[number] for number in group] for group in groups]
