@@ -161,3 +161,14 @@ def test_a_full_disk_on_one_rank_is_put_up_with_by_all(victims, tmp_path):
     ranks = start_ranks(victims, directory, 2, faults={1: "publish.write.ema.safetensors:2:enospc"}, **settings)
     assert [rank.wait() for rank in ranks] == [0, 0], output_of(directory)
     assert RunDirectory(directory).steps() == [4, 12]
+
+
+def test_products_in_bfloat16(victims, tmp_path):
+    """The weights are gathered in float32 and cast for the products, as in a replica; only sums are in another order."""
+    one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
+    settings = {"steps": 8, "accumulate": 2, "precision": "bfloat16"}
+    assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)
+    assert run_ranks(victims, two, 2, shard="on", **settings) == [0, 0], output_of(two)
+    losses = [[record["loss"] for record in updates_of(each)] for each in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert all(tensor.dtype == torch.float32 for tensor in tensors_of(two).values())
