@@ -59,7 +59,8 @@ def main() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(options.keep_compiled).resolve())
     device = torch.device(options.device)
     prepare_device(device, deterministic=False)
-    torch._dynamo.config.recompile_limit = 256  # type: ignore[attr-defined]
+    if any("compiled" in way for way in options.only):
+        torch._dynamo.config.recompile_limit = 256  # type: ignore[attr-defined]  # torch gives up quietly past its own 8
     model = model_of(options.size)
     with tempfile.TemporaryDirectory() as name:
         corpus = corpus_of(options, Path(name))

@@ -1,0 +1,180 @@
+"""The benches run at their smallest sizes and print what scripts read; what they compare is fair."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    return lambda name: importlib.import_module(f"bench.{name}")
+
+
+def run(module: ModuleType, monkeypatch, capsys, *options: str) -> dict[str, Any]:
+    """Call a bench as a person does, and read its last line."""
+    monkeypatch.setattr(sys, "argv", [f"bench/{module.__name__}.py", *options])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers gives advice
+        module.main()
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    sys.path.insert(0, str(ROOT))
+    try:
+        drawn = importlib.import_module("bench.drawn")
+    finally:
+        sys.path.remove(str(ROOT))
+    return drawn.drawn_corpus(tmp_path_factory.mktemp("drawn"), 600, vocabulary=512)
+
+
+# What is timed
+
+
+def test_drawn_sentences_are_as_long_as_real_ones(bench, corpus):
+    drawn = bench("drawn")
+    logarithms = np.log(np.stack([corpus.store.src_lengths, corpus.store.tgt_lengths]).astype(float) + 1)
+    assert len(corpus.store) == 600
+    assert len(corpus.tokenizers.tgt) == 512
+    assert logarithms.mean(axis=1) == pytest.approx(drawn.MEANS, abs=0.06)
+    assert logarithms.std(axis=1) == pytest.approx(drawn.DEVIATIONS, abs=0.04)
+    assert np.corrcoef(logarithms)[0, 1] == pytest.approx(drawn.CORRELATION, abs=0.06)
+
+
+def test_rounds_repeat_full_batches_and_count_real_tokens(bench, corpus):
+    plan = bench("drawn").Rounds(corpus.store, batch_tokens=256, max_shapes=3, steps=5, rounds=2)
+    order = [plan.batch(bench("drawn").Cursor(0, place)) for place in range(plan.batches(0))]
+    warming = len(plan.warming)
+    assert [batch.tolist() for batch in order[warming : warming + 5]] == [batch.tolist() for batch in order[warming + 5 :]]
+    assert {plan.shape(batch) for batch in order[:warming]} == {plan.shape(batch) for batch in plan.timed}
+    batches = [plan.collate(batch) for batch in plan.timed]
+    assert all(len(batch) == max(1, 256 // max(batch.src.shape[1], batch.tgt_in.shape[1])) for batch in batches)
+    assert plan.tokens() == sum(batch.tokens for batch in batches)
+    assert plan.padding() == pytest.approx(1 - sum(batch.tokens for batch in batches) / sum(batch.slots for batch in batches))
+
+
+@pytest.mark.parametrize("name", ["torch.nn.Transformer", "Hugging Face Marian"])
+def test_peers_are_sound_models(bench, corpus, name):
+    peers, sizes = bench("peers"), bench("train_gpu")
+    torch.manual_seed(0)
+    plan = bench("drawn").Rounds(corpus.store, batch_tokens=128, max_shapes=2, steps=1)
+    batch = plan.collate(plan.timed[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peer = peers.PEERS[name](sizes.model_of("tiny"), 2, 512).eval()
+        src_mask = torch.arange(batch.src.shape[1]) < batch.src_lengths[:, None]
+        with torch.no_grad():
+            before = peer(batch.src, src_mask, batch.tgt_in)
+            later, padded = batch.tgt_in.clone(), batch.src.clone()
+            later[:, 3:] = 7
+            padded[~src_mask] = 9
+            after = peer(padded, src_mask, later)
+        torch.testing.assert_close(after[:, :3], before[:, :3], atol=1e-4, rtol=1e-4)  # neither padding nor the future is seen
+        assert not torch.allclose(after[:, 4:], before[:, 4:], atol=1e-2)
+        step = peers.PeerStep(peer, torch.device("cpu"), torch.float32, compiled=False)
+        losses = [float(step(batch)) for _ in range(4)]
+    assert losses[-1] < losses[0]
+
+
+def test_peers_and_ours_are_of_one_size(bench):
+    peers, sizes = bench("peers"), bench("train_gpu")
+    build = importlib.import_module("dragoman.models.build").build_model
+    model = sizes.model_of("tiny")
+    ours = sum(each.numel() for each in build(model, src_vocabulary=512, tgt_vocabulary=512).parameters())
+    for kind in peers.PEERS.values():
+        theirs = sum(each.numel() for each in kind(model, 2, 512).parameters() if each.requires_grad)
+        assert theirs == pytest.approx(ours, rel=0.01)
+
+
+# The commands
+
+
+def test_prepare(bench, monkeypatch, capsys, tmp_path):
+    options = ("--pairs", "300", "--vocabulary", "400", "--repeats", "1", "--cores", "0", "1", "2", "--folder", str(tmp_path))
+    found = run(bench("prepare"), monkeypatch, capsys, *options)
+    assert found["alike"]
+    assert [row["pieces"] for row in found["rows"]] == [found["rows"][0]["pieces"]] * 3
+    assert all(row["MiB"] > 10 and row["pieces_cpu_s"] > 0 for row in found["rows"])
+
+
+def test_train_gpu(bench, monkeypatch, capsys):
+    ways = ("eager", "Hugging Face Marian", "torch.nn.Transformer")
+    found = run(bench("train_gpu"), monkeypatch, capsys, "--device", "cpu", "--size", "tiny", "--steps", "2", "--only", *ways)
+    assert [row["way"] for row in found["rows"]] == list(ways)
+    assert all(row["tokens_s"] >= row["slowest"] > 0 for row in found["rows"])
+    assert 0 <= found["rows"][0]["idle_share"] < 1
+    assert 0 < found["padding"] < 1
+
+
+def test_train_gpu_begins_nothing_when_its_time_is_over(bench, monkeypatch, capsys):
+    found = run(
+        bench("train_gpu"), monkeypatch, capsys, "--device", "cpu", "--size", "tiny", "--steps", "1", "--seconds", "0", "--only", "eager"
+    )
+    assert found["rows"] == []
+
+
+def test_loss_curve(bench, monkeypatch, capsys):
+    options = ("--device", "cpu", "--size", "tiny", "--loss-curve", "--updates", "10", "--only", "eager")
+    found = run(bench("train_gpu"), monkeypatch, capsys, *options)
+    assert len(found["loss_curve"]) == 10
+    assert found["largest_difference"] < 0.2
+
+
+def test_decode_gpu(bench, monkeypatch, capsys):
+    options = ("--device", "cpu", "--size", "tiny", "--sentences", "4", "--updates", "2", "--batches", "0", "--peer-batches", "4")
+    found = run(bench("decode_gpu"), monkeypatch, capsys, *options, "--beams", "1", "--dtypes", "float32", "--rounds", "1")
+    assert [row["who"] for row in found["rows"]] == ["ours", "transformers"]
+    assert found["results"][0]["same_outputs"] == 1.0
+
+
+def test_train_cpu(bench, monkeypatch, capsys):
+    module = bench("train_cpu")
+    sizes = {"size": "tiny", "steps": 1, "rounds": 1, "shapes": 2, "threads": 1, "batch_tokens": 128, "vocabulary": 300, "pairs": 200}
+
+    def inside(way, precision, options):  # without a process for each
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return module.time_one(way, precision, options)
+
+    monkeypatch.setattr(module, "run_one", inside)
+    threads = torch.get_num_threads()
+    given = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    found = run(module, monkeypatch, capsys, *given, "--precisions", "float32")
+    torch.set_num_threads(threads)
+    assert [row["way"] for row in found["rows"]] == ["ours", "Hugging Face Marian", "torch.nn.Transformer"]
+    assert {ratio["against"] for ratio in found["ratios"]} == {"Hugging Face Marian", "torch.nn.Transformer"}
+    assert all(row["tokens_cpu_s"] > 0 and row["MiB"] > 50 for row in found["rows"])
+
+
+def test_train_cpu_names_what_failed(bench, monkeypatch):
+    module = bench("train_cpu")
+    monkeypatch.setattr(sys, "argv", ["bench/train_cpu.py", "--pairs", "0"])
+    monkeypatch.setattr(module, "__file__", str(ROOT / "bench" / "nowhere.py"))
+    row = module.run_one("ours", "float32", module.parsed())
+    assert "nowhere.py" in row["error"]
+
+
+def test_publish(bench, monkeypatch, capsys, tmp_path):
+    found = run(bench("publish"), monkeypatch, capsys, "--megabytes", "2", "--repeats", "1", "--folder", str(tmp_path))
+    assert found["bench"] == "publish"
+    assert found["bytes"] > 1_000_000
+
+
+@pytest.mark.slow  # it compiles
+def test_lsh(bench, monkeypatch, capsys):
+    found = run(bench("lsh"), monkeypatch, capsys, "--device", "cpu", "--lengths", "64", "--repeats", "1")
+    assert {row["way"] for row in found["attention"]} >= {"hashed", "full, fused"}
