@@ -1,12 +1,14 @@
 """The places where the time goes: pure functions on tensors, each in a fast form and in a plain form to check it by.
 
-attend                 the fused attention of PyTorch          attend_reference
+attend                 fused attention, PyTorch's or our own   attend_reference
 linear_cross_entropy   projection and loss, chunk by chunk     linear_cross_entropy_reference
 """
 
-from dragoman.kernels.attention import Attention, attend, attend_reference, masked_softmax, visibility
+from dragoman.kernels.attention import Attention, attend, attend_reference
 from dragoman.kernels.dropout import dropout
 from dragoman.kernels.loss import NO_TARGET, CrossEntropy, linear_cross_entropy, linear_cross_entropy_reference
+from dragoman.kernels.masking import masked_softmax, visibility
+from dragoman.kernels.short_attention import enable_short_attention
 
 __all__ = [
     "NO_TARGET",
@@ -15,6 +17,7 @@ __all__ = [
     "attend",
     "attend_reference",
     "dropout",
+    "enable_short_attention",
     "linear_cross_entropy",
     "linear_cross_entropy_reference",
     "masked_softmax",

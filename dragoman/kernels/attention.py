@@ -1,4 +1,4 @@
-"""Attention by scaled dot products: in the fused form of PyTorch, and step by step."""
+"""Attention by scaled dot products: in the fused forms, PyTorch's and our own, and step by step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from dragoman.kernels.masking import masked_softmax, visibility
+from dragoman.kernels.short_attention import attend_short, is_short
 
 
 class Attention(NamedTuple):
@@ -39,6 +42,8 @@ def attend(
         # The fused kernel's way back is not vectorised in bfloat16 on CPUs: plain products train sentences of 20 to 250
         # pieces two to five times as fast (docs/log.md). In float32 it is the other way round.
         return attend_reference(query, key, value, mask=mask, causal=causal, dropout=dropout, scale=scale, bias=bias).context
+    if is_short(query, key, value, mask=mask, dropout=dropout, bias=bias):
+        return attend_short(query, key, value, mask=mask, causal=causal, scale=scale)
     square = query.size(-2) == key.size(-2)
     if causal and mask is None and square and bias is None:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True, scale=scale)
@@ -72,28 +77,7 @@ def attend_reference(
     return Attention(weights @ value, weights)
 
 
-def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Spread each row over the places where the mask is True; a row without any gets zeros."""
-    if mask is None:
-        return scores.softmax(dim=-1)
-    # The lowest finite number, not -inf: a row with no place left must not turn NaN on its
-    # way to zero, for autograd's anomaly detection would stop there.
-    hidden = ~mask
-    lowest = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-    return lowest.softmax(dim=-1).masked_fill(hidden, 0.0)
-
-
 def _hidden_by(bias: Tensor, visible: Tensor | None) -> Tensor:
     """Push what is not visible out of sight of a bias; half the lowest number, so that adding a score cannot reach -inf."""
     bias = bias.unsqueeze(0) if bias.dim() == 3 else bias  # the fused kernels know masks of two axes and of four
     return bias if visible is None else bias.masked_fill(~visible, torch.finfo(bias.dtype).min / 2)
-
-
-def visibility(queries: int, keys: int, mask: Tensor | None, causal: bool, device: torch.device) -> Tensor | None:
-    """Put a mask and causality together, broadcastable to (B, H, T, S); None when everything is visible."""
-    if mask is not None and mask.dim() == 3:
-        mask = mask.unsqueeze(1)
-    if not causal or queries == 1:  # the last position sees all
-        return mask
-    past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-    return past if mask is None else mask & past

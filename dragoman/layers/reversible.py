@@ -53,8 +53,8 @@ class _Reversible(torch.autograd.Function):
         ctx.changes, ctx.parameters, ctx.decisions, ctx.draws = changes, parameters, [], []
         ctx.cast = _casting(x.device.type)
         written, read = x, x
-        # In bfloat16 CPUs have other kernels where gradients are wanted, and what is added must be what is taken off.
-        alike = x.device.type == "cpu" and ctx.cast["enabled"]
+        # In half precision attention has other kernels where gradients are wanted, and what is added must be what is taken off.
+        alike = ctx.cast["enabled"]
         with torch.autocast(**ctx.cast), torch.set_grad_enabled(alike):
             for change in changes:
                 ctx.draws.append(_draws(x.device) if random else None)

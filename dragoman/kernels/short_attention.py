@@ -1,0 +1,154 @@
+"""Attention for short sentences on a GPU, in training: a sentence's whole head in one tile.
+
+PyTorch's fused kernels cut sequences into tiles of 64 or 128 rows, most of which a sentence of 20 pieces leaves empty. Here one
+program holds all queries and keys of a head, so the way back needs nothing but what went in. The kernels are Triton's
+(`short_tiles.py`), imported at the first use; where they cannot run, the plain equations below stand in for the call, and PyTorch's
+kernels for those that follow. For a compiler all this is one operator, `dragoman::short_attention`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.kernels.masking import masked_softmax, visibility
+
+logger = logging.getLogger(__name__)
+
+LONGEST = 128  # queries and keys; past it PyTorch's tiles are full
+HEAD_WIDTHS = (16, 32, 64, 128)
+LARGEST_TILE = 128 * 64  # numbers of a head's queries or keys: four such tiles are held at a time
+
+_enabled = True
+
+
+def enable_short_attention(wanted: bool) -> None:
+    """Let `attend` use the kernels for short sentences, or keep it from them; for the whole process."""
+    global _enabled
+    _enabled = wanted
+
+
+def is_short(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, dropout: float, bias: Tensor | None) -> bool:
+    """Say whether `attend_short` is the way for these: on a GPU, in half precision, in training, short, hidden by key if at all.
+
+    Without gradients it is not: a search has one query at a time, and each of its lengths would wait for a compiler.
+    """
+    if not (_enabled and query.is_cuda and query.requires_grad) or dropout or bias is not None:
+        return False
+    return _fits(query, key, value) and (mask is None or _of_keys(mask))
+
+
+def attend_short(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Do what `attend` does, (B, H, T, Dh) to (B, H, S, Dh), for a mask (B, 1, S) or (B, 1, 1, S); the result lies as (B, T, H, Dh)."""
+    if mask is not None:
+        mask = mask.flatten(1, -2)[:, 0].expand(key.size(0), key.size(2))  # (B, S)
+    scale = query.size(-1) ** -0.5 if scale is None else scale
+    context: Tensor = torch.ops.dragoman.short_attention(query, key, value, mask, causal, scale)
+    return context
+
+
+def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Say whether the kernels take tensors of these shapes and types."""
+    if query.dim() != 4 or query.dtype not in (torch.bfloat16, torch.float16) or not (query.dtype == key.dtype == value.dtype):
+        return False
+    length, width = max(query.size(2), key.size(2)), query.size(3)
+    same = key.shape == value.shape and query.shape[:2] == key.shape[:2] and width == key.size(3)
+    return same and width in HEAD_WIDTHS and 0 < length <= LONGEST and length * width <= LARGEST_TILE and query.numel() * key.numel() > 0
+
+
+def _of_keys(mask: Tensor) -> bool:
+    """Say whether a mask hides keys from all queries and heads alike."""
+    return mask.dtype == torch.bool and mask.dim() in (3, 4) and all(size == 1 for size in mask.shape[1:-1])
+
+
+def _runs_tiles(query: Tensor) -> bool:
+    """Say whether to try Triton's kernels."""
+    return _enabled and query.is_cuda
+
+
+def _give_up(error: Exception) -> None:
+    """Tell once that the kernels do not run here, and use them no more."""
+    found = " ".join(str(error).split())[:200]
+    logger.warning("attention for short sentences does not run here (%s: %s): PyTorch's own is used", type(error).__name__, found)
+    enable_short_attention(False)
+
+
+def _like(x: Tensor) -> Tensor:
+    """Make room for heads (B, H, T, Dh) that lie as (B, T, H, Dh), as the products on either side want them."""
+    rows, heads, length, width = x.shape
+    return x.new_empty(rows, length, heads, width).transpose(1, 2)
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Run the tiles, or the equations where they do not run."""
+    context = _like(query)
+    if _runs_tiles(query):
+        try:
+            from dragoman.kernels import short_tiles
+
+            short_tiles.forward(query, key, value, mask, context, causal=causal, scale=scale)
+            return context
+        except Exception as error:  # whatever a missing package, a compiler or a driver may raise
+            _give_up(error)
+    with torch.autocast(query.device.type, enabled=False):
+        weights = _weights(query, key, mask, causal, scale)
+        return context.copy_(weights @ _wide(value))
+
+
+def _backward(
+    outer: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Make the gradients of queries, keys and values from that of the context."""
+    grads = _like(query), _like(key), _like(value)
+    if _runs_tiles(query):
+        try:
+            from dragoman.kernels import short_tiles
+
+            short_tiles.backward(outer, query, key, value, mask, *grads, causal=causal, scale=scale)
+            return grads
+        except Exception as error:
+            _give_up(error)
+    with torch.autocast(query.device.type, enabled=False):
+        weights, wide = _weights(query, key, mask, causal, scale), _wide(outer)
+        towards = wide @ _wide(value).mT  # the gradient of the weights
+        scores = weights * (towards - (weights * towards).sum(dim=-1, keepdim=True)) * scale
+        grads[0].copy_(scores @ _wide(key))
+        grads[1].copy_(scores.mT @ _wide(query))
+        grads[2].copy_(weights.mT @ wide)
+    return grads
+
+
+def _weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Compute the weights (B, H, T, S) from their definition, in float32 at least."""
+    visible = visibility(query.size(2), key.size(2), None if mask is None else mask.unsqueeze(1), causal, query.device)
+    return masked_softmax(_wide(query) @ _wide(key).mT * scale, visible)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep what went in: for rows as short as these, computing the weights again costs less than reading them."""
+    query, key, value, mask, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, mask)
+
+
+def _differentiate(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+    grads = torch.ops.dragoman.short_attention_backward(outer, *ctx.saved_tensors, ctx.causal, ctx.scale)
+    return *grads, None, None, None
+
+
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, float scale"
+_operator = torch.library.custom_op("dragoman::short_attention", _forward, mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
+_operator.register_fake(lambda query, *_: _like(query))
+_operator.register_autograd(_differentiate, setup_context=_keep)
+_backward_operator = torch.library.custom_op(
+    "dragoman::short_attention_backward", _backward, mutates_args=(), schema=f"(Tensor outer, {_INPUTS}) -> (Tensor, Tensor, Tensor)"
+)
+_backward_operator.register_fake(lambda _outer, query, key, value, *_: (_like(query), _like(key), _like(value)))
