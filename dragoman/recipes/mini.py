@@ -6,7 +6,12 @@ from dragoman.config import Config
 from dragoman.models.spec import BlockSpec, parse_blocks
 
 WIDTH, HEADS, LAYERS, WINDOW = 64, 4, 2, 4
-SLOW = ("reinforced", "query=below")  # choices learn from rewards alone; stacked LSTMs have no way around below the third
+STEPS = 600
+SLOW = {  # decoders that need more updates than STEPS
+    "reinforced": 900,  # choices learn from rewards alone
+    "monotonic": 1200,  # training weighs all stops, and only late are they so clear-cut that the first is the one
+    "query=below": 1500,  # GNMT's stacks have no way around below the third layer
+}
 _AT_MOST = {
     "layers": LAYERS,
     "heads": HEADS,
@@ -45,7 +50,7 @@ def mini(config: Config) -> Config:
             "feedforward_dropout": 0.0,  # the same
         },
         train={
-            "steps": 900 if any(word in block for block in model.decoder for word in SLOW) else 600,
+            "steps": max([STEPS, *(steps for word, steps in SLOW.items() if any(word in block for block in model.decoder))]),
             "batch_tokens": 512,  # dozens of short lines
             "accumulate": 1,
             "optimiser": "adam",
