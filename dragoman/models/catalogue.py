@@ -52,7 +52,7 @@ BLOCKS = Registry(
         "dragoman.models.sublayers:FeedForwardLayer",
         "The feed-forward layer alone.",
         options="dragoman.models.options:FeedForwardOptions",
-        exempt={"weights": "it attends to nothing", "gradients": "a decoder of these alone never reads its encoder's output"},
+        exempt={"weights": "it attends to nothing"},
     ),
 )
 

@@ -34,6 +34,10 @@ class Options:
         """Say what is wrong between options, and with the place: with an encoder's `memory` or not, `causal` or not."""
         return iter(())
 
+    def reads_source(self) -> bool:
+        """Say whether a decoder's block learns anything of the source."""
+        return True
+
     @classmethod
     def instead(cls, option: str, value: Value) -> str:
         """Say why an option or a value that somebody may try is not there, and what to use; nothing where there is no more to say."""
@@ -128,6 +132,10 @@ class FeedForwardOptions(Options):
 
     overrides = ("feedforward", "activation", "dropout", "feedforward_dropout", "residual")
 
+    def reads_source(self) -> bool:
+        """Take each position by itself."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvolutionOptions(Options):
@@ -146,6 +154,10 @@ class ConvolutionOptions(Options):
         """Say what is wrong between options and place."""
         if not causal and self.kernel % 2 == 0:
             yield f"kernel must be odd in an encoder, to reach as far to either side; found {self.kernel}; try kernel={self.kernel + 1}"
+
+    def reads_source(self) -> bool:
+        """Say whether there is attention."""
+        return self.attention != "none"
 
     @classmethod
     def instead(cls, option: str, value: Value) -> str:
@@ -206,7 +218,8 @@ class RecurrentOptions(Options):
         for option, alignments in _OF_ALIGNMENTS.items():
             value = getattr(self, option)
             if value != getattr(plain, option) and (not attends or pair_of(self.attention, self.alignment)[1] not in alignments):
-                found = f"{option}={str(value).lower()} with attention={self.attention}, alignment={self.alignment}"
+                alignment = f" and alignment={self.alignment}" if self.attention in catalogue("score") else ""  # else it is one itself
+                found = f"{option}={str(value).lower()} with attention={self.attention}{alignment}"
                 yield f"{option} is for alignment {' or '.join(alignments)}; found {found}; name one of these, or leave {option} out"
         if self.query == "below" and self.feeding:
             yield "query=below gives every layer the answer and feeds no output; found feeding=true; leave it out, or use query=after"
@@ -214,6 +227,10 @@ class RecurrentOptions(Options):
             yield f"initial is about a decoder's first state; found initial={self.initial} in an encoder; leave it out"
         if self.reverse and causal:
             yield "reverse needs a whole sentence; found reverse=true in a decoder; use it in model.encoder"
+
+    def reads_source(self) -> bool:
+        """Say whether there is attention, or a first state made of the memory."""
+        return self.attention != "none" or self.initial != "zero"
 
     @classmethod
     def instead(cls, option: str, value: Value) -> str:

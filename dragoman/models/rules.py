@@ -16,8 +16,6 @@ from dragoman.models.options import HEADS, Options
 from dragoman.models.spec import BlockSpec, parse_blocks
 from dragoman.registry import catalogue
 
-WITHIN = ("rotary", "alibi", "t5", "shaw", "transformer_xl")  # positions that are told inside self-attention
-
 
 class Settled(NamedTuple):
     """What a block is built with."""
@@ -35,6 +33,7 @@ def stack_problems(config: ModelConfig) -> list[str]:
     """List what is wrong with both stacks, each problem once."""
     found: list[str] = []
     kinds: list[type[Options]] = []
+    reads = False  # whether anything of the source gets into the decoder
     for texts, where, decoder in ((config.encoder, "model.encoder", False), (config.decoder, "model.decoder", True)):
         try:
             specs = parse_blocks(texts, where)
@@ -44,9 +43,14 @@ def stack_problems(config: ModelConfig) -> list[str]:
         for spec in {str(spec): spec for spec in specs}.values():  # a repeated block has each problem once
             kinds.append(options_of(spec.name))
             try:
-                settle(spec, config, where, memory=decoder, causal=decoder)
+                reads |= settle(spec, config, where, memory=decoder, causal=decoder).options.reads_source() and decoder
             except ConfigError as error:
                 found.extend(error.problems)
+    if not reads and not found:
+        blocks = ", ".join(config.decoder)
+        found.append(
+            f"model.decoder must read the source; found {blocks}, of which none does; add attend, self or lstm(attention=additive)"
+        )
     found = list(dict.fromkeys(found))  # several blocks may have the model's heads
     if not any(kind.attends_itself for kind in kinds) and not found:
         found.extend(_idle_in(config))

@@ -35,6 +35,7 @@ SETTINGS: dict[str, tuple[str, Registry]] = {
 }
 ENCODER_ONLY = ("bilstm", "bigru")  # two-sided: beside them in the decoder stands `self`
 DECODER_ONLY = ("attend",)  # it needs a memory: beside it in the encoder stands `self`
+SOURCELESS = ("feedforward",)  # it reads no source: beside it in the decoder stands `attend`
 # Forms of a block that take another way through its code; the exemptions of the plain form are not theirs.
 FORMS = [
     "lstm(attention=scaled_dot)",
@@ -64,6 +65,7 @@ def build(kind: str, name: str, **more: object) -> EncoderDecoder:
     """Build a small model that contains one member of a registry, ready for exact comparisons."""
     torch.manual_seed(0)
     decoder = (f"{name}*2",) if kind == "block" and name not in ENCODER_ONLY else ("self*2",)
+    decoder = ("attend", *decoder) if name in SOURCELESS else decoder
     encoder = (f"{name.partition('(')[0]}*2",) if kind == "block" and name not in DECODER_ONLY else ("self*2",)
     member = {} if kind == "block" else {SETTINGS[kind][0]: name}
     values = {"encoder": encoder, "decoder": decoder, "width": 16, "heads": 2, "feedforward": 32, "dropout": 0.0, **member, **more}

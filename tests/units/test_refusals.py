@@ -64,13 +64,18 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
     (["model.encoder=[bigru(layers=3)]"], ["'bigru(layers=3)'", "write bigru*3"]),
     (["model.encoder=[gru(initial=last)]"], ["about a decoder's first state", "found initial=last", "leave it out"]),
     (["model.decoder=[lstm(reverse=true)]"], ["found reverse=true in a decoder", "use it in model.encoder"]),
+    (["model.decoder=[feedforward*2]"], ["must read the source", "found feedforward*2", "add attend"]),
+    (
+        ["model.decoder=[conv(attention=none), lstm(initial=zero)]"],
+        ["must read", "found conv(attention=none), lstm(initial=zero)"],
+    ),
     (
         ["model.decoder=[lstm(alignment=monotonic)]"],
         ["alignment needs attention", "alignment=monotonic with attention=none", "give attention="],
     ),
     (
         ["model.decoder=[lstm(attention=mocha, reach=3)]"],
-        ["reach is for alignment local_m or local_p or location_sensitive", "found reach=3 with attention=mocha"],
+        ["reach is for alignment local_m or local_p or location_sensitive", "found reach=3 with attention=mocha;"],
     ),
     (["model.decoder=[gru(attention=additive, penalty=0.5)]"], ["penalty is for alignment coverage", "found penalty=0.5"]),
     (
