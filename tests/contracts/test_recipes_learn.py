@@ -20,7 +20,7 @@ from dragoman.registry import catalogue
 from dragoman.tasks.translate import TranslateTask
 from dragoman.text.specials import BOS, EOS
 
-QUICK = {"lan2020", "nguyen2019"}
+QUICK = {"tiny", "su2021", "bahdanau2015", "gehring2017", "domhan2018_cnn_mh"}  # one of each family
 LETTERS, LONGEST, ENOUGH = 10, 8, 0.9
 
 
@@ -86,6 +86,10 @@ def learn(config: Config, *, backwards: bool) -> float:
             if right >= ENOUGH:
                 break
     return right
+
+
+def test_the_quick_ones_are_of_every_family() -> None:
+    assert {RECIPES[name].family for name in QUICK} == {entry.family for entry in RECIPES.values()}
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES])
