@@ -93,10 +93,10 @@ def marian(model: ModelConfig, layers: int, vocabulary: int) -> Any:
 class PeerStep:
     """One update as these models' users write it: autocast, cross-entropy over all slots, fused Adam."""
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, *, compiled: bool) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, *, compiled: bool, static: bool = False) -> None:
         self.model = model.to(device).train()
         self.device, self.dtype = device, dtype
-        self._loss: Any = torch.compile(self._plain_loss, dynamic=False) if compiled else self._plain_loss
+        self._loss: Any = torch.compile(self._plain_loss, dynamic=not static) if compiled else self._plain_loss
         self._optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
     def __call__(self, batch: Batch) -> Tensor:

@@ -1,6 +1,7 @@
 """Time training on a CPU at the small size: the library's own trainer against its peers on the same batches.
 
 python bench/train_cpu.py                                   some minutes; best on a machine that does nothing else
+python bench/train_cpu.py --peers all                       with OpenNMT-py's own command too, installed for it; float32 only
 python bench/train_cpu.py --size tiny --steps 2 --rounds 1 --precisions float32      the same in seconds, without meaning
 
 Width 256, feed-forward 1024, 4+4 layers, 8,000 pieces, batches of 2,048 padded slots a side, dropout and smoothing 0.1, Adam. Each way
@@ -29,6 +30,7 @@ import torch
 
 from bench.drawn import Rounds, drawn_corpus, real_corpus
 from bench.peers import PEERS, SMOOTHING, PeerStep
+from bench.toolkits import time_opennmt
 from bench.train_gpu import SIZES, model_of, trainer_of
 from dragoman.config import TrainConfig
 from dragoman.training.checkpoint import RunDirectory
@@ -61,6 +63,8 @@ def main() -> None:
                 f"{row['tokens_cpu_s']:8,.0f} a CPU second  {row['MiB']:6,.0f} MiB  padding {row['padding']:.1%}",
                 flush=True,
             )
+    if options.peers == "all" and "float32" in options.precisions:
+        rows.append(run_toolkit(options))
     ratios = compare(rows)
     settings = {name: getattr(options, name) for name in ("size", "threads", "steps", "rounds", "batch_tokens", "vocabulary")}
     print(json.dumps({"bench": "train_cpu", "rows": rows, "ratios": ratios, "machine": where, "load": os.getloadavg()[0]} | settings))
@@ -73,6 +77,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS], metavar="WAY", help=f"ours; {'; '.join(PEERS)}"
     )
+    parser.add_argument("--peers", choices=["some", "all"], default="some", help="all: another toolkit too, which takes an installation")
     parser.add_argument("--precisions", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16", "float32"])
     parser.add_argument("--steps", type=int, default=6, help="updates a round")
     parser.add_argument("--rounds", type=int, default=3)
@@ -97,6 +102,16 @@ def run_one(way: str, precision: str, options: argparse.Namespace) -> dict[str, 
     if done.returncode:
         return {"way": way, "precision": precision, "error": done.stderr.strip().splitlines()[-1][:200]}
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def run_toolkit(options: argparse.Namespace) -> dict[str, Any]:
+    """Time OpenNMT-py's own command on drawn sentences, by the clock alone."""
+    with tempfile.TemporaryDirectory() as name:
+        corpus = drawn_corpus(Path(name), options.pairs, vocabulary=options.vocabulary)
+        row = time_opennmt(corpus, model_of(options.size), SIZES[options.size][0], options, Path(name))
+    told = f"failed: {row['error']}" if "error" in row else f"{row['tokens_s']:8,.0f} tokens/s (slowest report {row['slowest']:,.0f})"
+    print(f"  {row['way']:24s} {row['precision']:9s} {told}", flush=True)
+    return row
 
 
 def time_one(way: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -169,9 +184,11 @@ def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ours = next((each for each in good if each["way"] == OURS and each["precision"] == row["precision"]), None)
         if ours is None or row is ours:
             continue
-        ratio, busy = ours["tokens_s"] / row["tokens_s"], ours["tokens_cpu_s"] / row["tokens_cpu_s"]
+        ratio = ours["tokens_s"] / row["tokens_s"]
+        busy = ours["tokens_cpu_s"] / row["tokens_cpu_s"] if "tokens_cpu_s" in row else None
         ratios.append({"against": row["way"], "precision": row["precision"], "clock": ratio, "cpu": busy})
-        print(f"  ours against {row['way']:24s} {row['precision']:9s} {ratio:5.2f} times by the clock, {busy:5.2f} by CPU time")
+        told = "" if busy is None else f", {busy:5.2f} by CPU time"
+        print(f"  ours against {row['way']:24s} {row['precision']:9s} {ratio:5.2f} times by the clock{told}")
     return ratios
 
 

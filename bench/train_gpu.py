@@ -2,14 +2,15 @@
 
 python bench/train_gpu.py                                   about eight minutes, most of them the compiler's
 python bench/train_gpu.py --only eager replay "Hugging Face Marian"      some of the ways
-python bench/train_gpu.py --shapes 8 --only compiled+replay --keep-compiled build/compiled
+python bench/train_gpu.py --shapes 3 --static               peers compiled for each of a few shapes, which pads more
 python bench/train_gpu.py --loss-curve                      500 updates, compiled bfloat16 against plain float32
 python bench/train_gpu.py --size tiny --steps 4 --only eager             everything but the figures, on a CPU
 
 Useful tokens are those of both sides that are not padding, ends included. Each way first goes through every shape a few times,
 which is reported apart, then three times through the same batches: the best round counts, with the slowest beside it. Ours reads
 a prepared store through the trainer's feed; peers get their batches ready-made, in pinned memory, for nothing. Lengths are
-Multi30k's, drawn, or with --data the real text's.
+Multi30k's, drawn, or with --data the real text's. Compiled peers are compiled once for all shapes, as ours is; --static compiles
+them for each shape, half a minute each.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from bench.drawn import Corpus, Rounds, drawn_corpus, real_corpus
 from bench.peers import PEERS, SMOOTHING, PeerStep
 from dragoman.config import ModelConfig, TrainConfig
 from dragoman.data.plan import Cursor
+from dragoman.data.shapes import MAX_SHAPES
 from dragoman.models.build import build_model
 from dragoman.tasks.translate import TranslateTask
 from dragoman.training.checkpoint import RunDirectory
@@ -92,7 +94,7 @@ def main() -> None:
             free(device)
     report(rows)
     signature = {"device": machine(device), "torch": torch.__version__, "precision": precision.name, "shapes": plan.shapes}
-    settings = {name: getattr(options, name) for name in ("size", "vocabulary", "batch_tokens", "steps", "data")}
+    settings = {name: getattr(options, name) for name in ("size", "vocabulary", "batch_tokens", "steps", "static", "data")}
     padding = {"padding": plan.padding(), "tokens_an_update": plan.tokens() / options.steps}
     print(json.dumps({"bench": "train_gpu", "rows": rows} | padding | signature | settings, default=str))
 
@@ -103,8 +105,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=list(SIZES), default="base")
     parser.add_argument("--only", nargs="+", choices=WAYS, default=WAYS, metavar="WAY", help=f"some of: {'; '.join(WAYS)}")
-    parser.add_argument("--steps", type=int, default=24, help="updates a round")
-    parser.add_argument("--shapes", type=int, default=3, help="at most; each takes a compiler about half a minute, cold")
+    parser.add_argument("--steps", type=int, default=40, help="updates a round")
+    parser.add_argument("--shapes", type=int, default=MAX_SHAPES, help="at most")
+    parser.add_argument("--static", action="store_true", help="compile peers for each shape by itself")
     parser.add_argument("--batch-tokens", type=int, help="slots of the longer side")
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--pairs", type=int, help="drawn pairs")
@@ -203,7 +206,7 @@ def time_peer(way: str, plan: Rounds, model: ModelConfig, options: argparse.Name
     reset_peak(device)
     torch.manual_seed(1)
     peer = PEERS[name](model, SIZES[options.size][0], options.vocabulary)
-    step = PeerStep(peer, device, dtype, compiled=way != name)
+    step = PeerStep(peer, device, dtype, compiled=way != name, static=options.static)
     warming, timed = ([plan.collate(batch) for batch in part] for part in (plan.warming, plan.timed))
     if device.type == "cuda":
         warming, timed = ([batch.pin_memory() for batch in part] for part in (warming, timed))
