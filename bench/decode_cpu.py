@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 SHAPES = {
+    "tiny": {"width": 32, "heads": 2, "feedforward": 64, "encoder": ["self*1"], "decoder": ["self*1"]},
     "small": {"width": 256, "heads": 4, "feedforward": 1024, "encoder": ["self*4"], "decoder": ["self*4"]},
     "base": {"width": 512, "heads": 8, "feedforward": 2048, "encoder": ["self*6"], "decoder": ["self*6"]},
 }
-VOCABULARIES = {"small": 8_000, "base": 32_000}
+VOCABULARIES = {"tiny": 500, "small": 8_000, "base": 32_000}
 BATCHES = (16, 32, 64, 128)  # rows tried, beams counted
 CONTENDERS = (
     "native float32",
