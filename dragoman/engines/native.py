@@ -28,12 +28,14 @@ GPU_SLOTS = 200_000  # padded places of source and beam: some 2,000 sentences of
 CPU_SLOTS = 2048  # enough rows to be worth a product, few enough that their keys stay near
 WIDEST_FROZEN = 32  # beams: a frozen model's beams look at one another's keys, which wider ones would pay for
 
+_VERBS = frozenset(("encode", "start", "step", "extend", "project"))
+
 
 class Native:
     """The model itself, loaded when it is first needed: where another engine does all the work, it never is.
 
     On a CPU a Transformer is frozen first: the same function in a quicker form, and with `precision` int8 nearly the same in a much
-    quicker one. Whatever has no such form, is being watched, or has changed its weights since, runs as it is.
+    quicker one. Whatever has no such form or is being watched runs as it is, and weights that change are frozen again.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Native:
         """Give the model in its quickest form that does the same."""
         model = self.model
         wide = isinstance(strategy, Beam) and strategy.size > WIDEST_FROZEN
-        if wide or model.training or self.device.type != "cpu" or _is_watched(model):
+        if wide or model.training or self.device.type != "cpu" or _is_altered(model):
             return model
         with self._making:
             stamp = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in model.parameters()]
@@ -117,6 +119,14 @@ class Native:
             torch.set_num_threads(self._threads)  # what threads that are yet to come begin with
 
 
-def _is_watched(model: EncoderDecoder) -> bool:
-    """Say whether somebody records or edits attentions."""
-    return any(isinstance(module, Watched) and module.watch is not None for module in model.modules())
+def _is_altered(model: EncoderDecoder) -> bool:
+    """Say whether somebody records or edits attentions, hooks into a part, or put a verb of their own in a model's place."""
+    if type(model) is not EncoderDecoder or not _VERBS.isdisjoint(vars(model)):
+        return True
+    return any(
+        (isinstance(module, Watched) and module.watch is not None)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or "forward" in vars(module)
+        for module in model.modules()
+    )

@@ -150,6 +150,19 @@ def test_whoever_watches_or_edits_a_model_sees_the_engine_follow() -> None:
     assert [each[0].log_probs for each in edited] != [each[0].log_probs for each in plainly]
 
 
+def test_a_hook_and_a_verb_of_somebodys_own_are_heeded() -> None:
+    model = make()
+    native = Native(lambda: model)
+    plainly = [each[0].log_probs for each in native.generate(request())]
+    hook = model.decoder.get_submodule("1.feedforward").register_forward_hook(lambda module, given, out: 3.0 * out)
+    assert [each[0].log_probs for each in native.generate(request())] != plainly
+    hook.remove()
+    assert [each[0].log_probs for each in native.generate(request())] == plainly
+    read = model.encode
+    model.encode = lambda src, mask=None: read(src.flip(0), mask)  # type: ignore[method-assign, assignment]
+    assert [each[0].log_probs for each in native.generate(request())] != plainly
+
+
 def test_weights_that_change_are_noticed() -> None:
     model = make()
     native = Native(lambda: model)
