@@ -140,7 +140,7 @@ def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) ->
 def test_caches_that_stay_behind_when_beams_change_places_are_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     reorder = State.reorder
     monkeypatch.setattr(State, "reorder", lambda state, rows: reorder(state, rows.sort().values))
-    assert failed(parts.verdicts()) == {"beam scores"}
+    assert failed(parts.verdicts()) == {"beam scores", "native engine"}  # the engine's own caches do not move
 
 
 def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
