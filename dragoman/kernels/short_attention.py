@@ -56,9 +56,10 @@ def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Say whether the kernels take tensors of these shapes and types."""
     if query.dim() != 4 or query.dtype not in (torch.bfloat16, torch.float16) or not (query.dtype == key.dtype == value.dtype):
         return False
-    length, width = max(query.size(2), key.size(2)), query.size(3)
-    same = key.shape == value.shape and query.shape[:2] == key.shape[:2] and width == key.size(3)
-    return same and width in HEAD_WIDTHS and 0 < length <= LONGEST and length * width <= LARGEST_TILE and query.numel() * key.numel() > 0
+    rows, heads, queries, width = query.shape
+    if key.shape != value.shape or key.shape != (rows, heads, key.size(2), width) or width not in HEAD_WIDTHS:
+        return False
+    return rows > 0 and all(0 < length <= min(LONGEST, LARGEST_TILE // width) for length in (queries, key.size(2)))
 
 
 def _of_keys(mask: Tensor) -> bool:

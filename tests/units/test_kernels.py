@@ -13,7 +13,6 @@ from dragoman.kernels import (
     NO_TARGET,
     attend,
     attend_reference,
-    dropout,
     linear_cross_entropy,
     linear_cross_entropy_reference,
     masked_softmax,
@@ -185,31 +184,6 @@ def test_only_wanted_gradients_are_computed() -> None:
     loss.backward()
     assert hidden.grad is not None
     assert weight.grad is None
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-@pytest.mark.parametrize("shape", [(1000, 101), (3,), (1, 1)])
-def test_dropout_is_what_pytorchs_is(shape: tuple[int, ...], rate: float) -> None:
-    """Numbers become nought or grow by 1 / (1 - rate), as often, alike in the way back; a seed gives the same again."""
-    x = torch.ones(shape, requires_grad=True)
-    torch.manual_seed(0)
-    dropped = dropout(x, rate)
-    dropped.sum().backward()
-    assert x.grad is not None
-    torch.testing.assert_close(x.grad, dropped.detach())
-    values = set(dropped.detach().flatten().tolist())
-    assert all(value == 0 or value == pytest.approx(1 / (1 - rate), rel=1e-4) for value in values)
-    torch.manual_seed(0)
-    torch.testing.assert_close(dropout(x, rate), dropped, rtol=0, atol=0)
-    if x.numel() > 1000:
-        assert (dropped == 0).float().mean().item() == pytest.approx(rate, abs=0.005)
-        pairs = (dropped.view(-1)[:-1] == 0) & (dropped.view(-1)[1:] == 0)
-        assert pairs.float().mean().item() == pytest.approx(rate**2, abs=0.005)  # neighbours are independent
-
-
-def test_dropout_leaves_everything_at_rate_nought() -> None:
-    x = torch.randn(7, 3)
-    assert torch.equal(dropout(x, 0.0), x)
 
 
 @pytest.mark.parametrize("masked", [False, True])
