@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from dragoman.models.build import Row
 
 _LAYER = re.compile(r"(encoder|decoder)\.(\d+(?:\.\d+)*)\.(.+)")  # 0.3 is the fourth layer of a run
+_CELL = re.compile(r"kernel\.weight_(ih|hh)_l\d+")
+_NEEDLESS = re.compile(r"\b(recurrence|score|alignment)\.|_proj\b|_score\b")
+_STACKED = re.compile(r"^(above)\.\d+\.")
 _LETTER = {"encoder": "S", "decoder": "T"}
 
 
@@ -71,4 +75,8 @@ def _name(row: Row) -> str:
 
 
 def _shapes(row: Row) -> str:
-    return row.shapes.replace(".weight ", " ").replace("weight ", "")
+    """Write a layer's shapes shortly: `weight_ih_l0` of cuDNN's cells is what goes in, equal layers of a stack are counted."""
+    short = _NEEDLESS.sub("", row.shapes).replace(".weight ", " ").replace("weight ", "")
+    short = _CELL.sub(lambda cell: "in" if cell[1] == "ih" else "state", short)
+    counted = Counter(_STACKED.sub(r"\1 ", shape) for shape in short.split(", "))
+    return ", ".join(f"{number} x {shape}" if number > 1 else shape for shape, number in counted.items())

@@ -33,6 +33,7 @@ def test_every_recipe_shows_its_stack(name: str, capsys: pytest.CaptureFixture[s
     assert out.startswith(f"{name}: ")
     assert "encoder  (B, S, " in out
     assert "decoder  (B, T, " in out
+    assert max(map(len, out.partition("\nsetting ")[0].splitlines())) <= 160, "a drawing that a terminal would break is none"
     assert "Attention heads that share the width, H." in out
     assert main(["recipes", "show", name, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -75,3 +76,12 @@ def test_equal_layers_are_drawn_once_and_all_weights_are_counted() -> None:
     assert any("20x8" in line for line in lines)
     model = build_model(config, src_vocabulary=20, tgt_vocabulary=20)
     assert sum(row.parameters for row in rows) == count_parameters(model)
+
+
+def test_a_stack_of_equal_cells_is_counted() -> None:
+    block = "lstm(layers=8, attention=normed_additive, query=below, initial=zero, skip=false)"
+    config = ModelConfig(encoder=("lstm(layers=3)",), decoder=(block,), width=8, heads=2, positions="none")
+    lines = draw_stack(describe(config, src_vocabulary=20, tgt_vocabulary=20), config)
+    assert any("3 x in 32x8, 3 x state 32x8" in line for line in lines)
+    assert any("in 32x16, state 32x8, 7 x above in 32x16, 7 x above state 32x8" in line for line in lines)
+    assert any("query 8x8, key 8x8, energy 1x8" in line for line in lines)
