@@ -180,8 +180,8 @@ def see2017() -> Config:
         model=ModelConfig(
             encoder=("bilstm(skip=false)",),  # released: one bidirectional layer
             # Equations 10 to 13: coverage is a term of the score, and attending again costs. Released: cov_loss_wt=1.0, in a short last
-            # phase only, for from the start it got in the way of the likelihood. Here it is there from the start and a tenth of that: 1.0
-            # kept the miniature from learning. The new state asks, and the last answer comes in again, as in Luong's feeding.
+            # phase only, for from the start it got in the way of the likelihood; here from the start, and a tenth of that. The new state
+            # asks, and the last answer comes in again, as in Luong's feeding.
             decoder=("lstm(attention=additive, alignment=coverage, penalty=0.1, feeding=true, initial=mean, skip=false)",),  # see above
             width=256,  # released: hidden_dim=256; emb_dim=128 there, one width serves all here
             heads=1,  # the paper: one alignment

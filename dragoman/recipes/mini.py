@@ -12,13 +12,14 @@ SLOW = {  # decoders that need more updates than STEPS
     "monotonic": 1200,  # training weighs all stops, and only late are they so clear-cut that the first is the one
     "query=below": 1500,  # GNMT's stacks have no way around below the third layer
 }
-_AT_MOST = {
+_AT_MOST: dict[str, int | float] = {
     "layers": LAYERS,
     "heads": HEADS,
     "kv_heads": HEADS,
     "head_width": WIDTH // HEADS,
     "feedforward": 4 * WIDTH,
     "buckets": 8,  # in more, a dozen tokens would hardly meet
+    "penalty": 0.02,  # a loss for attending twice gets in the way until it is known where to attend, most of a miniature's run
 }
 
 

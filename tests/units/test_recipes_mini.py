@@ -14,7 +14,7 @@ from dragoman.models.spec import parse_blocks
 from dragoman.recipes.catalogue import RECIPES
 from dragoman.recipes.mini import LAYERS, WIDTH, mini
 
-SIZES = {"layers", "heads", "kv_heads", "head_width", "feedforward", "buckets"}
+SIZES = {"layers", "heads", "kv_heads", "head_width", "feedforward", "buckets", "penalty"}
 
 
 def kinds(blocks: tuple[str, ...]) -> set[tuple[str, str]]:
