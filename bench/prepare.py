@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -175,8 +176,8 @@ def prepare_once(folder: Path, cores: int) -> dict[str, Any]:
 
 def cpu_seconds() -> float:
     """Add up the CPU time of this process and of the children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def plain_loop(folder: Path, model: bytes, rows: int = 8192) -> dict[str, Any]:
