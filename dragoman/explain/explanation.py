@@ -23,7 +23,8 @@ class Explanation:
 
     A row of `attentions[path][head]` says where one position looked: in `encoder.*` source pieces at source pieces, in
     `decoder.*.self` target pieces at those before them, in `decoder.*.cross` target pieces at source pieces. Each row
-    sums to 1, or to less where an alignment's definition says so (local_p, monotonic). A target position is the piece that is being chosen there; the last one chooses the end.
+    sums to 1, or to less where an alignment's definition says so (local_p, monotonic). A target position is the piece that is
+    being chosen there; the last one chooses the end.
     """
 
     text: str
