@@ -236,6 +236,32 @@ def test_interpreted_kernels_take_any_strides(monkeypatch: pytest.MonkeyPatch) -
     assert short_attention._enabled, "the kernels must not have failed"
 
 
+@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@pytest.mark.parametrize(
+    ("name", "rows", "warps"), [("_forward", 32, 1), ("_backward", 32, 2), ("_forward", 128, 4), ("_backward", 128, 8)]
+)
+def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(name: str, rows: int, warps: int) -> None:
+    """The interpreter takes Python that the compiler does not; the assembler for compute capability 9.0 comes with Triton."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from dragoman.kernels import short_tiles
+
+    kernel = getattr(short_tiles, name)
+    constants = {"CAUSAL": True, "MASKED": True, "TILE_T": rows, "TILE_S": rows, "WIDTH": 64}
+    types = {"mask": "*u8", "scale": "fp32", "power": "fp32", **dict.fromkeys(constants, "constexpr")}
+    types |= dict.fromkeys(("query", "key", "value", "context", "outer", "grad_query", "grad_key", "grad_value"), "*bf16")
+    source = ASTSource(
+        fn=kernel,
+        signature={each: types.get(each, "i32") for each in kernel.arg_names},
+        constexprs={(kernel.arg_names.index(each),): value for each, value in constants.items()},
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 1})
+    assert "mma" in built.asm["ptx"]  # tensor cores
+    assert built.metadata.shared <= 99 * 1024  # what the smallest cards of the last years give a program
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
