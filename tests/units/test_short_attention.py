@@ -62,7 +62,7 @@ def key_mask(name: str, keys: int, device: str = "cpu", rows: int = 2) -> Tensor
 
 
 def errors(inputs: list[Tensor], mask: Tensor | None, *, causal: bool, scale: float | None = None, attending: Any = attend_short) -> float:
-    """Give the largest difference to plain attention in float64, of the context and of the gradients."""
+    """Give the largest difference to plain attention in float64, of context and gradients, each against its largest number if past 1."""
     context = attending(*inputs, mask=mask, causal=causal, scale=scale)
     outer = torch.randn(context.shape, generator=torch.Generator().manual_seed(0)).to(context)
     ours = [context, *torch.autograd.grad(context, inputs, outer)]
@@ -72,7 +72,9 @@ def errors(inputs: list[Tensor], mask: Tensor | None, *, causal: bool, scale: fl
     for one, other in zip(ours, theirs, strict=True):
         assert one.shape == other.shape
         assert one.isfinite().all()
-    return max((one.double() - other).abs().max().item() for one, other in zip(ours, theirs, strict=True))
+    return max(
+        ((one.double() - other).abs().max() / other.abs().max().clamp(min=1)).item() for one, other in zip(ours, theirs, strict=True)
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -83,8 +85,8 @@ def test_the_operators_equations_are_plain_attention(queries: int, keys: int, wi
 
 
 def test_the_operator_rounds_once() -> None:
-    """In half precision what is returned is rounded, and nothing in between: half a unit of the last place of numbers below eight."""
-    assert errors(heads(20, 20, 64, torch.bfloat16), key_mask("ends", 20), causal=True) < 2**-6
+    """In half precision what is returned is rounded, and nothing in between: half a unit of the last place."""
+    assert errors(heads(20, 20, 64, torch.bfloat16), key_mask("ends", 20), causal=True) < 2**-8
 
 
 def test_scale_and_masks_of_four_axes() -> None:
@@ -215,7 +217,7 @@ def test_interpreted_kernels_are_plain_attention(
     monkeypatch: pytest.MonkeyPatch, queries: int, keys: int, width: int, name: str, causal: bool
 ) -> None:
     monkeypatch.setattr(short_attention, "_runs_tiles", lambda query: True)
-    for dtype, bound in [(torch.float32, 1e-5), (torch.float16, 0.01)]:
+    for dtype, bound in [(torch.float32, 1e-5), (torch.float16, 0.002)]:
         assert errors(heads(queries, keys, width, dtype), key_mask(name, keys), causal=causal) < bound
     assert short_attention._enabled, "the kernels must not have failed"
 
@@ -269,7 +271,7 @@ def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(name: str, rows: in
 @pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
 def test_kernels_on_a_gpu_are_plain_attention(queries: int, keys: int, width: int, name: str, causal: bool, dtype: torch.dtype) -> None:
     inputs = heads(queries, keys, width, dtype, "cuda", rows=3, count=4)
-    bound = 0.06 if dtype is torch.bfloat16 else 0.01
+    bound = 0.016 if dtype is torch.bfloat16 else 0.002
     assert errors(inputs, key_mask(name, keys, "cuda", rows=3), causal=causal, attending=attend) < bound
     assert short_attention._enabled, "the kernels must not have failed"
 
@@ -279,7 +281,7 @@ def test_kernels_on_a_gpu_are_plain_attention(queries: int, keys: int, width: in
 def test_kernels_on_a_gpu_compiled_and_recorded() -> None:
     """In a compiled graph without a break, and replayed from a recording with other numbers."""
     inputs = heads(20, 20, 64, torch.bfloat16, "cuda", rows=3)
-    assert errors(inputs, None, causal=True, attending=torch.compile(attend, fullgraph=True)) < 0.06
+    assert errors(inputs, None, causal=True, attending=torch.compile(attend, fullgraph=True)) < 0.016
     query, key, value = (x.detach().clone().requires_grad_() for x in inputs)
     attend(query, key, value).sum().backward()
     torch.cuda.synchronize()
