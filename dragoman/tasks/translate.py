@@ -40,7 +40,7 @@ class TranslateTask:
         self.smoothing, self._forward = smoothing, forward
 
     def compiled(self) -> TranslateTask:
-        """Make the same task with its forward pass compiled; a copy, so that validation keeps the plain one."""
+        """Make the same task, which has the model's blocks compiled at its first pass."""
         return TranslateTask(smoothing=self.smoothing, forward=Compiled(self._forward))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
