@@ -168,7 +168,7 @@ def test_the_exit_code_leaves_the_process() -> None:
     ("words", "expected"),
     [
         ("dragoman tr", {"train", "translate"}),
-        ("dragoman recipes show vas", {"vaswani2017_base", "vaswani2017_big"}),
+        ("dragoman recipes show vas", {"vaswani2017_base", "vaswani2017_big", "vaswani2017_restricted"}),
         ("dragoman train --recipe ti", {"tiny"}),
         ("dragoman train --set model.wid", {"model.width="}),
     ],
