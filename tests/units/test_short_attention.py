@@ -34,10 +34,10 @@ SHAPES = [  # queries, keys, head width
 
 @pytest.fixture(autouse=True)
 def switched_on() -> Iterator[None]:
-    """Let no test see what another switched off."""
+    """Switch the kernels on for each test, whatever another left behind."""
     enable_short_attention(True)
     yield
-    enable_short_attention(True)
+    enable_short_attention(False)
 
 
 def heads(queries: int, keys: int, width: int, dtype: torch.dtype, device: str = "cpu", rows: int = 2, count: int = 3) -> list[Tensor]:
