@@ -20,7 +20,7 @@ from dragoman.registry import catalogue
 from dragoman.tasks.translate import TranslateTask
 from dragoman.text.specials import BOS, EOS
 
-QUICK = {"tiny", "su2021", "bahdanau2015", "gehring2017", "domhan2018_cnn_mh"}  # one of each family
+QUICK = {"tiny", "su2021", "bahdanau2015", "gehring2017", "domhan2018_cnn_mh", "kitaev2020"}  # one of each family, and hashing
 LETTERS, LONGEST, ENOUGH = 10, 8, 0.9
 
 
