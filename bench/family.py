@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="where multi30k/ is")
     parser.add_argument("--work", type=Path, required=True, help="where rows and models are kept between calls")
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each")
-    parser.add_argument("--at-once", type=int, default=5, help="members that share the GPU")
+    parser.add_argument("--at-once", type=int, default=6, help="members that share the GPU")
     parser.add_argument("--only", nargs="*", default=None, help="names of members")
     parser.add_argument(
         "--trials", type=Path, help="a JSON list of [name, member, {section: {setting: value}}] to compare on validation sentences"

@@ -57,7 +57,7 @@ def members() -> Iterator[Member]:
         raffel: Config = recipes.load("raffel2017")()
         decoder = tuple(str(_with(spec, "alignment", name)) for spec in parse_blocks(raffel.model.decoder))
         config = sized(raffel.replace(model={"decoder": decoder}), PRONUNCIATION)
-        yield Member(f"pronunciation with {name}", "pronunciation", config, headline=True, task=PRONUNCIATION)
+        yield Member(f"pronunciation with {name}", "pronunciation", config, headline=name != "mocha", task=PRONUNCIATION)
     for name, changes in HYBRIDS.items():
         yield Member(name, "hybrid", sized(recipes.load("small")().replace(model=changes)), headline=name in HEADLINES)
 
@@ -66,7 +66,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "hybrid: self-attention, then LSTM": {"encoder": ("self*4",), "decoder": ("lstm(attention=additive)", "self*2")},
     "hybrid: convolutions and self-attention": {"encoder": ("conv*2", "self*3", "bilstm"), "decoder": ("self*4",)},
 }
-HEADLINES = {"bahdanau2015", "gehring2017", "vaswani2017_base", "hybrid: self-attention, then LSTM"}
+HEADLINES = {"bahdanau2015", "gehring2017", "vaswani2017_base", "hybrid: convolutions and self-attention"}
 
 
 def sized(recipe: Config, task: Task = TRANSLATION) -> Config:
@@ -99,7 +99,7 @@ def sized(recipe: Config, task: Task = TRANSLATION) -> Config:
             "batch_tokens": 6000,
             "accumulate": 1,
             "optimiser": "adamw",
-            "learning_rate": 4e-3 if attentive else 2e-3,
+            "learning_rate": 3e-3 if attentive else 2e-3,
             "beta1": 0.9,
             "beta2": 0.98,
             "epsilon": 1e-9,
