@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+logger = logging.getLogger(__name__)
+
 NO_TARGET = -100  # a target that is not there: its row adds nothing to the loss
+
+_by_rows = True  # until Triton's kernel has failed
 
 
 class CrossEntropy(NamedTuple):
@@ -72,10 +77,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for first in range(0, hidden.size(0), chunk):
                 rows = slice(first, first + chunk)
                 piece = hidden[rows].to(factor)
-                logits = F.linear(piece, small).to(total)
-                if bias is not None:
-                    logits += bias
-                part, grad = _smoothed(logits, targets[rows], smoothing, any(ctx.needs_input_grad[:3]))
+                logits = F.linear(piece, small)
+                part, grad = _compare(logits, bias, targets[rows], smoothing, total, any(ctx.needs_input_grad[:3]))
                 loss, nll = loss + part.loss, nll + part.nll
                 if grad is None:
                     continue
@@ -100,6 +103,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for grad, dtype in zip(ctx.saved_tensors, ctx.types, strict=True)
         )
         return *grads, None, None, None
+
+
+def _compare(
+    logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, total: torch.dtype, differentiate: bool
+) -> tuple[CrossEntropy, Tensor | None]:
+    """Sum one chunk's loss and make the gradient of its logits, which are given up: by Triton's kernel where it runs, or step by step."""
+    if bias is None and total == torch.float32 and _runs_rows(logits):
+        try:
+            from dragoman.kernels import loss_rows
+
+            loss, nll = loss_rows.smooth_rows(logits, targets, smoothing=smoothing, no_target=NO_TARGET, differentiate=differentiate)
+            return CrossEntropy(loss.sum(), nll.sum()), logits if differentiate else None
+        except Exception as error:  # whatever a missing package, a compiler or a driver may raise: nothing has been written yet
+            _give_up(error)
+    wide = logits.to(total)
+    if bias is not None:
+        wide += bias
+    return _smoothed(wide, targets, smoothing, differentiate)
+
+
+def _runs_rows(logits: Tensor) -> bool:
+    """Say whether to try Triton's kernel."""
+    return _by_rows and logits.is_cuda and logits.numel() > 0
+
+
+def _give_up(error: Exception) -> None:
+    """Tell once that the kernel does not run here, and use it no more."""
+    global _by_rows
+    found = " ".join(str(error).split())[:200]
+    logger.warning("the loss's own kernel does not run here (%s: %s): PyTorch's are used, which take longer", type(error).__name__, found)
+    _by_rows = False
 
 
 def _smoothed(logits: Tensor, targets: Tensor, smoothing: float, differentiate: bool) -> tuple[CrossEntropy, Tensor | None]:

@@ -1,0 +1,148 @@
+"""The loss's kernel: the same loss and gradients as step by step, in Triton's interpreter and on a GPU, and done without where it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.kernels import NO_TARGET, linear_cross_entropy, linear_cross_entropy_reference
+from dragoman.kernels import loss as loss_module
+
+ROOT = Path(__file__).resolve().parents[2]
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SIZES = [(1, 5), (6, 16), (5, 40), (7, 1000), (3, 9000)]  # rows, pieces
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    """Switch the kernel on for each test, whatever another left behind."""
+    loss_module._by_rows = True
+    yield
+    loss_module._by_rows = True
+
+
+def inputs(rows: int, pieces: int, device: str = "cpu", width: int = 24) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw hidden states, a matrix and targets, one of them missing where there are several."""
+    generator = torch.Generator().manual_seed(rows * pieces)
+    hidden, weight = (torch.randn(count, width, generator=generator) for count in (rows, pieces))
+    targets = torch.randint(0, pieces, (rows,), generator=generator)
+    if rows > 1:
+        targets[1] = NO_TARGET
+    return hidden.to(device).requires_grad_(), weight.to(device).requires_grad_(), targets.to(device)
+
+
+def differences(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, *, dtype: torch.dtype | None = None) -> list[float]:
+    """Compare loss, nll and gradients with the definition in float64, each against its largest number or a tenth."""
+    with torch.autocast(hidden.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=smoothing, chunk=4)
+    grads = torch.autograd.grad(ours.loss, [hidden, weight])
+    exact = [each.detach().double().requires_grad_() for each in (hidden, weight)]
+    plain = linear_cross_entropy_reference(exact[0], exact[1], None, targets, smoothing=smoothing)
+    expected = [plain.loss, plain.nll, *torch.autograd.grad(plain.loss, exact)]
+    found = [ours.loss, ours.nll, *grads]
+    return [
+        ((one.double() - other).abs().max() / other.abs().max().clamp(min=0.1)).item() for one, other in zip(found, expected, strict=True)
+    ]
+
+
+@pytest.mark.skipif(not TRITON, reason="needs the package triton")
+@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+def test_the_kernel_in_tritons_interpreter() -> None:
+    """Triton decides at its import whether it compiles or interprets: another process."""
+    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert " passed" in ended.stdout
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "pieces"), SIZES)
+def test_the_interpreted_kernel_is_the_definition(monkeypatch: pytest.MonkeyPatch, rows: int, pieces: int, smoothing: float) -> None:
+    monkeypatch.setattr(loss_module, "_runs_rows", lambda logits: True)
+    assert max(differences(*inputs(rows, pieces), smoothing)) < 1e-5
+    assert max(differences(*inputs(rows, pieces), smoothing, dtype=torch.float16)) < 5e-3
+    assert loss_module._by_rows, "the kernel must not have failed"
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets = inputs(6, 50)
+    with torch.no_grad():
+        plain = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
+        monkeypatch.setattr(loss_module, "_runs_rows", lambda logits: True)
+        ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
+    torch.testing.assert_close(ours, plain)
+    assert loss_module._by_rows, "the kernel must not have failed"
+
+
+@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there() -> None:
+    """Numbers are read and written sixteen bytes at a time, which decides how fast it is."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from dragoman.kernels import loss_rows
+
+    kernel = loss_rows._smooth
+    constants = {"GRADIENT": True, "PIECES": 32_768, "BLOCK": loss_rows.LARGEST_BLOCK}
+    types = {"logits": "*bf16", "targets": "*i64", "loss": "*fp32", "nll": "*fp32", "others": "fp32", "gap": "fp32"}
+    types |= dict.fromkeys(constants, "constexpr")
+
+    def place(name: str) -> tuple[int]:
+        return (kernel.arg_names.index(name),)
+
+    source = ASTSource(
+        fn=kernel,
+        signature={each: types.get(each, "i32") for each in kernel.arg_names},
+        constexprs={place(each): value for each, value in constants.items()},
+        attrs={place(each): [["tt.divisibility", 16]] for each in ("logits", "stride", "targets")},
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    assert "ld.global.v4" in built.asm["ptx"]
+    assert "st.global.v4" in built.asm["ptx"]
+
+
+def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loss_module, "_runs_rows", lambda logits: loss_module._by_rows)
+    monkeypatch.setitem(sys.modules, "dragoman.kernels.loss_rows", None)  # importing it fails
+    monkeypatch.delattr("dragoman.kernels.loss_rows", raising=False)
+    for _ in range(2):
+        assert max(differences(*inputs(9, 40), 0.1)) < 1e-5
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "loss_rows" in told[0]  # what was found
+    assert "PyTorch's are used" in told[0]
+
+
+def test_a_cpu_and_an_output_with_a_bias_go_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not loss_module._runs_rows(torch.ones(2, 3))
+    monkeypatch.setattr(loss_module, "_runs_rows", lambda logits: pytest.fail("the kernel knows no bias"))
+    hidden, weight, targets = inputs(4, 10)
+    ours = linear_cross_entropy(hidden, weight, torch.ones(10), targets)
+    plain = linear_cross_entropy_reference(hidden, weight, torch.ones(10), targets)
+    torch.testing.assert_close(ours.loss, plain.loss)
+
+
+@needs_gpu
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "pieces"), [*SIZES, (100, 32_768), (9, 50_001)])
+def test_the_kernel_on_a_gpu_is_the_definition(rows: int, pieces: int, smoothing: float) -> None:
+    torch.set_float32_matmul_precision("highest")
+    assert max(differences(*inputs(rows, pieces, "cuda"), smoothing)) < 1e-4
+    assert max(differences(*inputs(rows, pieces, "cuda"), smoothing, dtype=torch.bfloat16)) < 0.03
+    assert loss_module._by_rows, "the kernel must not have failed"
