@@ -216,5 +216,6 @@ class NormedAdditiveScore(AdditiveScore):
 
     def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
         """Score every pair: (B, T, D) and (B, S, A) give (B, T, S)."""
-        direction = F.normalize(self.energy.weight, dim=-1)  # (1, A)
-        return F.linear(self.hidden(query, prepared, features), self.gain * direction).squeeze(-1)
+        # One kernel each way, where written out they would be twenty small ones, and recurrent decoders come by at every position.
+        weight = torch._weight_norm(self.energy.weight, self.gain.view(1, 1), 0)  # (1, A)
+        return F.linear(self.hidden(query, prepared, features), weight).squeeze(-1)

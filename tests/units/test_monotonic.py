@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.attention import AdditiveScore, Mechanism, Mocha, Monotonic
+from dragoman.attention import AdditiveScore, Mechanism, Mocha, Monotonic, monotonic
 from dragoman.attention.monotonic import reached, spread_back
 from dragoman.errors import DragomanError
 
@@ -60,7 +60,9 @@ def test_expected_weights_have_the_figures_of_the_definition() -> None:
     assert weights.sum(-1).tolist() == pytest.approx([0.964, 0.90068])
 
 
-def test_expected_weights_are_the_recurrence_and_the_sum_over_paths() -> None:
+@pytest.mark.parametrize("short", [0, 64], ids=["by a scan", "by all ways"])
+def test_expected_weights_are_the_recurrence_and_the_sum_over_paths(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monotonic, "SHORT", short)
     torch.manual_seed(0)
     scores = 2 * torch.randn(1, 4, 5, dtype=torch.float64)
     weights = quiet()(scores, everything(1, 5))[0]
@@ -94,7 +96,9 @@ def test_the_scan_is_the_loop_for_every_length() -> None:
             torch.testing.assert_close(found[:, s], q)
 
 
-def test_gradients_of_the_expected_weights_are_slopes() -> None:
+@pytest.mark.parametrize("short", [0, 64], ids=["by a scan", "by all ways"])
+def test_gradients_of_the_expected_weights_are_slopes(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monotonic, "SHORT", short)
     torch.manual_seed(0)
     scores = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     mask = torch.arange(5) < torch.tensor([[5], [3]])
