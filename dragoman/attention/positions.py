@@ -62,7 +62,7 @@ class Positions(nn.Module):
         else:
             table = self.vectors(0, first + x.size(1))
             added = None if table is None else nn.functional.embedding(places, table)
-        return x if added is None else x + added
+        return x if added is None else (x + added).to(x.dtype)  # a table is float32 whatever the embeddings are
 
 
 class Sinusoidal(Positions):

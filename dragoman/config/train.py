@@ -33,6 +33,12 @@ class TrainConfig:
     average: int = setting(1, "Newest checkpoints averaged into the finished model.", at_least=1, at_most=100)
     choose: str = setting("best", "Which weights the finished model takes.", choices=("best", "last"))
     precision: str = setting("auto", "Number format of the products.", choices=("auto", "float32", "bfloat16"))
+    weights: str = setting(
+        "auto",
+        "What products in bfloat16 take the weights from: the trained ones, which are float32, or copies rounded before every pass, "
+        "between whose layers runs bfloat16; auto rounds a Transformer's on a GPU.",
+        choices=("auto", "float32", "bfloat16"),
+    )
     compile: str = setting("auto", "Whether the model is compiled.", choices=("auto", "on", "off"))
     replay: str = setting("auto", "Whether a GPU's launches are recorded for each shape and replayed as one.", choices=("auto", "off"))
     shard: str = setting(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,6 +20,11 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, width: int, epsilon: float = 1e-5) -> None:
         super().__init__(width, eps=epsilon)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each vector of (..., D)."""
+        with _as_it_comes(x, self.weight):
+            return super().forward(x)
+
 
 class RMSNorm(nn.RMSNorm):
     r"""Root mean square one, then a trained scale; the mean stays.
@@ -29,6 +36,11 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, width: int, epsilon: float = 1e-5) -> None:
         super().__init__(width, eps=epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rescale each vector of (..., D)."""
+        with _as_it_comes(x, self.weight):
+            return super().forward(x)
 
 
 class T5Norm(nn.Module):
@@ -95,3 +107,10 @@ class BatchNorm(nn.Module):
         batch = self.training and rows.size(0) > 1  # one vector has no variance
         normed = F.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, batch, self.momentum, self.epsilon)
         return normed.view(x.shape)
+
+
+def _as_it_comes(x: Tensor, weight: Tensor) -> AbstractContextManager[object]:
+    """Keep autocast from widening what has the weights' own type: the kernels sum in float32 by themselves, and the rest is traffic."""
+    if x.dtype == torch.float32 or x.dtype != weight.dtype:
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)

@@ -36,6 +36,7 @@ class Block(nn.Module):
 
     final_norm = False  # whether a stack that ends with this block needs a norm after it
     compiles: ClassVar[bool] = True  # whether its code is the same for all lengths, so that compiling it pays
+    halves: ClassVar[bool] = False  # whether a GPU trains it with weights rounded to bfloat16 unless told otherwise
     overrides: ClassVar[tuple[str, ...]] = ()  # settings of `model` that a block may have for itself: self(heads=4)
 
     @classmethod

@@ -21,6 +21,7 @@ from dragoman.registry import catalogue
 class TransformerLayer(Block):
     """Self-attention, in a decoder attention to the memory, feed-forward: Vaswani et al. (2017), figure 1."""
 
+    halves = True
     overrides = TransformerOptions.overrides
 
     def __init__(

@@ -25,6 +25,7 @@ from dragoman.training.compiling import choose_compiling, choose_replaying, prep
 from dragoman.training.distributed import World
 from dragoman.training.ema import RunningAverage
 from dragoman.training.feed import Collate, Feed, Update
+from dragoman.training.halved import choose_halving
 from dragoman.training.interlude import DONE, STOP, Interlude, Observe, Replan
 from dragoman.training.ledger import Ledger
 from dragoman.training.loss import Trainable
@@ -96,12 +97,13 @@ class Trainer:
         self._progress = progress or QuietProgress()
         self._device = next(model.parameters()).device
         self.sharding = choose_sharding(config, model, ranks=self._world.size, device=self._device)
-        self._holding = hold(model, self._world, self._device, self.sharding)
+        self.precision = choose_precision(config.precision, self._device)
+        self.halved = choose_halving(config, model, self.precision, self._device) and not self.sharding.wanted
+        self._holding = hold(model, self._world, self._device, self.sharding, halved=self.halved)
         shares = self._holding.shares
         self._schedule: Schedule = catalogue("schedule").load(config.schedule)
         self.optimiser: Optimizer = catalogue("optimiser").load(config.optimiser)(shares, config)
         self.average = RunningAverage(shares, config.ema) if config.ema else None
-        self.precision = choose_precision(config.precision, self._device)
         prepare_device(self._device, deterministic=config.deterministic)
         self.compiling = choose_compiling(config, self._device, sharded=self.sharding.wanted)
         self._ledger = Ledger(config, self.precision, replanned=replan is not None)
@@ -152,7 +154,7 @@ class Trainer:
         self._world.on_loss = lambda reason: self._status(state="failed", exit_code=StoppedError.exit_code, reason=reason)
         try:
             self._begin(resume)
-            log.info("products in %s: %s", self.precision.name, self.precision.reason)
+            log.info("products in %s%s: %s", self.precision.name, " with rounded weights" if self.halved else "", self.precision.reason)
             log.info("compiled: %s, %s", "yes" if self.compiling.wanted else "no", self.compiling.reason)
             if self._world.size > 1:
                 log.info("weights shared out over the ranks: %s, %s", "yes" if self.sharding.wanted else "no", self.sharding.reason)

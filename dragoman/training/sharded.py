@@ -20,6 +20,7 @@ from dragoman.config import TrainConfig
 from dragoman.data.batches import Batch
 from dragoman.models.stack import Stack
 from dragoman.training.distributed import World
+from dragoman.training.halved import Halved
 from dragoman.training.holding import Gradient, Holding, Replicated, Total, weights_of
 from dragoman.training.loss import Loss, Trainable
 
@@ -48,9 +49,11 @@ def choose_sharding(config: TrainConfig, model: nn.Module, *, ranks: int, device
     return Sharding(needed > MOST_OF_A_GPU * room, found)
 
 
-def hold(model: nn.Module, world: World, device: torch.device, sharding: Sharding) -> Holding:
-    """Hold a model as was chosen."""
-    return Sharded(model, world, device) if sharding.wanted else Replicated(model, world)
+def hold(model: nn.Module, world: World, device: torch.device, sharding: Sharding, *, halved: bool = False) -> Holding:
+    """Hold a model as was chosen; one that is shared out is never rounded."""
+    if sharding.wanted:
+        return Sharded(model, world, device)
+    return Halved(model, world) if halved else Replicated(model, world)
 
 
 class Sharded:

@@ -1,0 +1,190 @@
+"""Weights rounded to bfloat16 for each pass, and trained in float32: the same training, and nothing else sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training_kit import SETTINGS, Corpus, assert_same_run, log_of, tensors_of, tiny_model, tiny_trainer
+
+from dragoman.data.batches import Batch
+from dragoman.layers.norms import LayerNorm, RMSNorm
+from dragoman.tasks.translate import TranslateTask
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.distributed import World
+from dragoman.training.halved import Halved, choose_halving
+from dragoman.training.holding import Replicated
+from dragoman.training.loop import Trainer
+from dragoman.training.precision import Precision
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+HALF = Precision(torch.bfloat16, "as configured")
+ROUNDED: dict[str, Any] = {"precision": "bfloat16", "weights": "bfloat16"}
+
+
+def batch() -> Batch:
+    corpus = Corpus()
+    plan = corpus.plan()
+    return corpus.collate(plan)(plan.epoch(0)[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "precision", "model", "expected"),
+    [
+        ("auto", GPU, HALF, {}, True),
+        ("auto", CPU, HALF, {}, False),
+        ("auto", GPU, Precision(torch.float32, ""), {}, False),
+        ("auto", GPU, HALF, {"encoder": ("bigru",), "decoder": ("gru(attention=additive)",), "positions": "none"}, False),
+        ("auto", GPU, HALF, {"norm": "batch"}, False),  # its running means are part of the model
+        ("bfloat16", GPU, HALF, {"norm": "batch"}, False),
+        ("bfloat16", CPU, HALF, {}, True),
+        ("bfloat16", CPU, Precision(torch.float32, ""), {}, False),
+        ("float32", GPU, HALF, {}, False),
+    ],
+)
+def test_where_weights_are_rounded(wanted: str, device: torch.device, precision: Precision, model: dict[str, Any], expected: bool) -> None:
+    config = dataclasses.replace(SETTINGS, weights=wanted)
+    assert choose_halving(config, tiny_model(**model), precision, device) is expected
+
+
+def gradients(holding: Replicated, precision: Precision = HALF) -> dict[str, torch.Tensor]:
+    with precision.autocast(CPU):
+        loss = holding.loss(TranslateTask(smoothing=0.1), batch())
+    holding.backward(loss)
+    found = {name: parameter.grad for name, parameter in holding.shares.named_parameters() if parameter.grad is not None}
+    for parameter in holding.shares.parameters():
+        parameter.grad = None
+    return found
+
+
+def test_gradients_are_those_of_the_rounded_model_and_as_wide_as_the_weights() -> None:
+    model = tiny_model(dropout=0.0)
+    holding = Halved(model, World())
+    exact = tiny_model(dropout=0.0)
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    found, expected = gradients(holding), gradients(Replicated(exact, World()), Precision(torch.float32, ""))
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert gradient.dtype is torch.float32
+        assert (gradient - expected[name]).norm() <= 0.05 * expected[name].norm() + 1e-3, name
+    assert all(parameter.grad is None for parameter in holding.rounded.parameters())
+    assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
+
+
+def test_a_pass_uses_the_weights_of_its_time() -> None:
+    """Whoever changed them: an optimiser, a checkpoint that was loaded, a rehearsal that put them back."""
+    model = tiny_model(dropout=0.0)
+    holding = Halved(model, World())
+    before = gradients(holding)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    assert any(not torch.equal(gradient, before[name]) for name, gradient in gradients(holding).items())
+    for rounded, parameter in zip(holding.rounded.parameters(), model.parameters(), strict=True):
+        assert torch.equal(rounded, parameter.to(torch.bfloat16))
+
+
+def test_gradients_go_where_there_is_room_for_them_and_an_unused_weight_gets_none() -> None:
+    model = tiny_model(dropout=0.0)
+    model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    holding = Halved(model, World())
+    rooms = {name: torch.full_like(parameter, 7.0) for name, parameter in model.named_parameters() if name != "unused"}
+    for name, room in rooms.items():
+        model.get_parameter(name).grad = room
+    found = gradients(holding)
+    assert found.keys() == rooms.keys()
+    for name, room in rooms.items():
+        assert found[name] is room
+    again = gradients(holding)
+    for name, room in rooms.items():
+        assert torch.equal(room, again[name])
+
+
+def test_what_runs_between_the_layers_is_bfloat16() -> None:
+    holding = Halved(tiny_model(dropout=0.1), World())
+    seen = set()
+    for name, module in holding.rounded.named_modules():
+        if name.endswith(("residual", "norm", "feedforward", "self", "cross", "entrance")):
+            module.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
+    gradients(holding)
+    assert seen == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_norms_return_what_they_are_given_and_sum_in_float32(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    x, norm = torch.randn(50, 64) * 3 + 1, kind(64)
+    expected = norm(x.bfloat16().float())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(x).dtype is torch.float32  # float32 stays what it is
+        found = norm.to(torch.bfloat16)(x.bfloat16())
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.01)
+
+
+def losses(path: Path) -> list[float]:
+    return [record["nll"] for record in log_of(path) if "nll" in record]
+
+
+def test_losses_are_those_of_autocast_and_of_float32_within_noise(tmp_path: Path) -> None:
+    """The noise is what other dropout does to a float32 run; rounding does less over the same updates."""
+    settings: dict[str, Any] = {"steps": 60, "ema": 0.0, "checkpoint_every": 60, "validate_every": 60}
+    ways = {
+        "exact": {"precision": "float32"},
+        "other": {"precision": "float32", "seed": 8},
+        "autocast": {"precision": "bfloat16", "weights": "float32"},
+        "rounded": ROUNDED,
+    }
+    curves = {}
+    for name, way in ways.items():
+        with RunDirectory(tmp_path / name) as run:
+            trainer = tiny_trainer(run, **{**settings, **way})
+            assert trainer.halved is (name == "rounded")
+            trainer.run(resume=False)
+        curves[name] = torch.tensor(losses(tmp_path / name)).view(6, 10).mean(dim=1)
+    noise = (curves["other"] - curves["exact"]).abs().max()
+    assert (curves["rounded"] - curves["exact"]).abs().max() < max(0.02, noise)
+    assert (curves["rounded"] - curves["autocast"]).abs().max() < max(0.02, noise)
+    assert curves["rounded"][-1] < curves["rounded"][0] - 0.3
+
+
+def test_a_run_that_is_resumed_is_the_run_bit_for_bit(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "whole") as run:
+        tiny_trainer(run, **ROUNDED).run(resume=False)
+    for steps in (4, 12):
+        with RunDirectory(tmp_path / "parts") as run:
+            tiny_trainer(run, **ROUNDED, steps=steps).run(resume=steps > 4)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert {tensor.dtype for tensor in tensors_of(tmp_path / "whole").values()} == {torch.float32}
+
+
+def test_a_rehearsal_leaves_nothing_behind(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "plain") as run:
+        tiny_trainer(run, **ROUNDED).run(resume=False)
+    with RunDirectory(tmp_path / "rehearsed") as run:
+        trainer = tiny_trainer(run, **ROUNDED)
+        trainer.rehearse(0.01)
+        trainer.run(resume=False)
+    assert_same_run(tmp_path / "plain", tmp_path / "rehearsed")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_rounded_weights_train_recorded_as_they_do_plainly(tmp_path: Path) -> None:
+    """Launches that are replayed are the same ones: the same losses to the last bit."""
+    curves = []
+    for replay in ("off", "auto"):
+        config = dataclasses.replace(SETTINGS, **ROUNDED, steps=40, replay=replay, compile="off", checkpoint_every=40, validate_every=40)
+        corpus = Corpus()
+        plan = corpus.plan()
+        model = tiny_model().cuda()
+        with RunDirectory(tmp_path / replay) as run:
+            task = TranslateTask(smoothing=0.1)
+            Trainer(model=model, task=task, plan=plan, collate=corpus.collate(plan), config=config, run=run, width=16).run(resume=False)
+        curves.append(losses(tmp_path / replay))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-6)
