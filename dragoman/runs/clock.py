@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from dragoman.errors import ConfigError
+from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.meter import duration
 
 CLOSING_SHARE, CLOSING_SECONDS = 0.03, 8.0  # of the budget, and more: to score the finished model and to write it
@@ -64,3 +65,9 @@ class Clock:
             before, then = self._first
             pace = (now - then) / max(done - before, 1)
         return min(most, done + max(0, int(self.left() / max(pace, 1e-9))))
+
+
+def seconds_spent(run: RunDirectory) -> float:
+    """Ask the newest checkpoint how long the run has trained."""
+    checkpoint = next(run.verified(), None)
+    return float(checkpoint.state.get("seconds", 0.0)) if checkpoint else 0.0

@@ -150,3 +150,9 @@ def paced(config: Config, updates: int) -> Config:
             "validate_every": max(10, updates // 8),
         }
     )
+
+
+def steps_are_open(config: Config) -> bool:
+    """Say whether the number of updates is the recipe's own, which a time budget may change, and not a person's."""
+    recipe = catalogue("recipe").load(config.recipe)() if config.recipe else Config()
+    return config.train.steps == recipe.train.steps

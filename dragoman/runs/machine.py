@@ -7,15 +7,20 @@ import platform
 
 import torch
 
+from dragoman.errors import ConfigError
 from dragoman.training.distributed import local_rank
 from dragoman.translator.device import choose_device
 
 
 def take_device(wanted: str) -> torch.device:
     """Choose the device; under torchrun each process takes a GPU of its own."""
-    device = choose_device(wanted)
+    alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
+    device = choose_device(wanted, strict=not alone)
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", local_rank())
+        number, gpus = local_rank(), torch.cuda.device_count()
+        if number >= gpus:
+            raise ConfigError([f"each process needs a GPU of its own; found {gpus} for process {number + 1}; start fewer with torchrun"])
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     return device
 

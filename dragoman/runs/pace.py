@@ -11,6 +11,7 @@ from dragoman.data.batches import Batch, make_batch
 from dragoman.models.build import build_model
 from dragoman.registry import catalogue
 from dragoman.tasks.translate import TranslateTask
+from dragoman.training.memory import free, is_out_of_memory
 from dragoman.training.precision import choose_precision
 from dragoman.training.randomness import own_randomness
 
@@ -19,14 +20,26 @@ SECONDS, FEWEST = 1.5, 2  # measured for so long, and for so many updates at lea
 
 
 def measure_pace(config: Config, device: torch.device) -> float:
-    """Train on made-up sentences and return pieces a second, both sides together."""
+    """Train on made-up sentences and return pieces a second, both sides together; a batch that does not fit is halved."""
+    rows = max(1, config.train.batch_tokens // LENGTH)
+    while True:
+        try:
+            return _measure(config, device, rows)
+        except (RuntimeError, MemoryError) as error:
+            if rows == 1 or not is_out_of_memory(error):
+                raise
+        free()
+        rows //= 2
+
+
+def _measure(config: Config, device: torch.device, rows: int) -> float:
+    """Measure with so many sentences a batch."""
     with own_randomness(0):
         vocabulary = config.text.vocabulary
         model = build_model(config.model, src_vocabulary=vocabulary, tgt_vocabulary=vocabulary).to(device).train()
         optimiser = catalogue("optimiser").load(config.train.optimiser)(model, config.train)
         task = TranslateTask(smoothing=config.train.label_smoothing)
         precision = choose_precision(config.train.precision, device)
-        rows = max(1, config.train.batch_tokens // LENGTH)
         batch = _made_up(rows, vocabulary).to(device)
         done, began = -1, 0.0
         while done < FEWEST or time.monotonic() - began < SECONDS:

@@ -20,11 +20,10 @@ from dragoman.config import Config, config_digest, from_dict, require_config, to
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.evaluate.scoring import score
 from dragoman.models.build import build_model
-from dragoman.registry import catalogue
 from dragoman.runs.assembling import Assembly
-from dragoman.runs.clock import Clock
+from dragoman.runs.clock import Clock, seconds_spent
 from dragoman.runs.finish import choose_weights, golden_texts, make_card, sentences_to_score
-from dragoman.runs.fitting import fit, paced
+from dragoman.runs.fitting import fit, paced, steps_are_open
 from dragoman.runs.forecast import Forecast, forecast
 from dragoman.runs.machine import machine_name, take_device
 from dragoman.runs.pace import measure_pace
@@ -38,6 +37,7 @@ from dragoman.training.distributed import World, join_world
 from dragoman.training.environment import describe_environment
 from dragoman.training.loop import Result, Trainer
 from dragoman.training.progress import Progress, QuietProgress
+from dragoman.translator.device import where_it_fits
 
 
 def train(
@@ -79,13 +79,20 @@ def train(
     device = take_device(settled.train.device)
     world = World() if dry_run else join_world(device)
     shown = progress if world.leads else QuietProgress()
-    run = _Run(settled, place, begun=begun, device=device, world=world, clock=clock, progress=shown)
-    try:
+
+    def run_on(where: torch.device) -> Path:
+        elsewhere = where != device  # after an attempt that may have begun the run
+        started = place.begun if elsewhere else begun
+        chosen = place.go_on(config) if elsewhere and started else settled
+        run = _Run(chosen, place, begun=started, device=where, world=world, clock=clock, progress=shown)
         # Named on the first line, so that nobody trains on a CPU beside an idle GPU without knowing (joeynmt#133).
-        shown.note(f"training on {machine_name(device, world.size)}")
-        if over is not None and not begun:
+        shown.note(f"training on {machine_name(where, world.size)}")
+        if over is not None and not started:
             run.fit(over)
         return run.rehearse() if dry_run else run.go(request=config)
+
+    try:
+        return where_it_fits(device, run_on) if world.size == 1 else run_on(device)
     finally:
         world.close()
 
@@ -98,7 +105,7 @@ class _Run:
     ) -> None:
         self.config, self.place, self.begun = config, place, begun
         self.device, self.world, self.clock, self.progress = device, world, clock, progress
-        self._steps_open = _steps_are_open(config)
+        self._steps_open = steps_are_open(config)
         self._vocabulary_open = False
 
     def fit(self, over: Callable[[Config], Config]) -> None:
@@ -140,7 +147,7 @@ class _Run:
                 if not self.begun:
                     self._begin(self._trainer(prepared, run), prepared, request or self.config)
                 elif self.world.leads:
-                    self.clock.spend(_seconds_spent(run))
+                    self.clock.spend(seconds_spent(run))
                 stopping.raise_if_requested()
             run.data_digest, run.config_digest = prepared.digest, config_digest(self.config)
             result = self._trainer(prepared, run).run(resume=True)
@@ -285,15 +292,3 @@ class _Run:
         on = f"validation, {'all' if len(pairs) == len(prepared.sentences) else 'the first'} {len(pairs):,} pairs"
         self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
         return [CardScore(each.name, each.value, each.signature, on) for each in found]
-
-
-def _seconds_spent(run: RunDirectory) -> float:
-    """Ask the newest checkpoint how long the run has trained."""
-    checkpoint = next(run.verified(), None)
-    return float(checkpoint.state.get("seconds", 0.0)) if checkpoint else 0.0
-
-
-def _steps_are_open(config: Config) -> bool:
-    """Say whether the number of updates is the recipe's own, which a time budget may change, and not a person's."""
-    recipe = catalogue("recipe").load(config.recipe)() if config.recipe else Config()
-    return config.train.steps == recipe.train.steps

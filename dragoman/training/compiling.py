@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from dragoman.config import TrainConfig
+from dragoman.errors import DragomanError
 from dragoman.models.blocks import Block
 from dragoman.training.memory import is_out_of_memory
 
@@ -20,6 +22,8 @@ log = logging.getLogger(__name__)
 
 # The kinds of blocks, with and without masks, take a minute or so to compile, cold: a short run would be over before it gains.
 LEAST_UPDATES, LEAST_SECONDS = 20_000, 1200.0
+_compiled = weakref.WeakSet[Block]()
+_failed = ""  # what the compiler said when it could not do it: in this process it is not asked again
 MOST_VARIANTS = 64  # of a block's code: kinds, masks, lengths that are special to torch; it gives up quietly past its own 8
 
 
@@ -34,6 +38,8 @@ def choose_compiling(config: TrainConfig, device: torch.device, *, sharded: bool
     """Follow `train.compile`; `auto` compiles long runs on a GPU."""
     if sharded:
         return Compiling(False, "ranks that share out the weights meet within a pass")
+    if _failed and config.compile != "off":
+        return Compiling(False, "it failed before")
     if config.compile != "auto":
         return Compiling(config.compile == "on", "as configured")
     if device.type != "cuda":
@@ -53,7 +59,7 @@ def choose_replaying(config: TrainConfig, device: torch.device) -> bool:
 
 
 class Compiled:
-    """A pass through a model whose blocks torch compiles when they are first called; should that fail, they run as they are.
+    """A pass through a model whose blocks torch compiles when they are first called.
 
     Blocks are compiled one by one and for all shapes at once: those of a kind share their code, so a stack of six takes as long as
     one, where compiling whole passes took half a minute for each of a plan's shapes. A block whose loop goes through the
@@ -65,22 +71,13 @@ class Compiled:
         limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
         limits.specialize_float = True  # rates are settings: as numbers that may change they break the code into pieces
         self._function = function
-        self._begun = self._failed = False
+        self._begun = False
 
     def __call__(self, model: nn.Module, *arguments: Any) -> Any:
         """Call the function; its model's blocks are compiled on the way."""
         if not self._begun:
             compile_blocks(model)
             self._begun = True
-        try:
-            return self._function(model, *arguments)
-        except Exception as error:
-            if self._failed or is_out_of_memory(error):
-                raise
-            found = " ".join(str(error).split())[:200]
-            log.warning("compiling failed and training goes on without it (%s: %s); set train.compile=off", type(error).__name__, found)
-            torch.compiler.set_stance("force_eager")
-            self._failed = True
         return self._function(model, *arguments)
 
 
@@ -89,6 +86,30 @@ def compile_blocks(model: nn.Module) -> None:
     for block in model.modules():
         if isinstance(block, Block) and block.compiles:
             block.compile(dynamic=True)
+            _compiled.add(block)
+
+
+def stop_compiling(error: Exception) -> bool:
+    """Have all blocks run as they are, where an error may be the compiler's, and say so; else give False.
+
+    A compiler raises whatever it meets, on the way forward or back, and nobody can tell that from a mistake in a block: the pass is
+    tried once more without it.
+    """
+    global _failed
+    if not _compiled or isinstance(error, DragomanError) or is_out_of_memory(error):
+        return False
+    for block in _compiled:
+        block._compiled_call_impl = None  # what nn.Module.compile sets; a stance of torch's would hold for others in this process too
+    _compiled.clear()
+    _failed = said_shortly(error)
+    log.warning("compiling failed, the blocks run as they are, and the result is the same (%s); train.compile=off skips it", _failed)
+    return True
+
+
+def said_shortly(error: Exception) -> str:
+    """Cut what a compiler said, which may be pages, to its first line."""
+    found = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {found[:160]}" if found else type(error).__name__
 
 
 @contextmanager

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 # After a failure the bucket's cap is this share of what failed: below it, so that the next batch is split before it
 # fails, and above one half, so that the halves which are tried next are not split again.
 CAP_SHARE = 0.8
+_told = set[str]()  # that batches are split is said once a process, whose run and rehearsal have a guard each
 
 
 class Part(NamedTuple):
@@ -40,7 +41,7 @@ class MemoryGuard:
 
     def run(self, batch: Batch, compute: Callable[[Batch, str], None]) -> None:
         """Call `compute(part, path)` until every row has been through it once; it must change nothing when it fails."""
-        waiting = [Part(batch, "")]
+        waiting, before = [Part(batch, "")], len(self.dropped)
         while waiting:
             part = waiting.pop(0)
             if _rows(part.batch) > 1 and _slots(part.batch) > self.caps.get(_bucket(part.batch), 1 << 62):
@@ -48,19 +49,26 @@ class MemoryGuard:
                 continue
             if self._fits(part, compute):
                 continue
-            _free()
+            free()
             if _rows(part.batch) == 1:
-                self.dropped.extend(int(example) for example in part.batch.examples)
-                log.warning("out of memory for one sentence alone; example %d is left out of this update", int(part.batch.examples[0]))
+                example = int(part.batch.examples[0])
+                if example not in self.dropped:
+                    log.warning("out of memory for one sentence alone: example %d is left out, and all others are used", example)
+                self.dropped.append(example)
                 continue
             self.splits += 1
             self.caps[_bucket(part.batch)] = int(CAP_SHARE * _slots(part.batch))
-            log.warning(
-                "out of memory with %d slots of %s; from now on such batches are split; lower train.batch_tokens to avoid it",
+            log.log(
+                logging.DEBUG if _told else logging.WARNING,
+                "out of memory with %d slots of %s: batches that do not fit are computed in parts, and the result is the same; "
+                "a lower train.batch_tokens avoids it",
                 _slots(part.batch),
                 _bucket(part.batch),
             )
+            _told.add("parts")
             waiting[:0] = _halves(part)
+        if _rows(batch) > 1 and len(self.dropped) - before == _rows(batch):
+            raise torch.OutOfMemoryError(f"out of memory for every sentence of a batch of {_bucket(batch)}")
 
     def run_whole(self, batch: Batch, compute: Callable[[Batch, str], None]) -> None:
         """Call `compute` once, where the other ranks are in the same pass and no rank can split its batch alone."""
@@ -109,8 +117,8 @@ def _halves(part: Part) -> list[Part]:
     ]
 
 
-def _free() -> None:
-    """Give back what the failed try still holds."""
+def free() -> None:
+    """Give back what a failed try still holds."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -39,9 +39,9 @@ def choose_precision(wanted: str, device: torch.device) -> Precision:
     """Follow `train.precision`; `auto` asks the hardware and never the clock, so that a rerun decides alike."""
     if wanted == "float32":
         return Precision(torch.float32, "as configured")
-    if wanted == "bfloat16":
+    if wanted == "bfloat16" and (device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)):
         return Precision(torch.bfloat16, "as configured")
-    if device.type == "cuda":
+    if device.type == "cuda":  # one without bfloat16 would emulate it, slower than float32 and no more exact
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return Precision(torch.bfloat16, f"{torch.cuda.get_device_name(device)} multiplies it")
         return Precision(torch.float32, f"{torch.cuda.get_device_name(device)} does not multiply bfloat16")

@@ -17,6 +17,7 @@ from dragoman.data.batches import Batch
 from dragoman.errors import StoppedError
 from dragoman.files import faults
 from dragoman.training import optimisers
+from dragoman.training.compiling import stop_compiling
 from dragoman.training.feed import Slice, Update
 from dragoman.training.holding import Gradient, Holding, Total
 from dragoman.training.loss import Loss, Trainable
@@ -121,8 +122,13 @@ class UpdateStep:
             def compute(batch: Batch, path: str, part: Slice = part) -> None:
                 _leave_if_urgent()
                 slot = f"{part.slot}{path and '.' + path}"
-                reseed(seed_for(self._seed, update.number, part.micro, slot), self._device)
-                loss = self._launch(batch, idle=True) if part.idle else self._backward(batch)
+                seed = seed_for(self._seed, update.number, part.micro, slot)
+                try:
+                    loss = self._computed(batch, seed, idle=part.idle)
+                except Exception as error:
+                    if not stop_compiling(error):
+                        raise
+                    loss = self._computed(batch, seed, idle=part.idle)  # from the same random numbers
                 self._hold(held)
                 sums.add_(torch.stack([loss.total.detach(), loss.nll.detach(), loss.count.detach()]).float())
 
@@ -132,6 +138,11 @@ class UpdateStep:
                 self.guard.run(part.batch, compute)
         faults.point("update.after_backward")
         return held, sums
+
+    def _computed(self, batch: Batch, seed: int, *, idle: bool) -> Loss:
+        """Leave a batch's gradients on the parameters, by replaying where that can be done."""
+        reseed(seed, self._device)
+        return self._launch(batch, idle=True) if idle else self._backward(batch)
 
     def _launch(self, batch: Batch, *, idle: bool = False) -> Loss:
         """Leave one batch's gradients on the parameters, or none of them: a failure half-way must not count twice."""

@@ -1,29 +1,114 @@
-"""Where a model runs: what `auto` means, and what is said of a device that is not there."""
+"""Where a model runs: what `auto` means, and what is used where a device is missing, too old or full."""
 
 from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from dragoman.errors import ConfigError
+from dragoman.training.memory import free, is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+_Made = TypeVar("_Made")
+_told = set[str]()  # a command may ask for its device several times, and a person wants to read once that it is not there
 
 
-def choose_device(name: str | torch.device = "auto") -> torch.device:
-    """Take the named device, or with `auto` a GPU where there is one and else the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        known = device.type in ("cpu", "cuda", "mps")
-    except (RuntimeError, TypeError):
-        known = False
-    if not known:
-        raise ConfigError([f"the device must be auto, cpu, cuda, cuda:1 or mps; found {name!r}; try auto"]) from None
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError([f"the device must be one that torch sees; found {name!r} and {torch.cuda.device_count()} GPUs; try auto or cpu"])
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError([f"the device must be one that torch sees; found {name!r} on a machine without it; try auto or cpu"])
+def choose_device(name: str | torch.device = "auto", *, strict: bool = False) -> torch.device:
+    """Take the named device, or with `auto` a GPU where there is one and else the CPU.
+
+    A GPU that cannot be used costs one line, and the CPU computes the same. With `strict` it is refused: where several processes
+    train together, one that went elsewhere alone would keep the others waiting.
+    """
+    device = _parsed(name)
+    if device.type == "cpu":
+        return device
+    reason = _no_mps() if device.type == "mps" else _no_cuda(device, said=name == "auto")
+    if reason is None:
+        return CPU
+    if reason and strict:
+        raise ConfigError([f"every process of a run must have its device; found {reason}; add --device cpu to all of them"])
+    if reason:
+        _tell(f"{reason}: the CPU is used, which takes longer, and the result is the same")
+        return CPU
     if device.type == "cuda":
         # cuDNN's attention builds a plan for every shape it meets, half a second each on an H200 with torch 2.11, and a
         # decoder meets a new shape at every step. PyTorch's own fused kernels take all shapes as they come.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
+
+
+def where_it_fits(device: torch.device, make: Callable[[torch.device], _Made]) -> _Made:
+    """Make something on a device, or on the CPU where the device's memory has no room for it."""
+    try:
+        return make(device)
+    except (RuntimeError, MemoryError) as error:
+        if device.type == "cpu" or not is_out_of_memory(error):
+            raise
+    free()
+    _tell(f"the model does not fit into the memory of {device}: the CPU is used, which takes longer, and the result is the same")
+    return make(CPU)
+
+
+def _parsed(name: str | torch.device) -> torch.device:
+    """Read a device's name."""
+    try:
+        device = torch.device("cuda" if name == "auto" else name)
+        known = device.type in ("cpu", "cuda", "mps")
+    except (RuntimeError, TypeError):
+        known = False
+    if not known:
+        raise ConfigError([f"the device must be auto, cpu, cuda, cuda:1 or mps; found {name!r}; try auto"]) from None
+    return device
+
+
+def _no_mps() -> str:
+    """Say why Apple's GPU cannot be used; empty where it can."""
+    return "" if torch.backends.mps.is_available() else "there is no mps here"
+
+
+def _no_cuda(device: torch.device, *, said: bool) -> str | None:
+    """Say why a GPU cannot be used, by using it; empty where it can, None where there is none and nobody wanted it (`said`)."""
+    with warnings.catch_warnings(record=True) as caught:  # torch says in many lines what we say in one
+        warnings.simplefilter("always")
+        if not torch.cuda.is_available():
+            troubles = [_first_line(each.message) for each in caught if "CUDA" in str(each.message)]
+            if troubles:
+                return f"the GPU cannot be used ({troubles[0]})"
+            return None if said else f"torch {'' if torch.version.cuda else 'is built for CPUs alone and '}sees no GPU here"
+        if (device.index or 0) >= torch.cuda.device_count():
+            return f"torch sees {torch.cuda.device_count()} GPU{'' if torch.cuda.device_count() == 1 else 's'} and no {device}"
+        try:
+            torch.ones(8, device=device).sum().item()
+        except RuntimeError as error:
+            return _failed(device, error)
+    return ""
+
+
+def _failed(device: torch.device, error: RuntimeError) -> str:
+    """Put what a GPU answered to its first task into a few words."""
+    name = torch.cuda.get_device_name(device)
+    if is_out_of_memory(error):
+        return f"the memory of {name} is full"
+    if "no kernel image" in str(error):
+        major, minor = torch.cuda.get_device_capability(device)
+        built = ", ".join(each for each in torch.cuda.get_arch_list() if each.startswith("sm_"))
+        return f"{name} (sm_{major}{minor}) is too old for this torch, which is built for {built}"
+    return f"{name} cannot be used ({_first_line(error)})"
+
+
+def _first_line(message: object) -> str:
+    """Cut what another library says to what matters."""
+    return next(iter(str(message).strip().splitlines()), type(message).__name__)[:160].rstrip(" .")
+
+
+def _tell(line: str) -> None:
+    """Say something once a process."""
+    if line not in _told:
+        _told.add(line)
+        logger.warning(line)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from training_kit import Corpus, assert_same_run, log_of, state_of, tiny_model, tiny_trainer
 
 from dragoman.data.batches import Cursor
 from dragoman.tasks.translate import TranslateTask
+from dragoman.training import memory
 from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.memory import MemoryGuard, is_out_of_memory
 
@@ -94,6 +97,31 @@ def test_a_resumed_run_splits_the_same_way(tmp_path):
     with RunDirectory(tmp_path / "cut") as run:
         make(run, 30, **options).run(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_that_batches_are_split_is_said_once_a_process(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(memory, "_told", set())
+    for name in ("rehearsal", "run"):
+        with RunDirectory(tmp_path / name) as run:
+            trainer = make(run, 10, steps=12)
+            trainer.run(resume=False)
+            assert trainer._ledger.guard.splits > 1
+    [line] = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
+    assert re.fullmatch(
+        r"out of memory with \d+ slots of \d+x\d+: .* computed in parts, and the result is the same; a lower train.* it", line
+    )
+
+
+def test_where_no_sentence_fits_the_memory_is_said_to_be_too_small():
+    corpus = Corpus(3)
+    plan = corpus.plan()
+    batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
+
+    def fail(part, path):
+        raise MemoryError
+
+    with pytest.raises(torch.OutOfMemoryError, match=f"every sentence of a batch of {batch.src.shape[1]}x"):
+        MemoryGuard().run(batch, fail)
 
 
 def test_a_sentence_that_does_not_fit_alone_is_left_out_and_named(caplog):
