@@ -1,7 +1,8 @@
-"""Finding the largest of many numbers on a CPU without looking at each of them twice.
+"""Finding the largest of many numbers without looking at each of them twice.
 
-torch compares one number after another to find where a largest stands, and many at once to find how large it is. So a row is cut into
-blocks: their maxima, made the quick way, say which few blocks can hold what is looked for.
+On a CPU torch compares one number after another to find where a largest stands, and many at once to find how large it is; on a GPU it
+reads a row once for every two bits of a number to find several. So a row is cut into blocks: their maxima, made the quick way, say
+which few blocks can hold what is looked for.
 """
 
 from __future__ import annotations
@@ -44,14 +45,15 @@ def largest(x: Tensor, count: int) -> Largest:
     """Find the `count` largest of each row of (N, V), in falling order, any of equal ones: (N, count) each."""
     width = x.size(1)
     number = width // MANY_BLOCK
-    if x.device.type != "cpu" or number < LEAST_BLOCKS * count:
+    if number < LEAST_BLOCKS * count:
         return Largest(*x.topk(count, dim=-1))
     whole = number * MANY_BLOCK
     blocks = x[:, :whole].view(-1, number, MANY_BLOCK)
     # The largest are in the blocks with the largest maxima: as many blocks as numbers hold them all, whatever is equal.
     chosen = blocks.amax(dim=-1).topk(count, dim=-1).indices  # (N, count)
-    rows = torch.arange(x.size(0)).unsqueeze(1)
-    within = torch.cat([blocks[rows, chosen].flatten(1), x[:, whole:]], dim=1)
+    rows = torch.arange(x.size(0), device=x.device).unsqueeze(1)
+    within = blocks[rows, chosen].flatten(1)
+    within = torch.cat([within, x[:, whole:]], dim=1) if whole < width else within
     values, places = within.topk(count, dim=-1)
     block = chosen.gather(1, (places // MANY_BLOCK).clamp_(max=count - 1))
     held = count * MANY_BLOCK

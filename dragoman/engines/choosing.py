@@ -11,7 +11,7 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.engines.face import Engine
 from dragoman.engines.folder import FOLDER, engine_names, read_folder
-from dragoman.engines.freezing import INT8, PRECISIONS
+from dragoman.engines.freezing import HALVES, INT8, PRECISIONS
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError, nearest
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ def check_precision(precision: str | None, device: torch.device) -> None:
         raise ConfigError([f"the precision must be one of {', '.join(PRECISIONS)}; found {precision!r}; {nearest(precision, PRECISIONS)}"])
     if precision == INT8 and device.type != "cpu":
         raise ConfigError([f"the precision int8 runs on a CPU; found the device {device}; add --device cpu, or leave out --precision"])
+    if precision in HALVES and device.type != "cuda":
+        raise ConfigError([f"the precision {precision} runs on a GPU; found the device {device}; leave out --precision"])
 
 
 def _has_precision(name: str, precision: str | None) -> bool:

@@ -14,8 +14,9 @@ from dragoman.engines.products import Product, Range, int8, int8_refusal, packed
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import BOS, SPECIALS
 
-FLOAT32, INT8 = "float32", "int8"
-PRECISIONS = (FLOAT32, INT8)
+FLOAT32, INT8, FLOAT16, BFLOAT16 = "float32", "int8", "float16", "bfloat16"
+HALVES = (FLOAT16, BFLOAT16)  # on a GPU
+PRECISIONS = (FLOAT32, INT8, *HALVES)
 
 Pair = tuple[Sequence[int], Sequence[int]]  # pieces of a source and of an output to it
 

@@ -20,11 +20,12 @@ from dragoman.decoding.stepping import Strategy
 from dragoman.engines.face import Request
 from dragoman.engines.freezing import FLOAT32, Pair, freeze
 from dragoman.engines.frozen import Frozen
+from dragoman.engines.on_device import OnDevice
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 logger = logging.getLogger(__name__)
 
-GPU_SLOTS = 200_000  # padded places of source and beam: some 2,000 sentences of 20 pieces with a beam of 5
+GPU_SLOTS = 100_000  # padded places of source and beam: some 1,000 sentences of 20 pieces with a beam of 5
 CPU_SLOTS = 2048  # enough rows to be worth a product, few enough that their keys stay near
 WIDEST_FROZEN = 32  # beams: a frozen model's beams look at one another's keys, which wider ones would pay for
 
@@ -35,7 +36,8 @@ class Native:
     """The model itself, loaded when it is first needed: where another engine does all the work, it never is.
 
     On a CPU a Transformer is frozen first: the same function in a quicker form, and with `precision` int8 nearly the same in a much
-    quicker one. Whatever has no such form or is being watched runs as it is, and weights that change are frozen again.
+    quicker one. On a GPU its steps are recorded, in float32 or with `precision` float16 or bfloat16. Whatever has no such form or is
+    being watched runs as it is, and weights that change are frozen again.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Native:
         self._making = threading.Lock()
         self._frozen: Frozen | None = None
         self._made_from: Any = None
+        self._on_device = OnDevice(precision)
 
     @property
     def name(self) -> str:
@@ -79,6 +82,9 @@ class Native:
     def generate(self, request: Request) -> list[list[Hypothesis]]:
         """Encode a batch and search."""
         with self._alone(), torch.inference_mode():
+            found = self._recorded(request)
+            if found is not None:
+                return found
             model: Any = self._form(request.strategy)
             return search(
                 model,
@@ -91,6 +97,13 @@ class Native:
                 scored=request.scored,
             )
 
+    def _recorded(self, request: Request) -> list[list[Hypothesis]] | None:
+        """Search by recorded steps on a GPU; None where the model must do it as it is."""
+        if self.device.type != "cuda" or self.model.training or _is_altered(self.model):
+            return None
+        with self._making:
+            return self._on_device.generate(self.model, _stamp(self.model), request)
+
     def _form(self, strategy: Strategy) -> EncoderDecoder | Frozen:
         """Give the model in its quickest form that does the same."""
         model = self.model
@@ -98,7 +111,7 @@ class Native:
         if wide or model.training or self.device.type != "cpu" or _is_altered(model):
             return model
         with self._making:
-            stamp = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in model.parameters()]
+            stamp = _stamp(model)
             if stamp != self._made_from:
                 made = freeze(model, self.precision, self._pairs())
                 if made.refusal and self.precision != FLOAT32:
@@ -117,6 +130,11 @@ class Native:
             yield
         finally:
             torch.set_num_threads(self._threads)  # what threads that are yet to come begin with
+
+
+def _stamp(model: EncoderDecoder) -> list[tuple[int, int]]:
+    """Tell weights that have changed."""
+    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in model.parameters()]
 
 
 def _is_altered(model: EncoderDecoder) -> bool:

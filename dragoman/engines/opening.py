@@ -11,9 +11,10 @@ from dragoman.bundle import Bundle
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines.choosing import check_precision, choose_engine
 from dragoman.engines.face import Engine
-from dragoman.engines.freezing import FLOAT32, Pair
+from dragoman.engines.freezing import Pair
 from dragoman.engines.measuring import choose_quickest
 from dragoman.engines.native import Native
+from dragoman.engines.on_device import usual_precision
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def native_engine(bundle: Bundle, device: torch.device, precision: str | None = 
     def pairs() -> list[Pair]:
         return [(case["src"], case["tgt"]) for case in bundle.golden["cases"]]
 
-    return Native(lambda: bundle.model, precision=precision or FLOAT32, workers=workers, pairs=pairs)
+    return Native(lambda: bundle.model, precision=precision or usual_precision(device), workers=workers, pairs=pairs)
 
 
 def described(engine: Engine) -> str:

@@ -1,0 +1,179 @@
+"""A Transformer made ready to translate on a GPU: the same function, its weights in the number format of its products.
+
+Products run in that format. What is added up over layers, norms and scores stay in float32, so that half precision rounds what a
+product reads and never what is carried on. Nothing in a step depends on a number that only the device knows, so that its launches
+can be recorded (`recorded.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.attention.positions import Learned
+from dragoman.engines.frozen import freezing_refusal
+from dragoman.layers.residual import Residual
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.stack import Stack
+from dragoman.models.transformer import TransformerLayer
+
+Product = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
+
+
+class Standing(NamedTuple):
+    """What one step of N sentences with K beams each reads, and where it writes its keys and values."""
+
+    own: Tensor  # (N, L, 2, H, slots, Dh): the keys and values of each layer; those of step t are the slots from t * K
+    seen: Tensor  # (N, 1, K, slots): nought for a beam's own past with this step, else minus infinity
+    memory: Tensor  # (N, L, 2, H, S, Dh)
+    hidden: Tensor  # (N, 1, 1, S): minus infinity where a source is padded, else nought
+    step: Tensor  # ()
+    slots: Tensor  # (K,) those of this step
+    places: int  # steps that there may be at the most
+
+
+def laying_out_refusal(model: EncoderDecoder) -> str:
+    """Say why a model has no such form; empty where it has one."""
+    shapes = {(block.self.heads, block.self.head_width, block.cross.heads, block.cross.head_width) for block in _layers(model.decoder)}
+    return freezing_refusal(model) or ("" if len(shapes) == 1 else "its layers have heads of different shapes")
+
+
+class LaidOut:
+    """What a model computes, from copies of its weights in one number format."""
+
+    def __init__(self, model: EncoderDecoder, dtype: torch.dtype) -> None:
+        self.dtype, self.device = dtype, model.output_weight.device
+        self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
+        self._src_entrance, self._tgt_entrance = model.src_entrance, model.tgt_entrance
+        self._encoder = [_Layer(block, dtype) for block in _layers(model.encoder)]
+        self._decoder = [_Layer(block, dtype) for block in _layers(model.decoder)]
+        self._encoder_norm, self._decoder_norm = _exact(model.encoder.norm), _exact(model.decoder.norm)
+        self._narrow = None if model.output.narrow is None else _product(model.output.narrow, dtype)
+        self._output = _scores(model.output_weight.detach().to(dtype), model.output_bias)
+        crosses = [block.cross for block in _layers(model.decoder)]
+        self._memory = _joined([cross.key_value for cross in crosses], dtype)
+        self.layers, self.heads, self.head_width = len(crosses), crosses[0].heads, crosses[0].head_width
+
+    def encode(self, src: Tensor, hidden: Tensor | None) -> Tensor:
+        """Read sources (B, S), `hidden` added to scores as in `Standing`; give keys and values for all layers: (B, L, 2, H, S, Dh)."""
+        x = self._src_entrance(self._src(src)).float()
+        for layer in self._encoder:
+            x = layer.read(x, hidden)
+        made = self._memory(self._encoder_norm(x).to(self.dtype))
+        return made.view(*src.shape, self.layers, 2, self.heads, self.head_width).permute(0, 2, 3, 4, 1, 5)
+
+    def step(self, tokens: Tensor, at: Standing) -> Tensor:
+        """Take one more token of every beam, (N, K), and score what comes next: logits (N * K, V) in float32."""
+        x = self._placed(tokens.reshape(-1, 1), at).view(*tokens.shape, -1)
+        for number, layer in enumerate(self._decoder):
+            x = layer.extend(x, at, number)
+        x = self._decoder_norm(x).to(self.dtype).flatten(0, 1)
+        return self._output(x if self._narrow is None else self._narrow(x))
+
+    def _placed(self, tokens: Tensor, at: Standing) -> Tensor:
+        """Embed tokens (N * K, 1), all of which stand at one place that only the device knows."""
+        positions = self._tgt_entrance.positions
+        most = min(at.places, positions.max_positions) if isinstance(positions, Learned) else at.places
+        return self._tgt_entrance(self._tgt(tokens), first=most - 1, places=at.step.expand_as(tokens)).float()
+
+
+class _Layer:
+    """One layer, over a stream in float32."""
+
+    def __init__(self, block: TransformerLayer, dtype: torch.dtype) -> None:
+        attention = block.self
+        self.dtype, self.heads, self.head_width, self.within = dtype, attention.heads, attention.head_width, attention.within
+        self.query_key_value, self.output = _product(attention.query_key_value, dtype), _product(attention.output, dtype)
+        self.around_self, self.around_feedforward = _around(block.self_residual), _around(block.feedforward_residual)
+        self.inner, self.outer = _product(block.feedforward.inner, dtype), _product(block.feedforward.outer, dtype)
+        self.activation = block.feedforward.activation
+        if block.has_cross:
+            self.query, self.cross_output = _product(block.cross.query, dtype), _product(block.cross.output, dtype)
+            self.around_cross = _around(block.cross_residual)
+
+    def read(self, x: Tensor, hidden: Tensor | None) -> Tensor:
+        """Change every position of (B, S, D): an encoder's layer."""
+        made = self.query_key_value(self._entering(self.around_self, x))
+        query, key, value = made.view(*x.shape[:2], 3, self.heads, self.head_width).permute(2, 0, 3, 1, 4)  # (B, H, S, Dh) each
+        if self.within is not None:
+            query, key = self.within.turn(query, None), self.within.turn(key, None)
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=hidden)
+        return self._feed(self._leaving(self.around_self, x, self.output(context.transpose(1, 2).flatten(2))))
+
+    def extend(self, x: Tensor, at: Standing, number: int) -> Tensor:
+        """Take one more position of every beam, (N, K, D): a decoder's layer."""
+        count, fan, _ = x.shape
+        made = self.query_key_value(self._entering(self.around_self, x)).view(count, fan, 3, self.heads, self.head_width)
+        query, key_value = made[:, :, 0].transpose(1, 2), made[:, :, 1:].permute(0, 2, 3, 1, 4)  # (N, H, K, Dh), (N, 2, H, K, Dh)
+        if self.within is not None:
+            places = at.step.expand(count, fan)
+            query = self.within.turn(query, places, first=at.places)
+            key_value = torch.stack([self.within.turn(key_value[:, 0], places, first=at.places), key_value[:, 1]], dim=1)
+        own = at.own[:, number]
+        own.index_copy_(3, at.slots, key_value)
+        context = F.scaled_dot_product_attention(query, own[:, 0], own[:, 1], attn_mask=at.seen)
+        x = self._leaving(self.around_self, x, self.output(context.transpose(1, 2).flatten(2)))
+        query = self.query(self._entering(self.around_cross, x)).view(count, fan, -1, at.memory.size(-1)).transpose(1, 2)
+        memory = at.memory[:, number]
+        context = F.scaled_dot_product_attention(query, memory[:, 0], memory[:, 1], attn_mask=at.hidden)
+        return self._feed(self._leaving(self.around_cross, x, self.cross_output(context.transpose(1, 2).flatten(2))))
+
+    def _feed(self, x: Tensor) -> Tensor:
+        """Widen, bend, narrow."""
+        bent = self.activation(self.inner(self._entering(self.around_feedforward, x)))
+        return self._leaving(self.around_feedforward, x, self.outer(bent))
+
+    def _entering(self, around: Residual, x: Tensor) -> Tensor:
+        """Make what a product reads of the stream."""
+        return around.enter(x).to(self.dtype)
+
+    def _leaving(self, around: Residual, x: Tensor, change: Tensor) -> Tensor:
+        """Join what a product made to the stream, which adds float32 and half precision to float32."""
+        return around.leave(x, change)
+
+
+def _around(residual: Residual) -> Residual:
+    """Copy the way around one part, in float32 whatever the model's weights are kept in."""
+    return copy.deepcopy(residual).float().eval()
+
+
+def _exact(norm: nn.Module | None) -> nn.Module:
+    """Copy a norm in float32."""
+    return nn.Identity() if norm is None else copy.deepcopy(norm).float()
+
+
+def _layers(stack: Stack) -> list[TransformerLayer]:
+    """Read the layers of a stack that has nothing else."""
+    return [block for _, block in stack.blocks() if isinstance(block, TransformerLayer)]
+
+
+def _product(linear: nn.Linear, dtype: torch.dtype) -> Product:
+    """Multiply by a copy of a matrix in another number format."""
+    return _joined([linear], dtype)
+
+
+def _joined(linears: list[nn.Linear], dtype: torch.dtype) -> Product:
+    """Multiply by several matrices at once, what they make side by side."""
+    weight = torch.cat([each.weight.detach() for each in linears]).to(dtype)
+    biases = [each.bias.detach() for each in linears if each.bias is not None]
+    bias = torch.cat(biases).to(dtype) if biases else None
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _scores(weight: Tensor, bias: Tensor | None) -> Product:
+    """Multiply (N, D) by the matrix (V, D) of the vocabulary; what comes out is float32, which a GPU's products sum in anyway."""
+    exact = None if bias is None else bias.detach().float()
+
+    def multiply(x: Tensor) -> Tensor:
+        if weight.dtype != torch.float32 and weight.is_cuda:
+            found = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        else:
+            found = F.linear(x, weight).float()
+        return found if exact is None else found.add_(exact)
+
+    return multiply

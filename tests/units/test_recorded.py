@@ -1,0 +1,366 @@
+"""The search whose steps are recorded: it finds what the model finds as it is, in every wiring and batch, and so where recording fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.config import Config
+from dragoman.decoding.beam import Beam
+from dragoman.decoding.greedy import Greedy
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.packing import pack_sources
+from dragoman.decoding.penalties import WuPenalty
+from dragoman.decoding.search import search
+from dragoman.engines import Native, Request, recorded
+from dragoman.engines.choosing import check_precision
+from dragoman.engines.freezing import FLOAT16, FLOAT32
+from dragoman.engines.laid_out import LaidOut, laying_out_refusal
+from dragoman.engines.on_device import OnDevice, usual_precision
+from dragoman.engines.recorded import RecordedBeam
+from dragoman.engines.room import level, rounded
+from dragoman.errors import ConfigError, DivergedError
+from dragoman.models.build import build_model
+from dragoman.models.encoder_decoder import EncoderDecoder
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+VOCABULARY = 40
+PENALTY = WuPenalty()
+
+
+def make(seed: int = 0, *, end: float = 0.0, device: str = "cpu", vocabulary: int = VOCABULARY, **settings: Any) -> EncoderDecoder:
+    torch.manual_seed(seed)
+    shape = {"encoder": ["self*2"], "decoder": ["self*2"], "width": 32, "heads": 4, "feedforward": 48, "output_bias": True}
+    model = build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=vocabulary, tgt_vocabulary=vocabulary)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+        if model.output_bias is not None:
+            model.output_bias[3] += end  # so that outputs end sooner or later
+    return model.eval().to(device)
+
+
+def sources(count: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 20, (count,), generator=generator).tolist()
+    return [torch.randint(4, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def request(rows: list[list[int]], strategy: Any = None, **more: Any) -> Request:
+    many = len(rows)
+    limits = [2 * len(row) + 5 for row in rows]
+    given: dict[str, Any] = {
+        "sources": rows,
+        "limits": limits,
+        "prefixes": [[]] * many,
+        "strategy": strategy or Beam(4),
+        "lines": range(many),
+    }
+    return Request(**{**given, **more})
+
+
+def plainly(model: EncoderDecoder, asked: Request) -> list[list[Hypothesis]]:
+    with torch.inference_mode():
+        memory = model.encode(*pack_sources(asked.sources, model.output_weight.device))
+    return search(model, memory, limits=torch.tensor(asked.limits), strategy=asked.strategy, at_least=asked.at_least)
+
+
+def again(action: Callable[[], None]) -> Callable[[], None]:
+    """Record nothing: computing anew does what a recording would."""
+    return action
+
+
+@torch.inference_mode()
+def run(beam: RecordedBeam, asked: Request) -> list[list[Hypothesis]]:
+    size, nbest = (1, 1) if isinstance(asked.strategy, Greedy) else (asked.strategy.size, asked.strategy.nbest)  # type: ignore[attr-defined]
+    return beam.run(asked, size=size, nbest=nbest, penalty=asked.strategy.penalty)  # type: ignore[attr-defined]
+
+
+def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]], within: float = 1e-4) -> None:
+    assert [[each.tokens for each in row] for row in found] == [[each.tokens for each in row] for row in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.finished == other.finished
+            assert one.score == pytest.approx(other.score, abs=within)
+            assert one.log_probs == pytest.approx(other.log_probs, abs=within)
+
+
+WIRINGS: dict[str, dict[str, Any]] = {
+    "post": {"residual": "post"},
+    "pre": {"residual": "pre"},
+    "rms": {"residual": "pre", "norm": "rms"},
+    "swiglu": {"activation": "swiglu", "feedforward_bias": False, "attention_bias": False},
+    "learned": {"positions": "learned", "max_positions": 46},  # one more than the longest output has
+    "rotary": {"positions": "rotary"},
+    "no positions": {"positions": "none"},
+    "wide heads": {"head_width": 16},
+    "narrow embeddings": {"embedding_width": 8},
+}
+
+
+@pytest.mark.parametrize("wiring", WIRINGS)
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(4, 4), Beam(3, penalty=WuPenalty(0.0))], ids=["greedy", "n best", "beam"])
+def test_recorded_steps_find_what_the_model_finds(wiring: str, strategy: Any) -> None:
+    """Long enough that more places are read than at first, sentences leave at different steps, and beams change places."""
+    model = make(end=1.0, **WIRINGS[wiring])
+    assert laying_out_refusal(model) == ""
+    asked = request(sources(13), strategy, at_least=17)
+    beam = RecordedBeam(LaidOut(model, torch.float32), record=again)
+    expected = plainly(model, asked)
+    assert max(len(row[0].tokens) for row in expected) > 16, "some outputs must be long"
+    for _ in range(2):  # the second time by what was recorded the first
+        same(run(beam, asked), expected)
+    assert beam.recordings
+
+
+def test_done_sentences_are_dropped_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(end=3.0)
+    rows = sources(60)
+    asked = request(rows, limits=[30 if at % 9 == 0 else 3 for at in range(60)])
+    seen: list[int] = []
+    taken = RecordedBeam._step
+
+    def watched(self: RecordedBeam, board: Any, count: int, read: int) -> None:
+        seen.append(count)
+        taken(self, board, count, read)
+
+    monkeypatch.setattr(RecordedBeam, "_step", watched)
+    same(run(RecordedBeam(LaidOut(model, torch.float32), record=again), asked), plainly(model, asked))
+    assert seen[0] == 64
+    assert seen[-1] == 8
+
+
+def test_no_batch_leaves_anything_behind_for_the_next() -> None:
+    """Of other sizes, lengths and beams, in the same memory."""
+    model = make(end=2.0)
+    beam = RecordedBeam(LaidOut(model, torch.float32), record=again)
+    batches = [request(sources(count, seed), Beam(size)) for seed, (count, size) in enumerate([(9, 4), (40, 2), (3, 4), (9, 4), (17, 1)])]
+    for asked in [*batches, *batches]:
+        same(run(beam, asked), plainly(model, asked))
+
+
+def test_what_is_recorded_reads_and_writes_where_it_did() -> None:
+    """Only a GPU notices a tensor that moved: here the addresses are compared."""
+    model = make(end=2.0)
+    beam = RecordedBeam(LaidOut(model, torch.float32))
+
+    def where() -> list[int]:
+        board = next(iter(beam._boards.values()))
+        tables = (
+            board.step,
+            board.sound,
+            board.limits,
+            board.places,
+            board.finished,
+            board.cut,
+            board.parents,
+            board.tokens,
+            board.log_probs,
+        )
+        return [each.data_ptr() for each in (*beam._room._flat.values(), *tables, beam._at_least, beam._banned)]
+
+    def record(action: Callable[[], None]) -> Callable[[], None]:
+        then = where()
+
+        def replay() -> None:
+            assert where() == then
+            action()
+
+        return replay
+
+    beam._record = record
+    for seed in (0, 1, 0, 1, 2):
+        run(beam, request(sources(9 + 20 * seed, seed)))
+    assert beam.recordings
+
+
+def test_an_end_may_be_forbidden_at_first() -> None:
+    model = make(end=9.0)
+    asked = request(sources(5), Beam(3), at_least=2)
+    found = run(RecordedBeam(LaidOut(model, torch.float32), record=again), asked)
+    same(found, plainly(model, asked))
+    assert min(len(row[0].tokens) for row in found) >= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_finds_nearly_the_same(dtype: torch.dtype) -> None:
+    model = make(end=1.0)
+    asked = request(sources(40), Greedy())
+    found = run(RecordedBeam(LaidOut(model, dtype), record=again), asked)
+    expected = plainly(model, asked)
+    first = [abs(one[0].log_probs[0] - two[0].log_probs[0]) for one, two in zip(found, expected, strict=True)]
+    assert 0 < max(first) < (0.02 if dtype == torch.float16 else 0.15)
+
+
+def test_a_batch_of_one_and_of_many_agree() -> None:
+    model = make(end=1.0)
+    rows = sources(24)
+    beam = RecordedBeam(LaidOut(model, torch.float32), record=again)
+    together = run(beam, request(rows))
+    alone = [run(beam, request([row]))[0] for row in rows]
+    same(together, alone)
+
+
+def test_weights_kept_in_half_precision_search_too() -> None:
+    model = make(end=1.0)
+    asked = request(sources(7))
+    whole = run(RecordedBeam(LaidOut(model, torch.bfloat16), record=again), asked)
+    half = run(RecordedBeam(LaidOut(make(end=1.0).bfloat16(), torch.bfloat16), record=again), asked)
+    assert [row[0].log_probs[0] for row in half] == pytest.approx([row[0].log_probs[0] for row in whole], abs=0.1)
+
+
+def test_what_cannot_be_recorded_is_said_once_and_computed_plainly(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(action: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    model, asked = make(end=1.0), request(sources(9))
+    beam = RecordedBeam(LaidOut(model, torch.float32), record=refuse)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            same(run(beam, asked), plainly(model, asked))
+    assert caplog.text.count("kernel by kernel") == 1
+    assert "not permitted when stream" in caplog.text
+    assert beam.recordings == 0
+
+
+def test_recordings_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_RECORDINGS", 3)
+    beam = RecordedBeam(LaidOut(make(end=1.0), torch.float32), record=again)
+    for seed in range(4):
+        run(beam, request(sources(5 + 12 * seed, seed)))
+    assert beam.recordings <= 3
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 8), (8, 8), (9, 16), (64, 64), (65, 80), (1000, 1024), (1025, 1280), (3000, 3072)])
+def test_sentences_are_counted_in_levels(count: int, expected: int) -> None:
+    assert level(count) == expected
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, 16), (16, 16), (17, 32)])
+def test_lengths_are_counted_in_steps(length: int, expected: int) -> None:
+    assert rounded(length) == expected
+
+
+def on_device(model: EncoderDecoder, precision: str, asked: Request, form: OnDevice | None = None) -> list[list[Hypothesis]] | None:
+    with torch.inference_mode():
+        return (form or OnDevice(precision)).generate(model, 1, asked)
+
+
+def test_a_model_that_half_precision_is_too_narrow_for_goes_on_in_float32(caplog: pytest.LogCaptureFixture) -> None:
+    model = make(end=1.0)
+    with torch.no_grad():
+        block: Any
+        for _, block in model.decoder.blocks():
+            block.feedforward.inner.weight.mul_(1e7)
+    asked, form = request(sources(4)), OnDevice(FLOAT16)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = on_device(model, FLOAT16, asked, form)
+            assert found is not None
+            same(found, plainly(model, asked), within=1e-2)
+    assert caplog.text.count("float16 is too narrow") == 1
+
+
+def test_what_is_no_number_in_float32_is_an_error() -> None:
+    model = make()
+    with torch.no_grad():
+        model.output_weight.fill_(float("nan"))
+    with pytest.raises(DivergedError, match="NaN at output position"):
+        on_device(model, FLOAT32, request(sources(2)))
+
+
+def test_a_form_that_fails_is_said_once_and_the_model_does_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(LaidOut, "step", fail)
+    form, asked = OnDevice(FLOAT32), request(sources(3))
+    with caplog.at_level(logging.WARNING):
+        assert on_device(make(), FLOAT32, asked, form) is None
+        assert on_device(make(), FLOAT32, asked, form) is None
+    assert caplog.text.count("no kernel image is available") == 1
+
+
+def test_a_full_memory_is_left_to_whoever_can_ask_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    form, asked = OnDevice(FLOAT32), request(sources(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(LaidOut, "step", fill)
+        with pytest.raises(torch.OutOfMemoryError):
+            on_device(make(), FLOAT32, asked, form)
+    found = on_device(make(), FLOAT32, asked, form)
+    assert found is not None
+
+
+def test_what_has_no_such_form_is_left_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    recurrent = make(encoder=["gru"], decoder=["gru(attention=additive)"], positions="none")
+    with caplog.at_level(logging.INFO):
+        assert on_device(recurrent, FLOAT16, request(sources(2))) is None
+    assert "is a" in caplog.text
+    model = make()
+    assert on_device(model, FLOAT16, request(sources(2), Beam(64))) is None
+    assert on_device(model, FLOAT16, request(sources(2), prefixes=[[5], []])) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert on_device(model, FLOAT16, request(sources(2))) is None
+
+
+def test_weights_that_change_are_laid_out_again() -> None:
+    model, asked, form = make(end=1.0), request(sources(3)), OnDevice(FLOAT32)
+    with torch.inference_mode():
+        first = form.generate(model, 1, asked)
+        other = make(seed=9, end=1.0)
+        second = form.generate(other, 2, asked)
+    assert first is not None
+    assert second is not None
+    same(first, plainly(model, asked))
+    same(second, plainly(other, asked))
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [("cpu", (9, 0), FLOAT32), ("cuda", (9, 0), FLOAT16), ("cuda", (7, 0), FLOAT16), ("cuda", (6, 1), FLOAT32)],
+)
+def test_where_nobody_says_a_gpu_that_multiplies_halves_computes_in_them(
+    monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert usual_precision(torch.device(device)) == expected
+
+
+def test_half_precision_on_a_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="float16 runs on a GPU; found the device cpu"):
+        check_precision("float16", torch.device("cpu"))
+
+
+@CUDA
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_on_a_gpu_replayed_steps_equal_plain_ones(wiring: str) -> None:
+    torch.set_float32_matmul_precision("highest")
+    model = make(end=1.0, device="cuda", **WIRINGS[wiring])
+    asked = request(sources(40))
+    engine = Native(lambda: model)
+    expected = plainly(model, asked)
+    for _ in range(3):
+        found = engine.generate(asked)
+        same(found, expected, within=1e-3)
+    assert engine._on_device._search is not None
+    assert engine._on_device._search.recordings
+
+
+@CUDA
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_on_a_gpu_half_precision_finds_nearly_the_same(precision: str) -> None:
+    model = make(end=1.0, device="cuda", vocabulary=4096)
+    asked = request(sources(200), Greedy())
+    engine = Native(lambda: model, precision=precision)
+    engine.generate(asked)
+    found, expected = engine.generate(asked), plainly(model, asked)
+    assert sum(one[0].tokens[:1] == two[0].tokens[:1] for one, two in zip(found, expected, strict=True)) >= 190
+    assert engine._on_device._search is not None
+    assert engine._on_device._search.recordings
