@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dragoman.config import TrainConfig
+from dragoman.config import DataConfig, TrainConfig
+from dragoman.data.store import cache_folder
 from dragoman.errors import DragomanError
+from dragoman.kernels import enable_short_attention
 from dragoman.models.blocks import Block
 from dragoman.training.memory import is_out_of_memory
 
@@ -53,9 +55,9 @@ def choose_compiling(config: TrainConfig, device: torch.device, *, sharded: bool
     return Compiling(True, f"{config.steps:,} updates on {device.type}")
 
 
-def choose_replaying(config: TrainConfig, device: torch.device) -> bool:
-    """Follow `train.replay` where there is a GPU, the only device that can."""
-    return device.type == "cuda" and config.replay != "off"
+def choose_replaying(config: TrainConfig, device: torch.device, *, sharded: bool = False) -> bool:
+    """Follow `train.replay` where there is a GPU, the only device that can; the meetings of ranks are not recorded."""
+    return device.type == "cuda" and config.replay != "off" and not sharded
 
 
 class Compiled:
@@ -70,6 +72,8 @@ class Compiled:
         limits: Any = torch._dynamo.config  # torch 2.11 has no public switches for them
         limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
         limits.specialize_float = True  # rates are settings: as numbers that may change they break the code into pieces
+        # Torch keeps what it compiled in the system's folder for passing files, which a restart clears.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder(DataConfig()) / "compiled"))
         self._function = function
         self._begun = False
 
@@ -122,8 +126,12 @@ def as_they_are() -> Iterator[None]:
         yield
 
 
-def prepare_device(device: torch.device, *, deterministic: bool) -> None:
-    """Set what is set once a process: how a GPU multiplies float32, and whether it must repeat its bits."""
+def prepare_device(device: torch.device, *, deterministic: bool, replaying: bool = False) -> None:
+    """Set what is set once a process: how a GPU multiplies float32, whether it must repeat its bits, and which attention it trains.
+
+    To launch the kernels for short sentences one by one takes the host longer than PyTorch's take in all; replayed they cost their own time.
+    """
+    enable_short_attention(replaying)
     if device.type != "cuda":
         return
     torch.set_float32_matmul_precision("high")  # what autocast leaves in float32 may use the tensor cores

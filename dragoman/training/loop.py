@@ -104,7 +104,8 @@ class Trainer:
         self._schedule: Schedule = catalogue("schedule").load(config.schedule)
         self.optimiser: Optimizer = catalogue("optimiser").load(config.optimiser)(shares, config)
         self.average = RunningAverage(shares, config.ema) if config.ema else None
-        prepare_device(self._device, deterministic=config.deterministic)
+        replaying = choose_replaying(config, self._device, sharded=self.sharding.wanted)
+        prepare_device(self._device, deterministic=config.deterministic, replaying=replaying)
         self.compiling = choose_compiling(config, self._device, sharded=self.sharding.wanted)
         self._ledger = Ledger(config, self.precision, replanned=replan is not None)
         self._saver = Saver(run, model=model, holding=self._holding, optimiser=self.optimiser, average=self.average, world=self._world)
@@ -143,7 +144,7 @@ class Trainer:
             guard=self._ledger.guard,
             seed=config.seed,
             clip=config.clip,
-            replay=choose_replaying(config, self._device) and not self.sharding.wanted,  # meetings of ranks are not recorded
+            replay=replaying,
         )
         self._lag = 1 if on_gpu else 0  # updates whose figures may still be on their way
         self._launched: deque[_Launched] = deque()

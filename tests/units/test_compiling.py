@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import weakref
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from training_kit import tiny_trainer
 
 from dragoman.config import TrainConfig
 from dragoman.errors import ConfigError
+from dragoman.kernels import short_attention
 from dragoman.models.blocks import Block
 from dragoman.training import compiling
 from dragoman.training.checkpoint import RunDirectory
@@ -127,6 +129,24 @@ def test_the_trainer_compiles_the_blocks_for_training_and_validates_without(tmp_
 def test_torch_may_compile_every_variant() -> None:
     Compiled(call)
     assert torch._dynamo.config.recompile_limit >= compiling.MOST_VARIANTS
+
+
+def test_what_was_compiled_is_kept_for_the_next_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    Compiled(call)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"  # whoever has chosen a folder keeps it
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    Compiled(call)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+
+
+@pytest.mark.parametrize("replaying", [False, True])
+def test_only_launches_that_are_replayed_use_the_kernels_for_short_sentences(replaying: bool) -> None:
+    prepare_device(CPU, deterministic=False, replaying=replaying)
+    assert short_attention._enabled is replaying
+    prepare_device(CPU, deterministic=False)
+    assert not short_attention._enabled
 
 
 def test_a_cpu_needs_no_preparation() -> None:

@@ -156,6 +156,7 @@ def test_what_cannot_be_recorded_is_said_once_and_computed_plainly(caplog: pytes
 @pytest.mark.parametrize(("device", "setting", "expected"), [("cpu", "auto", False), ("cuda", "auto", True), ("cuda", "off", False)])
 def test_only_a_gpu_replays(device: str, setting: str, expected: bool) -> None:
     assert choose_replaying(TrainConfig(replay=setting), torch.device(device)) is expected
+    assert not choose_replaying(TrainConfig(replay=setting), torch.device(device), sharded=True)
 
 
 MODELS: dict[str, dict[str, Any]] = {
