@@ -129,7 +129,7 @@ def as_they_are() -> Iterator[None]:
 def prepare_device(device: torch.device, *, deterministic: bool, replaying: bool = False) -> None:
     """Set what is set once a process: how a GPU multiplies float32, whether it must repeat its bits, and which attention it trains.
 
-    To launch the kernels for short sentences one by one takes the host longer than PyTorch's take in all; replayed they cost their own time.
+    To launch the kernels for short sentences one by one costs the host more time than they save; replayed they cost none.
     """
     enable_short_attention(replaying)
     if device.type != "cuda":
