@@ -55,8 +55,10 @@ def members() -> Iterator[Member]:
                 yield Member(f"luong2015 with {name}", "recurrent", sized(base.replace(model={"decoder": decoder})))
     for name in ("monotonic", "softmax", "mocha"):  # the same network, which attends in three ways
         raffel: Config = recipes.load("raffel2017")()
-        decoder = tuple(str(_with(spec, "alignment", name)) for spec in parse_blocks(raffel.model.decoder))
-        config = sized(raffel.replace(model={"decoder": decoder}), PRONUNCIATION)
+        # For all three: an encoder that knows what follows a letter, on which its sound depends; and the plain additive score, whose
+        # length starts at about 1.4, not at 1 / sqrt(width), from where it takes most of a minute's updates until stops are clear-cut.
+        decoder = tuple(str(_with(_with(spec, "attention", "additive"), "alignment", name)) for spec in parse_blocks(raffel.model.decoder))
+        config = sized(raffel.replace(model={"encoder": ("bilstm(skip=false)*2",), "decoder": decoder}), PRONUNCIATION)
         yield Member(f"pronunciation with {name}", "pronunciation", config, headline=name != "mocha", task=PRONUNCIATION)
     for name, changes in HYBRIDS.items():
         yield Member(name, "hybrid", sized(recipes.load("small")().replace(model=changes)), headline=name in HEADLINES)
@@ -110,6 +112,7 @@ def sized(recipe: Config, task: Task = TRANSLATION) -> Config:
             "average": 1,
             "keep": 2,
             "choose": "best",
+            "best_by": "loss",
             "compile": "off",
             "validate_sentences": 0,
         },

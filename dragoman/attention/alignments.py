@@ -22,6 +22,7 @@ class Alignment(nn.Module):
     prepared_width = 0  # the width of what `prepare` makes
     adds_loss = False  # whether a position adds to the loss in training, which makes a block go from one to the next
     loss_name = ""  # what is added is called
+    chooses = False  # whether rounding may turn what is attended to, because numbers are compared
 
     def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0) -> None:
         super().__init__()
@@ -119,6 +120,8 @@ class Hard(Softmax):
     the softmax of the same noisy scores (straight-through; Jang, Gu and Poole, 2017), which needs neither REINFORCE's
     baseline nor its entropy term. Without noise (evaluation) the choice is the argmax.
     """
+
+    chooses = True
 
     def step(
         self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None

@@ -66,6 +66,8 @@ class LocalP(Local):
     Luong, Pham and Manning (2015), section 3.2, "local-p". The bell is not made up for: rows sum to less than 1.
     """
 
+    chooses = True
+
     def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0, reach: int = 10) -> None:
         super().__init__(query_width=query_width, key_width=key_width, score_width=score_width, reach=reach)
         self.needs(query_width=query_width)

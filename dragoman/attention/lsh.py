@@ -46,6 +46,8 @@ class LSHAttention(Watched):
     `compiled` makes one kernel of what lies between the products of sorted sequences: worth its half minute on a GPU.
     """
 
+    chooses = True  # buckets
+
     def __init__(
         self,
         width: int,

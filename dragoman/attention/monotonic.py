@@ -31,6 +31,8 @@ class Monotonic(Alignment):
     stops the head, because a translation is about as long as its source. For speech the authors take -4.
     """
 
+    chooses = True
+
     def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0, offset: float = -1.0, noise: float = 1.0) -> None:
         super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)
         self.offset = nn.Parameter(torch.tensor(offset))  # r

@@ -24,6 +24,7 @@ class Reinforced(Alignment):
     """
 
     adds_loss = True
+    chooses = True
     loss_name = "entropy"
     baseline: Tensor
 

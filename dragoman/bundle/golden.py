@@ -75,6 +75,11 @@ def check_golden(model: EncoderDecoder, tokenizers: Tokenizers, golden: Mapping[
                 )
 
 
+def chooses(model: EncoderDecoder) -> bool:
+    """Tell whether a model attends by comparing numbers, such as to hash: then devices that round otherwise may part ways."""
+    return any(getattr(module, "chooses", False) for module in model.modules())
+
+
 def _check_text(case: Mapping[str, Any], tokenizers: Tokenizers, where: str) -> None:
     """Check that text still becomes the same pieces, and pieces the same text."""
     pieces = tokenizers.src.encode(case["input"])[:_MOST_PIECES]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.bundle import format as layout
 from dragoman.bundle.contents import Contents, read_contents
-from dragoman.bundle.golden import check_golden
+from dragoman.bundle.golden import check_golden, chooses
 from dragoman.config import Config
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
 from dragoman.models.build import build_model
@@ -38,10 +38,11 @@ class Bundle:
     def model(self) -> EncoderDecoder:
         """The model, ready to translate: weights loaded, golden vectors checked, dropout off."""
         weights = read_weights(self.path / layout.WEIGHTS, self.config, self.tokenizers)
-        model = assemble(self.config, self.tokenizers, weights).to(self._device)
+        model = assemble(self.config, self.tokenizers, weights)
+        where = torch.device("cpu") if chooses(model) else self._device  # rounding of another device may turn a choice
         if self._check:
-            check_golden(model, self.tokenizers, self.golden, str(self.path / layout.GOLDEN))
-        return model
+            check_golden(model.to(where), self.tokenizers, self.golden, str(self.path / layout.GOLDEN))
+        return model.to(self._device)
 
     @property
     def parameters(self) -> int:
