@@ -11,12 +11,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def spread(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Do the work on each item in up to `workers` threads and give the results in order; one worker needs no thread.
+def spread(work: Callable[[Item], Result], items: Iterable[Item], workers: int, *, ahead: bool = False) -> Iterator[Result]:
+    """Do the work on each item in up to `workers` threads and give the results in order.
 
+    One worker needs no thread, unless it is to go `ahead`: then it works on an item while its listener is busy with the one before.
     An error comes out where its result would have. Whoever stops listening stops the work: what has not begun never does.
     """
-    if workers <= 1:
+    if workers <= 1 and not ahead:
         yield from map(work, items)
         return
     waiting: deque[Future[Result]] = deque()

@@ -71,11 +71,11 @@ class ForeignTokenizer(Tokenizer):
         pieces_path(directory, side).write_text(json.dumps({"pieces": self._pieces}, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
         write_settings(directory, kind=self.kind, normalisation=self.normalisation)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
         """Encode many texts; a language's code before a text, as in `>>fra<<`, is one piece."""
         cut = [_split_code(text) for text in texts]
         try:
-            pieces = self._processor.encode([rest for _, rest in cut], out_type=str, num_threads=1)
+            pieces = self._processor.encode([rest for _, rest in cut], out_type=str, num_threads=threads)
         except (RuntimeError, UnicodeError, TypeError) as error:
             raise bad_text(texts) from error
         return [[self._ids.get(piece, UNK) for piece in [*code, *row]] for (code, _), row in zip(cut, pieces, strict=True)]

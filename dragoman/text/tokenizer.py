@@ -99,11 +99,11 @@ class Tokenizer:
         """Turn text into piece ids, without start or end."""
         return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
         """Encode many texts in one call, which is a good deal faster than one by one."""
         prepared = [_escape(normalise(text, self.normalisation)) for text in texts]
         try:
-            return self._processor.encode(prepared, num_threads=1)
+            return self._processor.encode(prepared, num_threads=threads)
         except (RuntimeError, UnicodeError, TypeError) as error:  # the binding names neither text nor place
             raise bad_text(prepared) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,8 @@ from dragoman.text.sentences import Split, split_long
 from dragoman.text.specials import UNK
 from dragoman.text.tokenizer import Tokenizer
 from dragoman.translator.translation import Translation, joined
+
+_TEXTS_A_THREAD, _MOST_THREADS = 512, 8  # fewer texts are encoded sooner than a thread has started
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class Line:
 def cut_lines(texts: Sequence[str], tokenizer: Tokenizer, *, first: int = 0, longest: int) -> list[Line]:
     """Cut lines: nothing where one is blank, and by sentences where one has more pieces than the model was trained on."""
     stripped = [text.strip() for text in texts]
-    encoded = tokenizer.encode_batch(stripped)
+    threads = min(1 + len(stripped) // _TEXTS_A_THREAD, os.cpu_count() or 1, _MOST_THREADS)
+    encoded = tokenizer.encode_batch(stripped, threads=threads)
     return [_cut(first + at, text, whole, tokenizer, longest) for at, (text, whole) in enumerate(zip(stripped, encoded, strict=True))]
 
 

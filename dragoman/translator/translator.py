@@ -44,6 +44,7 @@ class Translator:
         self._native = model if isinstance(model, Native) else Native(lambda: model)
         self.engine: Engine = self._native if engine is None else engine
         self.tokenizers, self.config = tokenizers, config
+        self._halved = False  # whether it was said that a batch did not fit
         self._told = set[str]()  # what was said already of an engine that could not do what was asked
         # Learned positions end somewhere, and an end takes one as well.
         self._most = config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
@@ -61,8 +62,9 @@ class Translator:
     ) -> Translator:
         """Load a model directory; `auto` takes a GPU where there is one, and on a CPU an engine that the directory holds.
 
-        The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`. The precision, `float32` or `int8`,
-        is by default float32, or that of the directory's engine. With `measure`, `auto` takes whichever is the quickest here.
+        The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`. The precision is `float32`, on a CPU
+        also `int8`, on a GPU also `float16` or `bfloat16`; by default float16 on a GPU that multiplies it, else float32, or that of
+        the directory's engine. With `measure`, `auto` takes whichever is the quickest here.
         """
         chosen = choose_device(device)
         bundle = Bundle.load(path, device=chosen)
@@ -134,7 +136,9 @@ class Translator:
         answers: dict[int, Translation] = {}
         waiting = iter(lines)
         line = next(waiting, None)
-        found = spread(functools.partial(self._find, options=options), batches, engine.workers)
+        # A GPU computes the next batch while this thread is busy with the words of the last.
+        ahead = engine is self._native and self.device.type == "cuda" and len(batches) > 1
+        found = spread(functools.partial(self._find, options=options), batches, engine.workers, ahead=ahead)
         for batch, hypotheses in itertools.chain(zip(batches, found, strict=True), [([], Found([], [], set()))]):
             answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, hypotheses, options), strict=True)}
             while line is not None and all(part.key in answers for part in line.parts):
@@ -149,6 +153,9 @@ class Translator:
             if len(parts) == 1:
                 raise
         torch.cuda.empty_cache()
+        if not self._halved:
+            self._halved = True
+            logger.warning("out of memory with %d sentences at once: batches that do not fit are translated in halves", len(parts))
         half = len(parts) // 2
         first, second = self._find(parts[:half], options), self._find(parts[half:], options)
         retried = first.retried | {half + at for at in second.retried}

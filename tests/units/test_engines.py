@@ -117,18 +117,25 @@ def test_longest_counts_prefixes_sources_and_an_end() -> None:
     assert request.longest == 10
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_spread_keeps_order_and_hands_on_errors_in_their_place(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "ahead"), [(1, False), (1, True), (4, False)])
+def test_spread_keeps_order_and_hands_on_errors_in_their_place(workers: int, ahead: bool) -> None:
     def work(item: int) -> int:
         time.sleep(0.002 * (item % 3))
         if item == 6:
             raise ValueError("six")
         return item * item
 
-    results = spread(work, range(12), workers)
+    results = spread(work, range(12), workers, ahead=ahead)
     assert [next(results) for _ in range(6)] == [0, 1, 4, 9, 16, 25]
     with pytest.raises(ValueError, match="six"):
         next(results)
+
+
+def test_one_worker_that_goes_ahead_has_begun_the_next_before_the_last_is_taken() -> None:
+    second = threading.Event()
+    results = spread(lambda item: second.set() if item else None, range(3), 1, ahead=True)
+    next(results)
+    assert second.wait(10)
 
 
 def test_spread_does_not_run_ahead_of_whoever_listens() -> None:

@@ -223,7 +223,9 @@ def test_a_split_line_has_all_that_a_line_has(translator: Translator) -> None:
     assert sum(found.log_probs) < 0
 
 
-def test_a_batch_that_does_not_fit_in_memory_is_halved(tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_fit_in_memory_is_halved(
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nothing is dropped, and one sentence that does not fit alone is an error (OpenNMT-py#1161)."""
     translator = copying(tokenizers)
     encode = translator.model.encode
@@ -236,6 +238,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(tokenizers: Tokenizers, m
     monkeypatch.setattr(translator.model, "encode", tight)
     lines = [f"ab {number}" for number in range(9)]
     assert translator.translate(lines) == lines
+    assert caplog.text.count("out of memory with 9 sentences at once") == 1
     with pytest.raises(torch.OutOfMemoryError):
         translator.translate(["x" * 35])
 
