@@ -1,7 +1,10 @@
 """Measure the Reformer's parts: hashed against full attention, rounds against error, reversible against plain layers.
 
 python bench/lsh.py                                         on a GPU where there is one: 1k, 4k and 16k tokens in bfloat16
+python bench/lsh.py --lengths 16384 65536 --compiled        with the compiled form, half a minute for each length and direction
 python bench/lsh.py --device cpu --lengths 512 1024         times only: a CPU does not say what its peak of memory was
+
+"Replayed" is the time of the same launches recorded once as a CUDA graph, which is how the trainer runs them.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--compiled", action="store_true", help="also the compiled form")
     options = parser.parse_args()
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -52,11 +56,12 @@ def main() -> None:
         f"{where}, torch {torch.__version__}, {str(dtype).removeprefix('torch.')}, batch 1, {HEADS} heads of {WIDTH}, forward and backward"
     )
     settings = {"rounds": options.rounds, "window": options.window}
+    left_out = set() if options.compiled else {"hashed, compiled"}
     attention = [
         row
         for causal in (True, False)
         for length in options.lengths
-        for row in time_attention(length, causal, device, dtype, repeats=options.repeats, **settings)
+        for row in time_attention(length, causal, device, dtype, repeats=options.repeats, left_out=left_out, **settings)
     ]
     errors = measure_errors(device)
     depths = measure_depths(device)
@@ -65,7 +70,15 @@ def main() -> None:
 
 
 def time_attention(
-    length: int, causal: bool, device: torch.device, dtype: torch.dtype, *, rounds: int, window: int, repeats: int
+    length: int,
+    causal: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    rounds: int,
+    window: int,
+    repeats: int,
+    left_out: set[str],
 ) -> list[dict[str, Any]]:
     """Time hashed attention, from hashing on, and both kinds of full attention on the same tensors, in turns."""
     query, key, value = (torch.randn(1, HEADS, length, WIDTH, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
@@ -87,18 +100,19 @@ def time_attention(
     }
     print(f"\n{length:,} tokens, {'causal' if causal else 'two-sided'}; {buckets} buckets, {rounds} rounds, window {window}")
     rows: list[dict[str, Any]] = []
-    for name, way in ways.items():
+    for name, way in ((name, way) for name, way in ways.items() if name not in left_out):
         row = {"way": name, "length": length, "causal": causal, "buckets": buckets}
         try:
             inputs = [query, value] if name.startswith("hashed") else [query, key, value]
             rows.append(row | measured(lambda way=way, inputs=inputs: torch.autograd.grad(way(), inputs, outer), device, repeats))
         except torch.OutOfMemoryError:
-            rows.append(row | {"ms": None, "MiB": None})
+            rows.append(row | {"ms": None, "replayed ms": None, "MiB": None})
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     for row in rows:
-        ratios = "".join(f"{_ratio(row[unit], rows[0][unit])}" for unit in ("ms", "MiB"))
-        print(f"  {row['way']:20s} {_number(row['ms'], 'ms')} {_number(row['MiB'], 'MiB')}   times hashed:{ratios}")
+        ratios = "".join(f"{_ratio(row[unit], rows[0][unit])}" for unit in ("ms", "replayed ms", "MiB"))
+        figures = f"{_number(row['ms'], 'ms')} {_number(row['replayed ms'], 'ms replayed')} {_number(row['MiB'], 'MiB')}"
+        print(f"  {row['way']:20s} {figures}   times hashed:{ratios}", flush=True)
     return rows
 
 
@@ -106,7 +120,7 @@ def measured(action: Callable[[], object], device: torch.device, repeats: int) -
     """Give the best of several times, and the peak of memory above what was there before."""
     action()  # so that kernels are chosen and caches warm
     action()
-    times, peak = [], None
+    peak = None
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -114,13 +128,26 @@ def measured(action: Callable[[], object], device: torch.device, repeats: int) -
         action()
         torch.cuda.synchronize(device)
         peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    best = _best(action, device, repeats)
+    replayed = None
+    if device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            action()
+        replayed = _best(graph.replay, device, repeats)
+    return {"ms": best, "replayed ms": replayed, "MiB": peak}
+
+
+def _best(action: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Give the shortest of several times, in milliseconds."""
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         action()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
-    return {"ms": 1e3 * min(times), "MiB": peak}
+    return 1e3 * min(times)
 
 
 @torch.no_grad()
