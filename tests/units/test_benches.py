@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -120,11 +121,23 @@ def test_train_gpu(bench, monkeypatch, capsys):
     assert 0 < found["padding"] < 1
 
 
-def test_train_gpu_begins_nothing_when_its_time_is_over(bench, monkeypatch, capsys):
-    found = run(
-        bench("train_gpu"), monkeypatch, capsys, "--device", "cpu", "--size", "tiny", "--steps", "1", "--seconds", "0", "--only", "eager"
-    )
-    assert found["rows"] == []
+def test_train_gpu_goes_on_when_one_way_fails_and_another_takes_too_long(bench, monkeypatch, capsys):
+    module = bench("train_gpu")
+
+    def missing(*_: Any) -> None:
+        raise ModuleNotFoundError("no transformers here")
+
+    monkeypatch.setitem(module.PEERS, "Hugging Face Marian", missing)
+    monkeypatch.setitem(module.PEERS, "torch.nn.Transformer", lambda *_: time.sleep(60))
+    ours = {"ours": True, "tokens_s": 1.0, "slowest": 1.0, "warm_up_s": 1.0, "MiB": None}
+    monkeypatch.setattr(module, "time_ours", lambda way, *_: {"way": way, **ours})
+    ways = ("Hugging Face Marian", "torch.nn.Transformer", "eager")
+    options = ("--device", "cpu", "--size", "tiny", "--steps", "1", "--seconds", "0.5", "--only", *ways)
+    found = run(module, monkeypatch, capsys, *options)
+    assert [row["way"] for row in found["rows"]] == list(ways)
+    assert found["rows"][0]["error"] == "ModuleNotFoundError: no transformers here"
+    assert found["rows"][1]["error"].startswith("OutOfTimeError: more than")
+    assert found["rows"][2]["tokens_s"] == 1.0
 
 
 def test_loss_curve(bench, monkeypatch, capsys):
