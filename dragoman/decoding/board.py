@@ -90,7 +90,7 @@ class Board:
         lives = valid & ~ended & (limits > self.step).unsqueeze(1)
         any_lives = lives.any(dim=1)
         self._cut_short(beams, parents, ended, beams.alive & ~any_lives)
-        alive = beams.alive & any_lives & ~self._decided(beams.sentences, torch.where(lives, totals, -torch.inf), limits)
+        alive = beams.alive & any_lives & ~self._decided(beams.sentences, totals.masked_fill(~lives, -torch.inf), limits)
         lives = lives & alive.unsqueeze(1)
         order = torch.sort((~lives).byte(), dim=1, stable=True).indices  # the living first
         there = lives.gather(1, order)
@@ -98,7 +98,7 @@ class Board:
         parents, tokens, log_probs = parents.gather(1, order), tokens.gather(1, order), log_probs.gather(1, order)
         self._remember(beams.sentences, parents, tokens, log_probs)
         self.step.add_(1)
-        return Advance(Beams(beams.sentences, tokens, torch.where(there, totals.gather(1, order), -torch.inf), alive), parents)
+        return Advance(Beams(beams.sentences, tokens, totals.gather(1, order).masked_fill(~there, -torch.inf), alive), parents)
 
     def _best(self, beams: Beams, logits: Tensor, less: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Choose as many candidates a sentence as a beam holds; of equal ones the lower token, then the better parent."""

@@ -168,12 +168,21 @@ def _joined(linears: list[nn.Linear], dtype: torch.dtype) -> Product:
 def _scores(weight: Tensor, bias: Tensor | None) -> Product:
     """Multiply (N, D) by the matrix (V, D) of the vocabulary; what comes out is float32, which a GPU's products sum in anyway."""
     exact = None if bias is None else bias.detach().float()
+    widens = _widens(weight)
 
     def multiply(x: Tensor) -> Tensor:
-        if weight.dtype != torch.float32 and weight.is_cuda:
-            found = torch.mm(x, weight.t(), out_dtype=torch.float32)
-        else:
-            found = F.linear(x, weight).float()
+        found = torch.mm(x, weight.t(), out_dtype=torch.float32) if widens else F.linear(x, weight).float()
         return found if exact is None else found.add_(exact)
 
     return multiply
+
+
+def _widens(weight: Tensor) -> bool:
+    """Say whether a product of half precision can come out in float32 here, by trying."""
+    if weight.dtype == torch.float32 or not weight.is_cuda:
+        return False
+    try:
+        torch.mm(weight[:16], weight[:16].t(), out_dtype=torch.float32)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+    return True

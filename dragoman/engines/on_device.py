@@ -77,6 +77,7 @@ class OnDevice:
         """Give the form of these weights; None where a model has none."""
         if stamp != self._made_from:
             self.forget()
+            torch.backends.cuda.enable_cudnn_sdp(False)  # half a second for the plan of each shape, on an H200 with torch 2.11
             refusal = laying_out_refusal(model)
             if refusal:
                 logger.info("the model runs in float32, step by step: %s", refusal)

@@ -42,6 +42,7 @@ class RecordedBeam:
         self._recordings: dict[Any, Replay | None] = {}  # None: ran once
         self._boards: dict[tuple[int, int, Penalty], Board] = {}
         self._banned = torch.tensor(sorted((PAD, BOS, UNK)), device=model.device)
+        self._nothing = torch.zeros((), device=model.device)  # to be taken from scores that are log-probabilities already
         self._at_least = torch.zeros((), dtype=torch.long, device=model.device)
 
     @property
@@ -129,8 +130,8 @@ class RecordedBeam:
         beams = self._room.beams(count)
         logits = self._model.step(beams.tokens, self._room.standing(count, read, board.step))
         scores = logits.log_softmax(dim=-1).index_fill_(1, self._banned, -torch.inf)
-        scores[:, EOS] = torch.where(board.step < self._at_least, -torch.inf, scores[:, EOS])
-        new, parents = board.advance(beams, scores, scores.new_zeros(()))
+        scores[:, EOS].masked_fill_(board.step < self._at_least, -torch.inf)
+        new, parents = board.advance(beams, scores, self._nothing)
         self._room.follow(count, parents)
         for place, made in zip(beams, new, strict=True):
             if place is not made:

@@ -85,7 +85,7 @@ class Translator:
     def translate(self, texts: Iterable[str], **options: Any) -> list[str]:
         """Translate texts, one for one and in order; the options are those of `Options`."""
         chosen = _options({"scored": False, **options})
-        return [each.text for each in self._stream(_texts(_given(texts)), chosen, first=chosen.window)]
+        return [each.text for each in self._stream(_texts(_given(texts)), chosen, first=chosen.window, bare=True)]
 
     def stream(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translate lines as they come, in order, each as soon as it and those before it are ready."""
@@ -112,14 +112,14 @@ class Translator:
             attentions=seen.attentions,
         )
 
-    def _stream(self, lines: Iterable[str], options: Options, first: int = _FIRST_WINDOW) -> Iterator[Translation]:
-        """Go through the lines in windows; within one, like lengths are translated together."""
+    def _stream(self, lines: Iterable[str], options: Options, first: int = _FIRST_WINDOW, *, bare: bool = False) -> Iterator[Translation]:
+        """Go through the lines in windows; within one, like lengths are translated together. What is `bare` has only its text."""
         source, read, size = iter(lines), 0, min(first, options.window)
         while window := list(itertools.islice(source, size)):
-            yield from self._window(cut_lines(window, self.tokenizers.src, first=read, longest=self._longest), options)
+            yield from self._window(cut_lines(window, self.tokenizers.src, first=read, longest=self._longest), options, bare)
             read, size = read + len(window), min(2 * size, options.window)
 
-    def _window(self, lines: Sequence[Line], options: Options) -> Iterator[Translation]:
+    def _window(self, lines: Sequence[Line], options: Options, bare: bool) -> Iterator[Translation]:
         """Translate some lines batch by batch, handing on each line when it is its turn and it is whole."""
         parts = [part for line in lines for part in line.parts]
         strategy = options.strategy(self.config.decode)
@@ -140,7 +140,7 @@ class Translator:
         ahead = engine is self._native and self.device.type == "cuda" and len(batches) > 1
         found = spread(functools.partial(self._find, options=options), batches, engine.workers, ahead=ahead)
         for batch, hypotheses in itertools.chain(zip(batches, found, strict=True), [([], Found([], [], set()))]):
-            answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, hypotheses, options), strict=True)}
+            answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, hypotheses, options, bare), strict=True)}
             while line is not None and all(part.key in answers for part in line.parts):
                 yield line.translation([answers.pop(part.key) for part in line.parts])
                 line = next(waiting, None)
@@ -213,8 +213,10 @@ class Translator:
         spelt = iter(self.tokenizers.tgt.decode_batch([each.tokens for hypotheses in found for each in hypotheses]))
         return [[without_controls(next(spelt)) for _ in hypotheses] for hypotheses in found]
 
-    def _dress(self, parts: Sequence[Part], found: Found, options: Options) -> list[Translation]:
+    def _dress(self, parts: Sequence[Part], found: Found, options: Options, bare: bool) -> list[Translation]:
         """Turn what was found for a batch into translations, with alignments where they are asked for."""
+        if bare:
+            return [Translation(text=texts[0]) for texts in found.texts]
         best = [hypotheses[0].tokens for hypotheses in found.hypotheses]
         aligned = align(self.model, [part.src for part in parts], best) if options.alignment and parts else None
         return [
