@@ -1,12 +1,13 @@
 """Time decoding on a GPU: the translator's native engine against `transformers.generate` with the same weights.
 
-python bench/decode_gpu.py                                  about six minutes: a base model is first trained for some seconds
+python bench/decode_gpu.py                                  about two minutes: a base model is first trained for some seconds
 python bench/decode_gpu.py --data ../shared/data            the same on Multi30k, whose dev and test sentences are translated
 python bench/decode_gpu.py --size tiny --sentences 8 --updates 2 --batches 0 --peer-batches 8 --beams 1 --dtypes float32      on a CPU
 
-Ours goes from text to text, tokenising and spelling included; the peer gets ready-made ids in batches of like lengths, and its ids
-are not spelt. Each is timed at several batch sizes, after one round that is not counted, and judged by its best. Both search by
-the sum of log-probabilities, without a length penalty, which they define differently.
+"ours" goes from text to text, tokenising and spelling included; "ours, ids" and the peer go from ready-made ids in batches of like
+lengths to ids. Each is timed at several batch sizes, after rounds that are not counted, and judged by its best. All search by the
+sum of log-probabilities, without a length penalty, which they define differently. Outputs are compared with those of
+`transformers` in float32, which half precision of either side rounds away from.
 """
 
 from __future__ import annotations
@@ -24,19 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from bench.decoders import ALONE, DTYPES, Engine, Given, Ours, Theirs
 from bench.drawn import Corpus, Rounds
 from bench.train_gpu import SIZES, corpus_of, free, machine, model_of, reset_peak, trainer_of, wait_for
 from dragoman.config import Config, DecodeConfig, TextConfig, TrainConfig
 from dragoman.data.corpus import PairedFiles
 from dragoman.exchange.huggingface import save_hugging_face
-from dragoman.exchange.transformers_side import quietly
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.specials import BOS, EOS, PAD
 from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.compiling import prepare_device
-from dragoman.translator import Translator
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+REFERENCE = ("transformers", "float32")
 PARTS = ("test_2016_flickr", "test_2017_flickr", "dev")  # of Multi30k: 3,014 sentences that are not trained on
 
 
@@ -51,6 +50,7 @@ def main() -> None:
         corpus = corpus_of(options, folder)
         texts = sentences(options, corpus)
         model = trained(options, corpus, device, folder / "run")
+        torch.set_float32_matmul_precision("highest")  # training may round products of float32; what others are compared with must not
         config = Config(
             text=TextConfig(kind=corpus.tokenizers.src.kind), model=model_of(options.size), decode=DecodeConfig(beam=4, length_penalty=0.0)
         )
@@ -64,14 +64,10 @@ def main() -> None:
         rows: list[dict[str, Any]] = []
         for beam in options.beams:
             for dtype in options.dtypes:
-                ours = Ours(model, corpus, config, DTYPES[dtype], texts)
-                theirs = Theirs(folder / "theirs", corpus, config, DTYPES[dtype], texts, device)
-                for who, sizes in ((ours, options.batches), (theirs, options.peer_batches)):
-                    for size in sizes:
-                        if time.monotonic() - began < options.seconds:
-                            rows.append(timed(who, size, beam, dtype, device, options.rounds))
-                del ours, theirs, who
-                free(device)
+                for kind in (Ours, Engine, Theirs):
+                    if time.monotonic() - began < options.seconds:
+                        rows += contender(kind, Given(model, corpus, config, texts, folder / "theirs", device), beam, dtype, options)
+                    free(device)
     results = report(rows, options)
     signature = {"device": machine(device), "torch": torch.__version__, "size": options.size, "sentences": len(texts)}
     kept = [{name: value for name, value in row.items() if name != "ids"} for row in rows]
@@ -85,15 +81,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", choices=list(SIZES), default="base")
     parser.add_argument("--sentences", type=int, default=3000)
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
-    parser.add_argument("--batches", type=int, nargs="+", default=[0, 512, 1536], help="sentences together; 0 as the translator chooses")
-    parser.add_argument("--peer-batches", type=int, nargs="+", default=[256, 512, 768, 1536])
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["bfloat16", "float32"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[0, 1536], help="sentences together; 0 as the translator chooses")
+    parser.add_argument("--peer-batches", type=int, nargs="+", default=[768, 1536])
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=600, help="of training before, so that outputs end")
+    parser.add_argument("--updates", type=int, default=500, help="of training before, so that outputs end")
     parser.add_argument("--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing")
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--stretch", type=float, default=1.0, help="times which drawn sentences are longer than Multi30k's")
-    parser.add_argument("--seconds", type=float, default=450.0, help="begin nothing after so long")
+    parser.add_argument("--seconds", type=float, default=170.0, help="begin nothing after so long")
     options = parser.parse_args()
     tiny = options.size == "tiny"
     options.vocabulary = options.vocabulary or (512 if tiny else 32_768)
@@ -107,8 +103,9 @@ def sentences(options: argparse.Namespace, corpus: Corpus) -> list[str]:
     if not options.data:
         return corpus.src[: options.sentences]
     folder = options.data / "multi30k"
-    parts = [PairedFiles(folder / f"{part}.de.xz", folder / f"{part}.en.xz") for part in PARTS]
-    return [pair.src for part in parts for pair in part.pairs()][: options.sentences]
+    files = [(folder / f"{part}.de.xz", folder / f"{part}.en.xz") for part in PARTS]
+    unseen = [pair.src for src, tgt in files if src.exists() for pair in PairedFiles(src, tgt).pairs()]
+    return [*unseen, *corpus.src][: options.sentences]
 
 
 def trained(options: argparse.Namespace, corpus: Corpus, device: torch.device, folder: Path) -> EncoderDecoder:
@@ -124,62 +121,19 @@ def trained(options: argparse.Namespace, corpus: Corpus, device: torch.device, f
     return trainer.model.eval()
 
 
-class Ours:
-    """The translator, native engine."""
-
-    name = "ours"
-
-    def __init__(self, model: EncoderDecoder, corpus: Corpus, config: Config, dtype: torch.dtype, texts: list[str]) -> None:
-        self._translator = Translator(model, corpus.tokenizers, config)
-        self._texts, self._dtype = texts, dtype
-
-    def __call__(self, size: int, beam: int) -> list[str]:
-        """Translate everything."""
-        kind = self._translator.device.type
-        with torch.autocast(kind, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            return self._translator.translate(self._texts, beam=beam, batch_size=size or None, window=len(self._texts))
-
-    def spell(self, found: list[str]) -> list[str]:
-        """Leave text as it is."""
-        return found
-
-
-class Theirs:
-    """`transformers.generate`, by batches of like lengths."""
-
-    name = "transformers"
-
-    def __init__(self, folder: Path, corpus: Corpus, config: Config, dtype: torch.dtype, texts: list[str], device: torch.device) -> None:
-        import transformers
-
-        library: Any = transformers
-        with quietly():
-            self._model = library.MarianMTModel.from_pretrained(str(folder)).to(device, dtype).eval()
-        self._tokenizer, self._decode, self._device = corpus.tokenizers.tgt, config.decode, device
-        self._sources = [[*ids, EOS] for ids in corpus.tokenizers.src.encode_batch(texts)]
-        self._order = sorted(range(len(texts)), key=lambda number: -len(self._sources[number]))
-
-    @torch.inference_mode()
-    def __call__(self, size: int, beam: int) -> list[list[int]]:
-        """Generate for everything, and bring the ids to the host."""
-        made: dict[int, list[int]] = {}
-        for first in range(0, len(self._order), size):
-            numbers = self._order[first : first + size]
-            rows = [torch.tensor(self._sources[number]) for number in numbers]
-            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(self._device)
-            longest = int(self._decode.max_ratio * (ids.shape[1] - 1)) + self._decode.max_extra
-            settings = {"num_beams": beam, "do_sample": False, "max_length": None, "forced_eos_token_id": None}
-            settings |= {"length_penalty": 0.0} if beam > 1 else {}
-            found = self._model.generate(input_ids=ids, attention_mask=ids != PAD, max_new_tokens=longest + 1, **settings)
-            made |= dict(zip(numbers, found[:, 1:].tolist(), strict=True))
-        return [made[number] for number in range(len(self._order))]
-
-    def spell(self, found: list[list[int]]) -> list[str]:
-        """Turn ids into text as ours does."""
-        # It knows one limit for a batch; an output that does not end is compared up to its own.
-        limits = [int(self._decode.max_ratio * (len(source) - 1)) + self._decode.max_extra for source in self._sources]
-        cut = [ids[: ids.index(EOS)] if EOS in ids else ids[:limit] for ids, limit in zip(found, limits, strict=True)]
-        return self._tokenizer.decode_batch([[each for each in ids if each not in (PAD, BOS)] for ids in cut])
+def contender(kind: Any, given: Given, beam: int, dtype: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time one contender at all its batch sizes; whatever happens to it, the others go on."""
+    rows: list[dict[str, Any]] = []
+    try:
+        who = kind(given, dtype)
+    except Exception as error:
+        return [_failed({"who": kind.name, "beam": beam, "dtype": dtype, "batch": 0}, error)]
+    for size in options.peer_batches if kind is Theirs else options.batches:
+        rows.append(timed(who, size, beam, dtype, given.device, options.rounds))
+        free(given.device)
+    if kind is Ours and "error" not in rows[0]:
+        rows[0] |= _independence(who, rows[0], beam)
+    return rows
 
 
 def timed(who: Any, size: int, beam: int, dtype: str, device: torch.device, rounds: int) -> dict[str, Any]:
@@ -188,23 +142,47 @@ def timed(who: Any, size: int, beam: int, dtype: str, device: torch.device, roun
     try:
         reset_peak(device)
         took, found = _seconds(lambda: who(size, beam), device, rounds)
-    except RuntimeError as error:
-        print(f"  {who.name:14s} beam {beam}  {dtype:9s} batch {size:5d}  failed: {' '.join(str(error).split())[:120]}", flush=True)
-        return row | {"error": " ".join(str(error).split())[:200]}
+    except Exception as error:
+        return _failed(row, error)
     row |= {"sentences_s": len(found) / min(took), "slowest": len(found) / max(took), "ids": who.spell(found)}
     row["MiB"] = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
-    print(
-        f"  {who.name:14s} beam {beam}  {dtype:9s} batch {size:5d}  {row['sentences_s']:9.1f} sentences/s "
-        f"(slowest {row['slowest']:.1f}){memory}",
-        flush=True,
-    )
+    print(f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s (slowest {row['slowest']:.1f}){memory}", flush=True)
     return row
 
 
+def _independence(who: Ours, row: dict[str, Any], beam: int) -> dict[str, Any]:
+    """Say how many of some sentences come out alike alone and in small batches."""
+    try:
+        shares = {size: _same(who.alone(beam, size), row["ids"][:ALONE]) for size in (1, 64)}
+    except Exception as error:
+        _failed(row, error)
+        return {}
+    print(f"  {_label(row)}  as alone {shares[1]:.1%}, as in batches of 64 {shares[64]:.1%}", flush=True)
+    return {"as_alone": shares[1], "as_in_64": shares[64]}
+
+
+def _failed(row: dict[str, Any], error: Exception) -> dict[str, Any]:
+    """Show what failed."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    print(f"  {_label(row)}  failed: {reason}", flush=True)
+    return row | {"error": reason}
+
+
+def _label(row: dict[str, Any]) -> str:
+    """Name a row."""
+    return f"{row['who']:14s} beam {row['beam']}  {row['dtype']:9s} batch {row['batch']:5d}"
+
+
+def _same(one: Sequence[str], other: Sequence[str]) -> float:
+    """Count equal outputs."""
+    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
+
+
 def _seconds(action: Callable[[], Any], device: torch.device, rounds: int) -> tuple[list[float], Any]:
-    """Time an action after a first run that is not counted."""
-    found = action()
+    """Time an action after runs that are not counted: one to see the shapes, and on a GPU one more to have them all recorded."""
+    for _ in range(2 if device.type == "cuda" else 1):
+        found = action()
     took = []
     for _ in range(rounds):
         wait_for(device)
@@ -216,25 +194,31 @@ def _seconds(action: Callable[[], Any], device: torch.device, rounds: int) -> tu
 
 
 def report(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare the best batch size of each, setting by setting, and what they said."""
+    """Compare the best batch size of each with the peer's best in the same format and in any, and outputs with the reference."""
     results = []
     print("\nbest batch size of each:")
     for beam in options.beams:
-        for dtype in options.dtypes:
-            good = [row for row in rows if row["beam"] == beam and row["dtype"] == dtype and "error" not in row]
-            best = {
-                who: max((row for row in good if row["who"] == who), key=lambda row: row["sentences_s"], default=None)
-                for who in ("ours", "transformers")
-            }
-            ours, theirs = best["ours"], best["transformers"]
-            if ours is None or theirs is None:
+        best: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in rows:
+            key = (row["who"], row["dtype"])
+            if row["beam"] == beam and "error" not in row and row["sentences_s"] > best.get(key, {"sentences_s": 0.0})["sentences_s"]:
+                best[key] = row
+        peers = [row for (who, _), row in best.items() if who == "transformers"]
+        reference = best.get(REFERENCE) or (peers[0] if peers else None)
+        if reference is None:
+            continue
+        quickest = max(peers, key=lambda row: row["sentences_s"])
+        for (who, dtype), row in best.items():
+            same, ratio = _same(row["ids"], reference["ids"]), row["sentences_s"] / quickest["sentences_s"]
+            print(f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s  as transformers {reference['dtype']} {same:.2%}", end="")
+            alike = best.get(("transformers", dtype))
+            if who == "transformers" or alike is None:
+                print()
                 continue
-            same = sum(one == other for one, other in zip(ours["ids"], theirs["ids"], strict=True)) / len(ours["ids"])
-            ratio = ours["sentences_s"] / theirs["sentences_s"]
-            results.append({"beam": beam, "dtype": dtype, "ratio": ratio, "same_outputs": same, "ours": ours["batch"]})
-            print(
-                f"  beam {beam}  {dtype:9s} ours {ours['sentences_s']:9.1f} (batch {ours['batch']})  transformers "
-                f"{theirs['sentences_s']:9.1f} (batch {theirs['batch']})  {ratio:.2f} times  same outputs {same:.1%}"
+            print(f"  {row['sentences_s'] / alike['sentences_s']:.2f} times its {dtype}, {ratio:.2f} times its best ({quickest['dtype']})")
+            results.append(
+                {"who": who, "beam": beam, "dtype": dtype, "batch": row["batch"], "sentences_s": row["sentences_s"], "same_outputs": same}
+                | {"ratio": row["sentences_s"] / alike["sentences_s"], "ratio_to_best": ratio, "same_type": _same(row["ids"], alike["ids"])}
             )
     return results
 

@@ -77,7 +77,7 @@ class OnDevice:
         """Give the form of these weights; None where a model has none."""
         if stamp != self._made_from:
             self.forget()
-            torch.backends.cuda.enable_cudnn_sdp(False)  # half a second for the plan of each shape, on an H200 with torch 2.11
+            _prepare_torch()
             refusal = laying_out_refusal(model)
             if refusal:
                 logger.info("the model runs in float32, step by step: %s", refusal)
@@ -97,6 +97,14 @@ class OnDevice:
         search.forget()
         self._search = RecordedBeam(LaidOut(model, self._dtype))
         return self._search.run(request, size=way.size, nbest=way.nbest, penalty=way.penalty)
+
+
+def _prepare_torch() -> None:
+    """Set what is set for a whole process."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # half a second for the plan of each shape, on an H200 with torch 2.11
+    # Sums over parts of a product stay in float32: which parts there are depends on the size of the batch, what comes out should not.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def _way(strategy: Strategy) -> _Way | None:

@@ -150,8 +150,23 @@ def test_loss_curve(bench, monkeypatch, capsys):
 def test_decode_gpu(bench, monkeypatch, capsys):
     options = ("--device", "cpu", "--size", "tiny", "--sentences", "4", "--updates", "2", "--batches", "0", "--peer-batches", "4")
     found = run(bench("decode_gpu"), monkeypatch, capsys, *options, "--beams", "1", "--dtypes", "float32", "--rounds", "1")
-    assert [row["who"] for row in found["rows"]] == ["ours", "transformers"]
-    assert found["results"][0]["same_outputs"] == 1.0
+    assert [row["who"] for row in found["rows"]] == ["ours", "ours, ids", "transformers"]
+    assert [row["who"] for row in found["results"]] == ["ours", "ours, ids"]
+    assert all(row["same_outputs"] == 1.0 for row in found["results"])
+    assert found["rows"][0]["as_alone"] == 1.0
+
+
+def test_decode_gpu_goes_on_without_a_contender_that_fails(bench, monkeypatch, capsys):
+    def fail(*_: Any) -> None:
+        raise KeyError("no such model")
+
+    module = bench("decode_gpu")
+    monkeypatch.setattr(bench("decoders").Ours, "__call__", fail)
+    monkeypatch.setattr(bench("decoders").Theirs, "__init__", fail)
+    options = ("--device", "cpu", "--size", "tiny", "--sentences", "4", "--updates", "2", "--batches", "0", "--peer-batches", "4")
+    found = run(module, monkeypatch, capsys, *options, "--beams", "1", "--dtypes", "float32", "--rounds", "1")
+    assert ["no such model" in row.get("error", "") for row in found["rows"]] == [True, False, True]
+    assert found["results"] == []
 
 
 def test_train_cpu(bench, monkeypatch, capsys):
