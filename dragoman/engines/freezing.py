@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.packing import pack_sources
+from dragoman.engines.building import kernels
+from dragoman.engines.compiled import Compiled
 from dragoman.engines.frozen import Frozen, freezing_refusal
+from dragoman.engines.laying import laying_refusal
 from dragoman.engines.products import Product, Range, int8, int8_refusal, packed, plain
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import BOS, SPECIALS
@@ -24,37 +27,36 @@ _DRAWN, _LENGTH = 16, 16  # sentences of drawn pieces, and their pieces
 
 
 class Frost(NamedTuple):
-    """A frozen model, or why there is none in this precision; then it is one in float32, if there is one at all."""
+    """A model made ready, or why there is none in this precision; then it is one in float32, if there is one at all."""
 
-    frozen: Frozen | None
+    frozen: Frozen | Compiled | None
     refusal: str = ""
 
 
 def freeze(model: EncoderDecoder, precision: str, pairs: Sequence[Pair] = ()) -> Frost:
-    """Make the form that runs on a CPU; `pairs` are sentences whose numbers int8 is fitted to."""
+    """Make the form that runs on a CPU, in compiled kernels where it can; `pairs` are sentences whose numbers int8 is fitted to."""
     refusal = freezing_refusal(model)
     if refusal:
         return Frost(None, refusal)
+    compiled = None if laying_refusal(model) else kernels()
     if precision == INT8:
         refusal = int8_refusal()
+        if compiled is not None and compiled.dragoman_has_int8():
+            return Frost(Compiled(model, compiled, iter(_ranges(model, pairs))))
         if not refusal:
-            return Frost(_in_int8(model, pairs))
-    return Frost(Frozen(model, packed), refusal)
+            ranges = iter(_ranges(model, pairs))
+            return Frost(Frozen(model, lambda weight, bias, *, relu=False: int8(weight, bias, next(ranges), relu=relu)))
+    return Frost(Frozen(model, packed) if compiled is None else Compiled(model, compiled), refusal)
 
 
-def _in_int8(model: EncoderDecoder, pairs: Sequence[Pair]) -> Frozen:
-    """Freeze twice: once to see what numbers each product meets, once with their ranges."""
+def _ranges(model: EncoderDecoder, pairs: Sequence[Pair]) -> list[Range]:
+    """See what numbers each product meets, in the order of their making."""
     watching = _Watching()
     frozen = Frozen(model, watching)
     vocabularies = [len(model._embedding(side).weight) for side in ("src", "tgt")]
     for src, tgt in [*pairs, *_drawn(*vocabularies)]:
         _run(frozen, src, tgt)
-    ranges = iter(watching.seen)
-
-    def make(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Product:
-        return int8(weight, bias, next(ranges), relu=relu)
-
-    return Frozen(model, make)
+    return watching.seen
 
 
 class _Watching:

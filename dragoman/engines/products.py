@@ -64,6 +64,20 @@ def int8_refusal() -> str:
     return "" if "fbgemm" in torch.backends.quantized.supported_engines else "needs a processor that torch's fbgemm knows"
 
 
+class Rounding(NamedTuple):
+    """How numbers become whole ones: x / scale + zero."""
+
+    scale: float
+    zero: int
+
+
+def rounding(seen: Range, levels: int = 255) -> Rounding:
+    """Spread a range, nought always within, over so many steps."""
+    low, high = min(seen.low, 0.0), max(seen.high, 0.0)
+    scale = max((high - low) / levels, 1e-8)
+    return Rounding(scale, min(max(round(-low / scale), 0), levels))
+
+
 def int8(weight: Tensor, bias: Tensor | None, seen: Range, *, relu: bool = False) -> Product:
     r"""Multiply by a matrix (E, D) in eight bits, each of its rows with a scale of its own.
 
@@ -75,8 +89,7 @@ def int8(weight: Tensor, bias: Tensor | None, seen: Range, *, relu: bool = False
     """
     levels = 255 if torch.cpu._is_vnni_supported() else 127
     low, high = min(seen.low, 0.0), max(seen.high, 0.0)
-    scale = max((high - low) / levels, 1e-8)
-    zero = min(max(round(-low / scale), 0), levels)
+    scale, zero = rounding(seen, levels)
     scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
     if weight.numel() >= LEAST_ONEDNN and levels == 255 and not relu:
         return _int8_onednn(weight, bias, scales, scale, zero)

@@ -1,0 +1,107 @@
+"""A Transformer that runs in kernels compiled for this machine: the verbs of a frozen one, each of them a single call.
+
+While a call computes, Python's other threads go on; and no row's numbers depend on its neighbours, to the last bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dragoman.engines.laying import Laid
+from dragoman.engines.products import Range
+from dragoman.engines.recalling import Recall
+from dragoman.models.encoder_decoder import EncoderDecoder
+
+READ_TOGETHER = 512  # source positions that go through the encoder at once: what a layer widens should stay near the processor
+
+_pointer, _count = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("stream", "logits", "own", "memory", "caches", "firsts", "lengths", "past")),
+        *((name, _count) for name in ("rows", "fan", "steps", "past_room", "cache_count", "slots", "places")),
+    )
+
+
+class Sources(NamedTuple):
+    """Encoded sources, one behind another: nothing is padded."""
+
+    values: Tensor  # (places, D)
+    lengths: NDArray[np.int64]  # (N,)
+
+
+class Compiled:
+    """What a model computes, from copies of its weights; `seen` are the ranges of its products' inputs, for int8."""
+
+    def __init__(self, model: EncoderDecoder, kernels: ctypes.CDLL, seen: Iterator[Range] | None = None) -> None:
+        self._kernels, self._laid = kernels, Laid(model, seen)
+        self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
+        self._src_entrance, self._tgt_entrance = model.src_entrance, model.tgt_entrance
+        self._model = ctypes.byref(self._laid.model)
+
+    def encode(self, src: Tensor, mask: Tensor | None = None) -> Sources:
+        """Read sources (B, S), real where `mask` (B, S) is True."""
+        placed = self._src_entrance(self._src(src)).float()
+        values = (placed.flatten(0, 1) if mask is None else placed[mask]).contiguous()
+        lengths = np.full(len(src), src.size(1)) if mask is None else mask.sum(dim=1).numpy()
+        ends = np.cumsum(lengths)
+        for first, last in _parts(lengths):
+            begin = ends[first] - lengths[first]
+            within = ends[first:last] - begin
+            self._kernels.dragoman_read(self._model, values[begin:].data_ptr(), within.ctypes.data, last - first)
+        return Sources(values, lengths)
+
+    def start(self, memory: Sources) -> Recall:
+        """Stand before the first target position of every row."""
+        laid, (values, lengths) = self._laid, memory
+        places, count = values.size(0), len(lengths)
+        made = torch.empty(laid.layers, 2, places, laid.inner, dtype=laid.cells)
+        for first in range(0, places, READ_TOGETHER):
+            rows = min(READ_TOGETHER, places - first)
+            self._kernels.dragoman_prepare(self._model, values[first:].data_ptr(), first, rows, made.data_ptr(), places)
+        own = torch.empty(laid.layers, count, 2, 0, laid.inner, dtype=laid.cells)
+        return Recall(own, made, np.arange(count), np.cumsum(lengths) - lengths, lengths, np.empty((count, 0), dtype=np.int32))
+
+    def step(self, tokens: Tensor, state: Recall) -> tuple[Tensor, Recall]:
+        """Take one more token a row, (N * F,), and score what comes next."""
+        stream = self._tgt_entrance(self._tgt(tokens.unsqueeze(1)), first=state.steps).squeeze(1).float().contiguous()
+        state = state.advance()
+        logits = torch.empty(tokens.size(0), self._laid.pieces)
+        asked = _Step(
+            stream=stream.data_ptr(),
+            logits=logits.data_ptr(),
+            own=state.own.data_ptr(),
+            memory=state.memory.data_ptr(),
+            caches=state.caches.ctypes.data,
+            firsts=state.firsts.ctypes.data,
+            lengths=state.lengths.ctypes.data,
+            past=state.past.ctypes.data,
+            rows=tokens.size(0),
+            fan=state.fan,
+            steps=state.steps,
+            past_room=state.steps,
+            cache_count=state.own.size(1),
+            slots=state.own.size(3),
+            places=state.memory.size(2),
+        )
+        self._kernels.dragoman_step(self._model, ctypes.byref(asked))
+        return logits, state
+
+
+def _parts(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Cut sentences into runs of few positions: (first, last), the last not within."""
+    first, held = 0, 0
+    for number, length in enumerate(lengths.tolist()):
+        if held and held + length > READ_TOGETHER:
+            yield first, number
+            first, held = number, 0
+        held += length
+    yield first, len(lengths)

@@ -1,0 +1,80 @@
+// Sixteen numbers at a time, in the compiler's own vectors: any processor can, those with AVX-512 in one instruction.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef int32_t Whole __attribute__((vector_size(64)));
+typedef uint16_t Half;  // a float16's bits
+
+constexpr int64_t LANES = 16;
+
+static inline Lanes load(const float* from) {
+    Lanes x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+static inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
+
+static inline Lanes all(float x) { return Lanes{} + x; }
+
+static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+
+#if defined(__AVX512F__)
+static inline Lanes load(const Half* from) { return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
+
+static inline void store(Half* to, Lanes x) {
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+static inline float sum(Lanes x) { return _mm512_reduce_add_ps((__m512)x); }
+
+static inline float largest(Lanes x) { return _mm512_reduce_max_ps((__m512)x); }
+
+// Round into 0 to 255, to the even one of two that are equally near.
+static inline void store_rounded(uint8_t* to, Lanes x) {
+    const __m512i whole = _mm512_max_epi32(_mm512_cvtps_epi32((__m512)x), _mm512_setzero_si512());
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8(whole));
+}
+#else
+static inline float sum(Lanes x) {
+    float half[8], total = 0.0f;
+    for (int i = 0; i < 8; ++i) half[i] = x[i] + x[i + 8];
+    for (int i = 0; i < 8; ++i) total += half[i];
+    return total;
+}
+
+static inline float largest(Lanes x) {
+    float most = x[0];
+    for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+static inline void store_rounded(uint8_t* to, Lanes x) {
+    for (int i = 0; i < LANES; ++i) to[i] = (uint8_t)std::fmin(std::fmax(std::nearbyint(x[i]), 0.0f), 255.0f);
+}
+#endif
+
+// e to the x, for x at most 88: 2^n times a polynomial of what is left (Cephes, expf), within two units of the last place.
+static inline Lanes exponential(Lanes x) {
+    x = larger(x, all(-87.0f));
+    const float to_whole = 12582912.0f;  // 1.5 * 2^23: adding it rounds
+    const Lanes n = (x * 1.44269504088896341f + to_whole) - to_whole;
+    const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    Lanes p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const Whole power = (__builtin_convertvector(n, Whole) + 127) << 23;
+    return p * (Lanes)power;
+}

@@ -1,0 +1,114 @@
+// Products with a fixed matrix: y = x W^T + b, rows of x one after the other.
+//
+// The matrix lies in panels of 32 outputs, so that one pass over a panel serves many rows. A row's sums go through its numbers in order,
+// whatever stands beside it: its result is the same to the last bit in every batch.
+#pragma once
+
+#include "lanes.h"
+
+constexpr int64_t PANEL = 2 * LANES;
+constexpr int TALLEST = 12;  // rows whose sums fill the registers, two vectors each
+
+struct Product {
+    const void* weight;  // panels: (E / 32, D, 32) in float32, (E / 32, D / 4, 32, 4) in int8
+    const float* scale;  // (E,) what a whole number of the sums is worth; none in float32
+    const float* bias;   // (E,)
+    int64_t in, out;     // D, a multiple of 16, and E
+    float inverse, zero;  // what makes whole numbers of the inputs: x * inverse + zero
+};
+
+#if defined(__AVX512VNNI__)
+static const bool HAS_INT8 = true;
+static inline Whole dot(Whole sum, const uint8_t* four, const int8_t* weight) {
+    int32_t bits;
+    std::memcpy(&bits, four, 4);
+    return (Whole)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(bits), _mm512_loadu_si512(weight));
+}
+#else
+static const bool HAS_INT8 = false;
+static inline Whole dot(Whole sum, const uint8_t* four, const int8_t* weight) {
+    for (int i = 0; i < LANES; ++i)
+        for (int j = 0; j < 4; ++j) sum[i] += (int32_t)four[j] * weight[4 * i + j];
+    return sum;
+}
+#endif
+
+// Some rows times some panels, in float32, into (PANELS, ROWS, 32).
+template <int ROWS, int PANELS>
+static void tile(const Product& p, const float* x, int64_t panel, float* made) {
+    Lanes sums[PANELS][ROWS][2] = {};
+    const float* weight = (const float*)p.weight + panel * p.in * PANEL;
+    for (int64_t k = 0; k < p.in; ++k) {
+        for (int j = 0; j < PANELS; ++j) {
+            const float* here = weight + (j * p.in + k) * PANEL;
+            const Lanes left = load(here), right = load(here + LANES);
+            for (int i = 0; i < ROWS; ++i) {
+                sums[j][i][0] += left * x[i * p.in + k];
+                sums[j][i][1] += right * x[i * p.in + k];
+            }
+        }
+    }
+    for (int j = 0; j < PANELS; ++j) {
+        for (int half = 0; half < 2; ++half) {
+            const Lanes bias = load(p.bias + (panel + j) * PANEL + half * LANES);
+            for (int i = 0; i < ROWS; ++i) store(made + (j * ROWS + i) * PANEL + half * LANES, sums[j][i][half] + bias);
+        }
+    }
+}
+
+// The same from eight bits: the sums are whole numbers.
+template <int ROWS, int PANELS>
+static void tile(const Product& p, const uint8_t* x, int64_t panel, float* made) {
+    Whole sums[PANELS][ROWS][2] = {};
+    const int8_t* weight = (const int8_t*)p.weight + panel * p.in * PANEL;
+    for (int64_t k = 0; k < p.in; k += 4) {
+        for (int j = 0; j < PANELS; ++j) {
+            const int8_t* here = weight + (j * p.in + k) * PANEL;
+            __builtin_prefetch(here + PANELS * p.in * PANEL, 0, 2);  // the next panel, which these rows reach too late to wait for it
+            __builtin_prefetch(here + PANELS * p.in * PANEL + 4 * LANES, 0, 2);
+            for (int i = 0; i < ROWS; ++i) {
+                sums[j][i][0] = dot(sums[j][i][0], x + i * p.in + k, here);
+                sums[j][i][1] = dot(sums[j][i][1], x + i * p.in + k, here + 4 * LANES);
+            }
+        }
+    }
+    for (int j = 0; j < PANELS; ++j) {
+        for (int half = 0; half < 2; ++half) {
+            const int64_t column = (panel + j) * PANEL + half * LANES;
+            const Lanes scale = load(p.scale + column), bias = load(p.bias + column);
+            for (int i = 0; i < ROWS; ++i)
+                store(made + (j * ROWS + i) * PANEL + half * LANES, __builtin_convertvector(sums[j][i][half], Lanes) * scale + bias);
+        }
+    }
+}
+
+// At most ROWS rows times a panel.
+template <int ROWS, class Number>
+static void few(const Product& p, const Number* x, int64_t rows, int64_t panel, float* made) {
+    if constexpr (ROWS > 0) {
+        if (rows == ROWS) return tile<ROWS, 1>(p, x, panel, made);
+        few<ROWS - 1>(p, x, rows, panel, made);
+    }
+}
+
+// Multiply (rows, D), as float32 or as whole numbers of eight bits; `end(row, column, lanes)` gets what comes of it.
+template <class Number, class End>
+static void multiply(const Product& p, const Number* x, int64_t rows, End end) {
+    const int64_t panels = (p.out + PANEL - 1) / PANEL;
+    float made[TALLEST * PANEL];
+    int64_t panel = 0;
+    if (rows == 1) {  // a single row's sums would wait for each other: four panels at once
+        for (; panel + 4 <= panels; panel += 4) {
+            tile<1, 4>(p, x, panel, made);
+            for (int64_t at = 0; at < 4 * PANEL && panel * PANEL + at < p.out; at += LANES) end(0, panel * PANEL + at, load(made + at));
+        }
+    }
+    for (; panel < panels; ++panel) {
+        for (int64_t row = 0; row < rows; row += TALLEST) {
+            const int64_t many = rows - row < TALLEST ? rows - row : TALLEST;
+            few<TALLEST>(p, x + row * p.in, many, panel, made);
+            for (int64_t column = panel * PANEL, half = 0; half < 2 && column < p.out; ++half, column += LANES)
+                for (int64_t i = 0; i < many; ++i) end(row + i, column, load(made + i * PANEL + half * LANES));
+        }
+    }
+}

@@ -1,0 +1,266 @@
+// A Transformer's layers, called from dragoman/engines/compiled.py, which lays out what they read: the two must agree on every struct.
+//
+// Letters: D the stream's width, I = H * Dh the width of all heads together, E a product's outputs. Each thread has scratch of its own.
+
+#include <algorithm>
+#include <vector>
+
+#include "attention.h"
+#include "product.h"
+
+struct Norm {
+    const float *weight, *bias;  // (D,); a norm without a weight changes nothing, one without a bias leaves the mean
+    float epsilon;
+};
+
+struct Around {
+    Norm before, after;  // of what goes into a part, of what is left when its change was added
+};
+
+struct Layer {
+    Around around_self, around_cross, around_feed;
+    Product query_key_value, output, query, key_value, cross_output, inner, outer;
+};
+
+struct Model {
+    const Layer *encoder, *decoder;
+    int64_t encoder_layers, decoder_layers;
+    Norm encoder_norm, decoder_norm;
+    Product narrow, pieces;  // `narrow` without a matrix where there is none
+    int64_t width, heads, head_width;
+};
+
+// Keys and values of the positions so far, a slot each, and of the sources: both (2, ..., I) for each layer.
+struct Step {
+    float* stream;      // (N * F, D), which is used up
+    float* logits;      // (N * F, V)
+    void* own;          // (layers, caches, 2, slots, I)
+    const void* memory;  // (layers, 2, source places, I)
+    const int64_t *caches, *firsts, *lengths;  // (N,): which cache a sentence has, where its source begins, how long it is
+    const int32_t* past;                       // (N * F, past_room): the slots of a row's past, its new one last
+    int64_t rows, fan, steps, past_room, cache_count, slots, places;
+};
+
+namespace {
+
+struct Scratch {
+    std::vector<float> floats, hidden, weights;
+    std::vector<uint8_t> bytes, hidden_bytes;
+};
+
+Scratch& scratch() {
+    thread_local Scratch mine;
+    return mine;
+}
+
+template <class Number>
+Number* room(std::vector<Number>& in, int64_t count) {
+    if ((int64_t)in.size() < count) in.resize(count);
+    return in.data();
+}
+
+// Normalise a row (D,) and hand each sixteen of it to `put(at, lanes)`.
+template <class Put>
+inline void normalise(const Norm& norm, const float* x, int64_t width, Put put) {
+    if (!norm.weight) {
+        for (int64_t i = 0; i < width; i += LANES) put(i, load(x + i));
+        return;
+    }
+    float mean = 0.0f;
+    if (norm.bias) {
+        Lanes total = {};
+        for (int64_t i = 0; i < width; i += LANES) total += load(x + i);
+        mean = sum(total) / (float)width;
+    }
+    Lanes squares = {};
+    for (int64_t i = 0; i < width; i += LANES) {
+        const Lanes apart = load(x + i) - mean;
+        squares += apart * apart;
+    }
+    const float scale = 1.0f / std::sqrt(sum(squares) / (float)width + norm.epsilon);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const Lanes scaled = (load(x + i) - mean) * scale * load(norm.weight + i);
+        put(i, norm.bias ? scaled + load(norm.bias + i) : scaled);
+    }
+}
+
+void normalise_rows(const Norm& norm, float* x, int64_t rows, int64_t width) {
+    if (!norm.weight) return;
+    for (int64_t row = 0; row < rows; ++row) normalise(norm, x + row * width, width, [&](int64_t i, Lanes v) { store(x + row * width + i, v); });
+}
+
+// Multiply rows, normalised first, in the product's own precision.
+template <class End>
+void enter(const Product& p, const Norm& norm, const float* x, int64_t rows, End end) {
+    if (p.scale) {
+        uint8_t* whole = room(scratch().bytes, rows * p.in);
+        for (int64_t row = 0; row < rows; ++row)
+            normalise(norm, x + row * p.in, p.in, [&](int64_t i, Lanes v) { store_rounded(whole + row * p.in + i, v * p.inverse + p.zero); });
+        return multiply(p, whole, rows, end);
+    }
+    if (!norm.weight) return multiply(p, x, rows, end);
+    float* normed = room(scratch().floats, rows * p.in);
+    for (int64_t row = 0; row < rows; ++row)
+        normalise(norm, x + row * p.in, p.in, [&](int64_t i, Lanes v) { store(normed + row * p.in + i, v); });
+    multiply(p, (const float*)normed, rows, end);
+}
+
+const Norm NONE = {nullptr, nullptr, 0.0f};
+
+auto added_to(float* x, int64_t width) {
+    return [=](int64_t row, int64_t column, Lanes v) {
+        float* here = x + row * width + column;
+        store(here, load(here) + v);
+    };
+}
+
+// Widen, keep the positive part, narrow, add. In int8 the positive part is rounded as it is made.
+void feed(const Layer& layer, float* x, int64_t rows, int64_t width) {
+    const Product &inner = layer.inner, &outer = layer.outer;
+    const int64_t wide = outer.in;
+    if (outer.scale) {
+        uint8_t* bent = room(scratch().hidden_bytes, rows * wide);
+        enter(inner, layer.around_feed.before, x, rows, [&](int64_t row, int64_t column, Lanes v) {
+            store_rounded(bent + row * wide + column, larger(v, Lanes{}) * outer.inverse + outer.zero);
+        });
+        multiply(outer, (const uint8_t*)bent, rows, added_to(x, width));
+    } else {
+        float* bent = room(scratch().hidden, rows * wide);
+        enter(inner, layer.around_feed.before, x, rows, [&](int64_t row, int64_t column, Lanes v) {
+            store(bent + row * wide + column, larger(v, Lanes{}));
+        });
+        multiply(outer, (const float*)bent, rows, added_to(x, width));
+    }
+    normalise_rows(layer.around_feed.after, x, rows, width);
+}
+
+template <class Cell>
+void extend(const Model& model, const Layer& layer, const Step& step, int64_t number) {
+    const int64_t inner = model.heads * model.head_width, width = model.width, rows = step.rows;
+    const int64_t cache_size = 2 * step.slots * inner, value_after = step.slots * inner;
+    Cell* own = (Cell*)step.own + number * step.cache_count * cache_size;
+    float* query = room(scratch().hidden, 2 * rows * inner);
+    float* context = query + rows * inner;
+    const int64_t longest = std::max(step.steps, *std::max_element(step.lengths, step.lengths + rows / step.fan));
+    float* weights = room(scratch().weights, model.heads * (longest + LANES));
+    auto cache_of = [&](int64_t row) { return own + step.caches[row / step.fan] * cache_size; };
+    auto past_of = [&](int64_t row) { return step.past + row * step.past_room; };
+
+    enter(layer.query_key_value, layer.around_self.before, step.stream, rows, [&](int64_t row, int64_t column, Lanes v) {
+        if (column < inner) return store(query + row * inner + column, v);
+        const int64_t within = column - inner, part = within >= inner ? 1 : 0;
+        store(cache_of(row) + part * value_after + past_of(row)[step.steps - 1] * inner + within - part * inner, v);
+    });
+    for (int64_t row = 0; row < rows; ++row) {
+        const Cell* keys = cache_of(row);
+        const int32_t* past = past_of(row);
+        const int64_t next = std::min(row + 1, rows - 1);
+        const Cell* next_keys = cache_of(next);
+        const int32_t* next_past = past_of(next);
+        attend(query + row * inner, context + row * inner, model.heads, model.head_width, step.steps, weights,
+               [&](int64_t t) { return keys + past[t] * inner; }, [&](int64_t t) { return keys + value_after + past[t] * inner; },
+               [&](int64_t t) {
+                   fetch(next_keys + next_past[t] * inner, inner);
+                   fetch(next_keys + value_after + next_past[t] * inner, inner);
+               });
+    }
+    enter(layer.output, NONE, context, rows, added_to(step.stream, width));
+    normalise_rows(layer.around_self.after, step.stream, rows, width);
+
+    enter(layer.query, layer.around_cross.before, step.stream, rows, [&](int64_t row, int64_t column, Lanes v) {
+        store(query + row * inner + column, v);
+    });
+    const Cell* memory = (const Cell*)step.memory + number * 2 * step.places * inner;
+    for (int64_t row = 0; row < rows; ++row) {
+        const Cell* keys = memory + step.firsts[row / step.fan] * inner;
+        const int64_t next = std::min(row + 1, rows - 1) / step.fan;
+        const Cell* next_keys = memory + step.firsts[next] * inner;
+        attend(query + row * inner, context + row * inner, model.heads, model.head_width, step.lengths[row / step.fan], weights,
+               [&](int64_t t) { return keys + t * inner; }, [&](int64_t t) { return keys + (step.places + t) * inner; },
+               [&](int64_t t) {
+                   if (t >= step.lengths[next]) return;
+                   fetch(next_keys + t * inner, inner);
+                   fetch(next_keys + (step.places + t) * inner, inner);
+               });
+    }
+    enter(layer.cross_output, NONE, context, rows, added_to(step.stream, width));
+    normalise_rows(layer.around_cross.after, step.stream, rows, width);
+    feed(layer, step.stream, rows, width);
+}
+
+template <class Cell>
+void prepare(const Product& p, const float* values, int64_t rows, Cell* memory, int64_t places, int64_t inner) {
+    enter(p, NONE, values, rows, [&](int64_t row, int64_t column, Lanes v) {
+        const int64_t part = column >= inner ? 1 : 0;
+        store(memory + (part * places + row) * inner + column - part * inner, v);
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t dragoman_has_int8() { return HAS_INT8; }
+
+// Send whole sentences (rows, D), one behind the other, through the encoder: `ends` says where each ends.
+void dragoman_read(const Model* model, float* x, const int64_t* ends, int64_t sentences) {
+    const int64_t inner = model->heads * model->head_width, width = model->width, rows = ends[sentences - 1];
+    for (int64_t number = 0; number < model->encoder_layers; ++number) {
+        const Layer& layer = model->encoder[number];
+        float* made = room(scratch().hidden, 4 * rows * inner);
+        float* context = made + 3 * rows * inner;
+        enter(layer.query_key_value, layer.around_self.before, x, rows, [&](int64_t row, int64_t column, Lanes v) {
+            store(made + row * 3 * inner + column, v);
+        });
+        for (int64_t sentence = 0, first = 0; sentence < sentences; first = ends[sentence++]) {
+            const int64_t length = ends[sentence] - first;
+            float* weights = room(scratch().weights, model->heads * (length + LANES));
+            const float* keys = made + first * 3 * inner + inner;
+            for (int64_t row = first; row < ends[sentence]; ++row)
+                attend(made + row * 3 * inner, context + row * inner, model->heads, model->head_width, length, weights,
+                       [&](int64_t t) { return keys + t * 3 * inner; }, [&](int64_t t) { return keys + t * 3 * inner + inner; },
+                       [](int64_t) {});
+        }
+        enter(layer.output, NONE, context, rows, added_to(x, width));
+        normalise_rows(layer.around_self.after, x, rows, width);
+        feed(layer, x, rows, width);
+    }
+    normalise_rows(model->encoder_norm, x, rows, width);
+}
+
+// Make the keys and values of encoded sources (rows, D) for every layer of the decoder: into (layers, 2, places, I), from place `first`.
+void dragoman_prepare(const Model* model, const float* values, int64_t first, int64_t rows, void* memory, int64_t places) {
+    const int64_t inner = model->heads * model->head_width;
+    for (int64_t number = 0; number < model->decoder_layers; ++number) {
+        const Product& p = model->decoder[number].key_value;
+        const int64_t at = (number * 2 * places + first) * inner;
+        if (p.scale)
+            prepare(p, values, rows, (Half*)memory + at, places, inner);
+        else
+            prepare(p, values, rows, (float*)memory + at, places, inner);
+    }
+}
+
+// Take one more position of every row and score what comes next.
+void dragoman_step(const Model* model, const Step* step) {
+    for (int64_t number = 0; number < model->decoder_layers; ++number) {
+        const Layer& layer = model->decoder[number];
+        if (layer.key_value.scale)
+            extend<Half>(*model, layer, *step, number);
+        else
+            extend<float>(*model, layer, *step, number);
+    }
+    const int64_t pieces = model->pieces.out;
+    auto scored = [=](int64_t row, int64_t column, Lanes v) {
+        float* here = step->logits + row * pieces + column;
+        if (column + LANES <= pieces) return store(here, v);
+        for (int64_t i = 0; column + i < pieces; ++i) here[i] = v[i];
+    };
+    if (!model->narrow.weight) return enter(model->pieces, model->decoder_norm, step->stream, step->rows, scored);
+    float* narrow = room(scratch().hidden, step->rows * model->pieces.in);
+    enter(model->narrow, model->decoder_norm, step->stream, step->rows, [&](int64_t row, int64_t column, Lanes v) {
+        store(narrow + row * model->pieces.in + column, v);
+    });
+    enter(model->pieces, NONE, narrow, step->rows, scored);
+}
+}

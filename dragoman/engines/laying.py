@@ -1,0 +1,208 @@
+"""A Transformer's weights laid out for the kernels in `cpu/`: structures that mirror theirs, and the tensors they point to."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.attention.multihead import CrossAttention, SelfAttention
+from dragoman.engines.products import Range, rounding
+from dragoman.layers.feedforward import ReLU
+from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
+from dragoman.layers.residual import Plain, PostNorm, PreNorm, Residual
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.transformer import TransformerLayer
+
+PANEL, LANES = 32, 16  # outputs of a product that lie together; numbers of a vector
+_RESIDUALS = (PreNorm, PostNorm, Plain)
+_NORMS = (LayerNorm, RMSNorm, T5Norm)
+
+_pointer, _count, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class _Product(ctypes.Structure):
+    _fields_ = (
+        *((name, _pointer) for name in ("weight", "scale", "bias")),
+        ("input_width", _count),
+        ("output_width", _count),
+        ("inverse", _number),
+        ("zero", _number),
+    )
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", _pointer), ("bias", _pointer), ("epsilon", _number))
+
+
+class _Around(ctypes.Structure):
+    _fields_ = (("before", _Norm), ("after", _Norm))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Around) for name in ("around_self", "around_cross", "around_feed")),
+        *((name, _Product) for name in ("query_key_value", "output", "query", "key_value", "cross_output", "inner", "outer")),
+    )
+
+
+class Model(ctypes.Structure):
+    """What the kernels know of a model."""
+
+    _fields_ = (
+        ("encoder", ctypes.POINTER(_Layer)),
+        ("decoder", ctypes.POINTER(_Layer)),
+        ("encoder_layers", _count),
+        ("decoder_layers", _count),
+        ("encoder_norm", _Norm),
+        ("decoder_norm", _Norm),
+        ("narrow", _Product),
+        ("pieces", _Product),
+        ("width", _count),
+        ("heads", _count),
+        ("head_width", _count),
+    )
+
+
+def laying_refusal(model: EncoderDecoder) -> str:
+    """Say why a model that can be frozen has no compiled form; empty where it has one."""
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for number, block in stack.blocks():
+            assert isinstance(block, TransformerLayer), "only what can be frozen"
+            residuals = [block.self_residual, block.feedforward_residual, *([block.cross_residual] if block.has_cross else [])]
+            norms = [getattr(each, "norm", None) for each in residuals]
+            if any(type(each) not in _RESIDUALS for each in residuals) or not all(each is None or type(each) in _NORMS for each in norms):
+                return f"{side}.{number} is joined in another way"
+            if block.self.within is not None:
+                return f"{side}.{number} turns positions"
+            if type(block.feedforward.activation) is not ReLU:
+                return f"{side}.{number} bends by {type(block.feedforward.activation).__name__}"
+            if block.self.width % LANES:
+                return f"{side}.{number} is {block.self.width} wide, no multiple of {LANES}"
+        if stack.norm is not None and type(stack.norm) not in _NORMS:
+            return f"the {side} has another norm"
+    attentions: list[Any] = [block.self for stack in (model.encoder, model.decoder) for _, block in stack.blocks()]
+    attentions += [block.cross for _, block in model.decoder.blocks()]
+    return "" if len({(each.width, each.heads, each.head_width) for each in attentions}) == 1 else "layers have unlike heads"
+
+
+class Laid:
+    """A model as the kernels want it: in float32, or from the ranges of numbers that its products meet in int8.
+
+    A head is widened by noughts to whole vectors, and so is every product's inside; that changes no result.
+    """
+
+    def __init__(self, model: EncoderDecoder, seen: Iterator[Range] | None) -> None:
+        self._seen = seen
+        self._kept: list[Any] = []  # what the structures point to
+        blocks = [[block for _, block in stack.blocks()] for stack in (model.encoder, model.decoder)]
+        first: Any = blocks[1][0]
+        self.heads, self._head = first.self.heads, first.self.head_width
+        self._wide_head = _up(self._head, LANES)
+        self.inner = self.heads * self._wide_head
+        self.layers, self.pieces, self.width = len(blocks[1]), model.output_weight.size(0), first.self.width
+        self.model = Model(width=self.width, heads=self.heads, head_width=self._wide_head)
+        for side, layers in zip(("encoder", "decoder"), blocks, strict=True):
+            made = (_Layer * len(layers))(*[self._layer(block) for block in layers])
+            self._kept.append(made)
+            setattr(self.model, side, made)
+            setattr(self.model, f"{side}_layers", len(layers))
+        self.model.encoder_norm, self.model.decoder_norm = self._norm(model.encoder.norm), self._norm(model.decoder.norm)
+        if model.output.narrow is not None:
+            self.model.narrow = self._product(model.output.narrow.weight, None)
+        self.model.pieces = self._product(model.output_weight, model.output_bias)
+
+    @property
+    def cells(self) -> torch.dtype:
+        """Say how keys and values are kept: beside numbers rounded to eight bits, sixteen are exact enough."""
+        return torch.float32 if self._seen is None else torch.float16
+
+    def _layer(self, block: Any) -> _Layer:
+        """Lay out a layer; the products in the order in which a frozen layer makes them, which is that of their ranges."""
+        attention: SelfAttention = block.self
+        layer = _Layer(around_self=self._around(block.self_residual), around_feed=self._around(block.feedforward_residual))
+        layer.query_key_value = self._by_heads(attention.query_key_value, 3, scaled=1)
+        layer.output = self._from_heads(attention.output)
+        if block.has_cross:
+            cross: CrossAttention = block.cross
+            layer.around_cross = self._around(block.cross_residual)
+            layer.query, layer.key_value = self._by_heads(cross.query, 1, scaled=1), self._by_heads(cross.key_value, 2, scaled=0)
+            layer.cross_output = self._from_heads(cross.output)
+        inner, outer = block.feedforward.inner, block.feedforward.outer
+        layer.inner, layer.outer = self._product(inner.weight, inner.bias), self._product(outer.weight, outer.bias)
+        return layer
+
+    def _by_heads(self, linear: nn.Linear, parts: int, *, scaled: int) -> _Product:
+        """Lay out a product that makes `parts` vectors for each head, the first `scaled` divided as their scores would be."""
+        factor = torch.ones(parts, 1, 1, 1)
+        factor[:scaled] = self._head**-0.5
+
+        def widened(x: Tensor) -> Tensor:
+            split = x.detach().view(parts, self.heads, self._head, -1) * factor
+            return F.pad(split, (0, 0, 0, self._wide_head - self._head)).reshape(parts * self.inner, -1)
+
+        return self._product(widened(linear.weight), None if linear.bias is None else widened(linear.bias).squeeze(1))
+
+    def _from_heads(self, linear: nn.Linear) -> _Product:
+        """Lay out a product of what the heads found."""
+        split = linear.weight.detach().view(-1, self.heads, self._head)
+        return self._product(F.pad(split, (0, self._wide_head - self._head)).flatten(1), linear.bias)
+
+    def _product(self, weight: Tensor, bias: Tensor | None) -> _Product:
+        """Lay out a matrix (E, D) and a bias (E,) in panels."""
+        rows, columns = weight.shape
+        wide, tall = _up(columns, LANES), _up(rows, PANEL)
+        matrix = F.pad(weight.detach().float(), (0, wide - columns, 0, tall - rows))
+        shift = F.pad(torch.zeros(rows) if bias is None else bias.detach().float(), (0, tall - rows))
+        if self._seen is None:
+            ready = matrix.view(-1, PANEL, wide).transpose(1, 2)
+            return _Product(weight=self._at(ready), bias=self._at(shift), input_width=wide, output_width=rows)
+        scale, zero = rounding(next(self._seen))
+        each = (matrix.abs().amax(dim=1) / 127).clamp(min=1e-8)
+        whole = (matrix / each.unsqueeze(1)).round_().clamp_(-127, 127)
+        worth = each * scale
+        shift = shift - worth * zero * whole.sum(dim=1)
+        ready = whole.to(torch.int8).view(-1, PANEL, wide // 4, 4).transpose(1, 2)
+        return _Product(
+            weight=self._at(ready),
+            scale=self._at(worth),
+            bias=self._at(shift),
+            input_width=wide,
+            output_width=rows,
+            inverse=1.0 / scale,
+            zero=zero,
+        )
+
+    def _around(self, residual: Residual) -> _Around:
+        """Lay out the way around a part."""
+        if type(residual) is Plain:
+            return _Around()
+        norm = self._norm(residual.norm)
+        return _Around(before=norm) if type(residual) is PreNorm else _Around(after=norm)
+
+    def _norm(self, norm: nn.Module | None) -> _Norm:
+        """Lay out a norm: one that centres has a bias, if only of noughts."""
+        if norm is None:
+            return _Norm()
+        weight: Any = norm.weight
+        centres = type(norm) is LayerNorm
+        bias: Any = norm.bias if centres else None
+        shift = torch.zeros_like(weight) if centres and bias is None else bias
+        epsilon: Any = norm.epsilon if type(norm) is T5Norm else norm.eps
+        return _Norm(weight=self._at(weight.detach()), bias=None if shift is None else self._at(shift.detach()), epsilon=epsilon)
+
+    def _at(self, tensor: Tensor) -> int:
+        """Keep a copy of a tensor, and say where."""
+        kept = tensor.clone(memory_format=torch.contiguous_format)
+        kept = kept if kept.dtype == torch.int8 else kept.float()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+
+def _up(number: int, to: int) -> int:
+    """Round up to a multiple."""
+    return -(-number // to) * to
