@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 
 import pytest
@@ -122,14 +123,14 @@ def test_calls_are_independent_even_when_one_seed_is_shared() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_hashed_dropout_scales_what_it_keeps_on_both_ways(dtype: torch.dtype) -> None:
-    x = torch.randn(40, 50, dtype=dtype).requires_grad_()
     torch.manual_seed(0)
+    x = (torch.rand(40, 50) + 0.5).to(dtype).requires_grad_()  # none is nought: some of torch 2.11's normal bfloat16 numbers are
     dropped = hashed_dropout(x, 0.25)
     kept = dropped != 0
     assert dropped.dtype is dtype
     assert 0.6 < kept.double().mean().item() < 0.9
     torch.testing.assert_close(dropped, torch.where(kept, x * (1 / 0.75), 0))
-    outer = torch.randn(40, 50, dtype=dtype)
+    outer = (torch.rand(40, 50) + 0.5).to(dtype)
     (grad,) = torch.autograd.grad(dropped, x, outer)
     torch.testing.assert_close(grad, torch.where(kept, outer * (1 / 0.75), 0))
 
@@ -186,14 +187,14 @@ def kept_by(function: nn.Module, x: Tensor) -> tuple[Tensor, Counter[torch.dtype
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_layers_keep_seeds_and_no_noughts(dynamic: bool) -> None:
-    """By the compiler's own division of the graph: of nine dropouts nothing waits but a few whole numbers each."""
+    """By the compiler's own division of the graph: of six dropouts nothing waits but a few whole numbers each."""
     torch.manual_seed(0)
     x = torch.randn(5, 7, 16)
-    layers = torch.compile(Layers(3), backend="aot_eager_decomp_partition", fullgraph=True, dynamic=dynamic)
+    layers = torch.compile(Layers(2), backend="aot_eager_decomp_partition", fullgraph=True, dynamic=dynamic)
     output, kept = kept_by(layers, x)
     output.sum().backward()
     assert kept[torch.bool] == kept[torch.uint8] == 0
-    assert kept[torch.int32] + kept[torch.int64] <= 9 * 6
+    assert kept[torch.int32] + kept[torch.int64] <= 6 * 6
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -208,6 +209,7 @@ def test_compiled_dropout_uses_one_pattern_on_both_ways() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not any(shutil.which(name) for name in ("g++", "c++", "clang++")), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_dropout_in_generated_code() -> None:
     """What the compiler generates multiplies whole numbers past their range as PyTorch does, seeded alike and anew each time."""
