@@ -42,6 +42,15 @@ class Advance(NamedTuple):
     parents: Tensor  # (N, F)
 
 
+class _Candidates(NamedTuple):
+    """The best continuations of N sentences, (N, K) each."""
+
+    parents: Tensor  # which hypothesis of its sentence each continues
+    tokens: Tensor
+    log_probs: Tensor
+    totals: Tensor
+
+
 class Board:
     """Up to so many sentences and steps; one more sentence than there are takes what is written for nobody."""
 
@@ -55,11 +64,12 @@ class Board:
         self.places = torch.zeros(rows, dtype=torch.long, device=device)  # of each beam, not yet finished
         # Twice the places: candidates that did not end need one to leave as it is.
         self.finished = torch.zeros(rows, 2 * size, 4, dtype=torch.float64, device=device)
-        self.cut = torch.zeros(rows, size, 4, dtype=torch.float64, device=device)  # those that met the limit
-        self.parents = torch.zeros(steps, rows, size, dtype=torch.int32, device=device)
-        self.tokens = torch.zeros(steps, rows, size, dtype=torch.int32, device=device)
-        self.log_probs = torch.zeros(steps, rows, size, device=device)
-        self._numbers = torch.arange(max(2 * size, size + SPARE), device=device)
+        self.cut = torch.zeros(rows, size, dtype=torch.float64, device=device)  # scores of those that met the limit
+        self.cut_after = torch.zeros(rows, dtype=torch.long, device=device)  # steps that lead to them
+        self.parents = torch.zeros(steps, rows, size, dtype=torch.long, device=device)
+        self.tokens = torch.zeros(steps, rows, size, dtype=torch.long, device=device)
+        self.log_probs = torch.zeros(steps, rows, size, dtype=torch.float64, device=device)
+        self._numbers = torch.arange(size * (size + SPARE), device=device)
 
     def begin(self, limits: NDArray[np.int64], *, fan: int, rows: int | None = None) -> Beams:
         """Clear the board for as many sentences as there are limits; of the fan's hypotheses the first lives, as all are alike."""
@@ -71,8 +81,8 @@ class Board:
         self.sound.fill_(True)
         self.limits.zero_()[:count].copy_(torch.from_numpy(limits))
         self.places.fill_(self.size)
-        for ends in (self.finished, self.cut):
-            ends[..., _SCORE].fill_(-torch.inf)  # none yet
+        for scores in (self.finished[..., _SCORE], self.cut):
+            scores.fill_(-torch.inf)  # none yet
         numbers = torch.arange(rows, device=self.device)
         totals = torch.full((rows, fan), -torch.inf, dtype=torch.float64, device=self.device)
         totals[:, 0] = 0.0
@@ -82,25 +92,22 @@ class Board:
     def advance(self, beams: Beams, logits: Tensor, less: Tensor) -> Advance:
         """Take one step by logits (N * F, V) and what `normaliser` gave of them; the beams after it have all places of a beam."""
         found = self._best(beams, logits, less)
-        parents, tokens, log_probs, totals = found
-        places, limits = self.places[beams.sentences], self.limits[beams.sentences]
-        valid = totals.isfinite() & (self._numbers[: totals.size(1)] < places.unsqueeze(1))
-        ended = valid & (tokens == EOS)
-        self._finish(beams, found, ended & beams.alive.unsqueeze(1), places)
-        lives = valid & ~ended & (limits > self.step).unsqueeze(1)
+        places, limits, step = self.places[beams.sentences], self.limits[beams.sentences], self.step.double()
+        valid = found.totals.isfinite() & (self._numbers[: found.totals.size(1)] < places.unsqueeze(1))
+        ends = found.tokens == EOS
+        ended = valid & ends
+        self._finish(beams, found, ended & beams.alive.unsqueeze(1), places, step)
+        lives = valid & ~ends & (limits > self.step).unsqueeze(1)
         any_lives = lives.any(dim=1)
-        self._cut_short(beams, parents, ended, beams.alive & ~any_lives)
-        alive = beams.alive & any_lives & ~self._decided(beams.sentences, totals.masked_fill(~lives, -torch.inf), limits)
-        lives = lives & alive.unsqueeze(1)
-        order = torch.sort((~lives).byte(), dim=1, stable=True).indices  # the living first
-        there = lives.gather(1, order)
-        order = torch.where(there, order, order[:, :1])  # an empty place repeats the first, which no candidate survives
-        parents, tokens, log_probs = parents.gather(1, order), tokens.gather(1, order), log_probs.gather(1, order)
-        self._remember(beams.sentences, parents, tokens, log_probs)
+        self._cut_short(beams, found.parents, ended, beams.alive & ~any_lives, step)
+        # What ends or falls leaves an empty place: its total is such that no candidate survives it.
+        totals = found.totals.masked_fill(~lives, -torch.inf)
+        alive = beams.alive & any_lives & ~self._decided(beams.sentences, totals, limits)
+        self._remember(beams.sentences, found.parents, found.tokens, found.log_probs)
         self.step.add_(1)
-        return Advance(Beams(beams.sentences, tokens, totals.gather(1, order).masked_fill(~there, -torch.inf), alive), parents)
+        return Advance(Beams(beams.sentences, found.tokens, totals, alive), found.parents)
 
-    def _best(self, beams: Beams, logits: Tensor, less: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _best(self, beams: Beams, logits: Tensor, less: Tensor) -> _Candidates:
         """Choose as many candidates a sentence as a beam holds; of equal ones the lower token, then the better parent."""
         count, fan = beams.tokens.shape
         values, ids = largest(logits, min(self.size + SPARE, logits.size(1)))
@@ -108,42 +115,30 @@ class Board:
         self.sound.logical_and_(~(values.view(count, -1).isnan() & beams.alive.unsqueeze(1)).any())
         log_probs, tokens = (values - less).double().view(count, -1), ids.view(count, -1)  # (N, F * C)
         totals = (beams.totals.unsqueeze(2) + log_probs.view(count, fan, wide)).view(count, -1)
-        parents = self._numbers[:fan].unsqueeze(1).expand(fan, wide).reshape(1, -1).expand_as(tokens)
-        by_token = torch.sort(tokens * fan + parents, dim=1).indices
+        by_token = torch.sort(tokens * fan + self._numbers[: fan * wide] // wide, dim=1).indices
         by_total = torch.sort(totals.gather(1, by_token), dim=1, descending=True, stable=True).indices
         order = by_token.gather(1, by_total[:, : self.size])
-        return parents.gather(1, order), tokens.gather(1, order), log_probs.gather(1, order), totals.gather(1, order)
+        return _Candidates(order // wide, tokens.gather(1, order), log_probs.gather(1, order), totals.gather(1, order))
 
-    def _finish(self, beams: Beams, found: tuple[Tensor, Tensor, Tensor, Tensor], ended: Tensor, places: Tensor) -> None:
+    def _finish(self, beams: Beams, found: _Candidates, ended: Tensor, places: Tensor, step: Tensor) -> None:
         """Store the hypotheses that reached their end; their places in the beam are taken."""
-        parents, _, log_probs, totals = found
-        order = torch.sort((~ended).byte(), dim=1, stable=True).indices  # the ended first
-        self._put(
-            self.finished,
-            beams.sentences,
-            (self.size - places).unsqueeze(1) + self._numbers[: order.size(1)],
-            ended.gather(1, order),
-            scores=self._score(totals, self.step.double() + 1).gather(1, order),
-            rows=parents.gather(1, order),
-            log_probs=log_probs.gather(1, order),
-        )
-        self.places[beams.sentences] = places - ended.sum(dim=1)
+        so_far = ended.cumsum(dim=1)
+        others = self._numbers[: ended.size(1)] + self.size  # all different, and no end's
+        at = (beams.sentences.unsqueeze(1), torch.where(ended, so_far + (self.size - 1 - places).unsqueeze(1), others))
+        scores = self._score(found.totals, step + 1)
+        new = torch.stack([scores, step.expand_as(scores), found.parents.double(), found.log_probs], dim=-1)
+        self.finished[at] = torch.where(ended.unsqueeze(-1), new, self.finished[at])
+        self.places[beams.sentences] = places - so_far[:, -1]
 
-    def _cut_short(self, beams: Beams, parents: Tensor, ended: Tensor, stuck: Tensor) -> None:
+    def _cut_short(self, beams: Beams, parents: Tensor, ended: Tensor, stuck: Tensor, step: Tensor) -> None:
         """Store, unfinished, what stands in sentences that can go no further: the limit met, or nothing possible."""
-        gone = torch.zeros(beams.tokens.shape, dtype=torch.long, device=self.device).scatter_add_(1, parents, ended.long()) > 0
+        fan = beams.tokens.size(1)
+        gone = ((parents.unsqueeze(1) == self._numbers[:fan].unsqueeze(1)) & ended.unsqueeze(1)).any(dim=2)
         there = beams.totals.isfinite() & ~gone & stuck.unsqueeze(1)
-        places = self._numbers[: beams.tokens.size(1)].expand_as(beams.tokens)
-        scores, nothing = self._score(beams.totals, self.step.double()), torch.zeros_like(beams.totals)
-        self._put(self.cut, beams.sentences, places, there, scores=scores, rows=places, log_probs=nothing)
-
-    def _put(
-        self, table: Tensor, sentences: Tensor, places: Tensor, there: Tensor, *, scores: Tensor, rows: Tensor, log_probs: Tensor
-    ) -> None:
-        """Store at places (N, K) of sentences (N,), all different, what is `there`; the other places stay as they are."""
-        at = (sentences.unsqueeze(1), places)
-        new = torch.stack([scores, self.step.double().expand_as(scores), rows.double(), log_probs], dim=-1)
-        table[at] = torch.where(there.unsqueeze(-1), new, table[at])
+        kept = self.cut[beams.sentences]
+        kept[:, :fan] = torch.where(there, self._score(beams.totals, step), kept[:, :fan])
+        self.cut[beams.sentences] = kept
+        self.cut_after[beams.sentences] = torch.where(stuck, self.step, self.cut_after[beams.sentences])
 
     def _decided(self, sentences: Tensor, living: Tensor, limits: Tensor) -> Tensor:
         """Say which sentences' n best are settled: their best living hypothesis cannot overtake the last of them."""
@@ -159,12 +154,11 @@ class Board:
         """Write down what this step chose, (N, K) each."""
         at = (self.step.expand_as(sentences), sentences)
         for table, new in zip((self.parents, self.tokens, self.log_probs), chosen, strict=True):
-            full = F.pad(new, (0, self.size - new.size(1))) if new.size(1) < self.size else new
-            table[at] = full.to(table.dtype)
+            table[at] = F.pad(new, (0, self.size - new.size(1))) if new.size(1) < self.size else new
 
     def results(self, count: int, taken: int) -> list[list[Hypothesis]]:
         """Read everything back after so many steps, and rank each sentence's hypotheses: the finished ones, then those cut short."""
-        ends = torch.cat([self.finished[:count], self.cut[:count]], dim=1).cpu().numpy()
+        ends = torch.cat([self.finished[:count], self._unfinished(count)], dim=1).cpu().numpy()
         split = 2 * self.size
         # Stable, and no cut one before a finished one: among the finished ones the first found of equal ones comes first.
         order = np.concatenate(
@@ -188,10 +182,16 @@ class Board:
             found[sentence].append(Hypothesis(words[:length], numbers[: length + ends_well], score, ends_well))
         return found
 
-    def _paths(self, taken: int, count: int, sentences: Any, rows: Any, steps: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def _unfinished(self, count: int) -> Tensor:
+        """Write those that were cut short as the finished ones are, (B, K, 4)."""
+        scores = self.cut[:count]
+        places = self._numbers[: self.size].double().expand_as(scores)
+        return torch.stack([scores, self.cut_after[:count, None].double().expand_as(scores), places, torch.zeros_like(scores)], dim=-1)
+
+    def _paths(self, taken: int, count: int, sentences: Any, rows: Any, steps: Any) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Read backwards the tokens and log-probabilities that lead, in so many steps, to rows: (M, steps taken) and one more."""
         past = [table[:taken, :count].cpu().numpy() for table in (self.parents, self.tokens, self.log_probs)]
-        tokens, log_probs = np.zeros((len(rows), taken), np.int32), np.zeros((len(rows), taken + 1))
+        tokens, log_probs = np.zeros((len(rows), taken), np.int64), np.zeros((len(rows), taken + 1))
         for step in range(taken - 1, -1, -1):
             on = np.flatnonzero(steps > step)
             at = (step, sentences[on], rows[on])
