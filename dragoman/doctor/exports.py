@@ -14,8 +14,8 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines import Engine, Request
 from dragoman.engines.folder import model_digest
+from dragoman.engines.installed import require
 from dragoman.errors import BundleError, CorruptError
-from dragoman.exchange.installed import require
 from dragoman.exchange.transformers_side import Transformers, quietly
 from dragoman.files import manifest
 from dragoman.text.specials import UNK
@@ -25,7 +25,7 @@ from dragoman.text.tokenizer import Tokenizers
 class HuggingFace:
     """A directory for `transformers`, asked piece by piece: its numbers for our pieces come from its own vocabulary."""
 
-    name, workers, slots = "huggingface", 1, None
+    name, workers, callers, slots = "huggingface", 1, 1, None
 
     def __init__(self, directory: Path, tokenizers: Tokenizers) -> None:
         self._theirs, self._src = Transformers(directory), tokenizers.src

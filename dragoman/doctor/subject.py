@@ -44,7 +44,7 @@ LENGTHS = 4  # different ones that a batch should have: where all are equal noth
 class Plain:
     """The reference: the model's own verbs under our search, whatever shortcuts the engines take."""
 
-    name, workers, slots = "plain", 1, None
+    name, workers, callers, slots = "plain", 1, 1, None
 
     def __init__(self, model: EncoderDecoder) -> None:
         self._model = model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 
@@ -11,7 +10,8 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.engines.face import Engine
 from dragoman.engines.folder import FOLDER, engine_names, read_folder
-from dragoman.engines.freezing import HALVES, INT8, PRECISIONS
+from dragoman.engines.freezing import FLOAT32, HALVES, INT8, PRECISIONS
+from dragoman.engines.installed import lack, remedy, require
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError, nearest
 
 logger = logging.getLogger(__name__)
@@ -28,20 +28,25 @@ LEAST_DRIFT = 2e-3  # of log-probability
 def choose_engine(bundle: Bundle, wanted: str, device: torch.device, precision: str | None = None) -> Engine | None:
     """Open the engine that is wanted, in a precision if one is given; None stands for the native one.
 
-    `auto` takes the quickest that the bundle holds on a CPU, and where that cannot be used says so in a line and goes on with the
-    native engine. An engine that is asked for by name must be there and work.
+    `auto` takes the quickest that the bundle holds on a CPU. One that the bundle holds and that cannot be used, asked for by name or
+    not, costs a line, and another or the native one does the same.
     """
     names = [name for name in ORDER if name in engine_names(bundle.path) and _has_precision(name, precision)]
     if wanted == "native":
         return None
     if wanted == "auto":
-        return _first_that_opens(bundle, names) if device.type == "cpu" else None
+        return _first_that_opens(bundle, names) if names and device.type == "cpu" else None
     fitting = [name for name in names if wanted in (CTRANSLATE2, name)]
     if not fitting:
         raise _no_engine(bundle, wanted, names)
     if device.type != "cpu":
         raise ConfigError([f"the engine {wanted} runs on a CPU; found the device {device}; add --device cpu, or leave out --engine"])
-    return open_engine(bundle, fitting[0])
+    return _first_that_opens(bundle, fitting)
+
+
+def runs_on_cpu(wanted: str, precision: str | None) -> bool:
+    """Say whether what is asked for is there on CPUs alone, so that `auto` must not choose a GPU."""
+    return precision == INT8 or wanted.startswith(CTRANSLATE2)
 
 
 def open_engine(bundle: Bundle, name: str) -> Engine:
@@ -50,8 +55,7 @@ def open_engine(bundle: Bundle, name: str) -> Engine:
 
     folder = bundle.path / FOLDER / name
     facts = read_folder(folder, bundle)
-    if importlib.util.find_spec(CTRANSLATE2) is None:
-        raise ConfigError(["the engine needs ctranslate2; found none; install it: pip install 'dragoman[fast]'"])
+    require(CTRANSLATE2)
     try:
         longest, error = int(facts["longest"]), float(facts["golden_error"])
         engine = CTranslate2(folder, bundle.tokenizers, name=name, longest=longest, workers=torch.get_num_threads())
@@ -77,14 +81,18 @@ def golden_error(score: Callable[[Rows, Rows], list[list[float]]], bundle: Bundl
     return max(differences, default=0.0)
 
 
-def check_precision(precision: str | None, device: torch.device) -> None:
-    """Refuse a precision that is not known, or not there."""
+def settle_precision(precision: str | None, device: torch.device) -> str | None:
+    """Refuse a precision that is not known or belongs to another device; where the GPU that it belongs to is missing, take float32."""
     if precision is not None and precision not in PRECISIONS:
         raise ConfigError([f"the precision must be one of {', '.join(PRECISIONS)}; found {precision!r}; {nearest(precision, PRECISIONS)}"])
     if precision == INT8 and device.type != "cpu":
         raise ConfigError([f"the precision int8 runs on a CPU; found the device {device}; add --device cpu, or leave out --precision"])
     if precision in HALVES and device.type != "cuda":
-        raise ConfigError([f"the precision {precision} runs on a GPU; found the device {device}; leave out --precision"])
+        logger.warning(
+            "the precision %s runs on a GPU: %s computes in float32, and the result is the same but for rounding", precision, device
+        )
+        return FLOAT32
+    return precision
 
 
 def _has_precision(name: str, precision: str | None) -> bool:
@@ -93,13 +101,30 @@ def _has_precision(name: str, precision: str | None) -> bool:
 
 
 def _first_that_opens(bundle: Bundle, names: Sequence[str]) -> Engine | None:
-    """Open the first engine that can be used, and say why others cannot."""
+    """Open the first engine that can be used; what keeps others from it is one line, with what is used instead."""
+    missing = lack(CTRANSLATE2)
+    if missing:
+        reason = f"found {missing}; to have it: {remedy(CTRANSLATE2)}"
+        logger.warning("the engine %s is not used (%s): %s", names[0], reason, _instead(names[0], None))
+        return None
+    problems: list[str] = []
+    engine = None
     for name in names:
         try:
-            return open_engine(bundle, name)
+            engine = open_engine(bundle, name)
+            break
         except DragomanError as error:
-            logger.warning("the engine %s is not used, and the result is the same: %s", name, error)
-    return None
+            problems.append(f"the engine {name} is not used ({error})")
+    if problems:
+        logger.warning("%s: %s", "; ".join(problems), _instead(names[0], engine))
+    return engine
+
+
+def _instead(name: str, engine: Engine | None) -> str:
+    """Say what is used in an engine's place."""
+    exact = "int8" not in name and (engine is None or "int8" not in engine.name)
+    used = "the native engine" if engine is None else engine.name
+    return f"{used} is used, and the result is the same{'' if exact else ' but for rounding'}"
 
 
 def _no_engine(bundle: Bundle, wanted: str, names: Sequence[str]) -> ConfigError:

@@ -41,6 +41,7 @@ class CTranslate2:
         from ctranslate2 import Translator
 
         self.name, self.workers, self.longest = name, workers, longest
+        self.callers = 2 * workers  # while one reads what a worker found, or spells what it is to do next, another's batch is in the queue
         self._translator = Translator(str(folder), device="cpu", compute_type=compute_type, inter_threads=workers, intra_threads=1)
         self._src, self._tgt = (tokenizer.pieces(range(len(tokenizer))) for tokenizer in tokenizers)
         self._ids = {piece: number for number, piece in enumerate(self._tgt)}

@@ -43,7 +43,12 @@ class Engine(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many batches it takes at once; with more than one, `generate` is called from as many threads."""
+        """How many batches it computes at once."""
+        ...
+
+    @property
+    def callers(self) -> int:
+        """From how many threads `generate` is called: one a worker, or more where an engine has a queue that should not run empty."""
         ...
 
     @property

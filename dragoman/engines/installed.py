@@ -1,7 +1,8 @@
-"""Programs that are optional: what is said where one is not installed."""
+"""Programs that are optional: what is said where one is not installed, or does not load."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 from dragoman.errors import ConfigError
@@ -9,16 +10,31 @@ from dragoman.errors import ConfigError
 EXTRAS = {"ctranslate2": "fast", "transformers": "hf", "onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "onnx"}
 
 
+def lack(package: str) -> str:
+    """Say what is wrong with a package, by importing it; empty where nothing is."""
+    if importlib.util.find_spec(package) is None:
+        return f"no {package}"
+    try:
+        importlib.import_module(package)
+    except Exception as error:  # a package made for another system or release raises what it likes
+        said = next(iter(str(error).splitlines()), "")[:120]
+        return f"a {package} that does not load ({type(error).__name__}: {said})"
+    return ""
+
+
+def remedy(package: str) -> str:
+    """Say how to get a package."""
+    return f"pip install 'dragoman[{EXTRAS[package]}]'"
+
+
 def is_installed(package: str) -> bool:
-    """Say whether a package can be imported, without importing it."""
-    return importlib.util.find_spec(package) is not None
+    """Say whether a package can be used."""
+    return not lack(package)
 
 
 def require(*packages: str) -> None:
     """Refuse to go on without packages, and say how to get them."""
-    missing = [package for package in packages if not is_installed(package)]
+    missing = {package: found for package in packages if (found := lack(package))}
     if missing:
-        extra = EXTRAS[missing[0]]
-        raise ConfigError(
-            [f"this needs {' and '.join(packages)}; found no {' and no '.join(missing)}; install it: pip install 'dragoman[{extra}]'"]
-        )
+        first = next(iter(missing))
+        raise ConfigError([f"this needs {' and '.join(packages)}; found {' and '.join(missing.values())}; install it: {remedy(first)}"])

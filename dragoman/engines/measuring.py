@@ -71,7 +71,7 @@ def measure(engine: Engine, sources: Sequence[Sequence[int]], strategy: Strategy
     engine.generate(request)
     begin, done = time.perf_counter(), 0
     while done == 0 or time.perf_counter() - begin < seconds:
-        done += sum(len(found) for found in spread(engine.generate, [request] * engine.workers, engine.workers))
+        done += sum(len(found) for found in spread(engine.generate, [request] * engine.callers, engine.callers))
     return done / (time.perf_counter() - begin)
 
 

@@ -58,6 +58,11 @@ class Native:
         """What a person calls it."""
         return "native" if self.precision == FLOAT32 else f"native-{self.precision}"
 
+    @property
+    def callers(self) -> int:
+        """Ask from a thread for each worker."""
+        return self.workers
+
     def undivided(self) -> Native:
         """Give an engine of the same model that does one batch at a time, with all threads."""
         return Native(lambda: self.model, precision=self.precision, pairs=self._pairs)

@@ -9,7 +9,7 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.decoding.stepping import Strategy
-from dragoman.engines.choosing import check_precision, choose_engine
+from dragoman.engines.choosing import choose_engine, settle_precision
 from dragoman.engines.face import Engine
 from dragoman.engines.freezing import Pair
 from dragoman.engines.measuring import choose_quickest
@@ -30,7 +30,7 @@ def open_engines(
     bundle: Bundle, device: torch.device, *, wanted: str = "auto", precision: str | None = None, measured_by: Strategy | None = None
 ) -> Opened:
     """Open what is wanted of a bundle; with a strategy to measure by, `auto` takes what is the quickest at it here."""
-    check_precision(precision, device)
+    precision = settle_precision(precision, device)
     native = native_engine(bundle, device, precision)
     other = choose_engine(bundle, wanted, device, precision)
     if other is None:
@@ -60,7 +60,12 @@ def described(engine: Engine) -> str:
 def _quickest(bundle: Bundle, native: Native, other: Engine, strategy: Strategy) -> Opened:
     """Measure which engine translates a bundle's own sentences the quickest, or remember it, and say what was measured."""
     engines: dict[str, Engine] = {described(each): each for each in (native, native.undivided(), other)}
-    choice = choose_quickest(engines, bundle, strategy)
+    try:
+        choice = choose_quickest(engines, bundle, strategy)
+    except RuntimeError as error:
+        said = next(iter(str(error).splitlines()), "")[:160]
+        logger.warning("%s failed (%s): the native engine is used, and the result is the same but for rounding", other.name, said)
+        return Opened(native, native)
     if choice is None:
         return Opened(native, other)
     if not choice.remembered:

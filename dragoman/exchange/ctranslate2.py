@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from dragoman.attention.positions import Learned
 from dragoman.attention.relative import BucketBias, RelativeKeys, Rotation
 from dragoman.config import Config
+from dragoman.engines.installed import require
 from dragoman.errors import ConfigError
-from dragoman.exchange.installed import require
 from dragoman.exchange.shape import Shape, Side, embedding_table, output_matrix, problem, read_shape, refuse
 from dragoman.layers.feedforward import GEGLU, GELU, Gated, ReLU, SwiGLU, Swish
 from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm

@@ -12,11 +12,11 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.engines.choosing import golden_error
 from dragoman.engines.folder import FOLDER, KIND, model_digest, publish_folder
+from dragoman.engines.installed import require
 from dragoman.errors import BundleError, CorruptError
 from dragoman.evaluate.scoring import check_aligned
 from dragoman.exchange.ctranslate2 import save_ctranslate2, table_rows
 from dragoman.exchange.huggingface import save_hugging_face
-from dragoman.exchange.installed import require
 from dragoman.exchange.onnx import refusing, save_onnx
 from dragoman.exchange.parity import Parity, compare, compare_texts
 from dragoman.exchange.transformers_side import Transformers

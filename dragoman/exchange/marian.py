@@ -17,9 +17,9 @@ from torch import Tensor
 from dragoman.bundle import Bundle, Card, write_bundle
 from dragoman.bundle.loading import expected_weights
 from dragoman.config import Config
+from dragoman.engines.installed import is_installed
 from dragoman.errors import BundleError, ConfigError
 from dragoman.exchange.exporting import golden_texts, new_directory
-from dragoman.exchange.installed import is_installed
 from dragoman.exchange.names import from_hugging_face
 from dragoman.exchange.parity import Parity, compare_texts
 from dragoman.exchange.transformers_side import Transformers

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from dragoman.config import Config
+from dragoman.engines.installed import require
 from dragoman.errors import ConfigError, DragomanError
 from dragoman.exchange.graphs import BATCH, PAST, SOURCE, EncoderGraph, Slot, StepGraph, example, find_slots
-from dragoman.exchange.installed import require
 from dragoman.exchange.shape import NATIVE
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import BOS, EOS, PAD, UNK

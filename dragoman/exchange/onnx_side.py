@@ -19,7 +19,7 @@ class OnnxRuntime:
     """Two graphs behind the engine's face: a greedy loop, as short as it can be."""
 
     name = "onnx"
-    workers = 1
+    workers = callers = 1
     slots = None
 
     def __init__(self, directory: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
-import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,8 +14,8 @@ from dragoman.bundle import Bundle
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import batches_by_length
-from dragoman.decoding.stepping import Strategy
-from dragoman.engines import Engine, Native, Request
+from dragoman.engines import Engine, Native
+from dragoman.engines.choosing import runs_on_cpu
 from dragoman.engines.opening import open_engines
 from dragoman.engines.spreading import spread
 from dragoman.errors import ConfigError, DataError, nearest
@@ -26,15 +24,15 @@ from dragoman.explain.watching import align, watch
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import EOS
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.translator.checks import circle, without_controls
-from dragoman.translator.device import choose_device
+from dragoman.translator.checks import circle
+from dragoman.translator.device import choose_device, where_it_fits
 from dragoman.translator.lines import Line, Part, cut_lines
 from dragoman.translator.options import Options
+from dragoman.translator.searching import Found, Searcher
 from dragoman.translator.translation import Translation
 
-logger = logging.getLogger(__name__)
-
 _FIRST_WINDOW = 32  # lines; each window doubles up to `Options.window`, so that the first answers come soon
+_STEADY = 256  # lines of a window from which on the next one is read while this one is translated
 
 
 class Translator:
@@ -42,13 +40,8 @@ class Translator:
 
     def __init__(self, model: EncoderDecoder | Native, tokenizers: Tokenizers, config: Config, *, engine: Engine | None = None) -> None:
         self._native = model if isinstance(model, Native) else Native(lambda: model)
-        self.engine: Engine = self._native if engine is None else engine
         self.tokenizers, self.config = tokenizers, config
-        self._halved = False  # whether it was said that a batch did not fit
-        self._told = set[str]()  # what was said already of an engine that could not do what was asked
-        # Learned positions end somewhere, and an end takes one as well.
-        self._most = config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
-        self._longest = min(config.data.max_length, self._most)
+        self._searcher = Searcher(self._native, self._native if engine is None else engine, tokenizers, config)
 
     @classmethod
     def load(
@@ -66,11 +59,19 @@ class Translator:
         also `int8`, on a GPU also `float16` or `bfloat16`; by default float16 on a GPU that multiplies it, else float32, or that of
         the directory's engine. With `measure`, `auto` takes whichever is the quickest here.
         """
-        chosen = choose_device(device)
-        bundle = Bundle.load(path, device=chosen)
-        by = Options().strategy(bundle.config.decode) if measure else None
-        native, used = open_engines(bundle, chosen, wanted=engine, precision=precision, measured_by=by)
-        return cls(native, bundle.tokenizers, bundle.config, engine=used)
+
+        def on(where: torch.device) -> Translator:
+            bundle = Bundle.load(path, device=where)
+            by = Options().strategy(bundle.config.decode) if measure else None
+            native, used = open_engines(bundle, where, wanted=engine, precision=precision, measured_by=by)
+            return cls(native, bundle.tokenizers, bundle.config, engine=used)
+
+        return where_it_fits(choose_device("cpu" if device == "auto" and runs_on_cpu(engine, precision) else device), on)
+
+    @property
+    def engine(self) -> Engine:
+        """What translates; one that fails on the way is replaced by the native one."""
+        return self._searcher.engine
 
     @property
     def model(self) -> EncoderDecoder:
@@ -94,17 +95,17 @@ class Translator:
     def explain(self, text: str, **options: Any) -> Explanation:
         """Translate one text and record every attention on the way; a long one is cut to its first part."""
         chosen = _options(options)
-        [line] = cut_lines(list(_texts([text])), self.tokenizers.src, longest=self._longest)
+        [line] = cut_lines(list(_texts([text])), self.tokenizers.src, longest=self._searcher.longest)
         if not line.parts:
             raise DataError("a text to explain must hold words", found=repr(text), fix="give it some")
         part = line.parts[0]
         if self.engine is not self._native:
-            self._tell("shows nothing of its inside")
-        [[best, *_]] = self._native.generate(self._request([part], chosen))
+            self._searcher.stand_in("shows nothing of its inside")
+        [[best, *_]] = self._native.generate(self._searcher.request([part], chosen))
         seen = watch(self.model, part.src, best.tokens, finished=best.finished)
         return Explanation(
             text=part.text,
-            translation=self._spell([[best]])[0][0],
+            translation=self._searcher.spell([[best]])[0][0],
             score=best.score,
             src_pieces=self.tokenizers.src.pieces([*part.src, EOS]),
             tgt_pieces=self.tokenizers.tgt.pieces([*best.tokens, EOS] if best.finished else best.tokens),
@@ -114,16 +115,50 @@ class Translator:
 
     def _stream(self, lines: Iterable[str], options: Options, first: int = _FIRST_WINDOW, *, bare: bool = False) -> Iterator[Translation]:
         """Go through the lines in windows; within one, like lengths are translated together. What is `bare` has only its text."""
+        windows = self._windows(lines, options, first)
+        for window in windows:
+            # Whoever sends few lines may wait for their answers before the next; many lines are a file, and read on while the last
+            # batches of a window run, so that no worker ever waits.
+            yield from self._flow([window] if len(window) < _STEADY else itertools.chain([window], windows), options, bare)
+
+    def _windows(self, lines: Iterable[str], options: Options, first: int) -> Iterator[list[Line]]:
+        """Cut lines window by window, each twice as long as the one before."""
         source, read, size = iter(lines), 0, min(first, options.window)
         while window := list(itertools.islice(source, size)):
-            yield from self._window(cut_lines(window, self.tokenizers.src, first=read, longest=self._longest), options, bare)
+            yield cut_lines(window, self.tokenizers.src, first=read, longest=self._searcher.longest)
             read, size = read + len(window), min(2 * size, options.window)
 
-    def _window(self, lines: Sequence[Line], options: Options, bare: bool) -> Iterator[Translation]:
-        """Translate some lines batch by batch, handing on each line when it is its turn and it is whole."""
+    def _flow(self, windows: Iterable[Sequence[Line]], options: Options, bare: bool) -> Iterator[Translation]:
+        """Translate windows batch by batch, handing on each line when it is its turn and it is whole."""
+        engine = self._searcher.able(options.strategy(self.config.decode))
+        waiting: deque[Line] = deque()
+        answers: dict[int, Translation] = {}
+
+        def batches() -> Iterator[list[Part]]:
+            for window in windows:
+                waiting.extend(window)
+                yield from self._batches(window, options, engine)
+
+        def find(batch: list[Part]) -> tuple[list[Part], Found]:
+            return batch, self._searcher.find(batch, options)
+
+        # A GPU computes the next batch while this thread is busy with the words of the last.
+        ahead = engine is self._native and self.device.type == "cuda"
+        for batch, found in spread(find, batches(), engine.callers, ahead=ahead):
+            answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, found, options, bare), strict=True)}
+            yield from self._whole(waiting, answers)
+        yield from self._whole(waiting, answers)  # lines without words make no batch
+
+    @staticmethod
+    def _whole(waiting: deque[Line], answers: dict[int, Translation]) -> Iterator[Translation]:
+        """Hand on lines, in order, as long as all of their parts are answered."""
+        while waiting and all(part.key in answers for part in waiting[0].parts):
+            line = waiting.popleft()
+            yield line.translation([answers.pop(part.key) for part in line.parts])
+
+    def _batches(self, lines: Sequence[Line], options: Options, engine: Engine) -> list[list[Part]]:
+        """Put the parts of like lengths together."""
         parts = [part for line in lines for part in line.parts]
-        strategy = options.strategy(self.config.decode)
-        engine = self._able(strategy)
         lengths, width = [len(part.src) + 1 for part in parts], options.width(self.config.decode)
         groups = batches_by_length(
             lengths,
@@ -132,86 +167,7 @@ class Translator:
             width=width,
             most=options.batch_size,
         )
-        batches = [[parts[number] for number in group] for group in groups]
-        answers: dict[int, Translation] = {}
-        waiting = iter(lines)
-        line = next(waiting, None)
-        # A GPU computes the next batch while this thread is busy with the words of the last.
-        ahead = engine is self._native and self.device.type == "cuda" and len(batches) > 1
-        found = spread(functools.partial(self._find, options=options), batches, engine.workers, ahead=ahead)
-        for batch, hypotheses in itertools.chain(zip(batches, found, strict=True), [([], Found([], [], set()))]):
-            answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, hypotheses, options, bare), strict=True)}
-            while line is not None and all(part.key in answers for part in line.parts):
-                yield line.translation([answers.pop(part.key) for part in line.parts])
-                line = next(waiting, None)
-
-    def _find(self, parts: Sequence[Part], options: Options) -> Found:
-        """Search for a batch; one that does not fit in the GPU's memory is halved."""
-        try:
-            return self._find_whole(parts, options)
-        except torch.OutOfMemoryError:
-            if len(parts) == 1:
-                raise
-        torch.cuda.empty_cache()
-        if not self._halved:
-            self._halved = True
-            logger.warning("out of memory with %d sentences at once: batches that do not fit are translated in halves", len(parts))
-        half = len(parts) // 2
-        first, second = self._find(parts[:half], options), self._find(parts[half:], options)
-        retried = first.retried | {half + at for at in second.retried}
-        return Found([*first.hypotheses, *second.hypotheses], [*first.texts, *second.texts], retried)
-
-    def _find_whole(self, parts: Sequence[Part], options: Options) -> Found:
-        """Search for a batch; an empty answer to a text that is not empty is asked for once more."""
-        found = self._search(parts, options)
-        texts = self._spell(found)
-        empty = [at for at, spelt in enumerate(texts) if not spelt[0].strip()]
-        if empty:
-            again = self._search([parts[at] for at in empty], options, at_least=1)
-            for at, hypotheses, spelt in zip(empty, again, self._spell(again), strict=True):
-                found[at], texts[at] = hypotheses, spelt
-        return Found(found, texts, set(empty))
-
-    def _search(self, parts: Sequence[Part], options: Options, at_least: int = 0) -> list[list[Hypothesis]]:
-        """Ask the engine for a batch."""
-        request = self._request(parts, options, at_least)
-        return self._able(request.strategy, request.longest).generate(request)
-
-    def _request(self, parts: Sequence[Part], options: Options, at_least: int = 0) -> Request:
-        """Say what is asked of an engine; a prefix is forced on the first part of each line."""
-        prefix = self.tokenizers.tgt.encode(options.prefix) if options.prefix and options.prefix.strip() else []
-        return Request(
-            sources=[part.src for part in parts],
-            limits=[self._limit(part, len(prefix)) for part in parts],
-            prefixes=[prefix if part.place == 0 else [] for part in parts],
-            strategy=options.strategy(self.config.decode),
-            lines=[part.key for part in parts],
-            at_least=at_least,
-            scored=options.scored,
-        )
-
-    def _able(self, strategy: Strategy, longest: int = 0) -> Engine:
-        """Choose who does it: the engine, or the native one where that cannot."""
-        reason = self.engine.refusal(strategy, longest)
-        if not reason:
-            return self.engine
-        self._tell(reason)
-        return self._native
-
-    def _tell(self, reason: str) -> None:
-        """Say, once for each reason, that the native engine stands in."""
-        if reason not in self._told:
-            self._told.add(reason)
-            logger.info("the engine %s %s: the native engine does it", self.engine.name, reason)
-
-    def _limit(self, part: Part, prefix: int) -> int:
-        """The most pieces of an output: a matter of its own source alone."""
-        return min(int(self.config.decode.max_ratio * len(part.src)) + self.config.decode.max_extra + prefix, self._most)
-
-    def _spell(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[str]]:
-        """Spell hypotheses, whatever bytes the model wrote; all at once, for each call of the tokenizer starts a thread."""
-        spelt = iter(self.tokenizers.tgt.decode_batch([each.tokens for hypotheses in found for each in hypotheses]))
-        return [[without_controls(next(spelt)) for _ in hypotheses] for hypotheses in found]
+        return [[parts[number] for number in group] for group in groups]
 
     def _dress(self, parts: Sequence[Part], found: Found, options: Options, bare: bool) -> list[Translation]:
         """Turn what was found for a batch into translations, with alignments where they are asked for."""
@@ -254,14 +210,6 @@ class Translator:
             notes.append(f"the output goes round in circles: {pattern!r} comes {round_and_round.times} times")
         alternatives = [dressed(*each) for each in zip(hypotheses, texts, strict=True)] if len(hypotheses) > 1 else []
         return dressed(best, texts[0], alignment=alignment, alternatives=alternatives, notes=notes)
-
-
-class Found(NamedTuple):
-    """What a search found for a batch."""
-
-    hypotheses: list[list[Hypothesis]]  # of each part, best first
-    texts: list[list[str]]  # theirs
-    retried: set[int]  # the parts whose first answer was empty
 
 
 def _given(lines: Any) -> Iterable[Any]:

@@ -281,7 +281,7 @@ def test_a_decoder_without_a_cache_is_skipped(parts: Parts, monkeypatch: pytest.
 class Other:
     """An engine that runs a model of its own, and may spoil what comes out."""
 
-    workers, slots = 1, None
+    workers, callers, slots = 1, 1, None
 
     def __init__(self, model: EncoderDecoder, name: str, spoil: Callable[[Hypothesis], Hypothesis] = lambda found: found) -> None:
         self.name, self._native, self._spoil = name, Native(lambda: model), spoil

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ class Echo:
     """An engine that repeats its source, slower for the longer ones, and cannot sample."""
 
     name = "echo"
-    workers = 3
+    workers = callers = 3
     slots = 48
 
     def __init__(self, together: int = 1) -> None:
@@ -92,7 +93,7 @@ def test_what_an_engine_cannot_do_the_native_one_does_and_that_is_said_once(
             assert translator.translate(["ein mann"], prefix="frau " * 60) == alone.translate(["ein mann"], prefix="frau " * 60)
             assert translator.explain("ein mann").translation == alone.explain("ein mann").translation
     assert not echo.asked
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("the engine")]
     assert len(said) == 3
     assert "the engine echo cannot sample: the native engine does it" in said
 
@@ -136,6 +137,24 @@ def test_one_worker_that_goes_ahead_has_begun_the_next_before_the_last_is_taken(
     results = spread(lambda item: second.set() if item else None, range(3), 1, ahead=True)
     next(results)
     assert second.wait(10)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_spread_answers_what_came_before_its_items_failed(workers: int) -> None:
+    """A line that is no text must not swallow the translations of those before it."""
+
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise ValueError("no sixth")
+
+    results = spread(lambda item: item + 1, items(), workers)
+    assert [next(results) for _ in range(5)] == [1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="no sixth"):
+        next(results)
+
+
+def test_one_item_needs_no_thread() -> None:
+    assert list(spread(lambda item: threading.current_thread(), [1], 4)) == [threading.current_thread()]
 
 
 def test_spread_does_not_run_ahead_of_whoever_listens() -> None:
