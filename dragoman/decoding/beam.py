@@ -21,7 +21,7 @@ from dragoman.decoding.stepping import (
     Trace,
     best_candidates,
     next_logits,
-    normaliser,
+    ranks_of,
     restrict,
 )
 from dragoman.errors import ConfigError
@@ -52,13 +52,13 @@ class Beam:
         """Search from a fresh state; give each row's `nbest` hypotheses, or as many as there are."""
         if state.device.type == "cuda":
             return ResidentBeam(rows, size=self.size, nbest=self.nbest, penalty=self.penalty, device=state.device).run(model, state)
-        beams = _Beams(self, rows)
+        beams, ranks = _Beams(self, rows), ranks_of(model)
         while beams.sentences.size:
             logits, state = next_logits(model, beams.tokens.ravel(), state)
-            less = normaliser(logits)
+            less = ranks.normaliser(logits)
             forced = rows.forced(beams.sentences, beams.step)
             logits = restrict(logits, forced=np.repeat(forced, beams.fan), step=beams.step, at_least=rows.at_least)
-            state = beams.advance(best_candidates(logits, self.size, beams.step, less=less), state)
+            state = beams.advance(best_candidates(logits, self.size, beams.step, less=less, ranks=ranks), state)
         return beams.results()
 
 

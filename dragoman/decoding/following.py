@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty
-from dragoman.decoding.stepping import Candidates, Floats, Ints, Rows, Stepper, next_logits, normaliser, restrict, select_rows
+from dragoman.decoding.stepping import Candidates, Floats, Ints, Rows, Stepper, next_logits, ranks_of, restrict, select_rows
 from dragoman.text.specials import BOS, EOS, PAD
 
 # Given logits (N, V) and their normaliser (N, 1), if any, the rows (N,) and the step, choose one token a row: an (N, 1) of candidates.
@@ -34,10 +34,11 @@ def follow(model: Stepper, state: Any, rows: Rows, *, choose: Choice, penalty: P
     taken: list[_Taken] = []
     living: Ints = np.arange(count)
     newest: Ints = np.full(count, BOS)
+    ranks = ranks_of(model)
     step = 0
     while living.size:
         logits, state = next_logits(model, newest, state)
-        less = normaliser(logits) if rows.scored else None
+        less = ranks.normaliser(logits) if rows.scored else None
         logits = restrict(logits, forced=rows.forced(living, step), step=step, at_least=rows.at_least)
         chosen = choose(logits, less, living, step)
         newest, values = chosen.tokens[:, 0], chosen.log_probs[:, 0]

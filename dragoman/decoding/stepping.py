@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.largest import first_largest, largest
+from dragoman.decoding.largest import Largest, first_largest, largest
 from dragoman.errors import DivergedError
 from dragoman.text.specials import BOS, EOS, PAD, UNK
 
@@ -75,6 +75,30 @@ def normaliser(logits: Tensor) -> Tensor:
     return logits.amax(dim=-1, keepdim=True) - logits.log_softmax(dim=-1).amax(dim=-1, keepdim=True)
 
 
+class Ranks:
+    """How a search ranks logits (N, V): by torch, unless a model brings a quicker way to the same, as its `ranks`."""
+
+    def first(self, logits: Tensor) -> Largest:
+        """Find the largest of each row, the first of equal ones, NaN above all: (N,) each."""
+        return first_largest(logits)
+
+    def best(self, logits: Tensor, count: int) -> Largest:
+        """Find the `count` largest of each row, in falling order, any of equal ones: (N, count) each."""
+        return largest(logits, count)
+
+    def normaliser(self, logits: Tensor) -> Tensor:
+        """Give what is to be taken from logits to make log-probabilities: (N, 1)."""
+        return normaliser(logits)
+
+
+_PLAIN = Ranks()
+
+
+def ranks_of(model: object) -> Ranks:
+    """Give a model's way to rank what it scores."""
+    return getattr(model, "ranks", _PLAIN)
+
+
 def restrict(logits: Tensor, *, forced: Ints, step: int, at_least: int) -> Tensor:
     """Leave only what may be produced: no padding, no beginning, no unknown, and a forced token alone.
 
@@ -101,7 +125,7 @@ class Candidates(NamedTuple):
     tokens: Ints  # (N, K)
 
 
-def best_candidates(logits: Tensor, count: int, step: int, *, less: Tensor | None) -> Candidates:
+def best_candidates(logits: Tensor, count: int, step: int, *, less: Tensor | None, ranks: Ranks = _PLAIN) -> Candidates:
     """Find each row's best tokens in one transfer; of equal ones, those with the lower ids.
 
     `topk` takes any of equal values. It is asked for one more than needed: where the last kept and the first
@@ -109,7 +133,7 @@ def best_candidates(logits: Tensor, count: int, step: int, *, less: Tensor | Non
     """
     vocabulary = logits.shape[-1]
     count, asked = min(count, vocabulary), min(count + 1, vocabulary)
-    values, ids = largest(logits, asked)
+    values, ids = ranks.best(logits, asked)
     values_host, ids_host = _to_host(values, ids, less)
     if np.isnan(values_host).any():
         raise not_finite(step)
@@ -121,9 +145,9 @@ def best_candidates(logits: Tensor, count: int, step: int, *, less: Tensor | Non
     return Candidates(values_host[:, :count], ids_host[:, :count])
 
 
-def likeliest(logits: Tensor, step: int, *, less: Tensor | None) -> Candidates:
+def likeliest(logits: Tensor, step: int, *, less: Tensor | None, ranks: Ranks = _PLAIN) -> Candidates:
     """Find each row's best token, the first of equal ones: an (N, 1) of candidates."""
-    values, ids = first_largest(logits)
+    values, ids = ranks.first(logits)
     values_host, ids_host = _to_host(values.unsqueeze(1), ids.unsqueeze(1), less)
     if np.isnan(values_host).any():
         raise not_finite(step)

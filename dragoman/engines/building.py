@@ -83,7 +83,9 @@ def _loaded(library: Path) -> ctypes.CDLL:
     found.dragoman_read.argtypes = [pointer, pointer, pointer, count]
     found.dragoman_prepare.argtypes = [pointer, pointer, count, count, pointer, count]
     found.dragoman_step.argtypes = [pointer, pointer]
-    for name in ("read", "prepare", "step"):
+    found.dragoman_largest.argtypes = [pointer, count, count, count, pointer, pointer]
+    found.dragoman_normaliser.argtypes = [pointer, count, count, pointer]
+    for name in ("read", "prepare", "step", "largest", "normaliser"):
         getattr(found, f"dragoman_{name}").restype = None
     return found
 

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dragoman.decoding.largest import Largest
+from dragoman.decoding.stepping import Ranks
 from dragoman.engines.laying import Laid
 from dragoman.engines.products import Range
 from dragoman.engines.recalling import Recall
@@ -38,6 +40,32 @@ class Sources(NamedTuple):
     lengths: NDArray[np.int64]  # (N,)
 
 
+class CompiledRanks(Ranks):
+    """The largest of a row, and what makes log-probabilities of it, each in one pass."""
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        self._kernels = kernels
+
+    def first(self, logits: Tensor) -> Largest:
+        """Find the largest of each row, the first of equal ones, NaN above all: (N,) each."""
+        values, ids = self.best(logits, 1)
+        return Largest(values.squeeze(1), ids.squeeze(1))
+
+    def best(self, logits: Tensor, count: int) -> Largest:
+        """Find the `count` largest of each row, in falling order, of equal ones the first: (N, count) each."""
+        logits, (rows, width) = logits.contiguous(), logits.shape
+        found = Largest(torch.empty(rows, count), torch.empty(rows, count, dtype=torch.long))
+        self._kernels.dragoman_largest(logits.data_ptr(), rows, width, count, found.values.data_ptr(), found.ids.data_ptr())
+        return found
+
+    def normaliser(self, logits: Tensor) -> Tensor:
+        """Give what is to be taken from logits to make log-probabilities: (N, 1)."""
+        logits, (rows, width) = logits.contiguous(), logits.shape
+        found = torch.empty(rows, 1)
+        self._kernels.dragoman_normaliser(logits.data_ptr(), rows, width, found.data_ptr())
+        return found
+
+
 class Compiled:
     """What a model computes, from copies of its weights; `seen` are the ranges of its products' inputs, for int8."""
 
@@ -45,6 +73,7 @@ class Compiled:
         self._kernels, self._laid = kernels, Laid(model, seen)
         self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
         self._src_entrance, self._tgt_entrance = model.src_entrance, model.tgt_entrance
+        self.ranks = CompiledRanks(kernels)
         self._model = ctypes.byref(self._laid.model)
 
     def encode(self, src: Tensor, mask: Tensor | None = None) -> Sources:

@@ -172,6 +172,34 @@ def test_int8_is_close_to_the_model_and_to_what_torch_makes_of_it(monkeypatch: p
 
 
 @needs_kernels
+@pytest.mark.parametrize("width", [3, 16, 63, 64, 130, 4001])
+def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
+    ranks = compiled(make()).ranks
+    torch.manual_seed(width)
+    x = 5.0 * torch.randn(9, width)
+    x[1, :2], x[2, 1:3], x[3, : width // 2], x[4] = -torch.inf, x[2].max() + 1.0, -torch.inf, x[4].round()
+    torch.testing.assert_close(ranks.normaliser(x), x.logsumexp(dim=-1, keepdim=True), atol=1e-5, rtol=1e-6)
+    for count in (1, 2, 3):
+        values, ids = ranks.best(x, count)
+        assert torch.equal(values, x.topk(count).values)
+        assert torch.equal(ids, x.sort(dim=-1, descending=True, stable=True).indices[:, :count])  # of equal ones the first
+    first = ranks.first(x)
+    assert torch.equal(first.values, x.amax(dim=-1))
+    assert torch.equal(first.ids, ids[:, 0])
+
+
+@needs_kernels
+@pytest.mark.parametrize("at", [0, 70, 129])
+def test_what_is_no_number_is_told(at: int) -> None:
+    ranks = compiled(make()).ranks
+    x = torch.linspace(3.0, 0.0, 130).repeat(2, 1)
+    x[1, at] = torch.nan
+    for count in (1, 4):
+        values = ranks.best(x, count).values
+        assert values.isnan().any(dim=1).tolist() == [False, True]
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     ("settings", "found"),
     [

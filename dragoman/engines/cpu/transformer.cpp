@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "product.h"
+#include "ranking.h"
 
 struct Norm {
     const float *weight, *bias;  // (D,); a norm without a weight changes nothing, one without a bias leaves the mean
