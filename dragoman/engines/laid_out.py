@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from dragoman.attention.positions import Learned
 from dragoman.engines.frozen import freezing_refusal
+from dragoman.layers.feedforward import FeedForward, ReLU
 from dragoman.layers.residual import Residual
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.stack import Stack
@@ -90,8 +91,7 @@ class _Layer:
         self.dtype, self.heads, self.head_width, self.within = dtype, attention.heads, attention.head_width, attention.within
         self.query_key_value, self.output = _product(attention.query_key_value, dtype), _product(attention.output, dtype)
         self.around_self, self.around_feedforward = _around(block.self_residual), _around(block.feedforward_residual)
-        self.inner, self.outer = _product(block.feedforward.inner, dtype), _product(block.feedforward.outer, dtype)
-        self.activation = block.feedforward.activation
+        self.inner, self.outer = _bent(block.feedforward, dtype), _product(block.feedforward.outer, dtype)
         if block.has_cross:
             self.query, self.cross_output = _product(block.cross.query, dtype), _product(block.cross.output, dtype)
             self.around_cross = _around(block.cross_residual)
@@ -125,7 +125,7 @@ class _Layer:
 
     def _feed(self, x: Tensor) -> Tensor:
         """Widen, bend, narrow."""
-        bent = self.activation(self.inner(self._entering(self.around_feedforward, x)))
+        bent = self.inner(self._entering(self.around_feedforward, x))
         return self._leaving(self.around_feedforward, x, self.outer(bent))
 
     def _entering(self, around: Residual, x: Tensor) -> Tensor:
@@ -155,6 +155,23 @@ def _layers(stack: Stack) -> list[TransformerLayer]:
 def _product(linear: nn.Linear, dtype: torch.dtype) -> Product:
     """Multiply by a copy of a matrix in another number format."""
     return _joined([linear], dtype)
+
+
+def _bent(feedforward: FeedForward, dtype: torch.dtype) -> Product:
+    """Widen and bend; a GPU takes the positive part while it writes the product, where torch lets it."""
+    inner, activation = feedforward.inner, feedforward.activation
+    plain = _product(inner, dtype)
+    if type(activation) is not ReLU or inner.bias is None or not inner.weight.is_cuda:
+        return lambda x: activation(plain(x))
+    weight, bias = inner.weight.detach().to(dtype).t(), inner.bias.detach().to(dtype)
+    sample = torch.linspace(-1.0, 1.0, 16 * weight.size(0), device=weight.device).view(16, -1).to(dtype)
+    try:
+        close = torch.allclose(torch._addmm_activation(bias, sample, weight), plain(sample).relu(), atol=1e-2, rtol=1e-2)
+    except (RuntimeError, AttributeError, NotImplementedError, TypeError):
+        close = False
+    if not close:
+        return lambda x: activation(plain(x))
+    return lambda x: torch._addmm_activation(bias, x.flatten(0, -2), weight).view(*x.shape[:-1], -1)
 
 
 def _joined(linears: list[nn.Linear], dtype: torch.dtype) -> Product:

@@ -25,8 +25,8 @@ def rounded(length: int) -> int:
 
 
 def level(count: int) -> int:
-    """Round a number of sentences up to one that is recorded: four to each power of two, at least eight apart."""
-    apart = max(8, 1 << max(0, (count - 1).bit_length() - 3))
+    """Round a number of sentences up to one that is recorded: eight to each power of two, at least eight apart."""
+    apart = max(8, 1 << max(0, (count - 1).bit_length() - 4))
     return -(-count // apart) * apart
 
 
