@@ -16,7 +16,7 @@ from dragoman.attention.positions import Within
 from dragoman.attention.recording import Note, Watched
 from dragoman.attention.scores import ScaledDotScore, Score
 from dragoman.attention.window import attend_near, pays
-from dragoman.kernels import attend, masked_softmax, visibility
+from dragoman.kernels import attend, attend_packed, masked_softmax, visibility
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,14 @@ class MultiHead(Watched):
             context = self._look_plainly(query, key, value, mask, causal, dropout, bias)
         return self.output(context.transpose(1, 2).flatten(2))
 
+    def _look_packed(self, asking: Tensor, told: Tensor | None, *, mask: Tensor | None, causal: bool = False) -> Tensor | None:
+        """Attend straight from the products where nothing is done to heads one by one: (B, T, D), or None."""
+        if self.watch is not None or not self.fused or self.kv_heads != self.heads or self.key_norm is not None:
+            return None
+        dropout = self.dropout if self.training else 0.0
+        context = attend_packed(asking, told, heads=self.heads, mask=mask, causal=causal, dropout=dropout)
+        return None if context is None else self.output(context)
+
     def _look_plainly(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, dropout: float, bias: Tensor | None
     ) -> Tensor:
@@ -181,7 +189,11 @@ class SelfAttention(MultiHead):
         """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T); `places` (B, T) where they are not 0 to T - 1."""
         check_sequence(x, self.width, "a sequence")
         check_mask(mask, x.size(0), x.size(1), x.size(1))
-        parts = self.query_key_value(x).split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
+        packed = self.query_key_value(x)
+        found = None if self.turns or self.measures else self._look_packed(packed, None, mask=mask, causal=causal)
+        if found is not None:
+            return found
+        parts = packed.split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
         query, key, value = (self.split(part, 1).squeeze(1) for part in parts)
         query, key = self._place(query, key, 0, places)
         if self._goes_by_blocks(x.size(1), mask, places):
@@ -232,7 +244,10 @@ class CrossAttention(MultiHead):
 
     def prepare(self, memory: Tensor) -> Tensor:
         """Make keys and values of (B, S, D): (B, 2, G, S, Dh)."""
-        key_value = self.split(self.key_value(memory), 2)
+        return self._prepared(self.key_value(memory))
+
+    def _prepared(self, key_value: Tensor) -> Tensor:
+        key_value = self.split(key_value, 2)
         if self.key_norm is None:
             return key_value
         key, value = key_value.unbind(1)
@@ -244,22 +259,27 @@ class CrossAttention(MultiHead):
         check_sequence(memory, self.key_value.in_features, "a memory", f"build the attention with memory_width={memory.size(-1)}")
         check_together(x, memory, 1, "a sequence and its memory")
         check_mask(mask, memory.size(0), x.size(1), memory.size(1))
-        return self.read(x, self.prepare(memory), mask=mask)
+        asking, told = self.query(x), self.key_value(memory)
+        found = self._look_packed(asking, told, mask=mask)
+        return self._read(asking, self._prepared(told), mask=mask) if found is None else found
 
     def read(self, x: Tensor, prepared: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Attend to what `prepare` made; several rows may share a sentence: (B * K, T, D) to (B, 2, G, S, Dh).
 
         Rows that share one are a longer query to it, so its keys and values are neither copied nor read K times.
         """
-        sentences, shape = prepared.size(0), x.shape
+        return self._read(self.query(x), prepared, mask=mask)
+
+    def _read(self, asking: Tensor, prepared: Tensor, *, mask: Tensor | None) -> Tensor:
+        sentences, shape = prepared.size(0), asking.shape
         if self.watch is not None and sentences != shape[0]:  # notes are by row
             prepared = prepared.repeat_interleave(shape[0] // sentences, dim=0)
             mask = mask if mask is None or mask.size(0) == 1 else mask.repeat_interleave(shape[0] // sentences, dim=0)
             sentences = shape[0]
-        query = self.split(self.query(x).view(sentences, -1, self.inner), 1)[:, 0]
+        query = self.split(asking.view(sentences, -1, self.inner), 1)[:, 0]
         query = query if self.query_norm is None else _normed(self.query_norm, query)
         key, value = prepared.unbind(1)
-        return self.look(query, key, value, mask=mask).view(shape)
+        return self.look(query, key, value, mask=mask).view(shape[0], shape[1], self.width)
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The places where the time goes: pure functions on tensors, each in a fast form and in a plain form to check it by.
 
 attend                 fused attention, PyTorch's or our own   attend_reference
+attend_packed          our own, straight from a layer's products
 linear_cross_entropy   projection and loss, chunk by chunk     linear_cross_entropy_reference
 """
 
@@ -8,6 +9,7 @@ from dragoman.kernels.attention import Attention, attend, attend_reference
 from dragoman.kernels.dropout import dropout
 from dragoman.kernels.loss import NO_TARGET, CrossEntropy, linear_cross_entropy, linear_cross_entropy_reference
 from dragoman.kernels.masking import masked_softmax, visibility
+from dragoman.kernels.packed_attention import attend_packed
 from dragoman.kernels.short_attention import enable_short_attention
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "Attention",
     "CrossEntropy",
     "attend",
+    "attend_packed",
     "attend_reference",
     "dropout",
     "enable_short_attention",

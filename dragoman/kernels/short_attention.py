@@ -86,32 +86,50 @@ def _like(x: Tensor) -> Tensor:
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """Run the tiles, or the equations where they do not run."""
     context = _like(query)
+    forward_into(context, query, key, value, mask, causal, scale)
+    return context
+
+
+def forward_into(context: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> None:
+    """Fill the context, of any strides, by the tiles, or by the equations where those do not run; the mask is (B, S)."""
     if _runs_tiles(query):
         try:
             from dragoman.kernels import short_tiles
 
             short_tiles.forward(query, key, value, mask, context, causal=causal, scale=scale)
-            return context
+            return
         except Exception as error:  # whatever a missing package, a compiler or a driver may raise
             _give_up(error)
     with torch.autocast(query.device.type, enabled=False):
-        weights = _weights(query, key, mask, causal, scale)
-        return context.copy_(weights @ _wide(value))
+        context.copy_(_weights(query, key, mask, causal, scale) @ _wide(value))
 
 
 def _backward(
     outer: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Make the gradients of queries, keys and values from that of the context."""
     grads = _like(query), _like(key), _like(value)
+    backward_into(grads, outer, query, key, value, mask, causal, scale)
+    return grads
+
+
+def backward_into(
+    grads: tuple[Tensor, Tensor, Tensor],
+    outer: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> None:
+    """Fill the gradients of queries, keys and values, of any strides, from that of the context."""
     if _runs_tiles(query):
         try:
             from dragoman.kernels import short_tiles
 
             short_tiles.backward(outer, query, key, value, mask, *grads, causal=causal, scale=scale)
-            return grads
+            return
         except Exception as error:
             _give_up(error)
     with torch.autocast(query.device.type, enabled=False):
@@ -121,7 +139,6 @@ def _backward(
         grads[0].copy_(scores @ _wide(key))
         grads[1].copy_(scores.mT @ _wide(query))
         grads[2].copy_(weights.mT @ wide)
-    return grads
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
