@@ -31,7 +31,7 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import SPECIALS
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.training.tensors import read_tensors
-from dragoman.translator.device import choose_device
+from dragoman.translator.device import choose_device, where_it_fits
 
 SENTENCES = 16  # tried unless somebody asks for more: enough to see a mistake, few enough to wait for
 PADDING = 4  # columns of it that are added where it must change nothing
@@ -194,7 +194,7 @@ def load_subject(
     def load() -> EncoderDecoder:
         # Not `bundle.model`, which refuses weights that are not finite: here they have a row in the table.
         weights = read_tensors(bundle.path / layout.WEIGHTS, expected=expected_weights(bundle.config, bundle.tokenizers))
-        return assemble(bundle.config, bundle.tokenizers, weights).to(chosen)
+        return where_it_fits(chosen, lambda where: assemble(bundle.config, bundle.tokenizers, weights).to(where))
 
     engines: dict[str, Callable[[], Engine]] = {name: functools.partial(open_engine, bundle, name) for name in engine_names(bundle.path)}
     for directory in exports:

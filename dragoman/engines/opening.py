@@ -64,7 +64,9 @@ def _quickest(bundle: Bundle, native: Native, other: Engine, strategy: Strategy)
         choice = choose_quickest(engines, bundle, strategy)
     except RuntimeError as error:
         said = next(iter(str(error).splitlines()), "")[:160]
-        logger.warning("%s failed (%s): the native engine is used, and the result is the same but for rounding", other.name, said)
+        logger.warning(
+            "the engine %s failed (%s): the native engine is used, and the result is the same but for rounding", other.name, said
+        )
         return Opened(native, native)
     if choice is None:
         return Opened(native, other)
