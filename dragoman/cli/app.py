@@ -19,6 +19,7 @@ from dragoman.errors import DragomanError
 
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 PIPE_CLOSED = 141  # and for one whose reader went away
+MEMORY_FULL = 71  # EX_OSERR
 
 # typer exports BadParameter but not its parent, and has carried its own copy of click since 0.20.
 _UsageError: type[BaseException] = typer.BadParameter.__bases__[0]
@@ -95,9 +96,20 @@ def _explain(error: BaseException, arguments: Sequence[str]) -> int:
         return error.code if isinstance(error.code, int) else int(bool(error.code))
     if isinstance(error, OSError):
         return _explain_system(error)
+    if _is_out_of_memory(error):
+        found = next(iter(str(error).splitlines()), type(error).__name__)[:120]
+        fix = "lower --batch-size, train.batch_tokens or the size of the model"
+        complain(f"the memory must have room for what is asked; found it full ({found}); {fix}")
+        return MEMORY_FULL
     traceback.print_exception(error)
     complain(f"this is a mistake in dragoman {__version__}, not yours; please report it with the lines above")
     return 1
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Recognise a full memory without importing torch, which may not have been."""
+    from_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or from_torch
 
 
 def _explain_usage(error: BaseException, arguments: Sequence[str]) -> int:

@@ -469,6 +469,28 @@ def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
     assert said[1:] == [f"out of memory for one sentence alone: the CPU translates what does not fit, {SAME}"]
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("out of memory\nmore"), "out of memory"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), "DefaultCPUAllocator"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_where_nothing_fits_one_line_says_so(
+    error: Exception, said: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(engine: Native, request: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Native, "generate", generate)
+    found = run(TRANSLATE, folder, capsys)
+    assert found.code == 71
+    assert "the memory must have room for what is asked; found it full" in found.lines[-1]
+    assert said in found.lines[-1]
+    assert not any("Traceback" in line for line in found.lines)
+
+
 def test_a_gpu_without_bfloat16_trains_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     a_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
