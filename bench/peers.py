@@ -34,8 +34,8 @@ class TorchTransformer(nn.Module):
         """Give logits (B, T, V)."""
         causal = nn.Transformer.generate_square_subsequent_mask(tgt_in.shape[1], device=tgt_in.device).isinf()
         hidden = self.transformer(
-            self._embed(src),
-            self._embed(tgt_in),
+            self.embed(src),
+            self.embed(tgt_in),
             tgt_mask=causal,
             src_key_padding_mask=~src_mask,
             memory_key_padding_mask=~src_mask,
@@ -43,7 +43,8 @@ class TorchTransformer(nn.Module):
         )
         return F.linear(hidden, self.embedding.weight)
 
-    def _embed(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
+        """Turn ids (B, T) into vectors (B, T, D) that know their places."""
         embedded = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
         return self.dropout(embedded + self.positions[: ids.shape[1]])
 

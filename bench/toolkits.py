@@ -1,96 +1,90 @@
-"""Another toolkit's own training command, in an environment that is made for it: OpenNMT-py.
+"""Other toolkits, each installed into an environment of its own: OpenNMT-py, eole and JoeyNMT.
 
-It borrows this interpreter's torch, so that both multiply alike and nothing large is fetched twice. It cuts batches of its own from the
-same sentences and puts no end on the source, which makes about 3 % fewer tokens.
+An environment is made once, under the cache folder, and found again as long as nothing that goes into it changes. All get this
+interpreter's version of torch, so that all multiply alike. To be rid of them, delete the folder that `environments` names.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import site
+import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from bench.drawn import LETTERS, SPECIAL, Corpus
-from dragoman.config import ModelConfig
-
-OPENNMT = "OpenNMT-py"
-PACKAGES = ("OpenNMT-py==3.0.4", "pyonmttok<2", "configargparse", "rapidfuzz", "flask", "waitress", "werkzeug")  # 3.0.4 takes any torch
-_RATE = re.compile(r"(\d+)/(\d+) tok/s")
+from dragoman.engines.measuring import cache_folder
 
 
-def time_opennmt(corpus: Corpus, model: ModelConfig, layers: int, options: Any, folder: Path) -> dict[str, Any]:
-    """Train through its command in float32, and read the rates that it logs; the first report warms up."""
-    python = environment(folder / "opennmt")
-    # Its texts are cut at spaces, and every drawn letter is a piece.
-    for name, texts in (("src", corpus.src), ("tgt", corpus.tgt)):
-        (folder / name).write_text("\n".join(map(" ".join, texts)) + "\n", encoding="utf-8")
-    vocabulary = folder / "vocabulary"
-    vocabulary.write_text("".join(f"{letter}\t1\n" for letter in LETTERS[: options.vocabulary - SPECIAL]), encoding="utf-8")
-    settings = configuration(model, layers, options, folder)
-    (folder / "opennmt.yaml").write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML too
-    command = [str(python), "-m", "onmt.bin.train", "-config", str(folder / "opennmt.yaml")]
-    variables = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
-    rates = read_rates(done.stdout + done.stderr)[1:]
-    if done.returncode or not rates:
-        return {"way": OPENNMT, "precision": "float32", "error": (done.stderr.strip().splitlines() or ["it logged no rate"])[-1][:200]}
-    return {"way": OPENNMT, "precision": "float32", "tokens_s": max(rates), "slowest": min(rates)}
+class InstallError(Exception):
+    """A toolkit's environment could not be made; the message says why, in a line."""
 
 
-def environment(folder: Path) -> Path:
-    """Make an environment with the toolkit and what it needs to train; what this one has is lent to it."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    [packages] = folder.glob("lib/python*/site-packages")
-    (packages / "lent.pth").write_text("\n".join(site.getsitepackages()) + "\n", encoding="utf-8")
+class Toolkit(NamedTuple):
+    """What is installed for one: versions that run with this Python and this torch."""
+
+    packages: tuple[str, ...]
+    bare: tuple[str, ...] = ()  # installed after them, without what they ask for themselves
+
+    @property
+    def release(self) -> str:
+        """Say which release of the toolkit itself this is."""
+        return [*self.bare, *self.packages][0].split("==")[1]
+
+
+TOOLKITS = {
+    # It asks for torch below 2.3, and runs with 2.13 all the same; given its wish, pip takes 3.0.4, which is slower.
+    "OpenNMT-py": Toolkit(
+        (
+            "configargparse==1.9.0",
+            "ctranslate2==4.8.4",
+            "fasttext-wheel==0.9.2",
+            "pyahocorasick==2.3.1",
+            "pyonmttok==1.38.1",
+            "pyyaml",
+            "rapidfuzz==3.14.6",
+            "sacrebleu==2.6.0",
+            "six",
+            "spacy==3.8.18",
+            "tensorboard==2.21.0",
+        ),
+        bare=("OpenNMT-py==3.5.1",),
+    ),
+    "eole": Toolkit(("eole==0.6.4", "aiohttp==3.14.5")),  # which it imports, but does not ask for
+    "JoeyNMT": Toolkit(("joeynmt==2.3.0", "importlib_metadata==10.2.0")),  # the same
+}
+"""What is timed in an environment of its own, by name."""
+
+
+def environments() -> Path:
+    """Give the folder that holds them all."""
+    return cache_folder() / "bench"
+
+
+def interpreter(name: str, torch_version: str) -> Path:
+    """Give the toolkit's own Python; its environment is made the first time, which takes one to three minutes."""
+    toolkit = TOOLKITS[name]
+    torch = f"torch=={torch_version.split('+')[0]}"
+    wanted = "\n".join([sys.version, torch, *toolkit.packages, *toolkit.bare])
+    folder = environments() / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, *PACKAGES], check=True, capture_output=True)
+    complete = folder / "complete"
+    if complete.exists():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)  # a run that was stopped half-way
+    print(f"{name}: installing it into {folder}", file=sys.stderr, flush=True)
+    _run([sys.executable, "-m", "venv", str(folder)], name)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1"]
+    _run([*pip, torch], name)  # first, so that what comes later is chosen to go with it
+    _run([*pip, torch, *toolkit.packages], name)
+    if toolkit.bare:
+        _run([*pip, "--no-deps", *toolkit.bare], name)
+    complete.write_text(wanted, encoding="utf-8")
     return python
 
 
-def configuration(model: ModelConfig, layers: int, options: Any, folder: Path) -> dict[str, Any]:
-    """Say in its words what is trained."""
-    return {
-        "data": {"corpus_1": {"path_src": str(folder / "src"), "path_tgt": str(folder / "tgt"), "transforms": []}},
-        "src_vocab": str(folder / "vocabulary"),
-        "tgt_vocab": str(folder / "vocabulary"),
-        "share_vocab": True,
-        "save_model": str(folder / "opennmt-model"),
-        "train_steps": options.steps * (options.rounds + 1),
-        "save_checkpoint_steps": 10**6,
-        "report_every": options.steps,
-        "world_size": 1,
-        "gpu_ranks": [],
-        "num_workers": 0,
-        "encoder_type": "transformer",
-        "decoder_type": "transformer",
-        "enc_layers": layers,
-        "dec_layers": layers,
-        "heads": model.heads,
-        "hidden_size": model.width,
-        "word_vec_size": model.width,
-        "transformer_ff": model.feedforward,
-        "dropout": [model.dropout],
-        "attention_dropout": [0.0],
-        "label_smoothing": 0.1,
-        "position_encoding": True,
-        "share_embeddings": True,
-        "share_decoder_embeddings": True,
-        "batch_type": "tokens",
-        "batch_size": options.batch_tokens,
-        "bucket_size": options.pairs,
-        "normalization": "tokens",
-        "optim": "adam",
-        "learning_rate": 1e-4,
-        "max_grad_norm": 0,
-    }
-
-
-def read_rates(log: str) -> list[int]:
-    """Find the tokens a second of each report, both sides together."""
-    return [int(src) + int(tgt) for src, tgt in _RATE.findall(log)]
+def _run(command: list[str], name: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = [line for line in (done.stderr or done.stdout).strip().splitlines() if "ERROR" in line or "rror:" in line]
+        raise InstallError(f"{name} could not be installed: {(told or ['no word of why'])[-1].removeprefix('ERROR: ')[:200]}")

@@ -1,12 +1,13 @@
 """Time training on a CPU at the small size: the library's own trainer against its peers on the same batches.
 
 python bench/train_cpu.py                                   some minutes; best on a machine that does nothing else
-python bench/train_cpu.py --peers all                       with OpenNMT-py's own command too, installed for it; float32 only
+python bench/train_cpu.py --peers all                       with the commands of OpenNMT-py, eole and JoeyNMT too, installed for it
 python bench/train_cpu.py --size tiny --steps 2 --rounds 1 --precisions float32      the same in seconds, without meaning
 
 Width 256, feed-forward 1024, 4+4 layers, 8,000 pieces, batches of 2,048 padded slots a side, dropout and smoothing 0.1, Adam. Each way
 runs in a process of its own, so that its peak of memory is its own; every shape is gone through once before the clock starts. The rate by
-CPU time says what the code costs where others use the machine too; the rate by the clock says what a person waits.
+CPU time says what the code costs where others use the machine too; the rate by the clock says what a person waits. Toolkits with
+commands of their own train in float32 and are timed by the clock, as they log it; one that fails is told of in a line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ import torch
 
 from bench.drawn import Rounds, drawn_corpus, real_corpus
 from bench.peers import PEERS, SMOOTHING, PeerStep
-from bench.toolkits import time_opennmt
+from bench.toolkit_settings import WORDINGS
+from bench.toolkit_training import time_toolkit
 from bench.train_gpu import SIZES, model_of, trainer_of
 from dragoman.config import TrainConfig
 from dragoman.training.checkpoint import RunDirectory
@@ -64,7 +66,7 @@ def main() -> None:
                 flush=True,
             )
     if options.peers == "all" and "float32" in options.precisions:
-        rows.append(run_toolkit(options))
+        rows += [run_toolkit(name, options) for name in WORDINGS]
     ratios = compare(rows)
     settings = {name: getattr(options, name) for name in ("size", "threads", "steps", "rounds", "batch_tokens", "vocabulary")}
     print(json.dumps({"bench": "train_cpu", "rows": rows, "ratios": ratios, "machine": where, "load": os.getloadavg()[0]} | settings))
@@ -77,7 +79,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS], metavar="WAY", help=f"ours; {'; '.join(PEERS)}"
     )
-    parser.add_argument("--peers", choices=["some", "all"], default="some", help="all: another toolkit too, which takes an installation")
+    parser.add_argument("--peers", choices=["some", "all"], default="some", help="all: other toolkits too, which takes installations")
     parser.add_argument("--precisions", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16", "float32"])
     parser.add_argument("--steps", type=int, default=6, help="updates a round")
     parser.add_argument("--rounds", type=int, default=3)
@@ -104,13 +106,17 @@ def run_one(way: str, precision: str, options: argparse.Namespace) -> dict[str, 
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def run_toolkit(options: argparse.Namespace) -> dict[str, Any]:
-    """Time OpenNMT-py's own command on drawn sentences, by the clock alone."""
-    with tempfile.TemporaryDirectory() as name:
-        corpus = drawn_corpus(Path(name), options.pairs, vocabulary=options.vocabulary)
-        row = time_opennmt(corpus, model_of(options.size), SIZES[options.size][0], options, Path(name))
-    told = f"failed: {row['error']}" if "error" in row else f"{row['tokens_s']:8,.0f} tokens/s (slowest report {row['slowest']:,.0f})"
-    print(f"  {row['way']:24s} {row['precision']:9s} {told}", flush=True)
+def run_toolkit(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Time a toolkit's own command on drawn sentences, by the clock alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = drawn_corpus(Path(folder), options.pairs, vocabulary=options.vocabulary)
+        row = time_toolkit(name, corpus, model_of(options.size), SIZES[options.size][0], options, Path(folder))
+    told = (
+        f"failed: {row['error']}"
+        if "error" in row
+        else f"{row['tokens_s']:8,.0f} useful tokens/s (slowest round {row['slowest']:,.0f})  {row['MiB']:31,.0f} MiB"
+    )
+    print(f"  {name:24s} {row['precision']:9s} {told}", flush=True)
     return row
 
 

@@ -6,11 +6,13 @@ import importlib
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,14 +32,174 @@ def test_batches_hold_every_sentence_once_by_length(bench: Any) -> None:
 
 
 def test_every_output_is_as_long_as_its_batch_says(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.forced import steps
     from dragoman.engines import Native
 
     found = []
     generate = Native.generate
     monkeypatch.setattr(Native, "generate", lambda self, request: found.append(generate(self, request)) or found[-1])
     batch = bench.sentences(4, 500)
-    bench.contender("native float32", "tiny", 2, 1, tmp_path)([batch])
-    assert {len(best.tokens) for [best] in found[0]} == {bench.steps(batch)}
+    [begin] = bench.ways("native float32", "tiny", 2, 1, tmp_path)
+    begin()([batch])
+    assert {len(best.tokens) for [best] in found[0]} == {steps(batch)}
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("program", ["transformers", "torch.nn.Transformer"])
+def test_peers_give_outputs_as_long_as_they_are_told(bench: Any, tmp_path: Path, program: str, beam: int) -> None:
+    translate = bench.loader(program, "tiny", "float32", beam, tmp_path)()
+    batch = bench.sentences(3, 500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # prototypes of torch's
+        found = translate(batch, 6)
+        alone = translate(batch[1:2], 6)
+    assert [len(each) for each in found] == [6, 6, 6]
+    assert alone[0] == found[1]  # whoever stands beside it
+
+
+def test_a_search_without_a_cache_finds_better_outputs_with_more_beams(bench: Any, tmp_path: Path) -> None:
+    """Score what was found by torch's own model, teacher-forced."""
+    from bench.contenders import build, ended
+    from bench.peers import TorchTransformer
+    from dragoman.text.specials import BOS
+
+    batch = bench.sentences(4, 500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {beam: bench.loader("torch.nn.Transformer", "tiny", "float32", beam, tmp_path)()(batch, 5) for beam in (1, 8)}
+        torch.manual_seed(0)
+        _, config = build("tiny")
+        model = TorchTransformer(config.model, 1, 500).eval()
+        scores = {}
+        for beam, outputs in found.items():
+            tgt_in = torch.tensor([[BOS, *output[:-1]] for output in outputs])
+            src = ended(batch)
+            with torch.inference_mode():
+                log_probs = model(src, src != 0, tgt_in).log_softmax(-1)
+            scores[beam] = log_probs.gather(2, torch.tensor(outputs)[:, :, None]).sum(dim=(1, 2))
+    assert (scores[8] >= scores[1] - 1e-4).all()
+    assert (scores[8] > scores[1] + 1e-3).any()
+
+
+def test_outputs_of_another_length_are_not_timed(bench: Any) -> None:
+    from bench.arranged import checked
+
+    checked(lambda batch, length: [[1] * length] * len(batch), [[5, 6], [7]])
+    with pytest.raises(RuntimeError, match=r"must be 4 pieces long, found \[3, 4\]"):
+        checked(lambda batch, length: [[1] * length, [1] * 3], [[5, 6], [7]])
+
+
+WORKERS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from bench.arranged import Threads, Workers
+def load():
+    def translate(batch, length):
+        with open(sys.argv[2], "a") as file:
+            file.write(f"{os.getpid()} {len(batch)}\\n")
+        if batch == [[13]]:
+            raise ValueError("unlucky")
+        return [[1] * length for _ in batch]
+    return translate
+for kind in (Workers, Threads):
+    arranged = kind(load, 2)
+    arranged([[[5, 6]]] * 6)
+    assert arranged.peak_mib() > 1
+    print(arranged.label)
+    try:
+        arranged([[[13]]])
+    except (RuntimeError, ValueError) as problem:
+        print(problem)
+    arranged.close()
+def broken():
+    raise ImportError("no such toolkit")
+try:
+    Workers(broken, 2)
+except RuntimeError as problem:
+    print(problem)
+"""
+
+
+def test_batches_are_spread_over_processes_or_threads(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WORKERS, str(ROOT), str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["2 x 1", "ValueError: unlucky", "1 x 2", "unlucky", "ImportError: no such toolkit"], done.stderr
+    written = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
+    assert len(written) == 14
+    assert len(set(written)) == 3  # two processes, and then their parent alone
+
+
+STAND_IN = """
+import argparse, json, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--be")
+name = parser.parse_known_args()[0].be
+if name.startswith("eole"):
+    raise SystemExit("ImportError: no module named aiohttp")
+seconds = {"native float32": 0.5, "OpenNMT-py float32": 1.0, "JoeyNMT float32": 30.0}[name]
+print(json.dumps({"rows": 32, "arrangement": "2 x 1", "tried": {}, "version": "1.0"}), flush=True)
+for number, _ in enumerate(sys.stdin):
+    if name.startswith("OpenNMT") and number == 1:
+        raise SystemExit("out of memory")
+    print(json.dumps({"seconds": seconds, "peak_mib": 100}), flush=True)
+"""
+
+
+@pytest.fixture
+def stand_ins(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Let a script speak for every contender."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "stand_in.py"))
+    toolkits = importlib.import_module("bench.toolkits")
+    monkeypatch.setattr(toolkits, "interpreter", lambda name, version: Path(sys.executable))
+
+    def run(*options: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["bench/decode_cpu.py", "--sentences", "10", *options])
+        bench.main()
+
+    return run
+
+
+def test_a_contender_that_fails_is_a_line_and_the_race_goes_on(stand_ins: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_ins("--only", "native float32", "OpenNMT-py", "eole", "JoeyNMT", "--patience", "40")
+    told = capsys.readouterr()
+    found = {row["contender"]: row for row in json.loads(told.out.splitlines()[-1])["rows"]}
+    assert found["native float32"]["rounds"] == [20.0] * 3
+    assert found["OpenNMT-py float32"]["rounds"] == [10.0]
+    assert found["OpenNMT-py float32"]["error"] == "out of memory"
+    assert found["eole float32"]["error"] == "ImportError: no module named aiohttp"
+    assert len(found["JoeyNMT float32"]["rounds"]) == 2  # no patience for a third
+    assert "eole float32: left out: ImportError: no module named aiohttp\n" in told.err
+    assert "OpenNMT-py float32: failed: out of memory\n" in told.err
+    assert "OpenNMT-py float32                     10.0     10.0  2 x 1    32       100  -  2.00\n" in told.out
+
+
+def test_a_toolkit_that_cannot_be_installed_is_left_out(
+    stand_ins: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toolkits = importlib.import_module("bench.toolkits")
+
+    def fail(name: str, version: str) -> Path:
+        raise toolkits.InstallError(f"{name} could not be installed: no network")
+
+    monkeypatch.setattr(toolkits, "interpreter", fail)
+    stand_ins("--only", "native float32", "JoeyNMT")
+    told = capsys.readouterr()
+    assert "JoeyNMT float32: left out: JoeyNMT could not be installed: no network\n" in told.err
+    assert "JoeyNMT float32                failed: JoeyNMT could not be installed: no network\n" in told.out
+    assert "native float32                         20.0" in told.out
+
+
+def test_toolkits_take_part_when_all_peers_are_asked_for(bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import argparse
+
+    some = bench.wanted(argparse.Namespace(peers="some", only=None))
+    every = bench.wanted(argparse.Namespace(peers="all", only=None))
+    assert [name for name in every if name not in some] == list(bench.INSTALLED)
+    assert bench.wanted(argparse.Namespace(peers="some", only=["eole"])) == ["eole float32"]
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    assert bench.wanted(argparse.Namespace(peers="some", only=["transformers int8"])) == []
+    assert capsys.readouterr().err == "transformers int8: left out: transformers is not installed\n"
 
 
 @pytest.mark.slow

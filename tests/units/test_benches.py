@@ -196,11 +196,6 @@ def test_train_cpu_names_what_failed(bench, monkeypatch):
     assert "nowhere.py" in row["error"]
 
 
-def test_a_toolkits_rates_are_read_from_its_log(bench):
-    log = "Step  2/ 6; acc: 0.0; bsz: 1739/1812/110; 117/122 tok/s;  30 sec;\nStep  4/ 6; bsz: 1/2/3; 164/172 tok/s; 50 sec;"
-    assert bench("toolkits").read_rates(log) == [239, 336]
-
-
 def test_a_toolkit_without_a_cpu_rate_is_compared_by_the_clock(bench, capsys):
     ours = {"way": "ours", "precision": "float32", "tokens_s": 30.0, "tokens_cpu_s": 20.0}
     theirs = {"way": "OpenNMT-py", "precision": "float32", "tokens_s": 10.0}

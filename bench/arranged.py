@@ -1,0 +1,149 @@
+"""How a program that has no say in it uses the cores: one process with a thread for each, or a process of one thread for each.
+
+Both are there for programs that translate one batch at a time with torch. The processes are forked before torch is loaded, load the
+program each for itself, and take a batch whenever they are free.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from bench.forced import Batch, Translate, TranslateOne, steps
+
+
+class Arranged(Protocol):
+    """A program on some cores."""
+
+    label: str
+
+    def __call__(self, batches: Sequence[Batch]) -> None:
+        """Translate some batches."""
+
+    def peak_mib(self) -> int:
+        """Say how much memory it has taken at most."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+class Own:
+    """A program that spreads its batches itself."""
+
+    def __init__(self, translate: Translate, label: str) -> None:
+        self._translate, self.label = translate, label
+
+    def __call__(self, batches: Sequence[Batch]) -> None:
+        """Leave it to the program."""
+        self._translate(batches)
+
+    def peak_mib(self) -> int:
+        """Look at this process."""
+        return _peak()
+
+    def close(self) -> None:
+        """Do nothing: it ends with the process."""
+
+
+class Threads:
+    """One process, which uses all cores for each batch: what torch does where nobody says otherwise."""
+
+    def __init__(self, load: Callable[[], TranslateOne], cores: int) -> None:
+        self._translate = _loaded(load, cores)
+        self.label = f"1 x {cores}"
+
+    def __call__(self, batches: Sequence[Batch]) -> None:
+        """Translate one after the other."""
+        for batch in batches:
+            checked(self._translate, batch)
+
+    def peak_mib(self) -> int:
+        """Look at this process."""
+        return _peak()
+
+    def close(self) -> None:
+        """Forget the model."""
+        del self._translate
+
+
+class Workers:
+    """A process of one thread for each core."""
+
+    def __init__(self, load: Callable[[], TranslateOne], cores: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self.label = f"{cores} x 1"
+        self._ends: list[Connection] = []
+        self._peaks: dict[int, int] = {}
+        for _ in range(cores):
+            here, there = context.Pipe()
+            context.Process(target=_serve, args=(load, there), daemon=True).start()
+            there.close()
+            self._ends.append(here)
+        for end in self._ends:
+            self._answer(end)
+
+    def __call__(self, batches: Sequence[Batch]) -> None:
+        """Hand out the batches, the next one to who is free first."""
+        waiting, free, busy = list(reversed(batches)), list(self._ends), set[Any]()
+        while waiting or busy:
+            while waiting and free:
+                end = free.pop()
+                end.send(waiting.pop())
+                busy.add(end)
+            for end in wait(list(busy)):
+                self._answer(end)
+                busy.remove(end)
+                free.append(end)  # type: ignore[arg-type]
+
+    def peak_mib(self) -> int:
+        """Add up the processes."""
+        return sum(self._peaks.values())
+
+    def close(self) -> None:
+        """Let the processes end."""
+        for end in self._ends:
+            end.close()
+
+    def _answer(self, end: Any) -> None:
+        try:
+            told = end.recv()
+        except EOFError:
+            raise RuntimeError("a worker ended before its batch was done") from None
+        if isinstance(told, str):
+            raise RuntimeError(told)
+        self._peaks[id(end)] = told
+
+
+def checked(translate: TranslateOne, batch: Batch) -> None:
+    """Translate a batch, and see that every output is as long as it should be, or what is timed would not be the same work."""
+    lengths = {len(found) for found in translate(batch, steps(batch))}
+    if lengths != {steps(batch)}:
+        raise RuntimeError(f"outputs must be {steps(batch)} pieces long, found {sorted(lengths)}")
+
+
+def _serve(load: Callable[[], TranslateOne], end: Connection) -> None:
+    try:
+        translate = _loaded(load, 1)
+        end.send(_peak())
+        while True:
+            checked(translate, end.recv())
+            end.send(_peak())
+    except EOFError:
+        return
+    except Exception as problem:  # whatever it is, the parent tells it in a line
+        end.send(f"{type(problem).__name__}: {problem}")
+
+
+def _loaded(load: Callable[[], TranslateOne], threads: int) -> TranslateOne:
+    translate = load()
+    import torch
+
+    torch.set_num_threads(threads)  # afterwards, for a program may set it as it starts
+    return translate
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
