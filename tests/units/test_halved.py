@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from dragoman.training.distributed import World
 from dragoman.training.halved import Halved, choose_halving
 from dragoman.training.holding import Replicated
 from dragoman.training.loop import Trainer
+from dragoman.training.loss import Loss
 from dragoman.training.precision import Precision
+from dragoman.training.replaying import SIGHTINGS, Replay, _Recording
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 HALF = Precision(torch.bfloat16, "as configured")
@@ -104,6 +107,46 @@ def test_gradients_go_where_there_is_room_for_them_and_an_unused_weight_gets_non
     again = gradients(holding)
     for name, room in rooms.items():
         assert torch.equal(room, again[name])
+
+
+class Pretended(Replay):
+    """Records nothing: its graph computes anew from the tensors that a graph would read, into those that it would write."""
+
+    def _capture(self, batch: Batch) -> _Recording:
+        loss = Loss(*(torch.zeros(()) for _ in range(3)))
+
+        def replay() -> None:
+            assert self._gradients is not None
+            self._gradients.zero_()
+            for parameter, view in zip(self._parameters, self._views(self._gradients), strict=True):
+                parameter.grad = view
+            found = self._compute(batch)
+            for place, value in zip((loss.total, loss.nll, loss.count), (found.total, found.nll, found.count), strict=True):
+                place.copy_(value.detach())
+
+        return _Recording(batch, loss, SimpleNamespace(replay=replay))  # type: ignore[arg-type]
+
+
+def test_replayed_passes_leave_the_gradients_of_plain_ones() -> None:
+    model = tiny_model(dropout=0.0)
+    holding = Halved(model, World())
+
+    def compute(each: Batch) -> Loss:
+        with HALF.autocast(CPU):
+            loss = holding.loss(TranslateTask(smoothing=0.1), each)
+        holding.backward(loss)
+        return loss
+
+    expected = gradients(holding)
+    replay = Pretended(compute, [parameter for parameter in model.parameters() if parameter.requires_grad], CPU)
+    for _ in range(SIGHTINGS + 2):
+        replay(batch())
+        found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+        for parameter in model.parameters():
+            parameter.grad = None
+    assert replay._recordings
 
 
 def test_what_runs_between_the_layers_is_bfloat16() -> None:
