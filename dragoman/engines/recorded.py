@@ -38,7 +38,8 @@ class RecordedBeam:
 
     def __init__(self, model: LaidOut, *, record: Callable[[Callable[[], None]], Replay] | None = None) -> None:
         self._model, self._room = model, Room(model)
-        self._record = capturer(model.device) if record is None else record
+        self._renew = (lambda: capturer(model.device)) if record is None else (lambda: record)
+        self._record = self._renew()
         self._recordings: dict[Any, Replay | None] = {}  # None: ran once
         self._boards: dict[tuple[int, int, Penalty], Board] = {}
         self._banned = torch.tensor(sorted((PAD, BOS, UNK)), device=model.device)
@@ -52,7 +53,7 @@ class RecordedBeam:
 
     def forget(self) -> None:
         """Give back all memory but the weights'."""
-        self._recordings.clear()
+        self._drop_recordings()
         self._boards.clear()
         self._room.forget()
 
@@ -109,7 +110,7 @@ class RecordedBeam:
             return
         self._step(board, count, read)
         if len(self._recordings) >= MOST_RECORDINGS:
-            self._recordings.clear()
+            self._drop_recordings()
         self._recordings[key] = None
 
     def _recorded(self, action: Callable[[], None]) -> Replay | None:
@@ -147,12 +148,18 @@ class RecordedBeam:
             device = self._model.device
             board = Board(sentences=sentences, steps=steps, size=size, nbest=nbest, penalty=penalty, device=device)
             self._boards[size, nbest, penalty] = board
-            self._recordings = {key: each for key, each in self._recordings.items() if key[-3:] != (size, nbest, penalty)}
+            self._drop_recordings()
             known = board
         if self._room.grew:
-            self._recordings.clear()
+            self._drop_recordings()
             self._room.grew = False
         return known
+
+    def _drop_recordings(self) -> None:
+        """Let go of what is recorded; the memory that recordings shared goes with the last of them, and the next need another."""
+        self._recordings.clear()
+        if self._record is not None:
+            self._record = self._renew()
 
     def _read(self, sources: Sequence[Sequence[int]], count: int) -> None:
         """Encode sources, the longest first, in groups of like lengths; what is left of the room gets sources of nothing but an end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -146,7 +147,6 @@ def test_no_batch_leaves_anything_behind_for_the_next() -> None:
 def test_what_is_recorded_reads_and_writes_where_it_did() -> None:
     """Only a GPU notices a tensor that moved: here the addresses are compared."""
     model = make(end=2.0)
-    beam = RecordedBeam(LaidOut(model, torch.float32))
 
     def where() -> list[int]:
         board = next(iter(beam._boards.values()))
@@ -172,9 +172,37 @@ def test_what_is_recorded_reads_and_writes_where_it_did() -> None:
 
         return replay
 
-    beam._record = record
+    beam = RecordedBeam(LaidOut(model, torch.float32), record=record)
     for seed in (0, 1, 0, 1, 2):
         run(beam, request(sources(9 + 20 * seed, seed)))
+    assert beam.recordings
+
+
+def test_memory_that_recordings_shared_is_not_used_after_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch has it: a pool that no graph holds any more must not be captured into."""
+
+    class Pool:
+        def __init__(self) -> None:
+            self.given = weakref.WeakSet[Any]()
+            self.used = False
+
+        def __call__(self, action: Callable[[], None]) -> Callable[[], None]:
+            assert len(self.given) or not self.used, "nobody holds this pool"
+
+            def replay() -> None:
+                action()
+
+            self.used = True
+            self.given.add(replay)
+            return replay
+
+    monkeypatch.setattr(recorded, "capturer", lambda _: Pool())
+    monkeypatch.setattr(recorded, "MOST_RECORDINGS", 5)
+    model = make(end=1.0)
+    beam = RecordedBeam(LaidOut(model, torch.float32))
+    for seed, size in ((0, 4), (1, 4), (1, 2), (0, 4), (2, 3)):
+        asked = request(sources(9 + 20 * seed, seed), Beam(size))
+        same(run(beam, asked), plainly(model, asked))
     assert beam.recordings
 
 
