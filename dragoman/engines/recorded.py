@@ -140,16 +140,16 @@ class RecordedBeam:
 
     def _board(self, count: int, *, size: int, nbest: int, penalty: Penalty) -> Board:
         """Give the board of a way of searching, a larger one where it is too small; see that what is recorded still holds."""
-        known = self._boards.get((size, nbest, penalty))
-        if known is None or known.sentences < count or known.steps < self._room.places:
-            sentences, steps = (
-                (count, self._room.places) if known is None else (max(count, known.sentences), max(self._room.places, known.steps))
+        way, places = (size, nbest, penalty), self._room.places
+        known = self._boards.get(way)
+        if known is None or known.sentences < count or known.steps < places:
+            if known is not None:
+                self._drop_recordings()
+            # Twice what is needed: it is small, and what is recorded is lost when it must grow.
+            sentences, steps = (2 * count, 2 * places) if known is None else (2 * max(count, known.sentences), 2 * max(places, known.steps))
+            known = self._boards[way] = Board(
+                sentences=sentences, steps=steps, size=size, nbest=nbest, penalty=penalty, device=self._model.device
             )
-            device = self._model.device
-            board = Board(sentences=sentences, steps=steps, size=size, nbest=nbest, penalty=penalty, device=device)
-            self._boards[size, nbest, penalty] = board
-            self._drop_recordings()
-            known = board
         if self._room.grew:
             self._drop_recordings()
             self._room.grew = False

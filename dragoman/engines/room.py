@@ -16,7 +16,7 @@ from dragoman.engines.laid_out import LaidOut, Standing
 from dragoman.text.specials import BOS
 
 STRIDE = 16  # lengths are rounded up to multiples of it: few shapes to record, and rows as the attention kernels like them
-_GROWN = 1.5  # times what was there before, at least, when it is too small
+_SPARE = 1.5  # times what is needed is reserved: what is recorded is lost when it must grow
 
 
 def rounded(length: int) -> int:
@@ -60,12 +60,17 @@ class Room:
         """Give the first `count` numbers of a row of them, which is made longer where it is too short."""
         had = self._flat.get(name)
         if had is None or had.numel() < count:
-            grown = count if had is None else max(count, math.ceil(_GROWN * had.numel()))
             self._flat[name] = had = torch.empty(0)  # the old one goes before the new one comes
-            # Noughts: what a mask hides is multiplied by nought, which must not meet what is no number.
-            self._flat[name] = had = torch.zeros(grown, dtype=dtype, device=self._model.device)
+            self._flat[name] = had = self._noughts(count, dtype)
             self.grew = True
         return had[:count]
+
+    def _noughts(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Make a row of numbers, with some to spare where there is memory; what a mask hides is multiplied by nought, and must be some."""
+        try:
+            return torch.zeros(math.ceil(_SPARE * count), dtype=dtype, device=self._model.device)
+        except torch.OutOfMemoryError:
+            return torch.zeros(count, dtype=dtype, device=self._model.device)
 
     def forget(self) -> None:
         """Give the memory back."""
