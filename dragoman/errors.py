@@ -102,3 +102,14 @@ def nearest(name: str, names: Iterable[str]) -> str:
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+
+
+def nearest_few(name: str, names: Iterable[str]) -> str:
+    """Suggest the three nearest names where there are too many to list; those that hold what was written come first."""
+    written = name.lower()
+
+    def distance(known: str) -> tuple[bool, float]:
+        return not (written and written in known.lower()), -difflib.SequenceMatcher(None, written, known.lower()).ratio()
+
+    first, second, third = sorted(names, key=distance)[:3]
+    return f"did you mean {first}, {second} or {third}?"

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.errors import ConfigError, nearest
+from dragoman.errors import ConfigError, nearest, nearest_few
+
+FEW = 20  # members that a message may list
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Registry(Mapping[str, Entry]):
     def __getitem__(self, name: str) -> Entry:
         """Find an entry, or say which name was meant."""
         if name not in self._entries:
-            raise ConfigError([f"there is no {self.kind} named {name!r}; {nearest(name, self._entries)}"])
+            hint = nearest(name, self._entries) if len(self) <= FEW else f"{nearest_few(name, self._entries)} See `dragoman {self.kind}s`"
+            raise ConfigError([f"there is no {self.kind} named {name!r}; {hint}"])
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:

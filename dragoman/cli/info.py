@@ -14,6 +14,7 @@ from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.bundle import Bundle
+    from dragoman.engines.listing import Held
 
 
 def info(
@@ -34,9 +35,11 @@ def info(
     if card:
         result(bundle.card)
     elif json:
-        as_json({**facts, "changed": {path: {"value": value, "was": was} for path, value, was, _ in changed}, "run": run})
+        differences = {path: {"value": value, "was": was} for path, value, was, _ in changed}
+        as_json({**facts, "engines": [each.facts() for each in _engines(bundle)], "changed": differences, "run": run})
     else:
         table(["", ""], facts.items())
+        _show_engines(_engines(bundle))
         if changed:
             result()
             title = f"What differs from the recipe {bundle.config.recipe}" if bundle.config.recipe else "What differs from the defaults"
@@ -69,6 +72,41 @@ def _facts(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
     facts.pop("kind", None)
     facts.pop("parameters", None)
     return facts
+
+
+def _engines(bundle: Bundle) -> list[Held]:
+    """List what could run a model, with what was measured of it here."""
+    from dragoman.engines.listing import list_engines
+    from dragoman.translator import Options
+
+    return list_engines(bundle, Options().strategy(bundle.config.decode))
+
+
+def _show_engines(engines: list[Held]) -> None:
+    """Show the engines, where there are more than our own."""
+    if len(engines) == 1:
+        return
+    rows = []
+    for each in engines:
+        state = "chosen here" if each.chosen else ""
+        rate = "" if each.rate is None else f"{each.rate:,.0f}"
+        rows.append(
+            (each.name, each.type, "" if each.bytes is None else size(each.bytes), each.trouble or _parity(each.parity), rate, state)
+        )
+    result()
+    table(["engine", "type", "size", "as native", "sentences/s", ""], rows, title="What runs it", right=["size", "sentences/s"])
+    if not any(each.rate for each in engines):
+        result("(no rates yet: the first dragoman translate measures them on this machine)")
+
+
+def _parity(parity: dict[str, Any] | None) -> str:
+    """Say in a few words how an export compared with the native engine."""
+    if not parity:
+        return ""
+    line = f"{parity.get('equal', '?')} of {parity.get('sentences', '?')} equal"
+    if "bleu" in parity:
+        line += f", BLEU {parity['bleu'] - parity['bleu_native']:+.2f}"
+    return line
 
 
 def _changed(bundle: Bundle) -> list[tuple[str, str, str, str]]:

@@ -45,16 +45,22 @@ def choose_quickest(engines: Mapping[str, Engine], bundle: Bundle, strategy: Str
     cases = bundle.golden["cases"]
     if not cases:
         return None
-    path = (cache_folder() if cache is None else cache) / "engines.json"
-    key = _key(bundle, sorted(engines), strategy)
-    known = _read(path)
-    rates = known.get(key)
-    if isinstance(rates, dict) and set(rates) == set(engines) and all(isinstance(rate, (int, float)) for rate in rates.values()):
-        return Choice(_best(rates), rates, remembered=True)
+    remembered = recall(bundle, strategy, cache=cache)
+    if remembered is not None and set(remembered.rates) == set(engines):
+        return remembered
+    path = _place(cache)
     sources = [case["src"] for case in cases]
     rates = {name: round(measure(engine, sources, strategy), 2) for name, engine in engines.items()}
-    _write(path, {**known, key: rates})
+    _write(path, {**_read(path), _key(bundle, strategy): rates})
     return Choice(_best(rates), rates, remembered=False)
+
+
+def recall(bundle: Bundle, strategy: Strategy, *, cache: Path | None = None) -> Choice | None:
+    """Say what was measured here before for a bundle and a search; None where nothing was."""
+    rates = _read(_place(cache)).get(_key(bundle, strategy))
+    if isinstance(rates, dict) and rates and all(isinstance(rate, (int, float)) for rate in rates.values()):
+        return Choice(_best(rates), rates, remembered=True)
+    return None
 
 
 def measure(engine: Engine, sources: Sequence[Sequence[int]], strategy: Strategy, *, seconds: float = SECONDS) -> float:
@@ -85,11 +91,16 @@ def _best(rates: Mapping[str, float]) -> str:
     return max(rates, key=lambda name: rates[name])
 
 
-def _key(bundle: Bundle, names: Sequence[str], strategy: Strategy) -> str:
+def _place(cache: Path | None) -> Path:
+    """Name the file that remembers."""
+    return (cache_folder() if cache is None else cache) / "engines.json"
+
+
+def _key(bundle: Bundle, strategy: Strategy) -> str:
     """Hash all that a measurement depends on."""
     releases = [f"{name} {_release(name)}" for name in ("torch", "ctranslate2")]
     machine = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), platform.node()]
-    parts = [model_digest(bundle), __version__, *releases, *machine, str(torch.get_num_threads()), repr(strategy), *names]
+    parts = [model_digest(bundle), __version__, *releases, *machine, str(torch.get_num_threads()), repr(strategy)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

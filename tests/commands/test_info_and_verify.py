@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
+from dragoman.files.atomic import FileRecord
+from dragoman.files.manifest import write_manifest
 
 
 @pytest.fixture
@@ -98,3 +100,55 @@ def test_a_missing_file_is_named(copy: Path, capsys: pytest.CaptureFixture[str])
 def test_what_is_neither_model_nor_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 2
     assert "found no manifest.json in it" in capsys.readouterr().err
+
+
+@pytest.fixture
+def with_engines(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a model that holds a sound engine, one of other weights, and one without a manifest."""
+    pytest.importorskip("ctranslate2")
+    from dragoman.exchange.exporting import export_ctranslate2
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for quantisation in ("float32", "int8", "int8_float32"):
+        folder = export_ctranslate2(copy, quantisation=quantisation).path
+        if quantisation == "int8":
+            manifest = json.loads((folder / "manifest.json").read_text())
+            (folder / "manifest.json").unlink()
+            write_manifest(
+                folder,
+                {name: FileRecord(**record) for name, record in manifest["files"].items()},
+                {**{name: manifest[name] for name in ("kind", "engine", "quantisation", "parity")}, "model_sha256": "0" * 64},
+            )
+        if quantisation == "int8_float32":
+            (folder / "manifest.json").unlink()
+    return copy
+
+
+def test_info_lists_the_engines(with_engines: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(with_engines)]) == 0
+    out = capsys.readouterr().out
+    table = out[out.index("What runs it") : out.index("What differs")]
+    assert "ctranslate2-float32       float32" in table
+    assert "1 of 1 equal" in table
+    assert "stale: export it again" in table
+    assert "damaged: export it again" in table
+    assert "no rates yet" in table
+    assert max(map(len, map(str.rstrip, table.splitlines()))) <= 100
+
+
+def test_info_remembers_what_was_measured(with_engines: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("int8", "int8_float32"):
+        shutil.rmtree(with_engines / "engines" / f"ctranslate2-{name}")
+    assert main(["translate", "-m", str(with_engines), "Guten Morgen."]) == 0
+    assert main(["info", str(with_engines), "--json"]) == 0
+    engines = json.loads(capsys.readouterr().out.splitlines()[-1])["engines"]
+    assert [engine["name"] for engine in engines] == ["native", "ctranslate2-float32"]
+    assert all(engine["rate"] > 0 for engine in engines)
+    assert [engine["chosen"] for engine in engines].count(True) == 1
+    assert main(["info", str(with_engines)]) == 0
+    assert "chosen here" in capsys.readouterr().out
+
+
+def test_without_engines_nothing_is_said_of_them(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(bundle)]) == 0
+    assert "What runs it" not in capsys.readouterr().out

@@ -44,6 +44,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     out = capsys.readouterr().out
     assert all(name in out and entry.summary in out for name, entry in RECIPES.items())
+    assert max(map(len, out.splitlines())) <= 80, "a narrow terminal shows one line each"
     assert main(["recipes", "--json"]) == 0
     assert [row["recipe"] for row in json.loads(capsys.readouterr().out)] == list(RECIPES)
 
@@ -64,7 +65,7 @@ def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_recipe_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "vaswani2017base"]) == 2
-    assert "there is no recipe named 'vaswani2017base'; did you mean vaswani2017_base?" in capsys.readouterr().err
+    assert "there is no recipe named 'vaswani2017base'; did you mean vaswani2017_base, " in capsys.readouterr().err
 
 
 def test_equal_layers_are_drawn_once_and_all_weights_are_counted() -> None:
@@ -85,3 +86,18 @@ def test_a_stack_of_equal_cells_is_counted() -> None:
     assert any("3 x in 32x8, 3 x state 32x8" in line for line in lines)
     assert any("in 32x16, state 32x8, 7 x above in 32x16, 7 x above state 32x8" in line for line in lines)
     assert any("query 8x8, key 8x8, energy 1x8" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("vaswani_base", "vaswani2017_base, vaswani2017_big or vaswani2017_restricted"),
+        ("luong", "luong2015_dot, luong2015_concat or luong2015_general"),
+        ("RNN", "domhan2018_rnn, domhan2018_rnn_mh or domhan2018_rnn_ff"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_three_nearest(written: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["recipes", "show", written], ["train", "--recipe", written, "--src", "a", "--tgt", "b", "--out", "c"]):
+        assert main(command) == 2
+        line = f"dragoman: error: there is no recipe named {written!r}; did you mean {meant}? See `dragoman recipes`\n"
+        assert capsys.readouterr().err == line
