@@ -7,7 +7,7 @@ These papers report mostly on speech, pictures and summaries, which are not an i
 shape of the network are theirs, the text settings are not. "Released" is the authors' code: craffel/mad, example_decoder.py, for
 Raffel; kelvinxu/arctic-captions, capgen.py, for Xu; abisee/pointer-generator, run_summarization.py, for See. A line that names
 neither the paper nor this code is not the paper's, and says so. Raffel's section 2.2 and equations 11 to 14 were compared with the
-paper's text; other sections and every "the paper" are cited from memory, not checked against it. Adam stands in the place of
+paper's text; the other papers' texts were not at hand, so no section of theirs is cited. Adam stands in the place of
 Chorowski's Adadelta, Xu's RMSprop and See's Adagrad.
 """
 
@@ -76,7 +76,7 @@ def chorowski2015() -> Config:
         data=DataConfig(max_length=300),  # not the paper's: a sentence in characters
         model=ModelConfig(
             encoder=("bigru(skip=false)*3",),  # the paper: 3 bidirectional layers of 256 gated units each way
-            # Equations 8 and 9: the last state asks, with filters over the last weights in the score. 32 filters over 31
+            # The paper: the last state asks, with filters over the last weights in the score. 32 filters over 31
             # places, as in Tacotron 2; the paper's 10 over 201 are for frames of sound. Its smoothing is an option of the block,
             # smoothing=true; alignment=location_cumulative filters the sum of all earlier weights, as Tacotron 2 does.
             decoder=(
@@ -132,7 +132,7 @@ def xu2015() -> Config:
         data=DataConfig(max_length=100),  # released: maxlen=100
         model=ModelConfig(
             encoder=("bilstm(skip=false)",),  # not the paper's convolutions: released lstm_encoder, for inputs in a row
-            # The paper, section 4.1: the last state asks, a choice is drawn and rewarded by the caption's likelihood, with a moving
+            # The paper: the last state asks, a choice is drawn and rewarded by the caption's likelihood, with a moving
             # baseline, entropy (released: 0.002), and in half of the cases the expected weights. First state: from the mean.
             decoder=("lstm(attention=additive, alignment=reinforced, query=before, initial=mean, skip=false)",),  # see above
             width=1000,  # released: dim=1000 units; dim_word=100 there, one width serves all here
@@ -179,7 +179,7 @@ def see2017() -> Config:
         data=DataConfig(max_length=400),  # released: max_enc_steps=400
         model=ModelConfig(
             encoder=("bilstm(skip=false)",),  # released: one bidirectional layer
-            # Equations 10 to 13: coverage is a term of the score, and attending again costs. Released: cov_loss_wt=1.0, in a short last
+            # The paper: coverage is a term of the score, and attending again costs. Released: cov_loss_wt=1.0, in a short last
             # phase only, for from the start it got in the way of the likelihood; here from the start, and a tenth of that. The new state
             # asks, and the last answer comes in again, as in Luong's feeding.
             decoder=("lstm(attention=additive, alignment=coverage, penalty=0.1, feeding=true, initial=mean, skip=false)",),  # see above

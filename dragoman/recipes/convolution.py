@@ -1,6 +1,6 @@
 """ConvS2S: Gehring et al. (2017), "Convolutional Sequence to Sequence Learning".
 
-Section numbers are the paper's, cited from memory and not checked against its text. "Released" is the authors' code,
+The paper's own text was not at hand, so no section is cited. "Released" is the authors' code,
 facebookresearch/fairseq: fairseq/models/fconv.py for the model (`fconv_iwslt_de_en`), docs/getting_started.rst for its training
 command, examples/translation/README.md for the later one. Where this differs from all of them, the line says so. One width
 serves embeddings and convolutions, so the maps between the two, which the released code always has, are left out.
@@ -15,41 +15,41 @@ def gehring2017() -> Config:
     """The released model for IWSLT 2014 German-English, 160,000 pairs."""
     return Config(
         text=TextConfig(
-            kind="bpe",  # section 4.1: byte-pair encoding
+            kind="bpe",  # the paper: byte-pair encoding
             vocabulary=10_000,  # released prepare-iwslt14.sh: 10,000 merges
             joint=True,  # released prepare-iwslt14.sh: learnt from both sides together
         ),
-        data=DataConfig(max_length=175),  # section 4.1: no sentences over 175 words
+        data=DataConfig(max_length=175),  # the paper: no sentences over 175 words
         model=ModelConfig(
             encoder=("conv(kernel=3)*4",),  # released: [(256, 3)] * 4
-            # released: [(256, 3)] * 3, GradMultiply by 1 / (2 * num_attention_layers); section 3.3: attention in every layer, one g for all
+            # released: [(256, 3)] * 3, GradMultiply by 1 / (2 * num_attention_layers); the paper: attention in every layer, one g for all
             decoder=("conv(kernel=3, layers=3, damping=true)",),  # see above
             width=256,  # released: embeddings, convolutions and output embedding of 256
-            residual="scaled",  # section 3.4: the sum of input and output times the root of a half
-            positions="learned",  # section 3.1: embeddings of the absolute position
+            residual="scaled",  # the paper: the sum of input and output times the root of a half
+            positions="learned",  # the paper: embeddings of the absolute position
             max_positions=1024,  # released: max_positions=1024
             tie="none",  # released: share_input_output_embed=False
-            scale_embeddings=False,  # section 3.5: N(0, 0.1); ours are N(0, 1/16), and larger ones saturate the unscaled dot product
+            scale_embeddings=False,  # the paper: N(0, 0.1); ours are N(0, 1/16), and larger ones saturate the unscaled dot product
             output_bias=True,  # released: fc3 is a linear layer with a bias
-            dropout=0.2,  # released command: --dropout 0.2; on the embeddings and on each convolution's input (section 4.2)
-            attention_dropout=0.0,  # section 4.2 names none on attention weights
+            dropout=0.2,  # released command: --dropout 0.2; on the embeddings and on each convolution's input
+            attention_dropout=0.0,  # the paper names none on attention weights
         ),
         train=TrainConfig(
             steps=50_000,  # about 50 passes, as many as the later released command makes before it anneals (--force-anneal 50)
             batch_tokens=4000,  # released command: --max-tokens 4000
-            optimiser="adam",  # not the paper's, Nesterov's momentum of 0.99 (section 4.2): as in bentrevett/pytorch-seq2seq, part 5
+            optimiser="adam",  # not the paper's, Nesterov's momentum of 0.99: as in bentrevett/pytorch-seq2seq, part 5
             learning_rate=1e-3,  # Adam's default, as there; the paper's 0.25 is for Nesterov's
             beta2=0.999,  # Adam's default, as there
             epsilon=1e-8,  # Adam's default, as there
-            clip=0.1,  # section 4.2: gradients longer than 0.1 are shortened; with 1.0 training now and then explodes
-            schedule="wsd",  # section 4.2: constant until validation stands still, then lowered: here the fall is planned
-            warmup=0,  # section 4.2: none
+            clip=0.1,  # the paper: gradients longer than 0.1 are shortened; with 1.0 training now and then explodes
+            schedule="wsd",  # the paper: constant until validation stands still, then lowered: here the fall is planned
+            warmup=0,  # the paper: none
             label_smoothing=0.1,  # the later released command: --label-smoothing 0.1
             checkpoint_every=1000,  # about a pass
-            validate_every=1000,  # section 4.2: after every pass
+            validate_every=1000,  # the paper: after every pass
         ),
         decode=DecodeConfig(
-            beam=5,  # section 4.3: a beam of 5
-            length_penalty=1.0,  # section 4.3: divided by the length, of which this is the nearest form
+            beam=5,  # the paper: a beam of 5
+            length_penalty=1.0,  # the paper: divided by the length, of which this is the nearest form
         ),
     )

@@ -38,20 +38,20 @@ def domhan2018_transformer() -> Config:
     """The top of both ladders: the Transformer with its norms inside the ways around."""
     return Config(
         text=TextConfig(
-            kind="bpe",  # the paper: byte-pair encoding; not checked against its text
-            vocabulary=32_000,  # the paper: joint, 32,000 merges; not checked against its text
+            kind="bpe",  # not in the released command: as in the Transformer's paper
+            vocabulary=32_000,  # not in the released command: as in the Transformer's paper, a round number
             joint=True,  # released: --weight-tying-type=src_trg_softmax needs one vocabulary
         ),
         model=ModelConfig(
             encoder=ENCODERS["self"],  # released: repeat(6, res(norm->mh_dot_self_att)->res(norm->ff->linear))->norm
             decoder=DECODERS["self"],  # released: the same with res(norm->mh_dot_att) between the two
             width=256,  # released: NUM_HIDDEN=256
-            heads=8,  # the paper: 8 heads; not checked against its text
+            heads=8,  # not in the released command: as in the Transformer's paper
             feedforward=1024,  # released: FF_NUM_HIDDEN=1024
             residual="pre",  # released: res(norm->...), and ->norm at the end
             positions="sinusoidal",  # released: pos->
             tie="all",  # released: --weight-tying-type=src_trg_softmax
-            output_bias=True,  # not checked: Sockeye's output layer has one
+            output_bias=True,  # not in the released command
             dropout=0.1,  # released: --custom-seq-dropout 0.1
         ),
         train=TrainConfig(

@@ -1,8 +1,8 @@
 """The Reformer: Kitaev, Kaiser and Levskaya (2020), "Reformer: The Efficient Transformer".
 
 "Released" is the authors' code, google/trax: trax/supervised/configs/reformer_wmt_ende.gin for translation, reformer_enwik8.gin and
-reformer_copy.gin for hashing, trax/models/reformer/reformer.py for the layers. Numbers of sections and tables were not checked against
-the paper's text, so none are given. Where this differs from the released settings, the line says so.
+reformer_copy.gin for hashing, trax/models/reformer/reformer.py for the layers. The paper's text was not at hand, so
+no section is cited. Where this differs from the released settings, the line says so.
 """
 
 from __future__ import annotations
