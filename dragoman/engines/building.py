@@ -79,7 +79,8 @@ def _loaded(library: Path) -> ctypes.CDLL:
     """Load the library and say what its functions take: pointers and counts."""
     found = ctypes.CDLL(str(library))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
-    found.dragoman_has_int8.argtypes, found.dragoman_has_int8.restype = [], count
+    for told in (found.dragoman_has_int8, found.dragoman_panel):
+        told.argtypes, told.restype = [], count
     found.dragoman_read.argtypes = [pointer, pointer, pointer, count]
     found.dragoman_prepare.argtypes = [pointer, pointer, count, count, pointer, count]
     found.dragoman_step.argtypes = [pointer, pointer]

@@ -70,7 +70,7 @@ class Compiled:
     """What a model computes, from copies of its weights; `seen` are the ranges of its products' inputs, for int8."""
 
     def __init__(self, model: EncoderDecoder, kernels: ctypes.CDLL, seen: Iterator[Range] | None = None) -> None:
-        self._kernels, self._laid = kernels, Laid(model, seen)
+        self._kernels, self._laid = kernels, Laid(model, seen, panel=kernels.dragoman_panel())
         self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
         self._src_entrance, self._tgt_entrance = model.src_entrance, model.tgt_entrance
         self.ranks = CompiledRanks(kernels)

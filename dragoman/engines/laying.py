@@ -18,7 +18,7 @@ from dragoman.layers.residual import Plain, PostNorm, PreNorm, Residual
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer import TransformerLayer
 
-PANEL, LANES = 32, 16  # outputs of a product that lie together; numbers of a vector
+LANES = 16  # the longest vector: every width is a multiple of it
 _RESIDUALS = (PreNorm, PostNorm, Plain)
 _NORMS = (LayerNorm, RMSNorm, T5Norm)
 
@@ -96,8 +96,8 @@ class Laid:
     A head is widened by noughts to whole vectors, and so is every product's inside; that changes no result.
     """
 
-    def __init__(self, model: EncoderDecoder, seen: Iterator[Range] | None) -> None:
-        self._seen = seen
+    def __init__(self, model: EncoderDecoder, seen: Iterator[Range] | None, *, panel: int) -> None:
+        self._seen, self._panel = seen, panel
         self._kept: list[Any] = []  # what the structures point to
         blocks = [[block for _, block in stack.blocks()] for stack in (model.encoder, model.decoder)]
         first: Any = blocks[1][0]
@@ -155,18 +155,18 @@ class Laid:
     def _product(self, weight: Tensor, bias: Tensor | None) -> _Product:
         """Lay out a matrix (E, D) and a bias (E,) in panels."""
         rows, columns = weight.shape
-        wide, tall = _up(columns, LANES), _up(rows, PANEL)
+        wide, tall = _up(columns, LANES), _up(rows, self._panel)
         matrix = F.pad(weight.detach().float(), (0, wide - columns, 0, tall - rows))
         shift = F.pad(torch.zeros(rows) if bias is None else bias.detach().float(), (0, tall - rows))
         if self._seen is None:
-            ready = matrix.view(-1, PANEL, wide).transpose(1, 2)
+            ready = matrix.view(-1, self._panel, wide).transpose(1, 2)
             return _Product(weight=self._at(ready), bias=self._at(shift), input_width=wide, output_width=rows)
         scale, zero = rounding(next(self._seen))
         each = (matrix.abs().amax(dim=1) / 127).clamp(min=1e-8)
         whole = (matrix / each.unsqueeze(1)).round_().clamp_(-127, 127)
         worth = each * scale
         shift = shift - worth * zero * whole.sum(dim=1)
-        ready = whole.to(torch.int8).view(-1, PANEL, wide // 4, 4).transpose(1, 2)
+        ready = whole.to(torch.int8).view(-1, self._panel, wide // 4, 4).transpose(1, 2)
         return _Product(
             weight=self._at(ready),
             scale=self._at(worth),

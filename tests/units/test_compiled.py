@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import platform
+import shutil
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,23 @@ def test_many_and_long_sources_are_read_as_the_model_reads_them() -> None:
         theirs, ours = model.encode(*packed), compiled(model).encode(*packed)
     assert packed.mask is not None
     torch.testing.assert_close(ours.values, theirs.values[packed.mask], atol=1e-4, rtol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names instructions of x86")
+@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
+def test_processors_with_shorter_vectors_find_the_same(without: str, tmp_path: Path) -> None:
+    library = tmp_path / "kernels.so"
+    compiler = next(filter(None, map(shutil.which, building.COMPILERS)))
+    flags = ["-O1" if each == "-O3" else each for each in building.FLAGS]
+    subprocess.run([compiler, *flags, "-march=native", without, "-Wno-psabi", "-o", library, building.SOURCES / building.MAIN], check=True)
+    shorter = building._loaded(library)
+    assert shorter.dragoman_panel() == {"-mno-avx512f": 16, "-mno-avx": 8}[without]
+    assert not shorter.dragoman_has_int8()
+    model = make(width=48, heads=3, feedforward=41)
+    for ours, theirs in zip(run(Compiled(model, shorter), Beam(3)), run(model, Beam(3)), strict=True):
+        assert [each.tokens for each in ours] == [each.tokens for each in theirs]
+        torch.testing.assert_close(ours[0].log_probs, theirs[0].log_probs, atol=1e-4, rtol=1e-4)
 
 
 @needs_kernels

@@ -1,4 +1,4 @@
-// Sixteen numbers at a time, in the compiler's own vectors: any processor can, those with AVX-512 in one instruction.
+// Several numbers at a time, in the compiler's own vectors: as many as the processor takes in one instruction.
 #pragma once
 
 #include <cmath>
@@ -9,11 +9,17 @@
 #include <immintrin.h>
 #endif
 
-typedef float Lanes __attribute__((vector_size(64)));
-typedef int32_t Whole __attribute__((vector_size(64)));
-typedef uint16_t Half;  // a float16's bits
-
+#if defined(__AVX512F__)
 constexpr int64_t LANES = 16;
+#elif defined(__AVX__)
+constexpr int64_t LANES = 8;
+#else
+constexpr int64_t LANES = 4;
+#endif
+
+typedef float Lanes __attribute__((vector_size(LANES * 4)));
+typedef int32_t Whole __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Half;  // the bits of a float16, or of a float32's upper half where nothing turns it into a float16
 
 static inline Lanes load(const float* from) {
     Lanes x;
@@ -44,10 +50,21 @@ static inline void store_rounded(uint8_t* to, Lanes x) {
     _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8(whole));
 }
 #else
+static inline Lanes load(const Half* from) {
+    Whole bits;
+    for (int i = 0; i < LANES; ++i) bits[i] = (int32_t)((uint32_t)from[i] << 16);
+    return (Lanes)bits;
+}
+
+static inline void store(Half* to, Lanes x) {
+    const Whole bits = (Whole)x;
+    for (int i = 0; i < LANES; ++i) to[i] = (Half)((uint32_t)bits[i] >> 16);
+}
+
 static inline float sum(Lanes x) {
-    float half[8], total = 0.0f;
-    for (int i = 0; i < 8; ++i) half[i] = x[i] + x[i + 8];
-    for (int i = 0; i < 8; ++i) total += half[i];
+    float half[LANES / 2], total = 0.0f;
+    for (int i = 0; i < LANES / 2; ++i) half[i] = x[i] + x[i + LANES / 2];
+    for (int i = 0; i < LANES / 2; ++i) total += half[i];
     return total;
 }
 

@@ -1,16 +1,20 @@
 // Products with a fixed matrix: y = x W^T + b, rows of x one after the other.
 //
-// The matrix lies in panels of 32 outputs, so that one pass over a panel serves many rows. A row's sums go through its numbers in order,
+// The matrix lies in panels of two vectors, so that one pass over a panel serves many rows. A row's sums go through its numbers in order,
 // whatever stands beside it: its result is the same to the last bit in every batch.
 #pragma once
 
 #include "lanes.h"
 
 constexpr int64_t PANEL = 2 * LANES;
-constexpr int TALLEST = 12;  // rows whose sums fill the registers, two vectors each
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int TALLEST = 12;  // rows whose sums, two vectors each, leave few of 32 registers free
+#else
+constexpr int TALLEST = 6;  // of 16 registers
+#endif
 
 struct Product {
-    const void* weight;  // panels: (E / 32, D, 32) in float32, (E / 32, D / 4, 32, 4) in int8
+    const void* weight;  // panels: (E / P, D, P) in float32, (E / P, D / 4, P, 4) in int8; P is PANEL
     const float* scale;  // (E,) what a whole number of the sums is worth; none in float32
     const float* bias;   // (E,)
     int64_t in, out;     // D, a multiple of 16, and E
@@ -33,7 +37,7 @@ static inline Whole dot(Whole sum, const uint8_t* four, const int8_t* weight) {
 }
 #endif
 
-// Some rows times some panels, in float32, into (PANELS, ROWS, 32).
+// Some rows times some panels, in float32, into (PANELS, ROWS, PANEL).
 template <int ROWS, int PANELS>
 static void tile(const Product& p, const float* x, int64_t panel, float* made) {
     Lanes sums[PANELS][ROWS][2] = {};

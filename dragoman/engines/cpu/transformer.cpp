@@ -60,7 +60,7 @@ Number* room(std::vector<Number>& in, int64_t count) {
     return in.data();
 }
 
-// Normalise a row (D,) and hand each sixteen of it to `put(at, lanes)`.
+// Normalise a row (D,) and hand each vector of it to `put(at, lanes)`.
 template <class Put>
 inline void normalise(const Norm& norm, const float* x, int64_t width, Put put) {
     if (!norm.weight) {
@@ -202,6 +202,8 @@ void prepare(const Product& p, const float* values, int64_t rows, Cell* memory, 
 extern "C" {
 
 int64_t dragoman_has_int8() { return HAS_INT8; }
+
+int64_t dragoman_panel() { return PANEL; }
 
 // Send whole sentences (rows, D), one behind the other, through the encoder: `ends` says where each ends.
 void dragoman_read(const Model* model, float* x, const int64_t* ends, int64_t sentences) {
