@@ -87,16 +87,17 @@ class Workers:
 
     def __call__(self, batches: Sequence[Batch]) -> None:
         """Hand out the batches, the next one to who is free first."""
-        waiting, free, busy = list(reversed(batches)), list(self._ends), set[Any]()
+        waiting, busy = list(reversed(batches)), set[Any]()
+        free: list[Any] = list(self._ends)
         while waiting or busy:
             while waiting and free:
                 end = free.pop()
                 end.send(waiting.pop())
                 busy.add(end)
-            for end in wait(list(busy)):
-                self._answer(end)
-                busy.remove(end)
-                free.append(end)  # type: ignore[arg-type]
+            for done in wait(list(busy)):
+                self._answer(done)
+                busy.remove(done)
+                free.append(done)
 
     def peak_mib(self) -> int:
         """Add up the processes."""

@@ -83,8 +83,9 @@ def ways(name: str, size: str, beam: int, cores: int, folder: Path) -> list[Call
         label = f"{cores} x 1" if workers else f"1 x {cores}"
         return [lambda: Own(contenders.ctranslate2_itself(*given, folder, workers=workers), label)]
     load = loader(program, size, precision, beam, folder)
-    # Processes first: they must be forked before torch is here.
-    return [functools.partial(Workers, load, cores), functools.partial(Threads, load, cores)][cores == 1 :]
+    threads: Callable[[], Arranged] = functools.partial(Threads, load, cores)
+    processes: Callable[[], Arranged] = functools.partial(Workers, load, cores)
+    return [threads] if cores == 1 else [processes, threads]  # in this order: they must be forked before torch is here
 
 
 def loader(program: str, size: str, precision: str, beam: int, folder: Path) -> Callable[[], TranslateOne]:
@@ -104,7 +105,7 @@ def loader(program: str, size: str, precision: str, beam: int, folder: Path) -> 
     return functools.partial(peers[program], size, precision, beam)
 
 
-def work(name: str, size: str, beam: int, count: int, cores: int, folder: Path) -> None:
+def work(name: str, size: str, beam: int, count: int, cores: int, folder: Path, patience: float) -> None:
     """Be a contender: load, find the best arrangement and batch size, and then translate whenever a line comes in."""
     tell = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what toolkits print is not for who reads this
@@ -124,7 +125,10 @@ def work(name: str, size: str, beam: int, count: int, cores: int, folder: Path) 
     for each in arranged:
         if each is not chosen:
             each.close()
-    by_rows = {rows: seconds(chosen, rows) for rows in BATCHES}
+    by_rows: dict[int, float] = {}
+    for rows in BATCHES:
+        if sum(by_rows.values()) < patience:
+            by_rows[rows] = seconds(chosen, rows)
     best = min(by_rows, key=lambda rows: by_rows[rows])
     batches = batched(sources, max(1, best // beam))
     rates = {label: len(some) / taken for label, taken in tried.items()}
@@ -155,7 +159,7 @@ def start(name: str, arguments: argparse.Namespace, folder: Path) -> Running | d
         except InstallError as problem:
             return {"contender": name, "error": str(problem)}
     command = [python, __file__, "--be", name, "--folder", str(folder)]
-    for each in ("size", "beam", "sentences", "cores"):
+    for each in ("size", "beam", "sentences", "cores", "patience"):
         command += [f"--{each}", str(getattr(arguments, each))]
     complaints = folder / f"{name}.txt"
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
@@ -173,8 +177,8 @@ def race(names: Sequence[str], arguments: argparse.Namespace, folder: Path) -> I
     for name in names:
         started.append(start(name, arguments, folder))
         row = started[-1].row if isinstance(started[-1], Running) else started[-1]
-        if "error" in row:
-            print(f"{name}: left out: {row['error']}", file=sys.stderr, flush=True)
+        told = f"left out: {row['error']}" if "error" in row else f"ready, {row['arrangement']} cores, {row['rows']} rows"
+        print(f"{name}: {told}", file=sys.stderr, flush=True)
     running = [each for each in started if isinstance(each, Running)]
     for _ in range(arguments.rounds):
         for each in running:
@@ -241,12 +245,13 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--peers", choices=["some", "all"], default="some", help="all: other toolkits too, which takes installations")
     parser.add_argument("--only", nargs="*", help="contenders, by the beginning of their names")
-    parser.add_argument("--patience", type=float, default=40.0, help="no further round for one whose rounds took so many seconds")
+    parser.add_argument("--patience", type=float, default=40.0, help="no further round, or batch size, after so many seconds")
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be:
-        work(arguments.be, arguments.size, arguments.beam, arguments.sentences, arguments.cores, arguments.folder)
+        sizes = arguments.size, arguments.beam, arguments.sentences, arguments.cores
+        work(arguments.be, *sizes, arguments.folder, arguments.patience)
         return
     with tempfile.TemporaryDirectory() as folder:
         show(list(race(wanted(arguments), arguments, Path(folder))), arguments)
