@@ -31,8 +31,10 @@ from dragoman.translator.options import Options
 from dragoman.translator.searching import Found, Searcher
 from dragoman.translator.translation import Translation
 
-_FIRST_WINDOW = 32  # lines; each window doubles up to `Options.window`, so that the first answers come soon
-_STEADY = 256  # lines of a window from which on the next one is read while this one is translated
+# Lines of the first window, so that the first answers come soon, and how many times as long each one is as the last, up to
+# `Options.window`: short ones leave workers idle at their ends and put unlike lengths together.
+_FIRST_WINDOW, _GROWTH = 32, 8
+_STEADY = _FIRST_WINDOW * _GROWTH  # lines of a window from which on the next one is read while this one is translated
 
 
 class Translator:
@@ -122,11 +124,11 @@ class Translator:
             yield from self._flow([window] if len(window) < _STEADY else itertools.chain([window], windows), options, bare)
 
     def _windows(self, lines: Iterable[str], options: Options, first: int) -> Iterator[list[Line]]:
-        """Cut lines window by window, each twice as long as the one before."""
+        """Cut lines window by window, each longer than the one before."""
         source, read, size = iter(lines), 0, min(first, options.window)
         while window := list(itertools.islice(source, size)):
             yield cut_lines(window, self.tokenizers.src, first=read, longest=self._searcher.longest)
-            read, size = read + len(window), min(2 * size, options.window)
+            read, size = read + len(window), min(_GROWTH * size, options.window)
 
     def _flow(self, windows: Iterable[Sequence[Line]], options: Options, bare: bool) -> Iterator[Translation]:
         """Translate windows batch by batch, handing on each line when it is its turn and it is whole."""

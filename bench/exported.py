@@ -1,0 +1,186 @@
+"""The exported engine beside CTranslate2 used directly: ids to ids, and text to text, in one process and in turns.
+
+    python bench/exported.py --size small --precision int8
+    python bench/exported.py --size base --precision float32 --sentences 200
+
+Both use one loaded model, two workers of one thread each on two cores, on the same drawn sentences; weights are random, so every output
+is as long as its limit and all ways do the same steps. Directly means as CTranslate2's documentation does it: sentences sorted by length,
+batches of the best size tried, all in its queue at once; for text, SentencePiece before and after. Ours are the face of our engines (ids),
+`translate` on a list, and `stream` on lines as they come, which is what `dragoman translate` does. Wall time says how quick they are, and
+the seconds that the process computed say it where others use the machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dragoman.bundle import write_bundle
+from dragoman.config import Config
+from dragoman.decoding.beam import Beam
+from dragoman.decoding.greedy import Greedy
+from dragoman.engines import Request
+from dragoman.engines.spreading import spread
+from dragoman.exchange.exporting import export_ctranslate2
+from dragoman.models.build import build_model
+from dragoman.text.tokenizer import train_tokenizers
+from dragoman.translator import Translator
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 32, "heads": 2, "feedforward": 64, "encoder": ["self*1"], "decoder": ["self*1"]},
+    "small": {"width": 256, "heads": 4, "feedforward": 1024, "encoder": ["self*4"], "decoder": ["self*4"]},
+    "base": {"width": 512, "heads": 8, "feedforward": 2048, "encoder": ["self*6"], "decoder": ["self*6"]},
+}
+VOCABULARIES = {"tiny": 500, "small": 8_000, "base": 32_000}
+WORDS = 40_000
+BATCHES = (32, 64, 128)  # rows tried, beams counted
+KINDS = ("ids", "text")
+
+
+def drawn(count: int, seed: int) -> list[str]:
+    """Draw sentences of 4 to 40 words, which Zipf's law chooses from made-up ones."""
+    chance = np.random.default_rng(7)
+    letters = np.array(list("etaoinshrdlu"))
+    words = np.array(["".join(chance.choice(letters, size)) for size in chance.integers(2, 9, WORDS)])
+    chance = np.random.default_rng(seed)
+    lengths = np.clip(np.round(chance.gamma(6.0, 2.0, count)), 4, 40).astype(int)
+    return [" ".join(words[np.minimum(chance.zipf(1.2, length), WORDS) - 1]) for length in lengths]
+
+
+def make(folder: Path, size: str, precision: str) -> Translator:
+    """Write a model of random weights, export it, and open the engine."""
+    config = Config().replace(
+        model=SHAPES[size], text={"vocabulary": VOCABULARIES[size]}, decode={"max_ratio": 1.0, "max_extra": 2, "beam": 1}
+    )
+    text = drawn(20_000 if size != "tiny" else 2000, seed=1)
+    tokenizers = train_tokenizers(text, text, config.text)
+    torch.manual_seed(0)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    path = folder / "model"
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=text[:3])
+    export_ctranslate2(path, quantisation=precision)
+    return Translator.load(path, device="cpu", engine=f"ctranslate2-{precision}")
+
+
+class Directly:
+    """CTranslate2 without us, on the model that our engine has loaded."""
+
+    def __init__(self, translator: Translator, lines: Sequence[str], beam: int) -> None:
+        engine: Any = translator.engine
+        self._program, (self._src, self._tgt), self._lines, self._beam = engine._translator, translator.tokenizers, lines, beam
+        self._ids = {piece: number for number, piece in enumerate(self._tgt.pieces(range(len(self._tgt))))}
+        self.spelt = [self._src.pieces(row) for row in self._src.encode_batch(list(lines))]
+        tried = {rows: seconds(lambda rows=rows: self.batches(self.spelt[::4], rows)) for rows in BATCHES for _ in range(2)}
+        self.rows = min(tried, key=lambda rows: tried[rows])
+
+    def batches(self, spelt: Sequence[list[str]], rows: int = 0) -> list[list[str]]:
+        """Translate spelt sentences: all batches queued at once, the answers in the order of the input."""
+        order = sorted(range(len(spelt)), key=lambda number: -len(spelt[number]))
+        rows = max(1, (rows or self.rows) // self._beam)
+        waiting = []
+        for first in range(0, len(order), rows):
+            group = order[first : first + rows]
+            most = 3 + max(len(spelt[number]) for number in group)
+            options = {"beam_size": self._beam, "max_decoding_length": most, "max_input_length": 0, "asynchronous": True}
+            waiting.append((group, self._program.translate_batch([spelt[number] for number in group], **options)))
+        found: dict[int, list[str]] = {}
+        for group, results in waiting:
+            found |= {number: each.result().hypotheses[0] for number, each in zip(group, results, strict=True)}
+        return [found[number] for number in range(len(spelt))]
+
+    def text(self) -> list[str]:
+        """Cut lines into pieces, translate and join."""
+        found = self.batches([self._src.pieces(row) for row in self._src.encode_batch(list(self._lines))])
+        return self._tgt.decode_batch([[self._ids[piece] for piece in row] for row in found])
+
+
+def through_engine(translator: Translator, directly: Directly, lines: Sequence[str], beam: int) -> Callable[[], None]:
+    """Make the way from ids to ids through the face of our engines, in the batches of the other."""
+    engine, rows = translator.engine, max(1, directly.rows // beam)
+    ids = sorted(translator.tokenizers.src.encode_batch(list(lines)), key=len, reverse=True)
+
+    def asked(batch: list[list[int]]) -> Request:
+        limits = [len(row) + 2 for row in batch]
+        strategy = Greedy() if beam == 1 else Beam(beam)
+        return Request(sources=batch, limits=limits, prefixes=[[]] * len(batch), strategy=strategy, lines=range(len(batch)), scored=False)
+
+    def run() -> None:
+        requests = (asked(ids[first : first + rows]) for first in range(0, len(ids), rows))
+        assert all(spread(engine.generate, requests, engine.callers)), "an engine must answer"
+
+    return run
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Time one call."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def race(translator: Translator, lines: Sequence[str], *, beam: int, rounds: int) -> list[dict[str, Any]]:
+    """Run all ways in turns, and give a row for each."""
+    directly = Directly(translator, lines, beam)
+    ways: dict[tuple[str, str], Callable[[], Any]] = {
+        ("ids", "directly"): lambda: directly.batches(directly.spelt),
+        ("ids", "ours, engine"): through_engine(translator, directly, lines, beam),
+        ("text", "directly"): directly.text,
+        ("text", "ours, translate"): lambda: translator.translate(lines, beam=beam),
+        ("text", "ours, stream"): lambda: [each.text for each in translator.stream(lines, beam=beam, scored=False)],
+    }
+    for way in ways.values():
+        way()
+    rows = [{"kind": kind, "way": way, "wall": [], "cpu": []} for kind, way in ways]
+    for turn in range(rounds):
+        for row, work in list(zip(rows, ways.values(), strict=True))[:: 1 if turn % 2 == 0 else -1]:
+            began = time.process_time()
+            row["wall"].append(seconds(work))
+            row["cpu"].append(time.process_time() - began)
+    return [{**row, "rows": directly.rows} for row in rows]
+
+
+def show(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Print the table, with how many times as fast as directly each is, and a line of JSON."""
+    count = arguments.sentences
+    about = f"{arguments.size}, {arguments.precision}, beam {arguments.beam}, {count} sentences, {arguments.workers} workers"
+    print(f"{about}, {arguments.rounds} rounds in turns")
+    print(f"{'':5s}{'way':18s} {'sentences/s':>12s} {'median':>8s} {'times':>6s} {'CPU s':>7s} {'times':>6s}")
+    for row in rows:
+        base = next(each for each in rows if each["kind"] == row["kind"] and each["way"] == "directly")
+        quickest, middle, cpu = count / min(row["wall"]), count / statistics.median(row["wall"]), statistics.median(row["cpu"])
+        # The ratio of each turn, so that a machine that is busy for a while is so for both.
+        times = statistics.median(there / here for there, here in zip(base["wall"], row["wall"], strict=True))
+        works = statistics.median(base["cpu"]) / cpu
+        print(f"{row['kind']:5s}{row['way']:18s} {quickest:12.1f} {middle:8.1f} {times:6.2f} {cpu:7.2f} {works:6.2f}")
+    signature = {name: getattr(arguments, name) for name in ("size", "precision", "beam", "sentences", "workers")}
+    print(json.dumps({"bench": "exported", "torch": torch.__version__, **signature, "rows": list(rows)}))
+
+
+def main() -> None:
+    """Parse, make the model, and race."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SHAPES, default="small")
+    parser.add_argument("--precision", choices=("int8", "float32"), default="int8")
+    parser.add_argument("--beam", type=int, default=1)
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.workers)
+    with tempfile.TemporaryDirectory() as folder:
+        translator = make(Path(folder), arguments.size, arguments.precision)
+        show(race(translator, drawn(arguments.sentences, seed=2), beam=arguments.beam, rounds=arguments.rounds), arguments)
+
+
+if __name__ == "__main__":
+    main()
