@@ -40,6 +40,15 @@ PrecisionOption = Annotated[
         show_default=False,
     ),
 ]
+ShortlistOption = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(
+        "--shortlist",
+        metavar="SRC TGT",
+        help="Training text and its translation: on a CPU, score only pieces that go with a sentence's own. Quicker, not always the same.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
 BeamOption = Annotated[int | None, typer.Option("--beam", min=1, max=256, help="Hypotheses kept; 1 is greedy. By default the model's own.")]
 LengthPenaltyOption = Annotated[

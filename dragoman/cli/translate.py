@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from dragoman.cli.options import BatchSizeOption, BeamOption, DeviceOption, EngineOption, JsonOption, LengthPenaltyOption, PrecisionOption
+from dragoman.cli.options import (
+    BatchSizeOption,
+    BeamOption,
+    DeviceOption,
+    EngineOption,
+    JsonOption,
+    LengthPenaltyOption,
+    PrecisionOption,
+    ShortlistOption,
+)
 from dragoman.cli.show import as_json, count, note, result
 from dragoman.errors import ConfigError, DataError
 
@@ -33,6 +42,7 @@ def translate(
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
     precision: PrecisionOption = None,
+    shortlist: ShortlistOption = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations by chance.", rich_help_panel=_SAMPLING)] = False,
     temperature: Annotated[float | None, typer.Option(min=0.01, help="Below 1 is safer.", rich_help_panel=_SAMPLING)] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k best pieces only.", rich_help_panel=_SAMPLING)] = None,
@@ -58,7 +68,7 @@ def translate(
 
     from dragoman.translator import Translator  # here, so that --help stays quick
 
-    translator = Translator.load(model, device=device, engine=engine, precision=precision, measure=True)
+    translator = Translator.load(model, device=device, engine=engine, precision=precision, measure=True, shortlist=shortlist)
     if not texts and sys.stdin.isatty():
         note("type or paste text, a line at a time; end with Ctrl-D")
         options["window"] = 1  # whoever types wants an answer to each line

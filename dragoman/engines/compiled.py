@@ -6,7 +6,7 @@ While a call computes, Python's other threads go on; and no row's numbers depend
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from dragoman.decoding.stepping import Ranks
 from dragoman.engines.laying import Laid
 from dragoman.engines.products import Range
 from dragoman.engines.recalling import Recall
+from dragoman.engines.shortlist import Short
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 READ_TOGETHER = 512  # source positions that go through the encoder at once: what a layer widens should stay near the processor
@@ -28,7 +29,10 @@ _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, _pointer) for name in ("stream", "logits", "own", "memory", "caches", "firsts", "lengths", "past")),
+        *(
+            (name, _pointer)
+            for name in ("stream", "logits", "own", "memory", "caches", "firsts", "lengths", "past", "some", "ids", "allowed", "numbers")
+        ),
         *((name, _count) for name in ("rows", "fan", "steps", "past_room", "cache_count", "slots", "places")),
     )
 
@@ -38,6 +42,7 @@ class Sources(NamedTuple):
 
     values: Tensor  # (places, D)
     lengths: NDArray[np.int64]  # (N,)
+    short: Short | None = None  # where only some pieces may be used
 
 
 class CompiledRanks(Ranks):
@@ -88,22 +93,32 @@ class Compiled:
             self._kernels.dragoman_read(self._model, values[begin:].data_ptr(), within.ctypes.data, last - first)
         return Sources(values, lengths)
 
+    def shortened(self, memory: Sources, allowed: Sequence[NDArray[np.int64]]) -> Sources:
+        """Let each sentence use only some pieces (U,), its own: all of them together are scored, and no row sees another's."""
+        union = np.unique(np.concatenate(allowed))
+        table = np.zeros((len(allowed), union.size), dtype=np.uint8)
+        for number, ids in enumerate(allowed):
+            table[number, np.searchsorted(union, ids)] = 1
+        return memory._replace(short=Short(self._laid.some_pieces(torch.from_numpy(union)), table))
+
     def start(self, memory: Sources) -> Recall:
         """Stand before the first target position of every row."""
-        laid, (values, lengths) = self._laid, memory
+        laid, (values, lengths, short) = self._laid, memory
         places, count = values.size(0), len(lengths)
         made = torch.empty(laid.layers, 2, places, laid.inner, dtype=laid.cells)
         for first in range(0, places, READ_TOGETHER):
             rows = min(READ_TOGETHER, places - first)
             self._kernels.dragoman_prepare(self._model, values[first:].data_ptr(), first, rows, made.data_ptr(), places)
         own = torch.empty(laid.layers, count, 2, 0, laid.inner, dtype=laid.cells)
-        return Recall(own, made, np.arange(count), np.cumsum(lengths) - lengths, lengths, np.empty((count, 0), dtype=np.int32))
+        past, all_ = np.empty((count, 0), dtype=np.int32), np.arange(count)
+        return Recall(own, made, all_, np.cumsum(lengths) - lengths, lengths, past, all_, short)
 
     def step(self, tokens: Tensor, state: Recall) -> tuple[Tensor, Recall]:
         """Take one more token a row, (N * F,), and score what comes next."""
         stream = self._tgt_entrance(self._tgt(tokens.unsqueeze(1)), first=state.steps).squeeze(1).float().contiguous()
         state = state.advance()
-        logits = torch.empty(tokens.size(0), self._laid.pieces)
+        short, shape = state.short, (tokens.size(0), self._laid.pieces)
+        logits = torch.empty(shape) if short is None else torch.full(shape, -torch.inf)
         asked = _Step(
             stream=stream.data_ptr(),
             logits=logits.data_ptr(),
@@ -121,6 +136,9 @@ class Compiled:
             slots=state.own.size(3),
             places=state.memory.size(2),
         )
+        if short is not None:
+            asked.some, asked.ids = ctypes.addressof(short.some.product), short.some.ids.data_ptr()
+            asked.allowed, asked.numbers = short.allowed.ctypes.data, state.numbers.ctypes.data
         self._kernels.dragoman_step(self._model, ctypes.byref(asked))
         return logits, state
 

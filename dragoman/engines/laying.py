@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.multihead import CrossAttention, SelfAttention
-from dragoman.engines.products import Range, rounding
+from dragoman.engines.products import Range, Rounding, rounding
 from dragoman.layers.feedforward import ReLU
 from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
 from dragoman.layers.residual import Plain, PostNorm, PreNorm, Residual
@@ -68,6 +68,14 @@ class Model(ctypes.Structure):
     )
 
 
+class Some(NamedTuple):
+    """The part of an output that scores only some pieces."""
+
+    product: Any
+    ids: Tensor  # (U,) which, rising
+    kept: list[Any]  # what the product points to
+
+
 def laying_refusal(model: EncoderDecoder) -> str:
     """Say why a model that can be frozen has no compiled form; empty where it has one."""
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
@@ -114,12 +122,21 @@ class Laid:
         self.model.encoder_norm, self.model.decoder_norm = self._norm(model.encoder.norm), self._norm(model.decoder.norm)
         if model.output.narrow is not None:
             self.model.narrow = self._product(model.output.narrow.weight, None)
-        self.model.pieces = self._product(model.output_weight, model.output_bias)
+        self._output = model.output_weight.detach(), None if model.output_bias is None else model.output_bias.detach()
+        self._output_rounding = None if seen is None else rounding(next(seen))
+        self.model.pieces = self._product(*self._output, by=self._output_rounding)
 
     @property
     def cells(self) -> torch.dtype:
         """Say how keys and values are kept: beside numbers rounded to eight bits, sixteen are exact enough."""
         return torch.float32 if self._seen is None else torch.float16
+
+    def some_pieces(self, ids: Tensor) -> Some:
+        """Lay out the output's rows of some pieces (U,): what is scored with them is to the last bit what all would score."""
+        weight, bias = self._output
+        kept: list[Any] = [ids]
+        product = self._product(weight[ids], None if bias is None else bias[ids], by=self._output_rounding, kept=kept)
+        return Some(product, ids, kept)
 
     def _layer(self, block: Any) -> _Layer:
         """Lay out a layer; the products in the order in which a frozen layer makes them, which is that of their ranges."""
@@ -152,25 +169,26 @@ class Laid:
         split = linear.weight.detach().view(-1, self.heads, self._head)
         return self._product(F.pad(split, (0, self._wide_head - self._head)).flatten(1), linear.bias)
 
-    def _product(self, weight: Tensor, bias: Tensor | None) -> _Product:
-        """Lay out a matrix (E, D) and a bias (E,) in panels."""
+    def _product(self, weight: Tensor, bias: Tensor | None, *, by: Rounding | None = None, kept: list[Any] | None = None) -> _Product:
+        """Lay out a matrix (E, D) and a bias (E,) in panels; in int8 with the next range, unless told how to round."""
+        kept = self._kept if kept is None else kept
         rows, columns = weight.shape
         wide, tall = _up(columns, LANES), _up(rows, self._panel)
         matrix = F.pad(weight.detach().float(), (0, wide - columns, 0, tall - rows))
         shift = F.pad(torch.zeros(rows) if bias is None else bias.detach().float(), (0, tall - rows))
         if self._seen is None:
             ready = matrix.view(-1, self._panel, wide).transpose(1, 2)
-            return _Product(weight=self._at(ready), bias=self._at(shift), input_width=wide, output_width=rows)
-        scale, zero = rounding(next(self._seen))
+            return _Product(weight=_at(ready, kept), bias=_at(shift, kept), input_width=wide, output_width=rows)
+        scale, zero = rounding(next(self._seen)) if by is None else by
         each = (matrix.abs().amax(dim=1) / 127).clamp(min=1e-8)
         whole = (matrix / each.unsqueeze(1)).round_().clamp_(-127, 127)
         worth = each * scale
         shift = shift - worth * zero * whole.sum(dim=1)
         ready = whole.to(torch.int8).view(-1, self._panel, wide // 4, 4).transpose(1, 2)
         return _Product(
-            weight=self._at(ready),
-            scale=self._at(worth),
-            bias=self._at(shift),
+            weight=_at(ready, kept),
+            scale=_at(worth, kept),
+            bias=_at(shift, kept),
             input_width=wide,
             output_width=rows,
             inverse=1.0 / scale,
@@ -193,16 +211,19 @@ class Laid:
         bias: Any = norm.bias if centres else None
         shift = torch.zeros_like(weight) if centres and bias is None else bias
         epsilon: Any = norm.epsilon if type(norm) is T5Norm else norm.eps
-        return _Norm(weight=self._at(weight.detach()), bias=None if shift is None else self._at(shift.detach()), epsilon=epsilon)
-
-    def _at(self, tensor: Tensor) -> int:
-        """Keep a copy of a tensor, and say where."""
-        kept = tensor.clone(memory_format=torch.contiguous_format)
-        kept = kept if kept.dtype == torch.int8 else kept.float()
-        self._kept.append(kept)
-        return kept.data_ptr()
+        return _Norm(
+            weight=_at(weight.detach(), self._kept), bias=None if shift is None else _at(shift.detach(), self._kept), epsilon=epsilon
+        )
 
 
 def _up(number: int, to: int) -> int:
     """Round up to a multiple."""
     return -(-number // to) * to
+
+
+def _at(tensor: Tensor, kept: list[Any]) -> int:
+    """Keep a copy of a tensor among others, and say where it lies."""
+    copy = tensor.clone(memory_format=torch.contiguous_format)
+    copy = copy if copy.dtype == torch.int8 else copy.float()
+    kept.append(copy)
+    return copy.data_ptr()

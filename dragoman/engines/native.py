@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,6 +24,7 @@ from dragoman.engines.face import Request
 from dragoman.engines.freezing import FLOAT32, Pair, freeze
 from dragoman.engines.frozen import Frozen
 from dragoman.engines.on_device import OnDevice
+from dragoman.engines.shortlist import Shortlist
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 logger = logging.getLogger(__name__)
@@ -43,9 +45,15 @@ class Native:
     """
 
     def __init__(
-        self, load: Callable[[], EncoderDecoder], *, precision: str = FLOAT32, workers: int = 1, pairs: Callable[[], Sequence[Pair]] = tuple
+        self,
+        load: Callable[[], EncoderDecoder],
+        *,
+        precision: str = FLOAT32,
+        workers: int = 1,
+        pairs: Callable[[], Sequence[Pair]] = tuple,
+        shortlist: Shortlist | None = None,
     ) -> None:
-        self.precision, self.workers = precision, workers
+        self.precision, self.workers, self.shortlist = precision, workers, shortlist
         self._load, self._pairs = load, pairs
         self._threads = torch.get_num_threads()
         self._making = threading.Lock()
@@ -65,7 +73,7 @@ class Native:
 
     def undivided(self) -> Native:
         """Give an engine of the same model that does one batch at a time, with all threads."""
-        return Native(lambda: self.model, precision=self.precision, pairs=self._pairs)
+        return Native(lambda: self.model, precision=self.precision, pairs=self._pairs, shortlist=self.shortlist)
 
     @property
     def slots(self) -> int | None:
@@ -95,7 +103,7 @@ class Native:
             model: Any = self._form(request.strategy)
             return search(
                 model,
-                model.encode(*pack_sources(request.sources, self.device)),
+                self._shortened(model, model.encode(*pack_sources(request.sources, self.device)), request),
                 limits=torch.tensor(request.limits),
                 strategy=request.strategy,
                 prefixes=request.prefixes,
@@ -110,6 +118,16 @@ class Native:
             return None
         with self._making:
             return self._on_device.generate(self.model, _stamp(self.model), request)
+
+    def _shortened(self, model: Any, memory: Any, request: Request) -> Any:
+        """Keep each sentence to its shortlist, where there is one and the model's form can; a prefix may be anything."""
+        if self.shortlist is None:
+            return memory
+        if not isinstance(model, Compiled):
+            _say_unlisted()
+            return memory
+        pairs = zip(request.sources, request.prefixes, strict=True)
+        return model.shortened(memory, [np.union1d(self.shortlist.allowed(source), prefix).astype(np.int64) for source, prefix in pairs])
 
     def _form(self, strategy: Strategy) -> EncoderDecoder | Frozen | Compiled:
         """Give the model in its quickest form that does the same."""
@@ -137,6 +155,14 @@ class Native:
             yield
         finally:
             torch.set_num_threads(self._threads)  # what threads that are yet to come begin with
+
+
+@functools.cache
+def _say_unlisted() -> None:
+    """Say, once, that all pieces are scored."""
+    logger.warning(
+        "the shortlist is not used, and all pieces are scored: only a Transformer in compiled kernels on a CPU can leave some out"
+    )
 
 
 def _stamp(model: EncoderDecoder) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from dragoman.bundle import Bundle
+from dragoman.data.corpus import Corpus
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines.choosing import choose_engine, settle_precision
 from dragoman.engines.face import Engine
@@ -15,6 +16,8 @@ from dragoman.engines.freezing import Pair
 from dragoman.engines.measuring import choose_quickest
 from dragoman.engines.native import Native
 from dragoman.engines.on_device import usual_precision
+from dragoman.engines.shortlist import shortlist_of_texts
+from dragoman.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +30,27 @@ class Opened(NamedTuple):
 
 
 def open_engines(
-    bundle: Bundle, device: torch.device, *, wanted: str = "auto", precision: str | None = None, measured_by: Strategy | None = None
+    bundle: Bundle,
+    device: torch.device,
+    *,
+    wanted: str = "auto",
+    precision: str | None = None,
+    measured_by: Strategy | None = None,
+    shortlist: Corpus | None = None,
 ) -> Opened:
-    """Open what is wanted of a bundle; with a strategy to measure by, `auto` takes what is the quickest at it here."""
+    """Open what is wanted of a bundle; with a strategy to measure by, `auto` takes what is the quickest at it here.
+
+    A shortlist, made from the pairs of a corpus, is something that only the native engine has, on a CPU.
+    """
     precision = settle_precision(precision, device)
     native = native_engine(bundle, device, precision)
+    if shortlist is not None:
+        if wanted not in ("auto", "native"):
+            raise ConfigError([f"a shortlist needs the native engine; found {wanted}; leave out --engine or --shortlist"])
+        if device.type != "cpu":
+            raise ConfigError([f"a shortlist needs a CPU; found the device {device}; add --device cpu, or leave out --shortlist"])
+        native.shortlist = shortlist_of_texts(shortlist, bundle.tokenizers)
+        wanted = "native"
     other = choose_engine(bundle, wanted, device, precision)
     if other is None:
         _ = native.model  # now, so that a damaged model is told before anything is read

@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dragoman.engines.shortlist import Short
+
+_BY_SENTENCE = ("caches", "firsts", "lengths", "numbers")
 FIRST = 16  # steps that a cache has room for at first
 
 
@@ -26,6 +29,8 @@ class Recall:
     firsts: NDArray[np.int64]  # (N,) the place where its source begins
     lengths: NDArray[np.int64]  # (N,)
     past: NDArray[np.int32]  # (N * F, steps): a row's slots
+    numbers: NDArray[np.int64]  # (N,) a sentence's number among those that the search began with
+    short: Short | None = None  # where only some pieces may be used
     fan: int = 1
     filled: int = 0  # slots
 
@@ -79,4 +84,4 @@ class Recall:
 
     def _take(self, sentences: NDArray[np.int64]) -> Recall:
         """Take sentences with all that belongs to them but their past."""
-        return replace(self, caches=self.caches[sentences], firsts=self.firsts[sentences], lengths=self.lengths[sentences])
+        return replace(self, **{each: getattr(self, each)[sentences] for each in _BY_SENTENCE})

@@ -12,6 +12,7 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.config import Config
+from dragoman.data.corpus import PairedFiles
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import batches_by_length
 from dragoman.engines import Engine, Native
@@ -54,21 +55,26 @@ class Translator:
         engine: str = "auto",
         precision: str | None = None,
         measure: bool = False,
+        shortlist: tuple[str | Path, str | Path] | None = None,
     ) -> Translator:
         """Load a model directory; `auto` takes a GPU where there is one, and on a CPU an engine that the directory holds.
 
         The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`. The precision is `float32`, on a CPU
         also `int8`, on a GPU also `float16` or `bfloat16`; by default float16 on a GPU that multiplies it, else float32, or that of
         the directory's engine. With `measure`, `auto` takes whichever is the quickest here.
+
+        A `shortlist`, two files of text and its translation such as the model was trained on, keeps each output on a CPU to the pieces
+        that go with its source's: quicker where the vocabulary is large, and now and then another output.
         """
+        listed = None if shortlist is None else PairedFiles(Path(shortlist[0]), Path(shortlist[1]), on_bad_line="skip")
 
         def on(where: torch.device) -> Translator:
             bundle = Bundle.load(path, device=where)
             by = Options().strategy(bundle.config.decode) if measure else None
-            native, used = open_engines(bundle, where, wanted=engine, precision=precision, measured_by=by)
+            native, used = open_engines(bundle, where, wanted=engine, precision=precision, measured_by=by, shortlist=listed)
             return cls(native, bundle.tokenizers, bundle.config, engine=used)
 
-        return where_it_fits(choose_device("cpu" if device == "auto" and runs_on_cpu(engine, precision) else device), on)
+        return where_it_fits(choose_device("cpu" if device == "auto" and (shortlist or runs_on_cpu(engine, precision)) else device), on)
 
     @property
     def engine(self) -> Engine:

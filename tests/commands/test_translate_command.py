@@ -204,3 +204,19 @@ def test_whoever_types_gets_each_answer_at_once(bundle: Path, monkeypatch: pytes
     assert main(["translate", "-m", str(bundle)]) == 0
     assert asked == [0, 1, 2]
     assert "end with Ctrl-D" in "".join(each.err for each in seen)
+
+
+def test_a_shortlist_is_made_from_two_texts(bundle: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [str(corpus / f"train.{language}") for language in ("de", "en")]
+    once, alone = (translate(bundle, "--shortlist", *texts, *lines, capsys=capsys) for lines in (["Guten Morgen.", "x y z"], ["x y z"]))
+    assert len(once) == 2
+    assert once[1:] == alone
+    (tmp_path / "short.en").write_text("one line\n", "utf-8")
+    assert main(["translate", "-m", str(bundle), "--shortlist", texts[0], str(tmp_path / "short.en"), "x"]) == 2
+    assert "1" in capsys.readouterr().err
+
+
+def test_a_shortlist_needs_the_native_engine(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [str(corpus / f"train.{language}") for language in ("de", "en")]
+    assert main(["translate", "-m", str(bundle), "--shortlist", *texts, "--engine", "ctranslate2", "x"]) == 2
+    assert "a shortlist needs the native engine; found ctranslate2" in capsys.readouterr().err

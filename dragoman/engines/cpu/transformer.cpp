@@ -39,6 +39,10 @@ struct Step {
     const void* memory;  // (layers, 2, source places, I)
     const int64_t *caches, *firsts, *lengths;  // (N,): which cache a sentence has, where its source begins, how long it is
     const int32_t* past;                       // (N * F, past_room): the slots of a row's past, its new one last
+    const Product* some;     // only some of the vocabulary's rows, U; none where all are scored
+    const int64_t* ids;      // (U,) which they are
+    const uint8_t* allowed;  // (sentences at first, U): those that a sentence may use
+    const int64_t* numbers;  // (N,) a sentence's row of these
     int64_t rows, fan, steps, past_room, cache_count, slots, places;
 };
 
@@ -253,17 +257,25 @@ void dragoman_step(const Model* model, const Step* step) {
         else
             extend<float>(*model, layer, *step, number);
     }
+    const Product& scores = step->some ? *step->some : model->pieces;
     const int64_t pieces = model->pieces.out;
-    auto scored = [=](int64_t row, int64_t column, Lanes v) {
-        float* here = step->logits + row * pieces + column;
-        if (column + LANES <= pieces) return store(here, v);
-        for (int64_t i = 0; column + i < pieces; ++i) here[i] = v[i];
+    auto scored = [=, &scores](int64_t row, int64_t column, Lanes v) {
+        float* logits = step->logits + row * pieces;
+        if (step->some) {
+            const uint8_t* allowed = step->allowed + step->numbers[row / step->fan] * scores.out;
+            for (int64_t i = column; i < std::min(column + LANES, scores.out); ++i)
+                if (allowed[i]) logits[step->ids[i]] = v[i - column];
+        } else if (column + LANES <= pieces) {
+            store(logits + column, v);
+        } else {
+            for (int64_t i = column; i < pieces; ++i) logits[i] = v[i - column];
+        }
     };
-    if (!model->narrow.weight) return enter(model->pieces, model->decoder_norm, step->stream, step->rows, scored);
+    if (!model->narrow.weight) return enter(scores, model->decoder_norm, step->stream, step->rows, scored);
     float* narrow = room(scratch().hidden, step->rows * model->pieces.in);
     enter(model->narrow, model->decoder_norm, step->stream, step->rows, [&](int64_t row, int64_t column, Lanes v) {
         store(narrow + row * model->pieces.in + column, v);
     });
-    enter(model->pieces, NONE, narrow, step->rows, scored);
+    enter(scores, NONE, narrow, step->rows, scored);
 }
 }
