@@ -1,0 +1,52 @@
+"""The race between the exported engine and CTranslate2 used directly: all ways do the same work, and the table can be read."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("ctranslate2")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("bench.exported")
+
+
+def test_sentences_are_drawn_alike(bench: ModuleType) -> None:
+    first, again, others = bench.drawn(50, seed=2), bench.drawn(50, seed=2), bench.drawn(50, seed=3)
+    assert first == again != others
+    assert all(4 <= len(line.split()) <= 40 for line in first)
+
+
+def test_all_ways_translate_the_same(bench: ModuleType, tmp_path: Path) -> None:
+    """Directly, outputs are as long as their batch's limit, and ours are cut to their own; as far as both go they are equal."""
+    translator, lines = bench.make(tmp_path, "tiny", "float32"), bench.drawn(40, seed=2)
+    directly = bench.Directly(translator, lines, 1).text()
+    ours = translator.translate(lines, beam=1)
+    assert [each.text for each in translator.stream(lines, beam=1)] == ours
+    assert sum(there.startswith(here.rstrip("\ufffd")) for here, there in zip(ours, directly, strict=True)) >= 39
+
+
+@pytest.mark.parametrize("beam", ["1", "2"])
+def test_the_table_and_the_line(bench: ModuleType, beam: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["exported.py", "--size=tiny", "--sentences=24", "--rounds=2", "--workers=1", f"--beam={beam}"])
+    bench.main()
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    told = json.loads(line)
+    assert [(row["kind"], row["way"]) for row in told["rows"]] == [
+        ("ids", "directly"),
+        ("ids", "ours, engine"),
+        ("text", "directly"),
+        ("text", "ours, translate"),
+        ("text", "ours, stream"),
+    ]
+    assert all(len(row["wall"]) == len(row["cpu"]) == 2 for row in told["rows"])
+    assert len(table) == 7
