@@ -18,6 +18,7 @@ from dragoman.errors import CorruptError, DataError
 if TYPE_CHECKING:
     from dragoman.doctor import Finding
 
+WIDEST_NOTE = 40  # characters, with which the table fits a narrow terminal; longer notes stand below it
 _STYLES = {"PASS": "green", "FAIL": "bold red", "SKIP": "yellow"}
 
 
@@ -56,6 +57,9 @@ def doctor(
             title=f"{model}, on {subject.origin}",
             right=["error", "at most"],
         )
+        for finding in findings:
+            if len(finding.note) > WIDEST_NOTE:
+                result(f"{finding.name}: {finding.note}")
     if failed:
         raise CorruptError(
             f"every check of {model} must pass",
@@ -76,7 +80,7 @@ def _row(finding: Finding) -> tuple[object, ...]:
         Text(finding.verdict, style=_STYLES[finding.verdict]),
         _number(finding.error),
         _number(finding.tolerance),
-        finding.note,
+        finding.note if len(finding.note) <= WIDEST_NOTE else "see below",
     )
 
 

@@ -51,7 +51,7 @@ def text_comes_back(subject: Subject) -> Measured:
     if not kept:
         raise NotApplicableError("there are no golden sentences" if not both else "the vocabulary lacks letters of every golden sentence")
     lost = [text for tokenizer, text in kept if not _comes_back(tokenizer, text)]
-    note = f"{lost[0]!r:.40} does not" if lost else f"{len(kept)} texts"
+    note = f"{lost[0]!r:.40} does not" if lost else f"{len(kept)} text{'' if len(kept) == 1 else 's'}"
     return Measured(len(lost), 0, note)
 
 
@@ -80,4 +80,4 @@ def golden_vectors_hold(subject: Subject) -> Measured:
         log_probs = model.project(model.decode(tgt_in, model.encode(*pack_sources([case["src"]], subject.device))))
         found = log_probs[0, : len(end)].float().log_softmax(-1).gather(1, torch.tensor(end, device=subject.device)[:, None])[:, 0]
         errors.append((found.double().cpu() - torch.tensor(case["log_probs"], dtype=torch.float64)).abs())
-    return Measured(float(torch.cat(errors).amax()), tolerance(subject), f"{len(cases)} sentences read anew")
+    return Measured(float(torch.cat(errors).amax()), tolerance(subject), f"{len(cases)} sentence{'' if len(cases) == 1 else 's'} read anew")

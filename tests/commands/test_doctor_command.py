@@ -125,7 +125,7 @@ def test_engines_in_the_model_have_rows_of_their_own(
     assert main(["doctor", str(copy), "--json"]) == 65
     checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["ctranslate2-float32"]["verdict"] == "SKIP"
-    assert "found none" in checks["ctranslate2-float32"]["note"]
+    assert "found no ctranslate2" in checks["ctranslate2-float32"]["note"]
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -170,3 +170,14 @@ def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 )
 def test_numbers_are_short(value: float | None, shown: str) -> None:
     assert _number(value) == shown
+
+
+def test_long_notes_stand_below_the_table(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "engines" / "ctranslate2-float32").mkdir(parents=True)
+    assert main(["doctor", str(copy)]) == 65
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    [row] = [line for line in lines if line.startswith("ctranslate2-float32  ")]
+    assert row.endswith("see below")
+    assert max(map(len, lines[1 : lines.index(row)])) <= 80
+    assert lines[-1].startswith("ctranslate2-float32: ")
+    assert "manifest.json" in lines[-1]
