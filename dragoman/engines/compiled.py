@@ -31,7 +31,21 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *(
             (name, _pointer)
-            for name in ("stream", "logits", "own", "memory", "caches", "firsts", "lengths", "past", "some", "ids", "allowed", "numbers")
+            for name in (
+                "stream",
+                "logits",
+                "own",
+                "memory",
+                "caches",
+                "firsts",
+                "lengths",
+                "past",
+                "some",
+                "ids",
+                "columns",
+                "list_ends",
+                "numbers",
+            )
         ),
         *((name, _count) for name in ("rows", "fan", "steps", "past_room", "cache_count", "slots", "places")),
     )
@@ -95,11 +109,12 @@ class Compiled:
 
     def shortened(self, memory: Sources, allowed: Sequence[NDArray[np.int64]]) -> Sources:
         """Let each sentence use only some pieces (U,), its own: all of them together are scored, and no row sees another's."""
-        union = np.unique(np.concatenate(allowed))
-        table = np.zeros((len(allowed), union.size), dtype=np.uint8)
-        for number, ids in enumerate(allowed):
-            table[number, np.searchsorted(union, ids)] = 1
-        return memory._replace(short=Short(self._laid.some_pieces(torch.from_numpy(union)), table))
+        ids = np.concatenate(allowed)
+        any_ = np.zeros(self._laid.pieces, dtype=np.bool_)
+        any_[ids] = True
+        some = self._laid.some_pieces(torch.from_numpy(np.flatnonzero(any_)))
+        ends = np.cumsum([0, *map(len, allowed)])
+        return memory._replace(short=Short(some, ids, (np.cumsum(any_) - 1)[ids], ends))
 
     def start(self, memory: Sources) -> Recall:
         """Stand before the first target position of every row."""
@@ -137,8 +152,8 @@ class Compiled:
             places=state.memory.size(2),
         )
         if short is not None:
-            asked.some, asked.ids = ctypes.addressof(short.some.product), short.some.ids.data_ptr()
-            asked.allowed, asked.numbers = short.allowed.ctypes.data, state.numbers.ctypes.data
+            asked.some, asked.numbers = ctypes.addressof(short.some.product), state.numbers.ctypes.data
+            asked.ids, asked.columns, asked.list_ends = (each.ctypes.data for each in (short.ids, short.columns, short.ends))
         self._kernels.dragoman_step(self._model, ctypes.byref(asked))
         return logits, state
 

@@ -72,7 +72,6 @@ class Some(NamedTuple):
     """The part of an output that scores only some pieces."""
 
     product: Any
-    ids: Tensor  # (U,) which, rising
     kept: list[Any]  # what the product points to
 
 
@@ -134,9 +133,9 @@ class Laid:
     def some_pieces(self, ids: Tensor) -> Some:
         """Lay out the output's rows of some pieces (U,): what is scored with them is to the last bit what all would score."""
         weight, bias = self._output
-        kept: list[Any] = [ids]
+        kept: list[Any] = []
         product = self._product(weight[ids], None if bias is None else bias[ids], by=self._output_rounding, kept=kept)
-        return Some(product, ids, kept)
+        return Some(product, kept)
 
     def _layer(self, block: Any) -> _Layer:
         """Lay out a layer; the products in the order in which a frozen layer makes them, which is that of their ranges."""

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -127,7 +126,7 @@ class Native:
             _say_unlisted()
             return memory
         pairs = zip(request.sources, request.prefixes, strict=True)
-        return model.shortened(memory, [np.union1d(self.shortlist.allowed(source), prefix).astype(np.int64) for source, prefix in pairs])
+        return model.shortened(memory, [self.shortlist.allowed(source, prefix) for source, prefix in pairs])
 
     def _form(self, strategy: Strategy) -> EncoderDecoder | Frozen | Compiled:
         """Give the model in its quickest form that does the same."""

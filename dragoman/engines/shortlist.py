@@ -31,10 +31,12 @@ Pair = tuple[Sequence[int], Sequence[int]]  # pieces of a source and of its tran
 
 
 class Short(NamedTuple):
-    """What the sentences of a batch may use."""
+    """What the sentences of a batch may use, list behind list."""
 
     some: Some  # what any of them may
-    allowed: NDArray[np.uint8]  # (N, U): 1 for what each of them may
+    ids: Ints
+    columns: Ints  # where those stand in what any may
+    ends: Ints  # (N + 1,) where each list ends, after a nought
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Shortlist:
     common: Ints  # rising
     firsts: Ints  # (source pieces + 1,): where a piece's list begins
     listed: Ints  # the lists one behind another
+    vocabulary: int  # target pieces
 
     @classmethod
     def count(
@@ -75,12 +78,18 @@ class Shortlist:
             sources, targets = sources[by_source], targets[by_source]
         frequent = np.argsort(-counted.tgt, kind="stable")[:common]
         usual = np.union1d(frequent, np.arange(min(len(SPECIALS), tgt_vocabulary)))
-        return cls(usual.astype(np.int64), np.searchsorted(sources, np.arange(src_vocabulary + 1)), targets.astype(np.int64))
+        return cls(
+            usual.astype(np.int64), np.searchsorted(sources, np.arange(src_vocabulary + 1)), targets.astype(np.int64), tgt_vocabulary
+        )
 
-    def allowed(self, source: Sequence[int]) -> Ints:
-        """List what a sentence's translation may use, rising."""
-        lists = [self.listed[self.firsts[piece] : self.firsts[piece + 1]] for piece in set(source)]
-        return np.unique(np.concatenate([self.common, *lists]))
+    def allowed(self, source: Sequence[int], also: Sequence[int] = ()) -> Ints:
+        """List what a sentence's translation may use, rising; and what else it must be able to."""
+        may = np.zeros(self.vocabulary, dtype=np.bool_)
+        may[self.common] = True
+        for piece in set(source):
+            may[self.listed[self.firsts[piece] : self.firsts[piece + 1]]] = True
+        may[list(also)] = True
+        return np.flatnonzero(may)
 
 
 class _Counted:

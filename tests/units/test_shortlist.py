@@ -146,7 +146,7 @@ def test_a_sentence_keeps_to_its_own_list_in_every_batch(strategy: Any, precisio
 @needs_kernels
 def test_a_list_of_everything_changes_nothing_and_a_prefix_may_be_unlisted() -> None:
     model = make()
-    everything = Shortlist(np.arange(VOCABULARY), np.zeros(31, dtype=np.int64), np.empty(0, dtype=np.int64))
+    everything = Shortlist(np.arange(VOCABULARY), np.zeros(31, dtype=np.int64), np.empty(0, dtype=np.int64), VOCABULARY)
     assert Native(lambda: model, shortlist=everything).generate(request()) == Native(lambda: model).generate(request())
     short = counted()
     unlisted = [next(each for each in range(4, VOCABULARY) if each not in short.allowed(source)) for source in SOURCES]

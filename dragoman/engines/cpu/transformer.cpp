@@ -39,17 +39,16 @@ struct Step {
     const void* memory;  // (layers, 2, source places, I)
     const int64_t *caches, *firsts, *lengths;  // (N,): which cache a sentence has, where its source begins, how long it is
     const int32_t* past;                       // (N * F, past_room): the slots of a row's past, its new one last
-    const Product* some;     // only some of the vocabulary's rows, U; none where all are scored
-    const int64_t* ids;      // (U,) which they are
-    const uint8_t* allowed;  // (sentences at first, U): those that a sentence may use
-    const int64_t* numbers;  // (N,) a sentence's row of these
+    const Product* some;                  // only some of the vocabulary's rows, U; none where all are scored
+    const int64_t *ids, *columns;         // the pieces that each sentence may use, and where they stand among the U, list behind list
+    const int64_t *list_ends, *numbers;   // where each list ends, after a nought; (N,) which list a sentence has
     int64_t rows, fan, steps, past_room, cache_count, slots, places;
 };
 
 namespace {
 
 struct Scratch {
-    std::vector<float> floats, hidden, weights;
+    std::vector<float> floats, hidden, weights, scores;
     std::vector<uint8_t> bytes, hidden_bytes;
 };
 
@@ -259,23 +258,25 @@ void dragoman_step(const Model* model, const Step* step) {
     }
     const Product& scores = step->some ? *step->some : model->pieces;
     const int64_t pieces = model->pieces.out;
-    auto scored = [=, &scores](int64_t row, int64_t column, Lanes v) {
-        float* logits = step->logits + row * pieces;
-        if (step->some) {
-            const uint8_t* allowed = step->allowed + step->numbers[row / step->fan] * scores.out;
-            for (int64_t i = column; i < std::min(column + LANES, scores.out); ++i)
-                if (allowed[i]) logits[step->ids[i]] = v[i - column];
-        } else if (column + LANES <= pieces) {
-            store(logits + column, v);
-        } else {
-            for (int64_t i = column; i < pieces; ++i) logits[i] = v[i - column];
-        }
+    const int64_t wide = step->some ? (scores.out + LANES - 1) / LANES * LANES : pieces;
+    float* made = step->some ? room(scratch().scores, step->rows * wide) : step->logits;
+    auto scored = [=](int64_t row, int64_t column, Lanes v) {
+        float* here = made + row * wide + column;
+        if (column + LANES <= wide) return store(here, v);
+        for (int64_t i = 0; column + i < wide; ++i) here[i] = v[i];
     };
-    if (!model->narrow.weight) return enter(scores, model->decoder_norm, step->stream, step->rows, scored);
-    float* narrow = room(scratch().hidden, step->rows * model->pieces.in);
-    enter(model->narrow, model->decoder_norm, step->stream, step->rows, [&](int64_t row, int64_t column, Lanes v) {
-        store(narrow + row * model->pieces.in + column, v);
-    });
-    enter(scores, NONE, narrow, step->rows, scored);
+    if (model->narrow.weight) {
+        float* narrow = room(scratch().hidden, step->rows * model->pieces.in);
+        enter(model->narrow, model->decoder_norm, step->stream, step->rows, [&](int64_t row, int64_t column, Lanes v) {
+            store(narrow + row * model->pieces.in + column, v);
+        });
+        enter(scores, NONE, narrow, step->rows, scored);
+    } else {
+        enter(scores, model->decoder_norm, step->stream, step->rows, scored);
+    }
+    for (int64_t row = 0; step->some && row < step->rows; ++row) {
+        const int64_t* end = step->list_ends + step->numbers[row / step->fan];
+        for (int64_t at = end[0]; at < end[1]; ++at) step->logits[row * pieces + step->ids[at]] = made[row * wide + step->columns[at]];
+    }
 }
 }
