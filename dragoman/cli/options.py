@@ -45,7 +45,8 @@ ShortlistOption = Annotated[
     typer.Option(
         "--shortlist",
         metavar="SRC TGT",
-        help="Training text and its translation: on a CPU, score only pieces that go with a sentence's own. Quicker where there are tens of thousands, and not always the same.",
+        help="Training text and its translation: on a CPU, score only pieces that go with a sentence's own. Quicker where there are tens "
+        "of thousands, and not always the same.",
         show_default=False,
     ),
 ]
