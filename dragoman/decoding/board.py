@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.largest import largest
-from dragoman.decoding.penalties import Penalty
+from dragoman.decoding.penalties import Penalty, WuPenalty
 from dragoman.text.specials import BOS, EOS
 
 SPARE = 4  # candidates a row beside those wanted, so that of equal ones the lower ids are among them
@@ -70,6 +70,7 @@ class Board:
         self.tokens = torch.zeros(steps, rows, size, dtype=torch.long, device=device)
         self.log_probs = torch.zeros(steps, rows, size, dtype=torch.float64, device=device)
         self._numbers = torch.arange(size * (size + SPARE), device=device)
+        self.divisors = self._divisors()  # of totals, by length; None where a penalty has none
 
     def begin(self, limits: NDArray[np.int64], *, fan: int, rows: int | None = None) -> Beams:
         """Clear the board for as many sentences as there are limits; of the fan's hypotheses the first lives, as all are alike."""
@@ -91,7 +92,12 @@ class Board:
 
     def advance(self, beams: Beams, logits: Tensor, less: Tensor) -> Advance:
         """Take one step by logits (N * F, V) and what `normaliser` gave of them; the beams after it have all places of a beam."""
-        found = self._best(beams, logits, less)
+        values, ids = largest(logits, min(self.size + SPARE, logits.size(1)))
+        return self.choose(beams, values - less, ids)
+
+    def choose(self, beams: Beams, log_probs: Tensor, ids: Tensor) -> Advance:
+        """Take one step by the best candidates of each hypothesis, (N * F, C) each: C is a beam's size at least, if there are as many."""
+        found = self._best(beams, log_probs, ids)
         places, limits, step = self.places[beams.sentences], self.limits[beams.sentences], self.step.double()
         valid = found.totals.isfinite() & (self._numbers[: found.totals.size(1)] < places.unsqueeze(1))
         ends = found.tokens == EOS
@@ -107,13 +113,12 @@ class Board:
         self.step.add_(1)
         return Advance(Beams(beams.sentences, found.tokens, totals, alive), found.parents)
 
-    def _best(self, beams: Beams, logits: Tensor, less: Tensor) -> _Candidates:
+    def _best(self, beams: Beams, log_probs: Tensor, ids: Tensor) -> _Candidates:
         """Choose as many candidates a sentence as a beam holds; of equal ones the lower token, then the better parent."""
         count, fan = beams.tokens.shape
-        values, ids = largest(logits, min(self.size + SPARE, logits.size(1)))
-        wide = values.size(1)
-        self.sound.logical_and_(~(values.view(count, -1).isnan() & beams.alive.unsqueeze(1)).any())
-        log_probs, tokens = (values - less).double().view(count, -1), ids.view(count, -1)  # (N, F * C)
+        wide = ids.size(1)
+        log_probs, tokens = log_probs.double().view(count, -1), ids.view(count, -1)  # (N, F * C)
+        self.sound.logical_and_(~(log_probs.isnan() & beams.alive.unsqueeze(1)).any())
         totals = (beams.totals.unsqueeze(2) + log_probs.view(count, fan, wide)).view(count, -1)
         by_token = torch.sort(tokens * fan + self._numbers[: fan * wide] // wide, dim=1).indices
         by_total = torch.sort(totals.gather(1, by_token), dim=1, descending=True, stable=True).indices
@@ -149,6 +154,12 @@ class Board:
         """Rank by the penalty, which is written for numbers and does as well for tensors."""
         score: Any = self.penalty.score
         return score(totals, length)
+
+    def _divisors(self) -> Tensor | None:
+        """Compute them for every length that there can be, as `_score` computes one."""
+        divisor: Any = self.penalty.divisor if isinstance(self.penalty, WuPenalty) else None
+        lengths = torch.arange(self.steps + 2, dtype=torch.float64, device=self.device)
+        return None if divisor is None else divisor(lengths)
 
     def _remember(self, sentences: Tensor, *chosen: Tensor) -> None:
         """Write down what this step chose, (N, K) each."""

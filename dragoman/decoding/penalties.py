@@ -39,7 +39,12 @@ class WuPenalty:
 
     def score(self, total: float, length: int) -> float:
         """Rank a sequence of `length` tokens, its end counted when it has one."""
-        return total / ((5.0 + length) / 6.0) ** self.alpha
+        return total / self.divisor(length)
+
+    def divisor(self, length: float) -> float:
+        """Give what the log-probability of a sequence of `length` tokens is divided by."""
+        divisor: float = ((5.0 + length) / 6.0) ** self.alpha
+        return divisor
 
     def bound(self, total: float, length: int, longest: int) -> float:
         """Say the best score that any continuation can still reach.

@@ -7,7 +7,6 @@ can be recorded (`recorded.py`).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,8 +16,10 @@ from torch.nn import functional as F
 
 from dragoman.attention.positions import Learned
 from dragoman.engines.frozen import freezing_refusal
+from dragoman.engines.ways import Way
+from dragoman.kernels.beam_attention import attend_past, attend_sentence
+from dragoman.kernels.joining import Joined
 from dragoman.layers.feedforward import FeedForward, ReLU
-from dragoman.layers.residual import Residual
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.stack import Stack
 from dragoman.models.transformer import TransformerLayer
@@ -53,7 +54,7 @@ class LaidOut:
         self._src_entrance, self._tgt_entrance = model.src_entrance, model.tgt_entrance
         self._encoder = [_Layer(block, dtype) for block in _layers(model.encoder)]
         self._decoder = [_Layer(block, dtype) for block in _layers(model.decoder)]
-        self._encoder_norm, self._decoder_norm = _exact(model.encoder.norm), _exact(model.decoder.norm)
+        self._encoder_end, self._decoder_end = (Way.out(stack.norm, dtype) for stack in (model.encoder, model.decoder))
         self._narrow = None if model.output.narrow is None else _product(model.output.narrow, dtype)
         self._output = _scores(model.output_weight.detach().to(dtype), model.output_bias)
         crosses = [block.cross for block in _layers(model.decoder)]
@@ -63,17 +64,23 @@ class LaidOut:
     def encode(self, src: Tensor, hidden: Tensor | None) -> Tensor:
         """Read sources (B, S), `hidden` added to scores as in `Standing`; give keys and values for all layers: (B, L, 2, H, S, Dh)."""
         x = self._src_entrance(self._src(src)).float()
-        for layer in self._encoder:
-            x = layer.read(x, hidden)
-        made = self._memory(self._encoder_norm(x).to(self.dtype))
+        first, *others = self._encoder
+        now = first.around_self.begin(x)
+        for layer, then in zip(self._encoder, [*(each.around_self for each in others), self._encoder_end], strict=True):
+            now = layer.read(now, hidden, then)
+        made = self._memory(now.entering)
         return made.view(*src.shape, self.layers, 2, self.heads, self.head_width).permute(0, 2, 3, 4, 1, 5)
 
     def step(self, tokens: Tensor, at: Standing) -> Tensor:
         """Take one more token of every beam, (N, K), and score what comes next: logits (N * K, V) in float32."""
         x = self._placed(tokens.reshape(-1, 1), at).view(*tokens.shape, -1)
-        for number, layer in enumerate(self._decoder):
-            x = layer.extend(x, at, number)
-        x = self._decoder_norm(x).to(self.dtype).flatten(0, 1)
+        first, *others = self._decoder
+        now = first.around_self.begin(x)
+        for number, (layer, then) in enumerate(
+            zip(self._decoder, [*(each.around_self for each in others), self._decoder_end], strict=True)
+        ):
+            now = layer.extend(now, at, number, then)
+        x = now.entering.flatten(0, 1)
         return self._output(x if self._narrow is None else self._narrow(x))
 
     def _placed(self, tokens: Tensor, at: Standing) -> Tensor:
@@ -88,63 +95,43 @@ class _Layer:
 
     def __init__(self, block: TransformerLayer, dtype: torch.dtype) -> None:
         attention = block.self
-        self.dtype, self.heads, self.head_width, self.within = dtype, attention.heads, attention.head_width, attention.within
+        self.heads, self.head_width, self.within = attention.heads, attention.head_width, attention.within
         self.query_key_value, self.output = _product(attention.query_key_value, dtype), _product(attention.output, dtype)
-        self.around_self, self.around_feedforward = _around(block.self_residual), _around(block.feedforward_residual)
+        self.around_self, self.around_feedforward = Way(block.self_residual, dtype), Way(block.feedforward_residual, dtype)
         self.inner, self.outer = _bent(block.feedforward, dtype), _product(block.feedforward.outer, dtype)
         if block.has_cross:
             self.query, self.cross_output = _product(block.cross.query, dtype), _product(block.cross.output, dtype)
-            self.around_cross = _around(block.cross_residual)
+            self.around_cross = Way(block.cross_residual, dtype)
 
-    def read(self, x: Tensor, hidden: Tensor | None) -> Tensor:
+    def read(self, now: Joined, hidden: Tensor | None, then: Way) -> Joined:
         """Change every position of (B, S, D): an encoder's layer."""
-        made = self.query_key_value(self._entering(self.around_self, x))
-        query, key, value = made.view(*x.shape[:2], 3, self.heads, self.head_width).permute(2, 0, 3, 1, 4)  # (B, H, S, Dh) each
+        made = self.query_key_value(now.entering)
+        query, key, value = made.view(*made.shape[:2], 3, self.heads, self.head_width).permute(2, 0, 3, 1, 4)  # (B, H, S, Dh) each
         if self.within is not None:
             query, key = self.within.turn(query, None), self.within.turn(key, None)
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=hidden)
-        return self._feed(self._leaving(self.around_self, x, self.output(context.transpose(1, 2).flatten(2))))
+        now = self.around_self.leave(now.stream, self.output(context.transpose(1, 2).flatten(2)), self.around_feedforward)
+        return self._feed(now, then)
 
-    def extend(self, x: Tensor, at: Standing, number: int) -> Tensor:
+    def extend(self, now: Joined, at: Standing, number: int, then: Way) -> Joined:
         """Take one more position of every beam, (N, K, D): a decoder's layer."""
-        count, fan, _ = x.shape
-        made = self.query_key_value(self._entering(self.around_self, x)).view(count, fan, 3, self.heads, self.head_width)
+        count, fan, _ = now.stream.shape
+        made = self.query_key_value(now.entering).view(count, fan, 3, self.heads, self.head_width)
         query, key_value = made[:, :, 0].transpose(1, 2), made[:, :, 1:].permute(0, 2, 3, 1, 4)  # (N, H, K, Dh), (N, 2, H, K, Dh)
         if self.within is not None:
             places = at.step.expand(count, fan)
             query = self.within.turn(query, places, first=at.places)
             key_value = torch.stack([self.within.turn(key_value[:, 0], places, first=at.places), key_value[:, 1]], dim=1)
-        own = at.own[:, number]
-        own.index_copy_(3, at.slots, key_value)
-        context = F.scaled_dot_product_attention(query, own[:, 0], own[:, 1], attn_mask=at.seen)
-        x = self._leaving(self.around_self, x, self.output(context.transpose(1, 2).flatten(2)))
-        query = self.query(self._entering(self.around_cross, x)).view(count, fan, -1, at.memory.size(-1)).transpose(1, 2)
-        memory = at.memory[:, number]
-        context = F.scaled_dot_product_attention(query, memory[:, 0], memory[:, 1], attn_mask=at.hidden)
-        return self._feed(self._leaving(self.around_cross, x, self.cross_output(context.transpose(1, 2).flatten(2))))
+        context = attend_past(query, key_value, at.own[:, number], at.seen, step=at.step, slots=at.slots)
+        now = self.around_self.leave(now.stream, self.output(context), self.around_cross)
+        query = self.query(now.entering).view(count, fan, -1, at.memory.size(-1)).transpose(1, 2)
+        context = attend_sentence(query, at.memory[:, number], at.hidden)
+        now = self.around_cross.leave(now.stream, self.cross_output(context), self.around_feedforward)
+        return self._feed(now, then)
 
-    def _feed(self, x: Tensor) -> Tensor:
+    def _feed(self, now: Joined, then: Way) -> Joined:
         """Widen, bend, narrow."""
-        bent = self.inner(self._entering(self.around_feedforward, x))
-        return self._leaving(self.around_feedforward, x, self.outer(bent))
-
-    def _entering(self, around: Residual, x: Tensor) -> Tensor:
-        """Make what a product reads of the stream."""
-        return around.enter(x).to(self.dtype)
-
-    def _leaving(self, around: Residual, x: Tensor, change: Tensor) -> Tensor:
-        """Join what a product made to the stream, which adds float32 and half precision to float32."""
-        return around.leave(x, change)
-
-
-def _around(residual: Residual) -> Residual:
-    """Copy the way around one part, in float32 whatever the model's weights are kept in."""
-    return copy.deepcopy(residual).float().eval()
-
-
-def _exact(norm: nn.Module | None) -> nn.Module:
-    """Copy a norm in float32."""
-    return nn.Identity() if norm is None else copy.deepcopy(norm).float()
+        return self.around_feedforward.leave(now.stream, self.outer(self.inner(now.entering)), then)
 
 
 def _layers(stack: Stack) -> list[TransformerLayer]:

@@ -19,11 +19,12 @@ from dragoman.decoding.board import Board
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty
 from dragoman.decoding.stepping import not_finite
+from dragoman.engines.advancing import Advancer
 from dragoman.engines.capturing import Replay, capturer
 from dragoman.engines.face import Request
 from dragoman.engines.laid_out import LaidOut
 from dragoman.engines.room import Room, level, rounded
-from dragoman.text.specials import BOS, EOS, PAD, UNK
+from dragoman.text.specials import EOS, PAD
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,7 @@ class RecordedBeam:
         self._record = self._renew()
         self._recordings: dict[Any, Replay | None] = {}  # None: ran once
         self._boards: dict[tuple[int, int, Penalty], Board] = {}
-        self._banned = torch.tensor(sorted((PAD, BOS, UNK)), device=model.device)
-        self._nothing = torch.zeros((), device=model.device)  # to be taken from scores that are log-probabilities already
-        self._at_least = torch.zeros((), dtype=torch.long, device=model.device)
+        self._advancer = Advancer(self._room, model.device)
 
     @property
     def recordings(self) -> int:
@@ -66,7 +65,7 @@ class RecordedBeam:
         self._room.lay_out(sentences=count, source=rounded(len(request.sources[order[0]]) + 1), places=rounded(longest + 1), size=size)
         board = self._board(count, size=size, nbest=nbest, penalty=penalty)
         self._read([request.sources[row] for row in order], count)
-        self._at_least.fill_(request.at_least)
+        self._advancer.at_least.fill_(request.at_least)
         for place, new in zip(self._room.beams(count), board.begin(limits, fan=size, rows=count), strict=True):
             place.copy_(new)
         taken = self._search(board, count, longest)
@@ -77,7 +76,7 @@ class RecordedBeam:
         """Take steps until no sentence goes on, and count them."""
         taken, going = 0, count
         while going:
-            self._take(board, count, rounded(taken + 1))
+            self._take(board, count, self._room.reach(taken))
             taken += 1
             if taken % ASKED_EVERY and taken <= longest:
                 continue
@@ -130,13 +129,7 @@ class RecordedBeam:
         """Score what comes next, choose, and leave everything ready for the next step."""
         beams = self._room.beams(count)
         logits = self._model.step(beams.tokens, self._room.standing(count, read, board.step))
-        scores = logits.log_softmax(dim=-1).index_fill_(1, self._banned, -torch.inf)
-        scores[:, EOS].masked_fill_(board.step < self._at_least, -torch.inf)
-        new, parents = board.advance(beams, scores, self._nothing)
-        self._room.follow(count, parents)
-        for place, made in zip(beams, new, strict=True):
-            if place is not made:
-                place.copy_(made)
+        self._advancer.advance(board, count, logits)
 
     def _board(self, count: int, *, size: int, nbest: int, penalty: Penalty) -> Board:
         """Give the board of a way of searching, a larger one where it is too small; see that what is recorded still holds."""

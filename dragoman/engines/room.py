@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dragoman.decoding.board import Beams
 from dragoman.engines.laid_out import LaidOut, Standing
+from dragoman.kernels.beam_attention import reads_only_what_is_seen
 from dragoman.text.specials import BOS
 
 STRIDE = 16  # lengths are rounded up to multiples of it: few shapes to record, and rows as the attention kernels like them
@@ -107,7 +108,7 @@ class Room:
 
     def follow(self, count: int, parents: Tensor) -> None:
         """Let each beam (N, K) go on with the past of a beam of its sentence; only the table of what is seen is copied."""
-        seen = self._seen(count).flatten(2)
+        seen = self.table(count)
         seen.copy_(seen.gather(1, parents.unsqueeze(2).expand_as(seen)))
 
     def keep(self, order: Tensor, before: int, filled: int) -> None:
@@ -122,6 +123,15 @@ class Room:
             view(count).copy_(view(before).index_select(0, order))
         for place, new in zip(self.beams(count), self.beams(before).take(order), strict=True):
             place.copy_(new)
+
+    def reach(self, taken: int) -> int:
+        """Say how many places a step reads after so many: all where that costs nothing, for then one recording serves every step."""
+        width = self._model.head_width
+        return self.places if reads_only_what_is_seen(self._flat["own"][:width]) else rounded(taken + 1)
+
+    def table(self, count: int) -> Tensor:
+        """View which slots each beam sees, (N, K, slots)."""
+        return self._seen(count).flatten(2)
 
     def _seen(self, count: int) -> Tensor:
         """View which slots are a beam's own past, (N, K, places, K)."""

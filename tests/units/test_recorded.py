@@ -161,7 +161,7 @@ def test_what_is_recorded_reads_and_writes_where_it_did() -> None:
             board.tokens,
             board.log_probs,
         )
-        return [each.data_ptr() for each in (*beam._room._flat.values(), *tables, beam._at_least, beam._banned)]
+        return [each.data_ptr() for each in (*beam._room._flat.values(), *tables, board.divisors, beam._advancer.at_least)]
 
     def record(action: Callable[[], None]) -> Callable[[], None]:
         then = where()
