@@ -34,8 +34,8 @@ from dragoman.translator.translation import Translation
 
 # Lines of the first window, so that the first answers come soon, and how many times as long each one is as the last, up to
 # `Options.window`: short ones leave workers idle at their ends and put unlike lengths together.
-_FIRST_WINDOW, _GROWTH = 32, 8
-_STEADY = _FIRST_WINDOW * _GROWTH  # lines of a window from which on the next one is read while this one is translated
+_FIRST_WINDOW, _GROWTH = 64, 8
+_STEADY = 256  # lines of a window from which on the next one is read while this one is translated
 
 
 class Translator:
