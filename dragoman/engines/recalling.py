@@ -68,7 +68,7 @@ class Recall:
         """Give each row a new slot, with room made where there is none."""
         filled = self.filled + self.fan
         new = np.tile(np.arange(self.filled, filled, dtype=np.int32), len(self.caches))
-        past = np.concatenate([self.past, new[:, None]], axis=1)
+        past = np.ascontiguousarray(np.concatenate([self.past, new[:, None]], axis=1))  # the kernels read it row by row
         state = self if filled <= self.own.size(3) else self._grown(max(2 * self.own.size(3), self.filled + FIRST * self.fan))
         return replace(state, past=past, filled=filled)
 
