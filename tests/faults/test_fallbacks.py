@@ -407,7 +407,8 @@ def test_the_doctor_leaves_out_an_engine_that_is_not_installed(
     without("ctranslate2")(monkeypatch)
     found = run("doctor {}/exported", folder, capsys)
     assert found.code == 0
-    assert re.search(r"ctranslate2-float32 +SKIP .*found no ctranslate2", found.out)
+    assert re.search(r"ctranslate2-float32 +SKIP +see below", found.out)
+    assert "ctranslate2-float32: this needs ctranslate2; found no ctranslate2; install it: pip install" in found.out
 
 
 @pytest.mark.parametrize("program", ["ctranslate2", "transformers", "onnxruntime"])
