@@ -22,8 +22,8 @@ from dragoman.training.memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-# The kinds of blocks, with and without masks, take a minute or so to compile, cold: a short run would be over before it gains.
-LEAST_UPDATES, LEAST_SECONDS = 20_000, 1200.0
+# Compiling takes half a minute, cold, and saves 5 of 30 ms an update (base size, H200): a short run would be over before it gains.
+LEAST_UPDATES, LEAST_SECONDS = 10_000, 600.0
 _compiled = weakref.WeakSet[Block]()
 _failed = ""  # what the compiler said when it could not do it: in this process it is not asked again
 MOST_VARIANTS = 64  # of a block's code: kinds, masks, lengths that are special to torch; it gives up quietly past its own 8
