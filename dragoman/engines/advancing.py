@@ -26,11 +26,12 @@ class Advancer:
         self.at_least = torch.zeros((), dtype=torch.long, device=device)  # tokens before an end is allowed
         self._compared: set[tuple[int, int]] = set()  # beams and n best that both ways were taken for once
 
-    def advance(self, board: Board, count: int, logits: Tensor) -> None:
-        """Take one step of the first `count` sentences by logits (N * K, V)."""
+    def advance(self, board: Board, count: int, logits: Tensor, bias: Tensor | None) -> None:
+        """Take one step of the first `count` sentences by logits (N * K, V), to which a bias (V,) is still to be added."""
         rules = Rules((PAD, BOS, UNK), EOS, board.step, self.at_least)
-        ranked = rank(logits, min(board.size, logits.size(1)), rules)
+        ranked = rank(logits, min(board.size, logits.size(1)), rules, bias=bias)
         if ranked is None:
+            logits = logits if bias is None else logits.add_(bias)
             scores = restricted(logits.log_softmax(dim=-1), rules)
             log_probs, ids = largest(scores, min(board.size + SPARE, logits.size(1)))
         else:

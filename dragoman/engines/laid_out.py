@@ -56,7 +56,8 @@ class LaidOut:
         self._decoder = [_Layer(block, dtype) for block in _layers(model.decoder)]
         self._encoder_end, self._decoder_end = (Way.out(stack.norm, dtype) for stack in (model.encoder, model.decoder))
         self._narrow = None if model.output.narrow is None else _product(model.output.narrow, dtype)
-        self._output = _scores(model.output_weight.detach().to(dtype), model.output_bias)
+        self._output = _scores(model.output_weight.detach().to(dtype))
+        self.bias = None if model.output_bias is None else model.output_bias.detach().float()  # (V,) of the logits
         crosses = [block.cross for block in _layers(model.decoder)]
         self._memory = _joined([cross.key_value for cross in crosses], dtype)
         self.layers, self.heads, self.head_width = len(crosses), crosses[0].heads, crosses[0].head_width
@@ -72,7 +73,7 @@ class LaidOut:
         return made.view(*src.shape, self.layers, 2, self.heads, self.head_width).permute(0, 2, 3, 4, 1, 5)
 
     def step(self, tokens: Tensor, at: Standing) -> Tensor:
-        """Take one more token of every beam, (N, K), and score what comes next: logits (N * K, V) in float32."""
+        """Take one more token of every beam, (N, K), and score what comes next: logits (N * K, V) in float32, without their bias."""
         x = self._placed(tokens.reshape(-1, 1), at).view(*tokens.shape, -1)
         first, *others = self._decoder
         now = first.around_self.begin(x)
@@ -169,16 +170,10 @@ def _joined(linears: list[nn.Linear], dtype: torch.dtype) -> Product:
     return lambda x: F.linear(x, weight, bias)
 
 
-def _scores(weight: Tensor, bias: Tensor | None) -> Product:
+def _scores(weight: Tensor) -> Product:
     """Multiply (N, D) by the matrix (V, D) of the vocabulary; what comes out is float32, which a GPU's products sum in anyway."""
-    exact = None if bias is None else bias.detach().float()
     widens = _widens(weight)
-
-    def multiply(x: Tensor) -> Tensor:
-        found = torch.mm(x, weight.t(), out_dtype=torch.float32) if widens else F.linear(x, weight).float()
-        return found if exact is None else found.add_(exact)
-
-    return multiply
+    return lambda x: torch.mm(x, weight.t(), out_dtype=torch.float32) if widens else F.linear(x, weight).float()
 
 
 def _widens(weight: Tensor) -> bool:

@@ -129,7 +129,7 @@ class RecordedBeam:
         """Score what comes next, choose, and leave everything ready for the next step."""
         beams = self._room.beams(count)
         logits = self._model.step(beams.tokens, self._room.standing(count, read, board.step))
-        self._advancer.advance(board, count, logits)
+        self._advancer.advance(board, count, logits, self._model.bias)
 
     def _board(self, count: int, *, size: int, nbest: int, penalty: Penalty) -> Board:
         """Give the board of a way of searching, a larger one where it is too small; see that what is recorded still holds."""

@@ -34,8 +34,8 @@ class Rules(NamedTuple):
     at_least: Tensor  # ()
 
 
-def rank(logits: Tensor, count: int, rules: Rules) -> Ranked | None:
-    """Find the `count` best pieces of each row of logits (N, V) by Triton's kernel; None where it does not run."""
+def rank(logits: Tensor, count: int, rules: Rules, *, bias: Tensor | None = None) -> Ranked | None:
+    """Find the `count` best pieces of each row of logits (N, V), a bias (V,) added, by Triton's kernel; None where it does not run."""
     fits = logits.numel() > 0 and logits.size(1) >= count and logits.stride(1) == 1 and max(*rules.never, rules.end) < LOW
     if not (fits and RANKING.tries(logits)):
         return None
@@ -43,14 +43,20 @@ def rank(logits: Tensor, count: int, rules: Rules) -> Ranked | None:
     def fast() -> Ranked:
         from dragoman.kernels import ranking_rows
 
-        return Ranked(*ranking_rows.rank(logits, count, rules.never, rules.end, rules.step, rules.at_least))
+        return Ranked(*ranking_rows.rank(logits, bias, count, rules.never, rules.end, rules.step, rules.at_least))
 
     def values(found: Ranked) -> tuple[Tensor, ...]:
         """Show what stands at the ids: of nearly equal pieces either may come first."""
-        return found.log_probs.masked_fill(found.log_probs == -torch.inf, 0.0), logits.float().gather(1, found.ids)
+        return found.log_probs.masked_fill(found.log_probs == -torch.inf, 0.0), biased(logits, bias).gather(1, found.ids)
 
-    found = RANKING.run((logits.dtype, logits.size(1), count), fast, lambda: rank_reference(logits, count, rules), seen_as=values)
+    kind = (logits.dtype, logits.size(1), count, bias is None)
+    found = RANKING.run(kind, fast, lambda: rank_reference(biased(logits, bias), count, rules), seen_as=values)
     return found if RANKING.works else None
+
+
+def biased(logits: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias (V,), if there is one, in float32."""
+    return logits.float() if bias is None else logits.float() + bias
 
 
 def rank_reference(logits: Tensor, count: int, rules: Rules) -> Ranked:

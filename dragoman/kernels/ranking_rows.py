@@ -22,7 +22,9 @@ PIECES_A_BLOCK = 128  # four for each thread of a warp
 MOST_BLOCKS = 16  # at a time: seven programs fit beside each other, and some read while others choose
 
 
-def rank(logits: Tensor, count: int, never: Sequence[int], end: int, step: Tensor, at_least: Tensor) -> tuple[Tensor, Tensor]:
+def rank(
+    logits: Tensor, bias: Tensor | None, count: int, never: Sequence[int], end: int, step: Tensor, at_least: Tensor
+) -> tuple[Tensor, Tensor]:
     """Give log-probabilities and ids (n, count) of the best pieces of logits (n, V); an `end` only once `at_least` steps were taken."""
     rows, pieces = logits.shape
     log_probs = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
@@ -30,8 +32,8 @@ def rank(logits: Tensor, count: int, never: Sequence[int], end: int, step: Tenso
     blocks = min(MOST_BLOCKS, _power(-(-pieces // PIECES_A_BLOCK)))
     with torch.cuda.device_of(logits):
         _rank[(rows,)](
-            logits, log_probs, ids, step, at_least, logits.stride(0), NEVER=sum(1 << piece for piece in set(never)), END=end, COUNT=count,
-            WIDE=_power(count), PIECES=pieces, BLOCKS=blocks, ROUNDS=_power(-(-pieces // (blocks * PIECES_A_BLOCK))),
+            logits, logits if bias is None else bias, log_probs, ids, step, at_least, logits.stride(0),
+            BIASED=bias is not None, NEVER=sum(1 << piece for piece in set(never)), END=end, COUNT=count, WIDE=_power(count), PIECES=pieces, BLOCKS=blocks, ROUNDS=_power(-(-pieces // (blocks * PIECES_A_BLOCK))),
             WIDTH=PIECES_A_BLOCK, num_warps=max(1, blocks // 4), num_stages=1,
         )  # fmt: skip
     return log_probs, ids
@@ -71,9 +73,20 @@ def _forbidden(places: tl.tensor, held: tl.tensor, NEVER: tl.constexpr, END: tl.
 
 
 @triton.jit
+def _scores(
+    start: tl.tensor, bias: tl.tensor, places: tl.tensor, there: tl.tensor, BIASED: tl.constexpr,  # noqa: N803
+) -> tl.tensor:  # fmt: skip
+    """Read logits with their bias."""
+    x = tl.load(start + places, mask=there, other=float("-inf")).to(tl.float32)
+    if BIASED:
+        x += tl.load(bias + places, mask=there, other=0.0)
+    return x
+
+
+@triton.jit
 def _rank(
-    logits: tl.tensor, log_probs: tl.tensor, ids: tl.tensor, step: tl.tensor, at_least: tl.tensor, stride: tl.tensor,
-    NEVER: tl.constexpr, END: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr,  # noqa: N803
+    logits: tl.tensor, bias: tl.tensor, log_probs: tl.tensor, ids: tl.tensor, step: tl.tensor, at_least: tl.tensor, stride: tl.tensor,
+    BIASED: tl.constexpr, NEVER: tl.constexpr, END: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr,  # noqa: N803
     PIECES: tl.constexpr, BLOCKS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr,  # noqa: N803
 ) -> None:  # fmt: skip
     """Do one row."""
@@ -83,13 +96,13 @@ def _rank(
     within, rounds = tl.arange(0, WIDTH), tl.arange(0, ROUNDS)
     lowest = tl.arange(0, 32)
     # Forbidden pieces are below 32, and count in the sum: it begins high enough for them.
-    begin = tl.max(tl.load(start + lowest, mask=lowest < PIECES, other=float("-inf")).to(tl.float32), 0)
+    begin = tl.max(_scores(start, bias, lowest, lowest < PIECES, BIASED), 0)
     highest = tl.zeros((BLOCKS,), tl.float32) + begin
     norms = tl.zeros((BLOCKS, WIDTH), tl.float32)
     tops = tl.full((BLOCKS, ROUNDS), float("-inf"), tl.float32)
     for turn in range(ROUNDS):
         places = (turn * BLOCKS + tl.arange(0, BLOCKS))[:, None] * WIDTH + within[None, :]
-        x = tl.load(start + places, mask=places < PIECES, other=float("-inf")).to(tl.float32)
+        x = _scores(start, bias, places, places < PIECES, BIASED)
         top = tl.max(tl.where(_forbidden(places, held, NEVER, END), float("-inf"), x), 1)
         higher = tl.maximum(highest, top)
         norms = norms * tl.exp2((highest - higher) * LOG2_E)[:, None] + tl.exp2((x - higher[:, None]) * LOG2_E)
@@ -108,7 +121,7 @@ def _rank(
         keys = tl.where(keys == best, NOTHING, keys)
     places = chosen[:, None] * WIDTH + within[None, :]
     there = (wide < COUNT)[:, None] & (places < PIECES)
-    x = tl.load(start + places, mask=there, other=float("-inf")).to(tl.float32)
+    x = _scores(start, bias, places, there, BIASED)
     x = tl.where(_forbidden(places, held, NEVER, END), float("-inf"), x - level)
     pieces = tl.where(there, _placed(x, places), NOTHING)
     found = tl.full((WIDE,), NOTHING, tl.int64)

@@ -1,0 +1,425 @@
+"""The kernels of a search's step: what they replace, in Triton's interpreter and on a GPU, and done without where they fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.kernels import beam_attention, joining, ranking
+from dragoman.kernels.attention import attend_reference
+from dragoman.kernels.beam_attention import CROSS, OWN, attend_past, attend_past_reference, attend_sentence, attend_sentence_reference
+from dragoman.kernels.guarding import Guarded, agree
+from dragoman.kernels.joining import JOINING, Joined, Scale, join, join_reference
+from dragoman.kernels.ranking import RANKING, Ranked, Rules, rank, rank_reference
+
+ROOT = Path(__file__).resolve().parents[2]
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+KERNELS = (OWN, CROSS, JOINING, RANKING)
+NEVER, END = (0, 1, 3), 2
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    """Switch the kernels on for each test, and forget what was compared before."""
+    for each in KERNELS:
+        each.works = True
+        each._agreed.clear()
+    yield
+    for each in KERNELS:
+        each.works = True
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try the kernels on a CPU too."""
+    monkeypatch.setattr(Guarded, "tries", lambda self, x: self.works)
+
+
+def past(count: int, heads: int, fan: int, width: int, step: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+    """Draw what beams see at a step: of each earlier one the slot of one beam, of the newest their own."""
+    generator = torch.Generator().manual_seed(step * 100 + fan)
+    steps = step + 3
+    made = torch.randn(count, fan, 3, heads, width, generator=generator).to(dtype)
+    own = torch.randn(count, 2, 2, heads, steps * fan, width, generator=generator).to(dtype)
+    ancestors = torch.randint(0, fan, (count, fan, step + 1), generator=generator)
+    ancestors[:, :, step] = torch.arange(fan)
+    seen = torch.full((count, fan, steps, fan), -torch.inf, dtype=dtype)
+    seen[:, :, : step + 1].scatter_(3, ancestors.unsqueeze(3), 0.0)
+    drawn = {
+        "query": made.to(device)[:, :, 0].transpose(1, 2),
+        "key_value": made.to(device)[:, :, 1:].permute(0, 2, 3, 1, 4),
+        "own": own.to(device)[:, 1],
+        "seen": seen.flatten(2).unsqueeze(1).to(device),
+        "step": torch.tensor(step, device=device),
+        "slots": torch.arange(fan, device=device) + step * fan,
+    }
+    return drawn
+
+
+def compare_past(given: dict[str, Tensor]) -> float:
+    """Give the largest difference to the equations in float32; what is kept must be the same to the bit."""
+    kept, expected = given["own"].clone(), given["own"].clone()
+    found = attend_past(**{**given, "own": kept})
+    expected.index_copy_(3, given["slots"], given["key_value"])
+    assert torch.equal(kept, expected)
+    visible = given["seen"] == 0
+    plain = attend_reference(given["query"].float(), expected[:, 0].float(), expected[:, 1].float(), mask=visible).context
+    return (found.float() - plain.transpose(1, 2).flatten(2)).abs().max().item()
+
+
+def compare_sentence(count: int, heads: int, fan: int, width: int, source: int, dtype: torch.dtype, device: str = "cpu") -> float:
+    """Attend to sentences of different lengths, and give the largest difference to the equations in float32."""
+    generator = torch.Generator().manual_seed(source)
+    query = torch.randn(count, fan, heads, width, generator=generator).to(device, dtype).transpose(1, 2)
+    memory = torch.randn(count, 3, 2, heads, source, width, generator=generator).to(device, dtype)[:, 1]
+    lengths = (torch.arange(count) * 7) % source + 1
+    visible = (torch.arange(source) < lengths.unsqueeze(1)).view(count, 1, 1, source).to(device)
+    hidden = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill(~visible, -torch.inf)
+    found = attend_sentence(query, memory, hidden)
+    plain = attend_reference(query.float(), memory[:, 0].float(), memory[:, 1].float(), mask=visible).context
+    return (found.float() - plain.transpose(1, 2).flatten(2)).abs().max().item()
+
+
+def logits_of(kind: str, rows: int, pieces: int, device: str = "cpu") -> Tensor:
+    """Draw logits, some of them with many equal ones or with forbidden pieces far above the others."""
+    generator = torch.Generator().manual_seed(pieces)
+    x = torch.randn(rows, pieces, generator=generator) * 3
+    if kind == "equal":
+        x = torch.randint(-2, 2, (rows, pieces), generator=generator).float()
+    if kind == "certain":
+        x[0, END] += 60
+        x[-1, 0] += 150
+    return (x.half() if kind == "half" else x).to(device)
+
+
+def rules(at_least: int, device: str = "cpu") -> Rules:
+    return Rules(NEVER, END, torch.tensor(1, device=device), torch.tensor(at_least, device=device))
+
+
+def compare_ranks(x: Tensor, count: int, at_least: int, *, with_bias: bool = False) -> None:
+    """Compare with PyTorch's stable order of log-probabilities in float64 of what may come."""
+    bias = (torch.arange(x.size(1), device=x.device) % 5).float() if with_bias else None
+    found = rank(x, count, rules(at_least, str(x.device)), bias=bias)
+    assert found is not None
+    scores = (x if bias is None else x.float() + bias).double().log_softmax(dim=-1)
+    scores[:, list(NEVER)] = -torch.inf
+    if at_least > 1:
+        scores[:, END] = -torch.inf
+    expected = torch.sort(scores, dim=-1, descending=True, stable=True)
+    torch.testing.assert_close(found.log_probs.double(), expected.values[:, :count], atol=5e-5, rtol=1e-6)
+    assert torch.equal(found.ids, expected.indices[:, :count])
+
+
+def compare_joined(width: int, kind: str, dtype: torch.dtype, change: torch.dtype | None, after: bool, device: str = "cpu") -> None:
+    """Compare with torch.nn's norms in float64."""
+    generator = torch.Generator().manual_seed(width)
+    x = (torch.randn(2, 3, width, generator=generator) * 3 + 5).to(device)
+    added = None if change is None else torch.randn(2, 3, width, generator=generator).to(device, change)
+    norm = torch.nn.LayerNorm(width) if kind == "layer" else torch.nn.RMSNorm(width, eps=1e-5)
+    with torch.no_grad():
+        for each in norm.parameters():
+            each.copy_(torch.randn(width, generator=generator))
+    norm = norm.to(device).requires_grad_(False)
+    bias = norm.bias if isinstance(norm, torch.nn.LayerNorm) else None
+    found = join(x, added, Scale(norm.weight, bias, 1e-5, kind == "layer"), dtype, after=after)
+    stream = x.double() + (0.0 if added is None else added.double())
+    normal = norm.double()(stream)
+    assert (found.stream.dtype, found.entering.dtype) == (torch.float32, dtype)
+    torch.testing.assert_close(found.stream.double(), normal if after else stream, atol=2e-5, rtol=1e-5)
+    rounding = 2e-5 if dtype == torch.float32 else 1e-3
+    torch.testing.assert_close(found.entering.double(), normal, atol=rounding, rtol=rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_plain_attention_over_beams_is_the_equations(dtype: torch.dtype) -> None:
+    assert compare_past(past(3, 2, 4, 16, 9, dtype)) < (5e-3 if dtype == torch.float16 else 1e-5)
+    assert compare_sentence(3, 2, 4, 16, 9, dtype) < (5e-3 if dtype == torch.float16 else 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("after", [False, True])
+def test_the_plain_sum_with_its_norm_is_torchs(kind: str, after: bool) -> None:
+    compare_joined(24, kind, torch.float16, torch.float16, after)
+    compare_joined(24, kind, torch.float32, None, after)
+
+
+def test_plain_ranks_are_those_of_the_definition() -> None:
+    found = rank_reference(logits_of("equal", 5, 60), 4, rules(0))
+    again = torch.sort(rank_reference(logits_of("equal", 5, 60), 60, rules(0)).log_probs, dim=-1, descending=True).values[:, :4]
+    assert torch.equal(found.log_probs, again)
+    ties = found.log_probs[:, 1:] == found.log_probs[:, :-1]
+    assert ties.any()
+    assert (found.ids[:, 1:] > found.ids[:, :-1])[ties].all(), "of equal ones the lower comes first"
+    assert not torch.isin(found.ids, torch.tensor(NEVER)).any()
+    assert rank(logits_of("plain", 2, 60), 4, rules(0)) is None, "a CPU has no kernel"
+
+
+@pytest.mark.skipif(not TRITON, reason="needs the package triton")
+@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+def test_the_kernels_in_tritons_interpreter() -> None:
+    """Triton decides at its import whether it compiles or interprets: another process."""
+    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert " passed" in ended.stdout
+
+
+@interpreted
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(
+    ("heads", "fan", "width", "step"), [(2, 4, 16, 0), (1, 4, 64, 1), (2, 4, 16, 19), (1, 1, 32, 40), (1, 5, 16, 7), (1, 32, 16, 2)]
+)
+def test_interpreted_attention_to_the_past(heads: int, fan: int, width: int, step: int) -> None:
+    assert compare_past(past(2, heads, fan, width, step, torch.float16)) < 3e-3
+    assert OWN.works
+    assert OWN._agreed, "both ways were taken"
+
+
+@interpreted
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize(("fan", "source"), [(4, 1), (4, 16), (1, 17), (5, 70)])
+def test_interpreted_attention_to_the_sentence(fan: int, source: int) -> None:
+    assert compare_sentence(2, 2, fan, 16, source, torch.float16) < 3e-3
+    assert CROSS.works
+
+
+@interpreted
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("kind", ["plain", "half", "equal", "certain"])
+@pytest.mark.parametrize(("pieces", "count"), [(5, 4), (40, 1), (129, 5), (3000, 4)])
+def test_interpreted_ranks(kind: str, pieces: int, count: int) -> None:
+    for at_least in (0, 3):
+        compare_ranks(logits_of(kind, 3, pieces), count, at_least)
+    compare_ranks(logits_of(kind, 3, pieces), count, 0, with_bias=True)
+    assert RANKING.works
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of numbers that are none
+@pytest.mark.parametrize("bad", ["nan", "-nan", "inf"])
+def test_interpreted_ranks_of_what_is_no_number_are_none(bad: str) -> None:
+    from dragoman.kernels import ranking_rows
+
+    x = logits_of("plain", 2, 300)
+    x[1, 77] = float(bad)
+    log_probs, ids = ranking_rows.rank(x, None, 4, NEVER, END, *rules(0)[2:])
+    assert log_probs[0].isfinite().all()
+    assert log_probs[1].isnan().all()
+    assert ((ids >= 0) & (ids < 300)).all()
+
+
+@interpreted
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("width", [8, 48, 512, 1000])
+def test_interpreted_sums_with_their_norm(width: int, kind: str) -> None:
+    for change in (None, torch.float16, torch.float32):
+        for after in (False, True):
+            compare_joined(width, kind, torch.float16, change, after)
+    compare_joined(width, kind, torch.float32, torch.float32, False)
+    assert JOINING.works
+
+
+def compiled(module: str, name: str, constants: dict[str, Any], types: dict[str, str], warps: int) -> Any:
+    """Compile a kernel for compute capability 9.0, whose assembler comes with Triton."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(importlib.import_module(f"dragoman.kernels.{module}"), name)
+    types = {**types, **dict.fromkeys(constants, "constexpr")}
+
+    def place(each: str) -> tuple[int]:
+        return (kernel.arg_names.index(each),)
+
+    source = ASTSource(
+        fn=kernel,
+        signature={each: types.get(each, "i32") for each in kernel.arg_names},
+        constexprs={place(each): value for each, value in constants.items()},
+        attrs={place(each): [["tt.divisibility", 16]] for each in kernel.arg_names if types.get(each, "i32") not in ("constexpr", "fp32")},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 1})
+
+
+HALVES = dict.fromkeys(("query", "new", "own", "seen", "memory", "hidden", "context"), "*fp16") | {"step": "*i64", "scale": "fp32"}
+HEADS = {"FAN": 4, "ROWS": 16, "WIDTH": 64, "HEADS": 8, "BLOCK": 32}
+LOGITS = {"logits": "*fp32", "bias": "*fp32", "log_probs": "*fp32", "ids": "*i64", "step": "*i64", "at_least": "*i64"}
+PIECES = {"BIASED": False, "NEVER": 11, "END": 2, "COUNT": 4, "WIDE": 4, "PIECES": 32_768, "BLOCKS": 16, "ROUNDS": 16, "WIDTH": 128}
+STREAM = dict.fromkeys(("x", "weight", "bias", "stream"), "*fp32") | {"change": "*fp16", "entering": "*fp16", "epsilon": "fp32"}
+SUM = {"ADDS": True, "CENTRED": True, "SHIFTS": True, "AFTER": False, "WIDTH": 512, "TILE": 512}
+
+
+@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@pytest.mark.parametrize(
+    ("module", "name", "constants", "types", "warps"),
+    [
+        ("beam_tiles", "_past", HEADS, HALVES, 1),
+        ("beam_tiles", "_sentence", HEADS, HALVES, 1),
+        ("ranking_rows", "_rank", PIECES, LOGITS, 4),
+        ("joining_rows", "_join", SUM, STREAM, 1),
+    ],
+    ids=["past", "sentence", "rank", "join"],
+)
+def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(
+    module: str, name: str, constants: dict[str, Any], types: dict[str, str], warps: int
+) -> None:
+    """Numbers are read sixteen bytes at a time, which decides how fast they are, and attention multiplies by tensor cores."""
+    built = compiled(module, name, constants, types, warps)
+    assert "ld.global.v4" in built.asm["ptx"]
+    assert ("mma" in built.asm["ptx"]) == (module == "beam_tiles")
+    assert built.metadata.shared <= 48 * 1024
+
+
+def missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Let the import of a module of kernels fail."""
+    monkeypatch.setitem(sys.modules, f"dragoman.kernels.{module}", None)
+    monkeypatch.delattr(f"dragoman.kernels.{module}", raising=False)
+
+
+CALLS: dict[str, tuple[str, Guarded, Callable[[], object]]] = {
+    "past": ("beam_tiles", OWN, lambda: compare_past(past(2, 2, 4, 16, 3, torch.float16))),
+    "sentence": ("beam_tiles", CROSS, lambda: compare_sentence(2, 2, 4, 16, 5, torch.float16)),
+    "join": ("joining_rows", JOINING, lambda: compare_joined(24, "layer", torch.float16, torch.float16, False)),
+    "rank": ("ranking_rows", RANKING, lambda: rank(logits_of("plain", 3, 50), 4, rules(0))),
+}
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, kernel, call = CALLS[name]
+    missing(monkeypatch, module)
+    for _ in range(2):
+        call()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert told[0].startswith(f"{kernel.name} does not run here")
+    assert module in told[0]  # what was found
+    assert not kernel.works
+    assert all(each.works for each in KERNELS if each is not kernel)
+
+
+def test_a_kernel_that_computes_something_else_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
+    kernel, right = Guarded("something"), torch.arange(4.0)
+    for _ in range(2):
+        (found,) = kernel.run("kind", lambda: (right + 1,), lambda: (right,)) if kernel.works else (right,)
+        assert torch.equal(found, right)
+    assert caplog.text.count("something does not run here (ArithmeticError: it differs") == 1
+
+
+def test_a_kernel_is_compared_once_for_each_kind_and_never_where_there_is_no_number() -> None:
+    kernel, taken = Guarded("something"), []
+
+    def plain() -> tuple[Tensor]:
+        taken.append(1)
+        return (torch.ones(3) if len(taken) > 1 else torch.full((3,), torch.nan),)
+
+    for kind in ("one", "one", "one", "two"):
+        kernel.run(kind, lambda: (torch.ones(3),), plain)
+    assert len(taken) == 3, "twice for the first kind, whose first numbers were none, and once for the second"
+    assert kernel.works
+
+
+def test_a_full_memory_is_no_reason_to_give_a_kernel_up() -> None:
+    def fill() -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    kernel = Guarded("something")
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel.run("kind", fill, fill)
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel.attempt(fill)
+    assert kernel.works
+
+
+def test_rounding_is_no_difference() -> None:
+    assert agree(torch.tensor([1.0, -2.0]), torch.tensor([1.01, -2.0]))
+    assert not agree(torch.tensor([1.0, -2.0]), torch.tensor([1.1, -2.0]))
+    assert not agree(torch.tensor([torch.nan, -2.0]), torch.tensor([1.0, -2.0]))
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_what_the_kernels_do_not_know_goes_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("beam_tiles", "joining_rows", "ranking_rows"):
+        missing(monkeypatch, module)
+    assert compare_past(past(2, 2, 4, 16, 3, torch.float32)) < 1e-5
+    assert compare_past(past(2, 2, 4, 8, 3, torch.float16)) < 5e-3
+    assert compare_sentence(2, 2, 4, 24, 5, torch.float16) < 5e-3
+    assert rank(logits_of("plain", 3, 50), 51, rules(0)) is None
+    assert rank(logits_of("plain", 3, 50), 4, rules(0)._replace(never=(0, 40))) is None
+    wide = torch.zeros(1, joining.WIDEST + 1)
+    scale = Scale(torch.ones(wide.size(1)), None, 1e-5, True)
+    assert isinstance(join(wide, None, scale, torch.float16, after=False), Joined)
+    assert all(each.works for each in KERNELS), "nothing was tried"
+    assert beam_attention.HEAD_WIDTHS == (16, 32, 64, 128)
+    assert ranking.LOW == 31
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("fan", "width"), [(4, 64), (1, 64), (5, 32), (32, 16), (4, 128)])
+def test_attention_on_a_gpu_is_the_equations(fan: int, width: int, dtype: torch.dtype) -> None:
+    bound = 0.003 if dtype == torch.float16 else 0.03
+    for step in (0, 1, 7, 40):
+        assert compare_past(past(33, 8, fan, width, step, dtype, "cuda")) < bound
+    for source in (1, 16, 45, 200):
+        assert compare_sentence(33, 8, fan, width, source, dtype, "cuda") < bound
+    assert OWN.works
+    assert CROSS.works
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["plain", "half", "equal", "certain"])
+@pytest.mark.parametrize(("pieces", "count"), [(40, 4), (32_768, 4), (32_768, 8), (50_001, 5)])
+def test_ranks_on_a_gpu_are_those_of_the_definition(kind: str, pieces: int, count: int) -> None:
+    for at_least in (0, 3):
+        compare_ranks(logits_of(kind, 70, pieces, "cuda"), count, at_least)
+    compare_ranks(logits_of(kind, 70, pieces, "cuda"), count, 0, with_bias=True)
+    assert RANKING.works
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("width", [48, 512, 1024, 4096])
+def test_sums_with_their_norm_on_a_gpu_are_torchs(width: int, kind: str) -> None:
+    for change in (None, torch.float16):
+        for after in (False, True):
+            compare_joined(width, kind, torch.float16, change, after, "cuda")
+    assert JOINING.works
+
+
+@needs_gpu
+def test_on_a_gpu_references_agree_with_kernels_that_are_recorded() -> None:
+    """Replayed with another step and other numbers, which only the device knows."""
+    given = past(20, 8, 4, 64, 20, torch.float16, "cuda")
+    attend_past(**given)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        context = attend_past(**given)
+    other = past(20, 8, 4, 64, 20, torch.float16, "cuda")
+    given["query"].copy_(other["query"] * 0.5)
+    graph.replay()
+    expected = attend_past_reference(**{name: value for name, value in given.items() if name != "step"})
+    torch.testing.assert_close(context, expected, atol=3e-3, rtol=3e-3)
+    memory, hidden = torch.randn(20, 2, 8, 16, 64, device="cuda").half(), torch.zeros(20, 1, 1, 16, device="cuda").half()
+    found = attend_sentence(given["query"], memory, hidden)
+    torch.testing.assert_close(found, attend_sentence_reference(given["query"], memory, hidden), atol=3e-3, rtol=3e-3)
+    x, scale = torch.randn(9, 64, device="cuda"), Scale(torch.ones(64, device="cuda"), None, 1e-5, True)
+    torch.testing.assert_close(join(x, x, scale, torch.float32, after=True), join_reference(x, x, scale, torch.float32, after=True))
+    assert isinstance(rank(logits_of("plain", 3, 500, "cuda"), 4, rules(0, "cuda")), Ranked)
