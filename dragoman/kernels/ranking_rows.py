@@ -30,11 +30,13 @@ def rank(
     log_probs = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
     ids = torch.empty(rows, count, dtype=torch.long, device=logits.device)
     blocks = min(MOST_BLOCKS, _power(-(-pieces // PIECES_A_BLOCK)))
+    turns = -(-pieces // (blocks * PIECES_A_BLOCK))
     with torch.cuda.device_of(logits):
         _rank[(rows,)](
             logits, logits if bias is None else bias, log_probs, ids, step, at_least, logits.stride(0),
-            BIASED=bias is not None, NEVER=sum(1 << piece for piece in set(never)), END=end, COUNT=count, WIDE=_power(count), PIECES=pieces, BLOCKS=blocks, ROUNDS=_power(-(-pieces // (blocks * PIECES_A_BLOCK))),
-            WIDTH=PIECES_A_BLOCK, num_warps=max(1, blocks // 4), num_stages=1,
+            BIASED=bias is not None, NEVER=sum(1 << piece for piece in set(never)), END=end, COUNT=count, WIDE=_power(count),
+            PIECES=pieces, BLOCKS=blocks, TURNS=turns, ROUNDS=_power(turns), WIDTH=PIECES_A_BLOCK,
+            num_warps=max(1, blocks // 4), num_stages=1,
         )  # fmt: skip
     return log_probs, ids
 
@@ -87,7 +89,7 @@ def _scores(
 def _rank(
     logits: tl.tensor, bias: tl.tensor, log_probs: tl.tensor, ids: tl.tensor, step: tl.tensor, at_least: tl.tensor, stride: tl.tensor,
     BIASED: tl.constexpr, NEVER: tl.constexpr, END: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr,  # noqa: N803
-    PIECES: tl.constexpr, BLOCKS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr,  # noqa: N803
+    PIECES: tl.constexpr, BLOCKS: tl.constexpr, TURNS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr,  # noqa: N803
 ) -> None:  # fmt: skip
     """Do one row."""
     row = tl.program_id(0).to(tl.int64)
@@ -100,7 +102,7 @@ def _rank(
     highest = tl.zeros((BLOCKS,), tl.float32) + begin
     norms = tl.zeros((BLOCKS, WIDTH), tl.float32)
     tops = tl.full((BLOCKS, ROUNDS), float("-inf"), tl.float32)
-    for turn in range(ROUNDS):
+    for turn in range(TURNS):
         places = (turn * BLOCKS + tl.arange(0, BLOCKS))[:, None] * WIDTH + within[None, :]
         x = _scores(start, bias, places, places < PIECES, BIASED)
         top = tl.max(tl.where(_forbidden(places, held, NEVER, END), float("-inf"), x), 1)

@@ -257,7 +257,18 @@ def compiled(module: str, name: str, constants: dict[str, Any], types: dict[str,
 HALVES = dict.fromkeys(("query", "new", "own", "seen", "memory", "hidden", "context"), "*fp16") | {"step": "*i64", "scale": "fp32"}
 HEADS = {"FAN": 4, "ROWS": 16, "WIDTH": 64, "HEADS": 8, "BLOCK": 32}
 LOGITS = {"logits": "*fp32", "bias": "*fp32", "log_probs": "*fp32", "ids": "*i64", "step": "*i64", "at_least": "*i64"}
-PIECES = {"BIASED": False, "NEVER": 11, "END": 2, "COUNT": 4, "WIDE": 4, "PIECES": 32_768, "BLOCKS": 16, "ROUNDS": 16, "WIDTH": 128}
+PIECES = {
+    "BIASED": False,
+    "NEVER": 11,
+    "END": 2,
+    "COUNT": 4,
+    "WIDE": 4,
+    "PIECES": 32_768,
+    "BLOCKS": 16,
+    "TURNS": 16,
+    "ROUNDS": 16,
+    "WIDTH": 128,
+}
 STREAM = dict.fromkeys(("x", "weight", "bias", "stream"), "*fp32") | {"change": "*fp16", "entering": "*fp16", "epsilon": "fp32"}
 SUM = {"ADDS": True, "CENTRED": True, "SHIFTS": True, "AFTER": False, "WIDTH": 512, "TILE": 512}
 
