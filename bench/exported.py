@@ -13,6 +13,7 @@ the seconds that the process computed say it where others use the machine too.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -80,7 +81,7 @@ class Directly:
         self._program, (self._src, self._tgt), self._lines, self._beam = engine._translator, translator.tokenizers, lines, beam
         self._ids = {piece: number for number, piece in enumerate(self._tgt.pieces(range(len(self._tgt))))}
         self.spelt = [self._src.pieces(row) for row in self._src.encode_batch(list(lines))]
-        tried = {rows: seconds(lambda rows=rows: self.batches(self.spelt[::4], rows)) for rows in BATCHES for _ in range(2)}
+        tried = {rows: seconds(functools.partial(self.batches, self.spelt[::4], rows)) for rows in BATCHES for _ in range(2)}
         self.rows = min(tried, key=lambda rows: tried[rows])
 
     def batches(self, spelt: Sequence[list[str]], rows: int = 0) -> list[list[str]]:
@@ -140,7 +141,7 @@ def race(translator: Translator, lines: Sequence[str], *, beam: int, rounds: int
     }
     for way in ways.values():
         way()
-    rows = [{"kind": kind, "way": way, "wall": [], "cpu": []} for kind, way in ways]
+    rows: list[dict[str, Any]] = [{"kind": kind, "way": way, "wall": [], "cpu": []} for kind, way in ways]
     for turn in range(rounds):
         for row, work in list(zip(rows, ways.values(), strict=True))[:: 1 if turn % 2 == 0 else -1]:
             began = time.process_time()

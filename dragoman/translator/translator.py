@@ -34,7 +34,7 @@ from dragoman.translator.translation import Translation
 
 # Lines of the first window, so that the first answers come soon, and how many times as long each one is as the last, up to
 # `Options.window`: short ones leave workers idle at their ends and put unlike lengths together.
-_FIRST_WINDOW, _GROWTH = 64, 8
+_FIRST_WINDOW, _GROWTH = 32, 8
 _STEADY = 256  # lines of a window from which on the next one is read while this one is translated
 
 
