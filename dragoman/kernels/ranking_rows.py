@@ -96,16 +96,13 @@ def _rank(
     start = logits + row * stride
     held = tl.load(step) < tl.load(at_least)
     within, rounds = tl.arange(0, WIDTH), tl.arange(0, ROUNDS)
-    lowest = tl.arange(0, 32)
-    # Forbidden pieces are below 32, and count in the sum: it begins high enough for them.
-    begin = tl.max(_scores(start, bias, lowest, lowest < PIECES, BIASED), 0)
-    highest = tl.zeros((BLOCKS,), tl.float32) + begin
+    highest = tl.full((BLOCKS,), -1e38, tl.float32)  # not infinite: what is not there must not make it no number
     norms = tl.zeros((BLOCKS, WIDTH), tl.float32)
     tops = tl.full((BLOCKS, ROUNDS), float("-inf"), tl.float32)
     for turn in range(TURNS):
         places = (turn * BLOCKS + tl.arange(0, BLOCKS))[:, None] * WIDTH + within[None, :]
         x = _scores(start, bias, places, places < PIECES, BIASED)
-        top = tl.max(tl.where(_forbidden(places, held, NEVER, END), float("-inf"), x), 1)
+        top = tl.max(x, 1)
         higher = tl.maximum(highest, top)
         norms = norms * tl.exp2((highest - higher) * LOG2_E)[:, None] + tl.exp2((x - higher[:, None]) * LOG2_E)
         highest = higher
@@ -114,6 +111,9 @@ def _rank(
     norm = tl.sum(tl.sum(norms, 1) * tl.exp2((highest - most) * LOG2_E), 0)
     level = most + tl.log2(norm) / LOG2_E
     blocks = rounds[None, :] * BLOCKS + tl.arange(0, BLOCKS)[:, None]
+    # What is forbidden stands in the first block: it counts in the sum, and is not among the largest.
+    x = tl.where(_forbidden(within, held, NEVER, END), float("-inf"), _scores(start, bias, within, within < PIECES, BIASED))
+    tops = tl.where(blocks == 0, tl.max(x, 0), tops)
     keys = _placed(tops - level, blocks)
     wide = tl.arange(0, WIDE)
     chosen = tl.zeros((WIDE,), tl.int64)
