@@ -15,7 +15,7 @@ from dragoman.kernels.ranking import Rules, rank, restricted
 from dragoman.text.specials import BOS, EOS, PAD, UNK
 
 RULE = Guarded("the beam's rule")
-MOST_DONE_AT_ONCE = 16  # beams of a sentence: one warp holds all their candidates
+MOST_DONE_AT_ONCE = 8  # beams of a sentence: one warp holds all their candidates, and the compiler writes out a round for each
 
 
 class Advancer:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 ASKED_EVERY = 4  # steps
 WORTH_MOVING = 0.75  # of the sentences or fewer: then the others are dropped
-READ_TOGETHER = 16_384  # padded source positions that go through the encoder at once
+READ_TOGETHER = 32_768  # padded source positions that go through the encoder at once
 MOST_RECORDINGS = 512  # some hundred kilobytes each; beyond that all are made anew
 
 

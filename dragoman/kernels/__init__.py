@@ -3,6 +3,8 @@
 attend                 fused attention, PyTorch's or our own   attend_reference
 attend_packed          our own, straight from a layer's products
 linear_cross_entropy   projection and loss, chunk by chunk     linear_cross_entropy_reference
+
+Those of a search's step on a GPU are for engines, by their modules: `beam_attention`, `joining`, `ranking` and `beam_rule`.
 """
 
 from dragoman.kernels.attention import Attention, attend, attend_reference

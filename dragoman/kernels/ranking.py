@@ -14,6 +14,8 @@ from torch import Tensor
 from dragoman.kernels.guarding import Guarded
 
 LOW = 31  # ids below it can be forbidden: a bit each
+MOST = 16  # pieces of a row: each is a round that the compiler writes out
+COMPARED = 64  # rows, for the definition takes the memory of several tensors of logits
 
 RANKING = Guarded("the ranking of logits")
 
@@ -36,7 +38,7 @@ class Rules(NamedTuple):
 
 def rank(logits: Tensor, count: int, rules: Rules, *, bias: Tensor | None = None) -> Ranked | None:
     """Find the `count` best pieces of each row of logits (N, V), a bias (V,) added, by Triton's kernel; None where it does not run."""
-    fits = logits.numel() > 0 and logits.size(1) >= count and logits.stride(1) == 1 and max(*rules.never, rules.end) < LOW
+    fits = logits.numel() > 0 and count <= min(MOST, logits.size(1)) and logits.stride(1) == 1 and max(*rules.never, rules.end) < LOW
     if not (fits and RANKING.tries(logits)):
         return None
 
@@ -45,13 +47,17 @@ def rank(logits: Tensor, count: int, rules: Rules, *, bias: Tensor | None = None
 
         return Ranked(*ranking_rows.rank(logits, bias, count, rules.never, rules.end, rules.step, rules.at_least))
 
+    def few() -> Tensor:
+        return biased(logits[:COMPARED], bias)
+
     def values(found: Ranked) -> tuple[Tensor, ...]:
         """Show what stands at the ids: of nearly equal pieces either may come first."""
-        return found.log_probs.masked_fill(found.log_probs == -torch.inf, 0.0), biased(logits, bias).gather(1, found.ids)
+        log_probs, ids = (each[:COMPARED] for each in found)
+        return log_probs.masked_fill(log_probs == -torch.inf, 0.0), few().gather(1, ids)
 
     kind = (logits.dtype, logits.size(1), count, bias is None)
-    found = RANKING.run(kind, fast, lambda: rank_reference(biased(logits, bias), count, rules), seen_as=values)
-    return found if RANKING.works else None
+    found = RANKING.run(kind, fast, lambda: rank_reference(few(), count, rules), seen_as=values)
+    return found if RANKING.works and len(found.ids) == len(logits) else None
 
 
 def biased(logits: Tensor, bias: Tensor | None) -> Tensor:

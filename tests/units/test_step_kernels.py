@@ -371,7 +371,8 @@ def test_what_the_kernels_do_not_know_goes_step_by_step(monkeypatch: pytest.Monk
     assert compare_past(past(2, 2, 4, 16, 3, torch.float32)) < 1e-5
     assert compare_past(past(2, 2, 4, 8, 3, torch.float16)) < 5e-3
     assert compare_sentence(2, 2, 4, 24, 5, torch.float16) < 5e-3
-    assert rank(logits_of("plain", 3, 50), 51, rules(0)) is None
+    assert rank(logits_of("plain", 3, 5), 6, rules(0)) is None
+    assert rank(logits_of("plain", 3, 50), ranking.MOST + 1, rules(0)) is None
     assert rank(logits_of("plain", 3, 50), 4, rules(0)._replace(never=(0, 40))) is None
     wide = torch.zeros(1, joining.WIDEST + 1)
     scale = Scale(torch.ones(wide.size(1)), None, 1e-5, True)
