@@ -104,7 +104,7 @@ def _rank(
         x = _scores(start, bias, places, places < PIECES, BIASED)
         top = tl.max(x, 1)
         higher = tl.maximum(highest, top)
-        norms = norms * tl.exp2((highest - higher) * LOG2_E)[:, None] + tl.exp2((x - higher[:, None]) * LOG2_E)
+        norms = norms * tl.exp2((highest - higher) * LOG2_E)[:, None] + tl.exp2(x * LOG2_E - (higher * LOG2_E)[:, None])
         highest = higher
         tops = tl.where((rounds == turn)[None, :], top[:, None], tops)
     most = tl.max(highest, 0)
