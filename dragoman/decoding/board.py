@@ -201,7 +201,12 @@ class Board:
 
     def _paths(self, taken: int, count: int, sentences: Any, rows: Any, steps: Any) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Read backwards the tokens and log-probabilities that lead, in so many steps, to rows: (M, steps taken) and one more."""
-        past = [table[:taken, :count].cpu().numpy() for table in (self.parents, self.tokens, self.log_probs)]
+        tables = torch.stack([table[:taken, :count].double() for table in (self.parents, self.tokens, self.log_probs)])
+        fetched = tables.to("cpu", non_blocking=True)  # into memory that the device writes by itself
+        if tables.is_cuda:
+            torch.cuda.current_stream(tables.device).synchronize()
+        numbers = fetched.numpy()
+        past = (numbers[0].astype(np.int64), numbers[1].astype(np.int64), numbers[2])  # ids are exact in float64
         tokens, log_probs = np.zeros((len(rows), taken), np.int64), np.zeros((len(rows), taken + 1))
         for step in range(taken - 1, -1, -1):
             on = np.flatnonzero(steps > step)

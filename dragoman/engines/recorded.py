@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,7 @@ class RecordedBeam:
         lengths[: len(sources)] = [len(source) + 1 for source in sources]
         width = self._room.source
         ids = np.full((count, width), PAD, dtype=np.int64)
-        ids[np.arange(width) < (lengths - 1)[:, None]] = np.fromiter((each for source in sources for each in source), np.int64)
+        ids[np.arange(width) < (lengths - 1)[:, None]] = np.fromiter(chain.from_iterable(sources), np.int64)
         ids[np.arange(count), lengths - 1] = EOS
         device = self._model.device
         packed, sizes = _sent(ids, device), _sent(lengths, device)
