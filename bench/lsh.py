@@ -184,23 +184,26 @@ def measure_depths(device: torch.device) -> list[dict[str, Any]]:
             "reversible": lambda changes=changes, x=x: run_reversibly(changes, x, None, random=True),
             "plain": lambda changes=changes, x=x: run_plainly(changes, x, None),
         }
-        found = {name: _memory(way, device) for name, way in ways.items()}
+        found = {name: _memory(way, list(block.parameters()), device) for name, way in ways.items()}
         rows.append({"depth": depth, **found})
         print(f"  {depth:3d} layers  reversible {found['reversible']:9.1f}  plain {found['plain']:9.1f}")
     return rows
 
 
-def _memory(way: Callable[[], Tensor], device: torch.device) -> float:
+def _memory(way: Callable[[], Tensor], weights: list[torch.nn.Parameter], device: torch.device) -> float:
     """Measure in MiB what one run needs beside weights and their gradients."""
-    way().sum().backward()  # gradients are there from now on
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        with torch.autocast("cuda", torch.bfloat16):
-            way().sum().backward()
-        torch.cuda.synchronize(device)
-        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+        for _ in range(2):  # the first so that kernels are chosen and caches warm
+            for weight in weights:
+                weight.grad = None
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            with torch.autocast("cuda", torch.bfloat16):
+                way().sum().backward()
+            torch.cuda.synchronize(device)
+        gradients = sum(weight.grad.nbytes for weight in weights if weight.grad is not None)
+        return (torch.cuda.max_memory_allocated(device) - before - gradients) / 2**20
     sizes: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:
