@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from dragoman.bundle import Bundle
+from dragoman.engines.cpu.freezing import FLOAT32, HALVES, INT8, PRECISIONS
 from dragoman.engines.face import Engine
 from dragoman.engines.folder import FOLDER, engine_names, read_folder
-from dragoman.engines.freezing import FLOAT32, HALVES, INT8, PRECISIONS
 from dragoman.engines.installed import lack, remedy, require
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError, nearest
 

@@ -18,12 +18,12 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import pack_sources
 from dragoman.decoding.search import search
 from dragoman.decoding.stepping import Strategy
-from dragoman.engines.compiled import Compiled
+from dragoman.engines.cpu.compiled import Compiled
+from dragoman.engines.cpu.freezing import FLOAT32, Pair, freeze
+from dragoman.engines.cpu.frozen import Frozen
+from dragoman.engines.cpu.shortlist import Shortlist
 from dragoman.engines.face import Request
-from dragoman.engines.freezing import FLOAT32, Pair, freeze
-from dragoman.engines.frozen import Frozen
-from dragoman.engines.on_device import OnDevice
-from dragoman.engines.shortlist import Shortlist
+from dragoman.engines.gpu.on_device import OnDevice
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 logger = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from dragoman.bundle import Bundle
 from dragoman.data.corpus import Corpus
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines.choosing import choose_engine, settle_precision
+from dragoman.engines.cpu.freezing import Pair
+from dragoman.engines.cpu.shortlist import shortlist_of_texts
 from dragoman.engines.face import Engine
-from dragoman.engines.freezing import Pair
+from dragoman.engines.gpu.on_device import usual_precision
 from dragoman.engines.measuring import choose_quickest
 from dragoman.engines.native import Native
-from dragoman.engines.on_device import usual_precision
-from dragoman.engines.shortlist import shortlist_of_texts
 from dragoman.errors import ConfigError
 
 logger = logging.getLogger(__name__)

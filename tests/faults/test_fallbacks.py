@@ -20,7 +20,8 @@ from torch import nn
 from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
 from dragoman.config import read_config
-from dragoman.engines import Native, building, choosing, freezing, installed
+from dragoman.engines import Native, choosing, installed
+from dragoman.engines.cpu import building, freezing
 from dragoman.errors import ConfigError
 from dragoman.models.build import build_model
 from dragoman.runs import machine

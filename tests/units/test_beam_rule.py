@@ -21,10 +21,10 @@ from dragoman.decoding.board import Beams, Board
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import WuPenalty
 from dragoman.engines import Request, advancing
-from dragoman.engines.advancing import RULE
-from dragoman.engines.laid_out import LaidOut
-from dragoman.engines.recorded import RecordedBeam
-from dragoman.engines.ways import Way
+from dragoman.engines.gpu.advancing import RULE
+from dragoman.engines.gpu.laid_out import LaidOut
+from dragoman.engines.gpu.recorded import RecordedBeam
+from dragoman.engines.gpu.ways import Way
 from dragoman.kernels.beam_attention import CROSS, OWN
 from dragoman.kernels.guarding import Guarded
 from dragoman.kernels.joining import JOINING

@@ -19,13 +19,14 @@ from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.packing import pack_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import search
-from dragoman.engines import Native, building
-from dragoman.engines.building import kernels
-from dragoman.engines.compiled import READ_TOGETHER, Compiled
+from dragoman.engines import Native
+from dragoman.engines.cpu import building
+from dragoman.engines.cpu.building import kernels
+from dragoman.engines.cpu.compiled import READ_TOGETHER, Compiled
+from dragoman.engines.cpu.freezing import FLOAT32, INT8, PRECISIONS, freeze
+from dragoman.engines.cpu.frozen import Frozen
+from dragoman.engines.cpu.laying import laying_refusal
 from dragoman.engines.face import Request
-from dragoman.engines.freezing import FLOAT32, INT8, PRECISIONS, freeze
-from dragoman.engines.frozen import Frozen
-from dragoman.engines.laying import laying_refusal
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 
@@ -177,7 +178,7 @@ def test_rows_of_beams_become_sentences_of_their_own() -> None:
 def test_int8_is_close_to_the_model_and_to_what_torch_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     form = compiled(model, INT8)
-    monkeypatch.setattr("dragoman.engines.freezing.kernels", lambda: None)
+    monkeypatch.setattr("dragoman.engines.cpu.freezing.kernels", lambda: None)
     plainly = freeze(model, INT8).frozen
     assert isinstance(plainly, Frozen)
 

@@ -18,9 +18,9 @@ from dragoman.decoding.packing import pack_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import search
 from dragoman.engines import Native, Request
-from dragoman.engines.freezing import INT8, freeze
-from dragoman.engines.frozen import Frozen, freezing_refusal
-from dragoman.engines.products import Range, int8, int8_refusal, packed, plain
+from dragoman.engines.cpu.freezing import INT8, freeze
+from dragoman.engines.cpu.frozen import Frozen, freezing_refusal
+from dragoman.engines.cpu.products import Range, int8, int8_refusal, packed, plain
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 
@@ -232,6 +232,6 @@ def test_a_torch_without_packing_multiplies_plainly(monkeypatch: pytest.MonkeyPa
     def refuse(*_: Any) -> None:
         raise RuntimeError("no such layout")
 
-    monkeypatch.setattr("dragoman.engines.products._multiply_packed", refuse)
+    monkeypatch.setattr("dragoman.engines.cpu.products._multiply_packed", refuse)
     weight, x = torch.randn(512, 300), torch.randn(2, 300)
     torch.testing.assert_close(packed(weight, None)(x), x @ weight.t(), atol=1e-3, rtol=1e-4)

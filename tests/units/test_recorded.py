@@ -17,13 +17,14 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import pack_sources
 from dragoman.decoding.penalties import WuPenalty
 from dragoman.decoding.search import search
-from dragoman.engines import Native, Request, recorded
+from dragoman.engines import Native, Request
 from dragoman.engines.choosing import settle_precision
-from dragoman.engines.freezing import FLOAT16, FLOAT32
-from dragoman.engines.laid_out import LaidOut, laying_out_refusal
-from dragoman.engines.on_device import OnDevice, usual_precision
-from dragoman.engines.recorded import RecordedBeam
-from dragoman.engines.room import level, rounded
+from dragoman.engines.cpu.freezing import FLOAT16, FLOAT32
+from dragoman.engines.gpu import recorded
+from dragoman.engines.gpu.laid_out import LaidOut, laying_out_refusal
+from dragoman.engines.gpu.on_device import OnDevice, usual_precision
+from dragoman.engines.gpu.recorded import RecordedBeam
+from dragoman.engines.gpu.room import level, rounded
 from dragoman.errors import DivergedError
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder

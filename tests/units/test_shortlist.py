@@ -17,12 +17,13 @@ from dragoman.data.corpus import PairedFiles
 from dragoman.decoding.beam import Beam
 from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.packing import pack_sources
-from dragoman.engines import Native, Request, native, shortlist
-from dragoman.engines.building import kernels
-from dragoman.engines.compiled import Compiled
-from dragoman.engines.freezing import FLOAT32, INT8, PRECISIONS, freeze
+from dragoman.engines import Native, Request, native
+from dragoman.engines.cpu import shortlist
+from dragoman.engines.cpu.building import kernels
+from dragoman.engines.cpu.compiled import Compiled
+from dragoman.engines.cpu.freezing import FLOAT32, INT8, PRECISIONS, freeze
+from dragoman.engines.cpu.shortlist import Shortlist, shortlist_of_texts
 from dragoman.engines.opening import open_engines
-from dragoman.engines.shortlist import Shortlist, shortlist_of_texts
 from dragoman.errors import ConfigError, DataError
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder

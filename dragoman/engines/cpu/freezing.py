@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.packing import pack_sources
-from dragoman.engines.building import kernels
-from dragoman.engines.compiled import Compiled
-from dragoman.engines.frozen import Frozen, freezing_refusal
-from dragoman.engines.laying import laying_refusal
-from dragoman.engines.products import Product, Range, int8, int8_refusal, packed, plain
+from dragoman.engines.cpu.building import kernels
+from dragoman.engines.cpu.compiled import Compiled
+from dragoman.engines.cpu.frozen import Frozen, freezing_refusal
+from dragoman.engines.cpu.laying import laying_refusal
+from dragoman.engines.cpu.products import Product, Range, int8, int8_refusal, packed, plain
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import BOS, SPECIALS
 

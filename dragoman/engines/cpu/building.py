@@ -20,7 +20,7 @@ from dragoman.engines.measuring import cache_folder
 
 logger = logging.getLogger(__name__)
 
-SOURCES = Path(__file__).parent / "cpu"
+SOURCES = Path(__file__).parent / "source"
 MAIN = "transformer.cpp"
 COMPILERS = ("c++", "g++", "clang++")  # after $CXX
 SECONDS = 180  # that a compiler is given

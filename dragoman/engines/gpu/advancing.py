@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dragoman.decoding.board import SPARE, Beams, Board
 from dragoman.decoding.largest import largest
-from dragoman.engines.room import Room
+from dragoman.engines.gpu.room import Room
 from dragoman.kernels.guarding import Guarded
 from dragoman.kernels.ranking import Rules, rank, restricted
 from dragoman.text.specials import BOS, EOS, PAD, UNK

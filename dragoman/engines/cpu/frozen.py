@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.multihead import MultiHead
-from dragoman.engines.products import Product
-from dragoman.engines.unfolding import FIRST, Unfolding
+from dragoman.engines.cpu.products import Product
+from dragoman.engines.cpu.unfolding import FIRST, Unfolding
 from dragoman.layers.feedforward import ReLU
 from dragoman.layers.norms import LayerNorm
 from dragoman.layers.residual import PostNorm, PreNorm, Residual

@@ -1,4 +1,4 @@
-// A Transformer's layers, called from dragoman/engines/compiled.py, which lays out what they read: the two must agree on every struct.
+// A Transformer's layers, called from dragoman/engines/cpu/compiled.py, which lays out what they read: the two must agree on every struct.
 //
 // Letters: D the stream's width, I = H * Dh the width of all heads together, E a product's outputs. Each thread has scratch of its own.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dragoman.decoding.board import Beams
-from dragoman.engines.laid_out import LaidOut, Standing
+from dragoman.engines.gpu.laid_out import LaidOut, Standing
 from dragoman.kernels.beam_attention import reads_only_what_is_seen
 from dragoman.text.specials import BOS
 

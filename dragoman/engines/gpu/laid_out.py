@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.positions import Learned
-from dragoman.engines.frozen import freezing_refusal
-from dragoman.engines.ways import Way
+from dragoman.engines.cpu.frozen import freezing_refusal
+from dragoman.engines.gpu.ways import Way
 from dragoman.kernels.beam_attention import attend_past, attend_sentence
 from dragoman.kernels.joining import Joined
 from dragoman.layers.feedforward import FeedForward, ReLU

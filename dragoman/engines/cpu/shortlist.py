@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data.corpus import Corpus
-from dragoman.engines.laying import Some
+from dragoman.engines.cpu.laying import Some
 from dragoman.errors import DataError
 from dragoman.text.specials import SPECIALS
 from dragoman.text.tokenizer import Tokenizers

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.multihead import CrossAttention, SelfAttention
-from dragoman.engines.products import Range, Rounding, rounding
+from dragoman.engines.cpu.products import Range, Rounding, rounding
 from dragoman.layers.feedforward import ReLU
 from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
 from dragoman.layers.residual import Plain, PostNorm, PreNorm, Residual

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from dragoman.decoding.largest import Largest
 from dragoman.decoding.stepping import Ranks
-from dragoman.engines.laying import Laid
-from dragoman.engines.products import Range
-from dragoman.engines.recalling import Recall
-from dragoman.engines.shortlist import Short
+from dragoman.engines.cpu.laying import Laid
+from dragoman.engines.cpu.products import Range
+from dragoman.engines.cpu.recalling import Recall
+from dragoman.engines.cpu.shortlist import Short
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 READ_TOGETHER = 512  # source positions that go through the encoder at once: what a layer widens should stay near the processor

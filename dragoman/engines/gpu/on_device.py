@@ -12,10 +12,10 @@ from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty
 from dragoman.decoding.stepping import Strategy
+from dragoman.engines.cpu.freezing import BFLOAT16, FLOAT16, FLOAT32
 from dragoman.engines.face import Request
-from dragoman.engines.freezing import BFLOAT16, FLOAT16, FLOAT32
-from dragoman.engines.laid_out import LaidOut, laying_out_refusal
-from dragoman.engines.recorded import RecordedBeam
+from dragoman.engines.gpu.laid_out import LaidOut, laying_out_refusal
+from dragoman.engines.gpu.recorded import RecordedBeam
 from dragoman.errors import DivergedError
 from dragoman.models.encoder_decoder import EncoderDecoder
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.engines.shortlist import Short
+from dragoman.engines.cpu.shortlist import Short
 
 _BY_SENTENCE = ("caches", "firsts", "lengths", "numbers")
 FIRST = 16  # steps that a cache has room for at first

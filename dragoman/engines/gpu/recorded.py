@@ -20,11 +20,11 @@ from dragoman.decoding.board import Board
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty
 from dragoman.decoding.stepping import not_finite
-from dragoman.engines.advancing import Advancer
-from dragoman.engines.capturing import Replay, capturer
 from dragoman.engines.face import Request
-from dragoman.engines.laid_out import LaidOut
-from dragoman.engines.room import Room, level, rounded
+from dragoman.engines.gpu.advancing import Advancer
+from dragoman.engines.gpu.capturing import Replay, capturer
+from dragoman.engines.gpu.laid_out import LaidOut
+from dragoman.engines.gpu.room import Room, level, rounded
 from dragoman.text.specials import EOS, PAD
 
 logger = logging.getLogger(__name__)
