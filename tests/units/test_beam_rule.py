@@ -20,7 +20,8 @@ from dragoman.decoding.beam import Beam
 from dragoman.decoding.board import Beams, Board
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import WuPenalty
-from dragoman.engines import Request, advancing
+from dragoman.engines import Request
+from dragoman.engines.gpu import advancing
 from dragoman.engines.gpu.advancing import RULE
 from dragoman.engines.gpu.laid_out import LaidOut
 from dragoman.engines.gpu.recorded import RecordedBeam
