@@ -89,7 +89,7 @@ class Replay:
                 self._try(batch)
                 reseed(seed, self._device)
             self._recordings[key] = self._capture(batch.to(self._device).clone())
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             self.possible = False
             self._recordings.clear()
             _renew_generator(self._device)

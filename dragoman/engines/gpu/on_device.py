@@ -61,7 +61,7 @@ class OnDevice:
         except torch.OutOfMemoryError:
             self.forget()  # whoever asked may ask for less
             raise
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             self._broken = True
             self.forget()
             logger.warning("the model runs as it is, in float32, which takes longer: %s", " ".join(str(error).split())[:160])

@@ -120,7 +120,7 @@ class RecordedBeam:
             return self._record(action)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             self._record = None
             self._recordings.clear()
             logger.warning("steps are launched kernel by kernel, which takes longer: %s", " ".join(str(error).split())[:160])
