@@ -70,7 +70,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         small = weight.to(factor)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros(weight.shape, dtype=total, device=weight.device) if wants_weight else None
+        whole = 0 < hidden.size(0) <= chunk  # then nothing is summed up: what the product gives, rounded once, is the gradient
+        grad_weight = torch.zeros(weight.shape, dtype=total, device=weight.device) if wants_weight and not whole else None
         grad_bias = torch.zeros(bias.shape, dtype=total, device=bias.device) if bias is not None and wants_bias else None
         loss, nll = (torch.zeros((), dtype=total, device=hidden.device) for _ in range(2))
         with torch.autocast(device, enabled=False):
@@ -87,8 +88,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad = grad.to(factor)
                 if grad_hidden is not None:
                     grad_hidden[rows] = (grad @ small).to(hidden.dtype)
-                if grad_weight is not None:
-                    grad_weight += grad.T @ piece
+                if wants_weight:
+                    product = grad.T @ piece
+                    grad_weight = product if grad_weight is None else grad_weight.add_(product)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.types = hidden.dtype, weight.dtype, bias.dtype if bias is not None else weight.dtype
         ctx.mark_non_differentiable(nll)

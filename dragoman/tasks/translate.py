@@ -20,7 +20,7 @@ from dragoman.training.precision import Precision
 from dragoman.training.progress import Progress, QuietProgress
 
 MOST_NATS = 80.0  # a loss whose perplexity still fits a float
-LARGE_CHUNK = 8192  # rows of logits at a time on a GPU, whose memory is there to be used
+MOST_LOGITS = 2**30  # at a time on a GPU, whose memory is there to be used: two GiB in half precision
 
 Forward = Callable[[EncoderDecoder, Tensor, Tensor | None, Tensor, Tensor | None, dict[str, Tensor]], Tensor]
 
@@ -49,7 +49,7 @@ class TranslateTask:
         losses: dict[str, Tensor] = {}
         hidden = self._forward(model, batch.src, batch.src_mask, batch.tgt_in, batch.tgt_mask, losses)
         rows, targets = _where_valid(hidden, batch)
-        chunk = {"chunk": LARGE_CHUNK} if hidden.is_cuda else {}
+        chunk = {"chunk": MOST_LOGITS // model.output_weight.size(0)} if hidden.is_cuda else {}
         found = linear_cross_entropy(rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing, **chunk)
         if model.training and (rewarded := model.rewarded()):
             reward = _log_likelihood(model, hidden, batch)

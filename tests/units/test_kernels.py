@@ -154,13 +154,14 @@ def test_smoothed_loss_has_its_known_lower_bound(vocabulary: int, bound: float) 
     assert loss.item() == pytest.approx(bound, abs=5e-5)
 
 
-def test_loss_under_autocast_is_summed_in_float32_and_close() -> None:
+@pytest.mark.parametrize("chunk", [64, 512])  # sums of five parts, and all at once
+def test_loss_under_autocast_is_summed_in_float32_and_close(chunk: int) -> None:
     hidden, weight = tensors((300, 16), (50, 16), dtype=torch.float32)
     targets = torch.arange(300) % 50
     exact = linear_cross_entropy_reference(hidden, weight, None, targets, smoothing=0.1)
     exact_grads = torch.autograd.grad(exact.loss, [hidden, weight])
     with torch.autocast("cpu", torch.bfloat16):
-        half = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1, chunk=64)
+        half = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1, chunk=chunk)
     assert half.loss.dtype is torch.float32
     torch.testing.assert_close(half.loss, exact.loss, rtol=2e-3, atol=0)
     for one, other in zip(torch.autograd.grad(half.loss, [hidden, weight]), exact_grads, strict=True):
@@ -174,6 +175,7 @@ def test_loss_without_gradients_and_without_rows() -> None:
         assert not linear_cross_entropy(hidden, weight, None, torch.tensor([1, 2, 3])).loss.requires_grad
     nothing = linear_cross_entropy(hidden[:0], weight, None, torch.tensor([], dtype=torch.long))
     assert nothing.loss.item() == 0
+    assert not torch.autograd.grad(nothing.loss, [weight])[0].any()
     (grad,) = torch.autograd.grad(linear_cross_entropy(hidden, weight, None, torch.full((3,), NO_TARGET)).loss, [weight])
     assert not grad.any()
 
