@@ -1,5 +1,7 @@
 """The Triton kernel behind `loss.py`: a row of logits is read, its loss found, and its gradient written in its place.
 
+A row of up to 32,768 pieces is held meanwhile, as its exponentials, so that nothing is read or raised twice.
+
 Step by step in PyTorch the same takes a dozen passes over the logits, in float32, which are the largest tensor of a training step:
 more time than the products on either side. Nothing here is checked: the caller sees to shapes and types.
 """
@@ -13,19 +15,21 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # a GPU has powers of two
-LARGEST_BLOCK = 4096  # pieces at a time: 16 for each thread of eight warps, which leaves registers for eight rows at once
+LARGEST_ROW = 32_768  # pieces that the registers of one processor hold, in 512 threads: a longer row is read twice
+LARGEST_BLOCK = 4096  # of a longer row at a time: 16 for each thread of eight warps, which leaves registers for eight rows at once
 
 
 def smooth_rows(logits: Tensor, targets: Tensor, *, smoothing: float, no_target: int, differentiate: bool) -> tuple[Tensor, Tensor]:
     """Give the loss and the nll (n,) of logits (n, V), whose rows lie in one piece; they become their gradients if that is asked for."""
     rows, pieces = logits.shape
     loss, nll = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
-    block = min(LARGEST_BLOCK, max(16, 1 << (pieces - 1).bit_length()))
+    block = max(16, 1 << (pieces - 1).bit_length())
+    block = block if block <= LARGEST_ROW else LARGEST_BLOCK
     others = smoothing / (pieces - 1)
     with torch.cuda.device_of(logits):
         _smooth[(rows,)](
             logits, targets, loss, nll, logits.stride(0), targets.stride(0), others, 1 - smoothing - others, no_target,
-            GRADIENT=differentiate, PIECES=pieces, BLOCK=block, num_warps=max(1, min(8, block // 512)),
+            GRADIENT=differentiate, PIECES=pieces, BLOCK=block, num_warps=max(1, min(16, block // 512)),
         )  # fmt: skip
     return loss, nll
 
@@ -43,10 +47,13 @@ def _smooth(
     counted = target != no_target
     gold = tl.load(start + tl.where(counted, target, 0)).to(tl.float32)
     places = tl.arange(0, BLOCK)
-    highest = float("-inf")
-    norms = tl.zeros((BLOCK,), tl.float32)  # each thread sums for itself; the sums meet once
-    sums = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, PIECES, BLOCK):
+    there = places < PIECES
+    held = tl.load(start + places, mask=there, other=float("-inf"))
+    x = held.to(tl.float32)
+    highest = tl.max(x, 0)
+    norms = tl.exp2((x - highest) * LOG2_E)  # each thread sums for itself; the sums meet once
+    sums = tl.where(there, x, 0.0)
+    for first in range(BLOCK, PIECES, BLOCK):
         there = first + places < PIECES
         x = tl.load(start + first + places, mask=there, other=float("-inf")).to(tl.float32)
         higher = tl.maximum(highest, tl.max(x, 0))
@@ -65,7 +72,8 @@ def _smooth(
         extra = tl.where(counted, gap, 0.0)
         for first in range(0, PIECES, BLOCK):
             there = first + places < PIECES
-            x = tl.load(start + first + places, mask=there, other=float("-inf")).to(tl.float32)
-            grad = tl.exp2((x - highest) * LOG2_E) * share - rest
+            if PIECES > BLOCK:
+                held = tl.load(start + first + places, mask=there, other=float("-inf"))
+            grad = tl.exp2((held.to(tl.float32) - highest) * LOG2_E) * share - rest
             grad = tl.where(first + places == target, grad - extra, grad)
             tl.store(start + first + places, grad.to(logits.dtype.element_ty), mask=there)

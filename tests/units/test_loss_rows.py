@@ -77,6 +77,18 @@ def test_the_interpreted_kernel_is_the_definition(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("pieces", [512, 513, 1000])
+def test_the_interpreted_kernel_reads_a_row_twice_that_it_cannot_hold(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    from dragoman.kernels import loss_rows
+
+    monkeypatch.setattr(loss_module, "_runs_rows", lambda logits: True)
+    monkeypatch.setattr(loss_rows, "LARGEST_ROW", 256)
+    monkeypatch.setattr(loss_rows, "LARGEST_BLOCK", 128)
+    assert max(differences(*inputs(5, pieces), 0.1)) < 1e-5
+    assert loss_module._by_rows, "the kernel must not have failed"
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
 def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, targets = inputs(6, 50)
     with torch.no_grad():
@@ -88,8 +100,9 @@ def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
-def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there() -> None:
-    """Numbers are read and written sixteen bytes at a time, which decides how fast it is."""
+@pytest.mark.parametrize(("pieces", "block", "warps"), [(32_768, 32_768, 16), (65_536, 4096, 8)])
+def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(pieces: int, block: int, warps: int) -> None:
+    """Numbers are read and written sixteen bytes at a time, which decides how fast it is; a row that is held is read once."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -97,7 +110,7 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there() -> None:
     from dragoman.kernels import loss_rows
 
     kernel = loss_rows._smooth
-    constants = {"GRADIENT": True, "PIECES": 32_768, "BLOCK": loss_rows.LARGEST_BLOCK}
+    constants = {"GRADIENT": True, "PIECES": pieces, "BLOCK": block}
     types = {"logits": "*bf16", "targets": "*i64", "loss": "*fp32", "nll": "*fp32", "others": "fp32", "gap": "fp32"}
     types |= dict.fromkeys(constants, "constexpr")
 
@@ -110,9 +123,12 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there() -> None:
         constexprs={place(each): value for each, value in constants.items()},
         attrs={place(each): [["tt.divisibility", 16]] for each in ("logits", "stride", "targets")},
     )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     assert "ld.global.v4" in built.asm["ptx"]
     assert "st.global.v4" in built.asm["ptx"]
+    if pieces == block:
+        assert built.asm["ptx"].count("ld.global.v4") * 8 * 32 * warps == pieces
+        assert built.asm["ptx"].count("ex2.") <= pieces // (32 * warps)
 
 
 def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
