@@ -1,13 +1,14 @@
 """Time decoding on a GPU: the translator's native engine against `transformers.generate` with the same weights.
 
-python bench/decode_gpu.py                                  about two minutes: a base model is first trained for some seconds
-python bench/decode_gpu.py --data ../shared/data            the same on Multi30k, whose dev and test sentences are translated
+python bench/decode_gpu.py --data ../shared/data            about three minutes: Multi30k, learnt for half a minute; unseen sentences
+python bench/decode_gpu.py                                  the same on drawn text, which cannot be learnt: outputs end by chance
 python bench/decode_gpu.py --size tiny --sentences 8 --updates 2 --batches 0 --peer-batches 8 --beams 1 --dtypes float32      on a CPU
 
 "ours" goes from text to text, tokenising and spelling included; "ours, ids" and the peer go from ready-made ids in batches of like
 lengths to ids. Each is timed at several batch sizes, after rounds that are not counted, and judged by its best. All search by the
-sum of log-probabilities, without a length penalty, which they define differently. Outputs are compared with those of
-`transformers` in float32, which half precision of either side rounds away from.
+sum of log-probabilities, without a length penalty, which they define differently. The peer searches twice: until nothing unfinished
+can win, as ours does, and with its `early_stopping`, which ends sooner; the quicker counts. Outputs are compared with those of its
+first search in float32, which half precision of either side rounds away from.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import sacrebleu
 import torch
 
-from bench.decoders import ALONE, DTYPES, Engine, Given, Ours, Theirs
+from bench.decoders import ALONE, DTYPES, Engine, Given, Ours, Theirs, TheirsEarly
 from bench.drawn import Corpus, Rounds
 from bench.train_gpu import SIZES, corpus_of, free, machine, model_of, reset_peak, trainer_of, wait_for
 from dragoman.config import Config, DecodeConfig, TextConfig, TrainConfig
@@ -48,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = corpus_of(options, folder)
-        texts = sentences(options, corpus)
+        texts, references = sentences(options, corpus)
         model = trained(options, corpus, device, folder / "run")
         torch.set_float32_matmul_precision("highest")  # training may round products of float32; what others are compared with must not
         config = Config(
@@ -58,17 +60,17 @@ def main() -> None:
         save_hugging_face(model, corpus.tokenizers, config, folder / "theirs")
         print(
             f"{machine(device)}, torch {torch.__version__}; {options.size}, {len(corpus.tokenizers.tgt):,} pieces, "
-            f"{len(texts):,} sentences, best of {options.rounds}",
+            f"{len(texts):,} sentences, best of {options.rounds}; ready after {time.monotonic() - began:.0f} s",
             flush=True,
         )
         rows: list[dict[str, Any]] = []
         for beam in options.beams:
             for dtype in options.dtypes:
-                for kind in (Ours, Engine, Theirs):
+                for kind in (Ours, Engine, Theirs, *([TheirsEarly] if beam > 1 else [])):
                     if time.monotonic() - began < options.seconds:
                         rows += contender(kind, Given(model, corpus, config, texts, folder / "theirs", device), beam, dtype, options)
                     free(device)
-    results = report(rows, options)
+    results = report(rows, references, options)
     signature = {"device": machine(device), "torch": torch.__version__, "size": options.size, "sentences": len(texts)}
     kept = [{name: value for name, value in row.items() if name != "ids"} for row in rows]
     print(json.dumps({"bench": "decode_gpu", "rows": kept, "results": results} | signature))
@@ -82,14 +84,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--sentences", type=int, default=3000)
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
     parser.add_argument("--batches", type=int, nargs="+", default=[0, 1536], help="sentences together; 0 as the translator chooses")
-    parser.add_argument("--peer-batches", type=int, nargs="+", default=[768, 1536])
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--peer-batches", type=int, nargs="+", default=[384, 768])
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["float16", "float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=500, help="of training before, so that outputs end")
+    parser.add_argument("--updates", type=int, default=1000, help="of training before, so that outputs end")
     parser.add_argument("--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing")
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--stretch", type=float, default=1.0, help="times which drawn sentences are longer than Multi30k's")
-    parser.add_argument("--seconds", type=float, default=170.0, help="begin nothing after so long")
+    parser.add_argument("--seconds", type=float, default=200.0, help="begin nothing after so long")
     options = parser.parse_args()
     tiny = options.size == "tiny"
     options.vocabulary = options.vocabulary or (512 if tiny else 32_768)
@@ -98,21 +100,27 @@ def parsed() -> argparse.Namespace:
     return options
 
 
-def sentences(options: argparse.Namespace, corpus: Corpus) -> list[str]:
-    """Choose what is translated: unseen text where there is any."""
-    if not options.data:
-        return corpus.src[: options.sentences]
-    folder = options.data / "multi30k"
-    files = [(folder / f"{part}.de.xz", folder / f"{part}.en.xz") for part in PARTS]
-    unseen = [pair.src for src, tgt in files if src.exists() for pair in PairedFiles(src, tgt).pairs()]
-    return [*unseen, *corpus.src][: options.sentences]
+def sentences(options: argparse.Namespace, corpus: Corpus) -> tuple[list[str], list[str]]:
+    """Choose what is translated, with references: unseen text where there is any."""
+    chosen = list(zip(corpus.src, corpus.tgt, strict=True))
+    if options.data:
+        folder = options.data / "multi30k"
+        files = [(folder / f"{part}.de.xz", folder / f"{part}.en.xz") for part in PARTS]
+        chosen = [(pair.src, pair.tgt) for src, tgt in files if src.exists() for pair in PairedFiles(src, tgt).pairs()] + chosen
+    return [src for src, _ in chosen[: options.sentences]], [tgt for _, tgt in chosen[: options.sentences]]
 
 
 def trained(options: argparse.Namespace, corpus: Corpus, device: torch.device, folder: Path) -> EncoderDecoder:
-    """Train for a moment: random weights never end a sentence, and say nothing about agreement."""
+    """Train for a moment, gently since the norm is behind the layers: random weights end no sentence, and say nothing about agreement."""
     plan = Rounds(corpus.store, batch_tokens=options.batch_tokens, max_shapes=8, steps=options.updates, rounds=1)
     config = TrainConfig(
-        steps=options.updates, batch_tokens=options.batch_tokens, checkpoint_every=10**6, warmup=200, compile="off", keep=1
+        steps=options.updates,
+        batch_tokens=options.batch_tokens,
+        checkpoint_every=10**6,
+        learning_rate=3e-4,
+        warmup=options.updates // 2,
+        compile="off",
+        keep=1,
     )
     with RunDirectory(folder, keep=1) as run:
         trainer = trainer_of(model_of(options.size), plan, config, run, device, len(corpus.tokenizers.tgt))
@@ -128,7 +136,7 @@ def contender(kind: Any, given: Given, beam: int, dtype: str, options: argparse.
         who = kind(given, dtype)
     except Exception as error:
         return [_failed({"who": kind.name, "beam": beam, "dtype": dtype, "batch": 0}, error)]
-    for size in options.peer_batches if kind is Theirs else options.batches:
+    for size in options.peer_batches if issubclass(kind, Theirs) else options.batches:
         rows.append(timed(who, size, beam, dtype, given.device, options.rounds))
         free(given.device)
     if kind is Ours and "error" not in rows[0]:
@@ -171,7 +179,7 @@ def _failed(row: dict[str, Any], error: Exception) -> dict[str, Any]:
 
 def _label(row: dict[str, Any]) -> str:
     """Name a row."""
-    return f"{row['who']:14s} beam {row['beam']}  {row['dtype']:9s} batch {row['batch']:5d}"
+    return f"{row['who']:19s} beam {row['beam']}  {row['dtype']:9s} batch {row['batch']:5d}"
 
 
 def _same(one: Sequence[str], other: Sequence[str]) -> float:
@@ -193,7 +201,7 @@ def _seconds(action: Callable[[], Any], device: torch.device, rounds: int) -> tu
     return took, found
 
 
-def report(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
+def report(rows: Sequence[dict[str, Any]], references: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Compare the best batch size of each with the peer's best in the same format and in any, and outputs with the reference."""
     results = []
     print("\nbest batch size of each:")
@@ -203,24 +211,28 @@ def report(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[
             key = (row["who"], row["dtype"])
             if row["beam"] == beam and "error" not in row and row["sentences_s"] > best.get(key, {"sentences_s": 0.0})["sentences_s"]:
                 best[key] = row
-        peers = [row for (who, _), row in best.items() if who == "transformers"]
-        reference = best.get(REFERENCE) or (peers[0] if peers else None)
-        if reference is None:
+        peers = [row for (who, _), row in best.items() if who.startswith(Theirs.name)]
+        if not peers:
             continue
-        quickest = max(peers, key=lambda row: row["sentences_s"])
-        for (who, dtype), row in best.items():
-            same, ratio = _same(row["ids"], reference["ids"]), row["sentences_s"] / quickest["sentences_s"]
-            print(f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s  as transformers {reference['dtype']} {same:.2%}", end="")
-            alike = best.get(("transformers", dtype))
-            if who == "transformers" or alike is None:
-                print()
-                continue
-            print(f"  {row['sentences_s'] / alike['sentences_s']:.2f} times its {dtype}, {ratio:.2f} times its best ({quickest['dtype']})")
-            results.append(
-                {"who": who, "beam": beam, "dtype": dtype, "batch": row["batch"], "sentences_s": row["sentences_s"], "same_outputs": same}
-                | {"ratio": row["sentences_s"] / alike["sentences_s"], "ratio_to_best": ratio, "same_type": _same(row["ids"], alike["ids"])}
-            )
+        judge = best.get(REFERENCE, peers[0])
+        for (who, _), row in best.items():
+            result = {name: row[name] for name in ("who", "beam", "dtype", "batch", "sentences_s")}
+            result |= {"same_outputs": _same(row["ids"], judge["ids"]), "bleu": sacrebleu.corpus_bleu(row["ids"], [references]).score}
+            print(f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s  BLEU {result['bleu']:.2f}", end="")
+            print(f"  as {judge['who']} {judge['dtype']} {result['same_outputs']:.2%}", end="")
+            if not who.startswith(Theirs.name):
+                result |= _ratios(row, peers)
+                print(f"  {result['ratio_to_best']:.2f} times the best of transformers ({result['best']})", end="")
+            print()
+            results.append(result)
     return results
+
+
+def _ratios(row: dict[str, Any], peers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Say how many times as quick as the quickest peer a row is, and as each in its own format."""
+    quickest = max(peers, key=lambda peer: float(peer["sentences_s"]))
+    alike = {f"ratio to {peer['who']}": row["sentences_s"] / peer["sentences_s"] for peer in peers if peer["dtype"] == row["dtype"]}
+    return alike | {"ratio_to_best": row["sentences_s"] / quickest["sentences_s"], "best": f"{quickest['who']}, {quickest['dtype']}"}
 
 
 if __name__ == "__main__":
