@@ -31,6 +31,11 @@ def enable_short_attention(wanted: bool) -> None:
     _enabled = wanted
 
 
+def replays() -> bool:
+    """Say whether launches are replayed, so that kernels of our own cost the host no time."""
+    return _enabled
+
+
 def is_short(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, dropout: float, bias: Tensor | None) -> bool:
     """Say whether `attend_short` is the way for these: on a GPU, in half precision, in training, short, hidden by key if at all.
 

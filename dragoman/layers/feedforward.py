@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.kernels import dropout
+from dragoman.kernels import dropout, positive_linear
 
 
 class ReLU(nn.ReLU):
@@ -81,7 +81,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Change every position of (B, T, D) by itself."""
-        bent = self.activation(self.inner(x))
+        bent = positive_linear(x, self.inner.weight, self.inner.bias) if self.training and isinstance(self.activation, ReLU) else None
+        if bent is None:
+            bent = self.activation(self.inner(x))
         if self.training and self.dropout:
             bent = dropout(bent, self.dropout)
         return self.outer(bent)
