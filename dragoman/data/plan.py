@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.shapes import MAX_SHAPES, Lengths, Shape, cheapest_shape, choose_shapes
+from dragoman.data.choosing import choose_shapes
+from dragoman.data.shapes import MAX_SHAPES, Dealt, Lengths, Shape, cheapest_shape, deal
 from dragoman.errors import DataError
 from dragoman.text.draws import key_of, mixed, permutation
 
@@ -52,7 +53,6 @@ class BatchPlan:
         self._block, self._window = block, window
         self.shapes = choose_shapes(Lengths.of(src_lengths, tgt_lengths), batch_tokens=batch_tokens, max_shapes=max_shapes)
         self._rows = [shape.rows(batch_tokens) for shape in self.shapes]
-        self._above = [self._next_above(number) for number in range(len(self.shapes))]
         starts = range(0, len(src_lengths), block)
         # Blocks move whole, so how many batches a window has is known from these counts without planning it.
         self._counts = np.stack([self._count(np.arange(start, min(start + block, len(src_lengths)))) for start in starts])
@@ -98,7 +98,7 @@ class BatchPlan:
         return [order[start : start + self._window] for start in range(0, len(order), self._window)]
 
     def _window_sizes(self, epoch: int) -> list[int]:
-        return [sum(count for count, _ in self._deal(self._counts[blocks].sum(axis=0))) for blocks in self._windows(epoch)]
+        return [sum(dealt.batches for dealt in self._deal(self._counts[blocks].sum(axis=0))) for blocks in self._windows(epoch)]
 
     def _plan(self, epoch: int, window: int) -> list[NDArray[np.int64]]:
         blocks = self._windows(epoch)[window]
@@ -108,36 +108,19 @@ class BatchPlan:
         counts = np.bincount(shapes, minlength=len(self.shapes) + 1)
         pools = [list[NDArray[np.int64]]([part]) for part in np.split(pairs[order], np.cumsum(counts)[:-1])]
         batches: list[NDArray[np.int64]] = []
-        for number, (_, rest) in enumerate(self._deal(counts)):
+        for number, dealt in enumerate(self._deal(counts)):
             pool = np.concatenate(pools[number])
             rows = self._rows[number] if number < len(self.shapes) else 1
-            if rest:
-                pools[self._above[number]].append(pool[len(pool) - rest :])
-                pool = pool[: len(pool) - rest]
+            if dealt.handed:
+                pools[dealt.above].append(pool[len(pool) - dealt.handed :])
+                pool = pool[: len(pool) - dealt.handed]
             batches.extend(pool[start : start + rows] for start in range(0, len(pool), rows))
         return [batches[place] for place in permutation(key_of(self.seed, "batches", epoch, window), len(batches))]
 
-    def _deal(self, counts: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Say for each shape how many batches it gets and how many pairs it hands up.
-
-        Less than half a batch at the end of a shape goes into the next larger shape, which costs a little padding and
-        saves a step; half or more stays a batch of its own.
-        """
-        pools = counts.tolist()
-        dealt = []
-        for number, rows in enumerate(self._rows):
-            batches, rest = divmod(pools[number], rows)
-            if rest and (2 * rest >= rows or self._above[number] < 0):
-                batches, rest = batches + 1, 0
-            if rest:
-                pools[self._above[number]] += rest
-            dealt.append((batches, rest))
-        return [*dealt, (pools[-1], 0)]  # the last are those that go alone
-
-    def _next_above(self, number: int) -> int:
-        shape = self.shapes[number]
-        larger = (j for j in range(number + 1, len(self.shapes)) if self.shapes[j].src >= shape.src and self.shapes[j].tgt >= shape.tgt)
-        return next(larger, -1)
+    def _deal(self, counts: NDArray[np.int64]) -> list[Dealt]:
+        """Say for each shape how many batches it gets and how many pairs it hands up; the last are those that go alone."""
+        *held, alone = counts.tolist()
+        return [*deal(self.shapes, held, self.batch_tokens), Dealt(alone, 0, -1)]
 
     def _assign(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         src, tgt = (np.asarray(side[pairs], np.int64) + 1 for side in (self._src_lengths, self._tgt_lengths))

@@ -1,22 +1,16 @@
-"""A small set of batch shapes that wastes little: rectangles of (source, target) length, found by splitting.
-
-Padding is wasted work, and every new shape costs a compiled graph or a cold cache; so lengths are rounded up to a few shapes, chosen
-once from the corpus's lengths. Starting from one rectangle around all pairs, the split that saves the most padded
-slots is made, on either side's length, until the shapes are used up; then each shape is moved a little while that helps.
-On Multi30k with 24 shapes this pads 6.7 % (7.8 % before the moving). Pairs sorted by target length and then source
-length, cut into 24 runs, pad 26.7 %, and 6.9 % with 200 runs: the two lengths of a pair agree only loosely, and a
-run has to cover the longest source in it.
-"""
+"""Shapes of batches: rectangles of (source, target) length, and how pairs are dealt to them."""
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_SHAPES = 24
+# Each takes a second to record on a GPU, and with their remainders twice as many are recorded: 64 at most.
+MAX_SHAPES = 32
+LEAST = 3  # a batch that is less than a third full is not made, where there is another for its pairs
 
 
 class Shape(NamedTuple):
@@ -28,20 +22,6 @@ class Shape(NamedTuple):
     def rows(self, batch_tokens: int) -> int:
         """Say how many pairs of this shape a batch holds: the longer side stays within the budget."""
         return max(1, batch_tokens // max(self.src, self.tgt))
-
-
-class _Cell(NamedTuple):
-    """A set of distinct length pairs with how often each occurs."""
-
-    src: NDArray[np.int64]
-    tgt: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-    def shape(self) -> Shape:
-        return Shape(int(self.src.max()), int(self.tgt.max()))
-
-    def part(self, inside: NDArray[np.bool_]) -> _Cell:
-        return _Cell(self.src[inside], self.tgt[inside], self.counts[inside])
 
 
 class Lengths(NamedTuple):
@@ -63,33 +43,13 @@ class Lengths(NamedTuple):
             counts = np.bincount(places, np.concatenate([counts, times]), len(codes)).astype(np.int64)
         return cls(codes >> 32, codes & 0xFFFFFFFF, counts)
 
+    def reach(self) -> Shape:
+        """Give the smallest shape that holds them all."""
+        return Shape(int(self.src.max()), int(self.tgt.max()))
 
-def choose_shapes(lengths: Lengths, *, batch_tokens: int, max_shapes: int = MAX_SHAPES) -> list[Shape]:
-    """Choose at most `max_shapes` shapes for pairs that fit the budget, smallest first; each fills a batch or more."""
-    fits = np.maximum(lengths.src, lengths.tgt) <= batch_tokens
-    if not fits.any():
-        return []
-    leaves: list[Shape] = []
-    heap: list[tuple[float, int, _Cell, tuple[NDArray[np.bool_], NDArray[np.bool_]]]] = []
-    made = 0
-
-    def offer(cell: _Cell) -> None:
-        nonlocal made
-        made += 1
-        saved, inside = _best_split(cell, batch_tokens)
-        if inside is None:
-            leaves.append(cell.shape())
-        else:
-            heapq.heappush(heap, (-saved, made, cell, (inside, ~inside)))
-
-    offer(_Cell(lengths.src[fits], lengths.tgt[fits], lengths.counts[fits]))
-    while heap and len(leaves) + len(heap) < max_shapes:
-        _, _, cell, parts = heapq.heappop(heap)
-        for inside in parts:
-            offer(cell.part(inside))
-    leaves.extend(cell.shape() for _, _, cell, _ in heap)
-    moved = _moved(list(set(leaves)), _coarse(lengths, fits), batch_tokens)
-    return sorted(set(moved), key=lambda shape: (shape.src + shape.tgt, shape))
+    def part(self, inside: NDArray[np.bool_]) -> Lengths:
+        """Take some of them."""
+        return Lengths(self.src[inside], self.tgt[inside], self.counts[inside])
 
 
 def cheapest_shape(shapes: list[Shape], src: NDArray[np.int64], tgt: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -100,73 +60,35 @@ def cheapest_shape(shapes: list[Shape], src: NDArray[np.int64], tgt: NDArray[np.
     return chosen
 
 
-def _coarse(lengths: Lengths, fits: NDArray[np.bool_], limit: int = 4096) -> _Cell:
-    """Round lengths up, if there are too many pairs of them, until few enough are left to try moves on."""
-    step = 1
-    while True:
-        src, tgt = (-(-side[fits] // step) * step for side in (lengths.src, lengths.tgt))
-        codes, places = np.unique(src << 32 | tgt, return_inverse=True)
-        if len(codes) <= limit or step > 1 << 16:
-            break
-        step *= 2
-    counts = np.bincount(places, lengths.counts[fits], len(codes)).astype(np.int64)
-    top = Shape(int(lengths.src[fits].max()), int(lengths.tgt[fits].max()))
-    return _Cell(np.minimum(codes >> 32, top.src), np.minimum(codes & 0xFFFFFFFF, top.tgt), counts)
+class Dealt(NamedTuple):
+    """What becomes of a shape's pairs: full batches and perhaps one more, and those that are handed up to a larger shape."""
+
+    batches: int
+    handed: int
+    above: int  # the number of that shape
 
 
-def _moved(shapes: list[Shape], cell: _Cell, batch_tokens: int, rounds: int = 10) -> list[Shape]:
-    """Change one side of one shape at a time, as long as the padded slots become fewer."""
-    far = 4 * int(cell.src.max() + cell.tgt.max()) + 256  # for a pair that a shape does not hold: more than any shape costs
-    costs = np.stack([_costs(shape, cell, far) for shape in shapes])  # (shapes, pairs)
-    total = int(costs.min(axis=0) @ cell.counts)
-    for _ in range(rounds):
-        before = total
-        for number in range(len(shapes)):
-            others = np.delete(costs, number, axis=0).min(axis=0, initial=far)
-            for step in _steps(shapes[number]):
-                trial = Shape(shapes[number].src + step.src, shapes[number].tgt + step.tgt)
-                if min(trial) < 1 or max(trial) > batch_tokens:
-                    continue
-                trial_costs = _costs(trial, cell, far)
-                best = np.minimum(others, trial_costs)
-                trial_total = int(best @ cell.counts)
-                if trial_total < total and int(best.max()) < far:
-                    shapes[number], costs[number], total = trial, trial_costs, trial_total
-        if before - total <= before // 10_000:
-            break
-    return shapes
+def deal(shapes: Sequence[Shape], counts: Sequence[int], batch_tokens: int) -> list[Dealt]:
+    """Say for each of the sorted shapes how many batches its pairs fill.
+
+    Less than a third of a batch at the end of a shape goes into the next larger shape, which costs a little padding and
+    saves an update; more stays a batch of its own.
+    """
+    pools = list(counts)
+    dealt = []
+    for number, shape in enumerate(shapes):
+        rows = shape.rows(batch_tokens)
+        batches, rest = divmod(pools[number], rows)
+        above = _next_above(shapes, number) if 0 < LEAST * rest < rows else -1
+        if above < 0:
+            batches, rest = batches + bool(rest), 0
+        else:
+            pools[above] += rest
+        dealt.append(Dealt(batches, rest, above))
+    return dealt
 
 
-def _costs(shape: Shape, cell: _Cell, far: int) -> NDArray[np.int64]:
-    return np.where((cell.src <= shape.src) & (cell.tgt <= shape.tgt), shape.src + shape.tgt, far)
-
-
-def _steps(shape: Shape) -> list[Shape]:
-    sizes = [size for size in (1, 2, 3, 5, 8, 16, 32) if size <= max(3, max(shape) // 8)]
-    return [Shape(*step) for size in sizes for step in ((-size, 0), (0, -size), (size, 0), (0, size))]
-
-
-def _best_split(cell: _Cell, batch_tokens: int) -> tuple[int, NDArray[np.bool_] | None]:
-    """Find the length, of either side, at which a cut saves the most slots and leaves both parts a batch at least."""
-    whole = cell.shape()
-    total = int(cell.counts.sum())
-    best, inside = 0, None
-    for axis, (along, across) in enumerate(((cell.src, cell.tgt), (cell.tgt, cell.src))):
-        order = np.argsort(along, kind="stable")
-        sorted_along = along[order]
-        below = np.cumsum(cell.counts[order])
-        reach_low = np.maximum.accumulate(across[order])
-        reach_high = np.maximum.accumulate(across[order][::-1])[::-1]
-        cuts = np.flatnonzero(sorted_along[1:] > sorted_along[:-1])
-        if not len(cuts):
-            continue
-        low, high = (sorted_along[cuts], reach_low[cuts]), (int(sorted_along[-1]), reach_high[cuts + 1])
-        count = below[cuts]
-        saved = total * (whole.src + whole.tgt) - count * (low[0] + low[1]) - (total - count) * (high[0] + high[1])
-        filled = (count * np.maximum(low[0], low[1]) >= batch_tokens) & ((total - count) * np.maximum(high[0], high[1]) >= batch_tokens)
-        saved = np.where(filled, saved, 0)
-        place = int(np.argmax(saved))
-        if saved[place] > best:
-            best = int(saved[place])
-            inside = (cell.src, cell.tgt)[axis] <= sorted_along[cuts[place]]
-    return best, inside
+def _next_above(shapes: Sequence[Shape], number: int) -> int:
+    shape = shapes[number]
+    larger = (j for j in range(number + 1, len(shapes)) if shapes[j].src >= shape.src and shapes[j].tgt >= shape.tgt)
+    return next(larger, -1)
