@@ -18,7 +18,8 @@ from bench.forced import Batch, Translate, TranslateOne, steps
 class Arranged(Protocol):
     """A program on some cores."""
 
-    label: str
+    label: str  # processes x threads
+    words: str  # the same for people, where there was a choice
 
     def __call__(self, batches: Sequence[Batch]) -> None:
         """Translate some batches."""
@@ -32,6 +33,8 @@ class Arranged(Protocol):
 
 class Own:
     """A program that spreads its batches itself."""
+
+    words = ""
 
     def __init__(self, translate: Translate, label: str) -> None:
         self._translate, self.label = translate, label
@@ -54,6 +57,7 @@ class Threads:
     def __init__(self, load: Callable[[], TranslateOne], cores: int) -> None:
         self._translate = _loaded(load, cores)
         self.label = f"1 x {cores}"
+        self.words = f"as it comes ({cores} threads)" if cores > 1 else ""
 
     def __call__(self, batches: Sequence[Batch]) -> None:
         """Translate one after the other."""
@@ -75,6 +79,7 @@ class Workers:
     def __init__(self, load: Callable[[], TranslateOne], cores: int) -> None:
         context = multiprocessing.get_context("fork")
         self.label = f"{cores} x 1"
+        self.words = f"{cores} processes"
         self._ends: list[Connection] = []
         self._peaks: dict[int, int] = {}
         for _ in range(cores):

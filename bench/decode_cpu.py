@@ -8,32 +8,30 @@ Random weights of a fixed seed; sentences of like lengths go together, and every
 more, so that all do the same steps. Each contender lives in a process of its own, which loads, finds its best batch size and warms up
 before anything is timed; the rounds then go from one to the next, one at a time, so that a busy machine is busy for all. The best of the
 rounds counts, in sentences a second of wall time, with the worst beside it and the process's peak memory. Programs that do not spread
-their batches over the cores themselves also choose between a thread and a process for each core. One that fails is told of in a line.
+their batches over the cores themselves run twice in every round: as they come, in one process with a thread for each core, and in a
+process of one thread for each core (`--arrangements better`: only what was quicker when it got ready). One that fails is told of in a line.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.arranged import Arranged, Own, Threads, Workers
-from bench.forced import SHAPES, VOCABULARIES, TranslateOne, batched, layers, sentences
+from bench.entrant import work
+from bench.forced import SHAPES
 
-BATCHES = (16, 32, 64, 128)  # rows tried, beams counted
-MIDDLING = 32  # rows for choosing between threads and processes
 HERE = (
     "native float32",
     "native int8",
@@ -48,18 +46,20 @@ HERE = (
     "torch.nn.Transformer float32",
 )
 INSTALLED = ("OpenNMT-py float32", "eole float32", "JoeyNMT float32")
-PACKAGES = {"exported": "ctranslate2", "torch.nn.Transformer": "torch", "native": "dragoman", "JoeyNMT": "joeynmt"}  # others have theirs
 
 
 class Running(NamedTuple):
-    """A contender's process, and what is known of it."""
+    """A contender's process, and what is known of it: a row for each of its arrangements."""
 
     process: Any
     complaints: Path
-    row: dict[str, Any]
+    rows: list[dict[str, Any]]
 
-    def ask(self) -> dict[str, Any]:
-        """Read a line of its own; what it says last before it fails is the error."""
+    def ask(self, line: str = "") -> dict[str, Any]:
+        """Send a line, if any, and read the answer; what it says last before it fails is the error."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
         line = self.process.stdout.readline()
         if line:
             return json.loads(line)
@@ -68,88 +68,8 @@ class Running(NamedTuple):
         return {"error": (told or ["it ended without a word"])[-1][:300]}
 
 
-def ways(name: str, size: str, beam: int, cores: int, folder: Path) -> list[Callable[[], Arranged]]:
-    """Give the ways in which a contender can use the cores."""
-    from bench import contenders
-
-    program, precision, *split = name.split()
-    given = size, precision, beam, cores
-    if program == "native":
-        return [lambda: Own(contenders.native(*given), f"{cores} x 1")]
-    if program == "exported":
-        return [lambda: Own(contenders.our_export(*given, folder), f"{cores} x 1")]
-    if program == "ctranslate2":
-        workers = split == ["workers"]
-        label = f"{cores} x 1" if workers else f"1 x {cores}"
-        return [lambda: Own(contenders.ctranslate2_itself(*given, folder, workers=workers), label)]
-    load = loader(program, size, precision, beam, folder)
-    threads: Callable[[], Arranged] = functools.partial(Threads, load, cores)
-    processes: Callable[[], Arranged] = functools.partial(Workers, load, cores)
-    return [threads] if cores == 1 else [processes, threads]  # in this order: they must be forked before torch is here
-
-
-def loader(program: str, size: str, precision: str, beam: int, folder: Path) -> Callable[[], TranslateOne]:
-    """Give what loads a contender that translates one batch at a time."""
-    from bench import contenders
-    from bench.toolkit_settings import SPECIALS
-    from bench.visitors import VISITORS, Asked, trained
-
-    if program in VISITORS:
-        shape = {each: SHAPES[size][each] for each in ("width", "heads", "feedforward")} | {"layers": layers(size)}
-        asked = Asked(shape, VOCABULARIES[size], beam, folder)
-        assert min(min(source) for source in sentences(10, VOCABULARIES[size])) >= SPECIALS, "sources must hold no special pieces"
-        if program != "JoeyNMT":  # whose model is made without its command
-            trained(program, asked)
-        return functools.partial(VISITORS[program], asked)
-    peers = {"transformers": contenders.transformers, "torch.nn.Transformer": contenders.torch_transformer}
-    return functools.partial(peers[program], size, precision, beam)
-
-
-def work(name: str, size: str, beam: int, count: int, cores: int, folder: Path, patience: float) -> None:
-    """Be a contender: load, find the best arrangement and batch size, and then translate whenever a line comes in."""
-    tell = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what toolkits print is not for who reads this
-    sources = sentences(count, VOCABULARIES[size])
-    some = batched(sources, max(1, count // 4))[min(1, count - 1)]  # of middling length
-
-    def seconds(translate: Arranged, rows: int) -> float:
-        batches = batched(some, max(1, rows // beam))
-        translate(batches[:1])
-        begin = time.perf_counter()
-        translate(batches)
-        return time.perf_counter() - begin
-
-    arranged = [begin() for begin in ways(name, size, beam, cores, folder)]
-    tried = {each.label: seconds(each, MIDDLING) for each in arranged}
-    chosen = min(arranged, key=lambda each: tried[each.label])
-    for each in arranged:
-        if each is not chosen:
-            each.close()
-    by_rows: dict[int, float] = {}
-    for rows in BATCHES:
-        if sum(by_rows.values()) < patience:
-            by_rows[rows] = seconds(chosen, rows)
-    best = min(by_rows, key=lambda rows: by_rows[rows])
-    batches = batched(sources, max(1, best // beam))
-    rates = {label: len(some) / taken for label, taken in tried.items()}
-    print(json.dumps({"rows": best, "arrangement": chosen.label, "tried": rates, "version": version(name)}), file=tell, flush=True)
-    for _ in sys.stdin:
-        begin = time.perf_counter()
-        chosen(batches)
-        print(json.dumps({"seconds": time.perf_counter() - begin, "peak_mib": chosen.peak_mib()}), file=tell, flush=True)
-
-
-def version(name: str) -> str:
-    """Say which release of a contender this is."""
-    program = name.split()[0]
-    try:
-        return metadata.version(PACKAGES.get(program, program))
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def start(name: str, arguments: argparse.Namespace, folder: Path) -> Running | dict[str, Any]:
-    """Start a contender and let it get ready; a failure is a row too."""
+    """Start a contender and let it get ready; a failure is a row too, and all that there is."""
     python = sys.executable
     if name in INSTALLED:
         from bench.toolkits import InstallError, interpreter
@@ -159,64 +79,94 @@ def start(name: str, arguments: argparse.Namespace, folder: Path) -> Running | d
         except InstallError as problem:
             return {"contender": name, "error": str(problem)}
     command = [python, __file__, "--be", name, "--folder", str(folder)]
-    for each in ("size", "beam", "sentences", "cores", "patience"):
+    for each in ("size", "beam", "sentences", "cores", "patience", "arrangements"):
         command += [f"--{each}", str(getattr(arguments, each))]
     complaints = folder / f"{name}.txt"
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
     with complaints.open("w") as words:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": words}
         process = subprocess.Popen(command, **pipes, text=True, env=environment)
-    running = Running(process, complaints, {"contender": name, "rounds": []})
-    running.row.update(running.ask())
+    running = Running(process, complaints, [])
+    told = running.ask()
+    if "error" in told:
+        process.communicate()
+        return {"contender": name, **told}
+    for each in told["ways"]:
+        words = each.pop("words")
+        full = f"{name}, {words}" if words else name
+        running.rows.append({"contender": full, "program": name, "version": told["version"], **each, "rounds": []})
     return running
 
 
+def once_more(running: Running, number: int, row: dict[str, Any], count: int) -> None:
+    """Let one arrangement of a contender run once, and note how it did."""
+    told = running.ask(f"{number}\n")
+    if "error" in told:
+        row["error"] = told["error"]
+        print(f"{row['contender']}: failed: {row['error']}", file=sys.stderr, flush=True)
+        return
+    row["rounds"].append(count / told["seconds"])
+    row["peak_mib"] = told["peak_mib"]
+
+
 def race(names: Sequence[str], arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Run the rounds and give a row for each contender."""
-    started = []
+    """Run the rounds and give a row for each contender and arrangement."""
+    started: list[Running | dict[str, Any]] = []
     for name in names:
-        started.append(start(name, arguments, folder))
-        row = started[-1].row if isinstance(started[-1], Running) else started[-1]
-        told = f"left out: {row['error']}" if "error" in row else f"ready, {row['arrangement']} cores, {row['rows']} rows"
+        each = start(name, arguments, folder)
+        if isinstance(each, Running):
+            told = "ready, " + " and ".join(f"{row['arrangement']} cores with {row['rows']} rows" for row in each.rows)
+        else:
+            told = f"left out: {each['error']}"
         print(f"{name}: {told}", file=sys.stderr, flush=True)
+        started.append(each)
     running = [each for each in started if isinstance(each, Running)]
     for _ in range(arguments.rounds):
         for each in running:
-            row = each.row
-            spent = sum(arguments.sentences / rate for rate in row["rounds"])
-            if "error" in row or spent > arguments.patience:
-                continue
-            each.process.stdin.write("go\n")
-            each.process.stdin.flush()
-            told = each.ask()
-            if "error" in told:
-                row["error"] = told["error"]
-                print(f"{row['contender']}: failed: {row['error']}", file=sys.stderr, flush=True)
-                continue
-            row["rounds"].append(arguments.sentences / told["seconds"])
-            row["peak_mib"] = told["peak_mib"]
+            for number, row in enumerate(each.rows):
+                spent = sum(arguments.sentences / rate for rate in row["rounds"])
+                if "error" not in row and spent <= arguments.patience:
+                    once_more(each, number, row, arguments.sentences)
     for each in running:
         each.process.communicate()  # no more lines: it ends
-    yield from (each.row if isinstance(each, Running) else each for each in started)
+    for each in started:
+        yield from each.rows if isinstance(each, Running) else [each]
+
+
+def compared(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Add to each row how it compares: with CTranslate2's best of its precision, and how many times as fast ours is, in each precision."""
+    best = {row["contender"]: max(row["rounds"]) for row in rows if row.get("rounds")}
+    ours = {precision: best[f"native {precision}"] for precision in ("float32", "int8") if f"native {precision}" in best}
+    for row in rows:
+        if row["contender"] not in best:
+            yield row
+            continue
+        rate, precision = best[row["contender"]], row["program"].split()[1]
+        directly = max((best[each] for each in best if each.startswith(f"ctranslate2 {precision}")), default=None)
+        yield row | {
+            "best": rate,
+            "times_ctranslate2": directly and rate / directly,
+            "native_is": {each: native / rate for each, native in ours.items()},
+        }
 
 
 def show(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Print the table, how many times as fast we are, and a line of JSON."""
-    good = [row for row in rows if row.get("rounds")]
-    best = {row["contender"]: max(row["rounds"]) for row in good}
     print(f"{arguments.size}, beam {arguments.beam}, {arguments.sentences} sentences, {arguments.cores} cores, best of {arguments.rounds}")
-    print(f"{'contender':30s} {'sentences/s':>12s} {'worst':>8s} {'cores':>6s} {'rows':>5s} {'peak MiB':>9s}  times CTranslate2, native is")
-    for row in good:
-        name = row["contender"]
-        precision = name.split()[1]
-        directly = [best[each] for each in best if each.startswith(f"ctranslate2 {precision}")]
-        ours = best.get(f"native {precision}")
-        ratios = [f"{best[name] / max(directly):.2f}" if directly else "-", f"{ours / best[name]:.2f}" if ours else "-"]
-        numbers = f"{best[name]:12.1f} {min(row['rounds']):8.1f} {row['arrangement']:>6s} {row['rows']:5d} {row['peak_mib']:9d}"
-        print(f"{name:30s} {numbers}  {'  '.join(ratios)}")
+    rows = list(compared(rows))
+    wide = max(len(row["contender"]) for row in rows)
+    print(f"{'':{wide}s} {'':>11s} {'worst':>8s} {'':>6s} {'':>5s} {'peak':>6s} {'times':>11s}  native is, in")
+    names = f"{'contender':{wide}s} {'sentences/s':>11s} {'round':>8s} {'cores':>6s} {'rows':>5s} {'MiB':>6s}"
+    print(f"{names} {'CTranslate2':>11s} {'float32':>8s} {'int8':>6s}")
+    for row in rows:
+        if row.get("rounds"):
+            ratios = [row["times_ctranslate2"], row["native_is"].get("float32"), row["native_is"].get("int8")]
+            told = [f"{ratio:.2f}" if ratio else "-" for ratio in ratios]
+            numbers = f"{row['best']:11.1f} {min(row['rounds']):8.1f} {row['arrangement']:>6s} {row['rows']:5d} {row['peak_mib']:6d}"
+            print(f"{row['contender']:{wide}s} {numbers} {told[0]:>11s} {told[1]:>8s} {told[2]:>6s}")
     for row in rows:
         if "error" in row:
-            print(f"{row['contender']:30s} failed: {row['error']}")
+            print(f"{row['contender']:{wide}s} failed: {row['error']}")
     signature = {"torch": metadata.version("torch"), "size": arguments.size, "beam": arguments.beam, "sentences": arguments.sentences}
     print(json.dumps({"bench": "decode_cpu", **signature, "cores": arguments.cores, "load": os.getloadavg()[0], "rows": rows}))
 
@@ -245,13 +195,15 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--peers", choices=["some", "all"], default="some", help="all: other toolkits too, which takes installations")
     parser.add_argument("--only", nargs="*", help="contenders, by the beginning of their names")
+    parser.add_argument(
+        "--arrangements", choices=["both", "better"], default="both", help="of programs that have no say in how they use the cores"
+    )
     parser.add_argument("--patience", type=float, default=40.0, help="no further round, or batch size, after so many seconds")
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be:
-        sizes = arguments.size, arguments.beam, arguments.sentences, arguments.cores
-        work(arguments.be, *sizes, arguments.folder, arguments.patience)
+        work(arguments.be, arguments)
         return
     with tempfile.TemporaryDirectory() as folder:
         show(list(race(wanted(arguments), arguments, Path(folder))), arguments)

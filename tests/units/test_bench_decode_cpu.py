@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,31 +26,35 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_batches_hold_every_sentence_once_by_length(bench: Any) -> None:
-    drawn = bench.sentences(50, 500)
-    batches = bench.batched(drawn, 16)
+    from bench import forced
+
+    drawn = forced.sentences(50, 500)
+    batches = forced.batched(drawn, 16)
     assert sorted(each for batch in batches for each in batch) == sorted(drawn)
     assert [len(each) for batch in batches for each in batch] == sorted(map(len, drawn), reverse=True)
-    assert bench.sentences(50, 500) == drawn
+    assert forced.sentences(50, 500) == drawn
 
 
 def test_every_output_is_as_long_as_its_batch_says(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.forced import steps
+    from bench import entrant, forced
     from dragoman.engines import Native
 
     found = []
     generate = Native.generate
     monkeypatch.setattr(Native, "generate", lambda self, request: found.append(generate(self, request)) or found[-1])
-    batch = bench.sentences(4, 500)
-    [begin] = bench.ways("native float32", "tiny", 2, 1, tmp_path)
+    batch = forced.sentences(4, 500)
+    [begin] = entrant.ways("native float32", "tiny", 2, 1, tmp_path)
     begin()([batch])
-    assert {len(best.tokens) for [best] in found[0]} == {steps(batch)}
+    assert {len(best.tokens) for [best] in found[0]} == {forced.steps(batch)}
 
 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("program", ["transformers", "torch.nn.Transformer"])
 def test_peers_give_outputs_as_long_as_they_are_told(bench: Any, tmp_path: Path, program: str, beam: int) -> None:
-    translate = bench.loader(program, "tiny", "float32", beam, tmp_path)()
-    batch = bench.sentences(3, 500)
+    from bench import entrant, forced
+
+    translate = entrant.loader(program, "tiny", "float32", beam, tmp_path)()
+    batch = forced.sentences(3, 500)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # prototypes of torch's
         found = translate(batch, 6)
@@ -59,14 +65,15 @@ def test_peers_give_outputs_as_long_as_they_are_told(bench: Any, tmp_path: Path,
 
 def test_a_search_without_a_cache_finds_better_outputs_with_more_beams(bench: Any, tmp_path: Path) -> None:
     """Score what was found by torch's own model, teacher-forced."""
+    from bench import entrant, forced
     from bench.contenders import build, ended
     from bench.peers import TorchTransformer
     from dragoman.text.specials import BOS
 
-    batch = bench.sentences(4, 500)
+    batch = forced.sentences(4, 500)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = {beam: bench.loader("torch.nn.Transformer", "tiny", "float32", beam, tmp_path)()(batch, 5) for beam in (1, 8)}
+        found = {beam: entrant.loader("torch.nn.Transformer", "tiny", "float32", beam, tmp_path)()(batch, 5) for beam in (1, 8)}
         torch.manual_seed(0)
         _, config = build("tiny")
         model = TorchTransformer(config.model, 1, 500).eval()
@@ -105,7 +112,7 @@ for kind in (Workers, Threads):
     arranged = kind(load, 2)
     arranged([[[5, 6]]] * 6)
     assert arranged.peak_mib() > 1
-    print(arranged.label)
+    print(arranged.label, arranged.words)
     try:
         arranged([[[13]]])
     except (RuntimeError, ValueError) as problem:
@@ -123,7 +130,13 @@ except RuntimeError as problem:
 def test_batches_are_spread_over_processes_or_threads(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WORKERS, str(ROOT), str(tmp_path / "log")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines() == ["2 x 1", "ValueError: unlucky", "1 x 2", "unlucky", "ImportError: no such toolkit"], done.stderr
+    assert done.stdout.splitlines() == [
+        "2 x 1 2 processes",
+        "ValueError: unlucky",
+        "1 x 2 as it comes (2 threads)",
+        "unlucky",
+        "ImportError: no such toolkit",
+    ], done.stderr
     written = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
     assert len(written) == 14
     assert len(set(written)) == 3  # two processes, and then their parent alone
@@ -136,12 +149,15 @@ parser.add_argument("--be")
 name = parser.parse_known_args()[0].be
 if name.startswith("eole"):
     raise SystemExit("ImportError: no module named aiohttp")
-seconds = {"native float32": 0.5, "OpenNMT-py float32": 1.0, "JoeyNMT float32": 30.0}[name]
-print(json.dumps({"rows": 32, "arrangement": "2 x 1", "tried": {}, "version": "1.0"}), flush=True)
-for number, _ in enumerate(sys.stdin):
+seconds = {"native float32": [0.5], "native int8": [0.25], "ctranslate2 float32 workers": [0.8]}
+seconds |= {"OpenNMT-py float32": [1.0], "transformers float32": [2.0, 1.25], "JoeyNMT float32": [30.0]}
+shown = [("1 x 2", "as it comes (2 threads)"), ("2 x 1", "2 processes")] if len(seconds[name]) > 1 else [("2 x 1", "")]
+ways = [{"arrangement": label, "words": words, "rows": 32} for label, words in shown]
+print(json.dumps({"version": "1.0", "ways": ways}), flush=True)
+for number, line in enumerate(sys.stdin):
     if name.startswith("OpenNMT") and number == 1:
         raise SystemExit("out of memory")
-    print(json.dumps({"seconds": seconds, "peak_mib": 100}), flush=True)
+    print(json.dumps({"seconds": seconds[name][int(line)], "peak_mib": 100}), flush=True)
 """
 
 
@@ -171,7 +187,23 @@ def test_a_contender_that_fails_is_a_line_and_the_race_goes_on(stand_ins: Any, c
     assert len(found["JoeyNMT float32"]["rounds"]) == 2  # no patience for a third
     assert "eole float32: left out: ImportError: no module named aiohttp\n" in told.err
     assert "OpenNMT-py float32: failed: out of memory\n" in told.err
-    assert "OpenNMT-py float32                     10.0     10.0  2 x 1    32       100  -  2.00\n" in told.out
+    assert "OpenNMT-py float32        10.0     10.0  2 x 1    32    100           -     2.00      -\n" in told.out
+
+
+def test_both_arrangements_run_in_every_round_and_are_compared_with_ours(stand_ins: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_ins("--only", "native", "ctranslate2 float32 workers", "transformers float32")
+    told = capsys.readouterr()
+    found = {row["contender"]: row for row in json.loads(told.out.splitlines()[-1])["rows"]}
+    assert list(found)[3:] == ["transformers float32, as it comes (2 threads)", "transformers float32, 2 processes"]
+    rates = {"as it comes (2 threads)": 5.0, "2 processes": 8.0}
+    for words, rate in rates.items():
+        row = found[f"transformers float32, {words}"]
+        assert row["rounds"] == [rate] * 3
+        assert row["native_is"] == {"float32": 20 / rate, "int8": 40 / rate}
+        assert row["times_ctranslate2"] == pytest.approx(rate / 12.5)
+        assert f"{row['contender']:45s}         {rate}" in told.out
+    assert found["native float32"]["times_ctranslate2"] == pytest.approx(1.6)
+    assert found["native int8"]["times_ctranslate2"] is None
 
 
 def test_a_toolkit_that_cannot_be_installed_is_left_out(
@@ -186,13 +218,11 @@ def test_a_toolkit_that_cannot_be_installed_is_left_out(
     stand_ins("--only", "native float32", "JoeyNMT")
     told = capsys.readouterr()
     assert "JoeyNMT float32: left out: JoeyNMT could not be installed: no network\n" in told.err
-    assert "JoeyNMT float32                failed: JoeyNMT could not be installed: no network\n" in told.out
-    assert "native float32                         20.0" in told.out
+    assert "JoeyNMT float32 failed: JoeyNMT could not be installed: no network\n" in told.out
+    assert "native float32         20.0" in told.out
 
 
 def test_toolkits_take_part_when_all_peers_are_asked_for(bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    import argparse
-
     some = bench.wanted(argparse.Namespace(peers="some", only=None))
     every = bench.wanted(argparse.Namespace(peers="all", only=None))
     assert [name for name in every if name not in some] == list(bench.INSTALLED)
@@ -200,6 +230,46 @@ def test_toolkits_take_part_when_all_peers_are_asked_for(bench: Any, monkeypatch
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
     assert bench.wanted(argparse.Namespace(peers="some", only=["transformers int8"])) == []
     assert capsys.readouterr().err == "transformers int8: left out: transformers is not installed\n"
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, arrangements: str, numbers: Iterable[int]) -> list[dict[str, Any]]:
+    """Be a contender that can be arranged in two ways, of which stand-ins take the places, on a clock of their own."""
+    from bench import entrant
+
+    class Arranged:
+        def __init__(self, label: str, quick: bool) -> None:
+            self.label, self.words, self.quick, self.closed = label, f"as {label}", quick, False
+
+        def __call__(self, batches: Any) -> None:
+            assert not self.closed
+            clock.append(clock[-1] + (1 if self.quick else 2) * (len(batches) + (len(batches[0]) > 32)))
+
+        def peak_mib(self) -> int:
+            return 7 if self.quick else 8
+
+        def close(self) -> None:
+            self.closed = True
+
+    clock = [0.0]
+    monkeypatch.setattr(entrant.time, "perf_counter", lambda: clock[-1])
+    monkeypatch.setattr(entrant, "ways", lambda *_: [lambda: Arranged("slow", False), lambda: Arranged("quick", True)])
+    given = argparse.Namespace(size="tiny", beam=1, sentences=160, cores=2, folder=None, patience=1e3, arrangements=arrangements)
+    return list(entrant.answers("native float32", given, numbers))
+
+
+def test_an_entrant_gets_every_arrangement_ready_and_runs_the_one_that_it_is_asked_for(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, quick, slow = entered(monkeypatch, "both", [0, 1])
+    assert [each["arrangement"] for each in ready["ways"]] == ["quick", "slow"]  # what is begun last comes first
+    assert [each["words"] for each in ready["ways"]] == ["as quick", "as slow"]
+    assert [each["rows"] for each in ready["ways"]] == [32, 32]
+    assert quick == {"seconds": 5.0, "peak_mib": 7}
+    assert slow == {"seconds": 10.0, "peak_mib": 8}
+
+
+def test_an_entrant_keeps_the_better_arrangement_if_asked(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, quick = entered(monkeypatch, "better", [0])
+    assert [each["arrangement"] for each in ready["ways"]] == ["quick"]
+    assert quick == {"seconds": 5.0, "peak_mib": 7}
 
 
 @pytest.mark.slow
