@@ -1,30 +1,30 @@
-"""Time training on a GPU: the library's own trainer, data loading included, against its peers on the same batches.
+"""Time training on a GPU: the library's own trainer, data loading included, against its peers in the same run.
 
-python bench/train_gpu.py                                   about four minutes, most of them the compiler's
+python bench/train_gpu.py                                   about five minutes, most of them the compiler's
 python bench/train_gpu.py --only eager compiled             other ways of ours
 python bench/train_gpu.py --shapes 3 --static               peers compiled for each of a few shapes, which pads more
 python bench/train_gpu.py --loss-curve                      500 updates, compiled bfloat16 against plain float32
 python bench/train_gpu.py --size tiny --steps 4 --only eager             everything but the figures, on a CPU
 
 Useful tokens are those of both sides that are not padding, ends included. Each way first goes through every shape a few times,
-which is reported apart, then some times through the same batches: the best round counts, with the slowest beside it. Ours reads
-a prepared store through the trainer's feed; peers get their batches ready-made, in pinned memory, for nothing. Lengths are
-Multi30k's, drawn, or with --data the real text's. Compiled peers are compiled once for all shapes, as ours is; --static compiles
-them for each shape, half a minute each. A way that fails or takes longer than --seconds is told of and left; the others go on.
+which is reported apart, then some times through a round of --steps updates: the best round counts, with the slowest beside it. Ours
+reads a prepared store through the trainer's feed. Peers are met twice. Models "on our batches" are trained by a loop that gets our
+plan's batches, which have little padding, ready-made in pinned memory, for nothing: the hardest comparison, and nobody's daily life.
+"Hugging Face Trainer" is what its user gets from the same pairs: their trainer, their batches, their data loading
+(bench/seq2seq_trainer.py). Lengths are Multi30k's, drawn, or with --data the real text's. Compiled peers are compiled once for all
+shapes, as ours is; --static compiles models for each shape, half a minute each. A way that fails or takes longer than --seconds is
+told of and left; the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from bench.drawn import WARMING, Corpus, Rounds, drawn_corpus, real_corpus
-from bench.peers import PEERS, SMOOTHING, PeerStep
+from bench.peers import PEERS, SMOOTHING, PeerStep, marian
+from bench.seq2seq_trainer import TRAINERS, time_trainer
+from bench.stopwatch import OutOfTimeError, figures, free, limited, machine, reset_peak, wait_for
 from dragoman.config import ModelConfig, TrainConfig
 from dragoman.data.plan import Cursor
 from dragoman.data.shapes import MAX_SHAPES
@@ -52,13 +54,11 @@ MODES = {
     "compiled": {"compile": "on", "replay": "off"},
     "compiled+replay": {"compile": "on", "replay": "auto"},
 }
-USUAL = ["replay", "compiled+replay", *(way for name in PEERS for way in (name, f"{name}, compiled"))]
-WAYS = [*USUAL, "eager", "compiled"]
+LENT = [way for name in PEERS for way in (name, f"{name}, compiled")]
+SLOW = "torch.nn.Transformer, compiled"  # more than a minute of compiling
+WAYS = [*MODES, *TRAINERS, *LENT]
+USUAL = ["replay", "compiled+replay", *TRAINERS, *(way for way in LENT if way != SLOW)]
 PEER_ROUNDS = 2
-
-
-class OutOfTimeError(BaseException):
-    """A way has had its seconds; nothing on its way up takes this for a failure that it could do without."""
 
 
 def main() -> None:
@@ -74,6 +74,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         corpus = corpus_of(options, Path(name))
         if options.loss_curve:
+            from bench.loss_curve import loss_curve  # which imports this
+
             loss_curve(options, corpus, model, device, Path(name))
             return
         plan = Rounds(corpus.store, batch_tokens=options.batch_tokens, max_shapes=options.shapes, steps=options.steps)
@@ -88,10 +90,7 @@ def main() -> None:
         for way in options.only:
             try:
                 with limited(options.seconds):
-                    if way in MODES:
-                        row = time_ours(way, plan, model, options, device, Path(name) / f"run-{len(rows)}")
-                    else:
-                        row = time_peer(way, plan, model, options, device)
+                    row = time_way(way, plan, model, options, device, Path(name) / f"run-{len(rows)}")
             except (Exception, OutOfTimeError) as error:  # a peer that is not installed, a compiler that fails: the others go on
                 row = {"way": way, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
             rows.append(row)
@@ -110,7 +109,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=list(SIZES), default="base")
     parser.add_argument("--only", nargs="+", choices=WAYS, default=USUAL, metavar="WAY", help=f"some of: {'; '.join(WAYS)}")
-    parser.add_argument("--steps", type=int, default=32, help="updates a round")
+    parser.add_argument("--steps", type=int, default=50, help="updates a round; Hugging Face's Trainer pads more below 50")
     parser.add_argument("--shapes", type=int, default=MAX_SHAPES, help="at most")
     parser.add_argument("--static", action="store_true", help="compile peers for each shape by itself")
     parser.add_argument("--batch-tokens", type=int, help="slots of the longer side")
@@ -144,20 +143,14 @@ def corpus_of(options: argparse.Namespace, folder: Path) -> Corpus:
     return drawn_corpus(folder, options.pairs, vocabulary=options.vocabulary, stretch=options.stretch)
 
 
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Leave what runs within after so long, where the system has an alarm."""
-
-    def ring(signal_number: int, frame: object) -> None:
-        raise OutOfTimeError(f"more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+def time_way(way: str, plan: Rounds, model: ModelConfig, options: argparse.Namespace, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Time one way, whoever's it is."""
+    if way in MODES:
+        return time_ours(way, plan, model, options, device, folder)
+    if way in TRAINERS:
+        torch.manual_seed(1)
+        return time_trainer(way, marian(model, SIZES[options.size][0], options.vocabulary), plan.store, options, device, folder)
+    return time_peer(way, plan, model, options, device)
 
 
 class TimedFeed:
@@ -211,7 +204,7 @@ def time_ours(
     rounds = [each for each in range(plan.rounds) if warming + (each + 1) * steps in clock]
     seconds = [clock[warming + (each + 1) * steps] - clock[warming + each * steps] for each in rounds]
     waited = feed.waited / sum(seconds)
-    return figures(mode, plan, seconds, clock[warming] - began, device) | {"ours": True, "idle_share": waited}
+    return figures(mode, [plan.tokens()] * len(rounds), seconds, clock[warming] - began, device) | {"ours": True, "idle_share": waited}
 
 
 def trainer_of(
@@ -247,26 +240,25 @@ def time_peer(way: str, plan: Rounds, model: ModelConfig, options: argparse.Name
             step(batch)
         wait_for(device)
         seconds.append(time.perf_counter() - started)
-    return figures(way, plan, seconds, warm, device)
+    return figures(way, [plan.tokens()] * PEER_ROUNDS, seconds, warm, device) | {"lent": True}
 
 
-def figures(way: str, plan: Rounds, seconds: list[float], warm: float, device: torch.device) -> dict[str, Any]:
-    """Turn times into a row."""
-    rates = [plan.tokens() / each for each in seconds]
-    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-    return {"way": way, "tokens_s": max(rates), "slowest": min(rates), "warm_up_s": warm, "MiB": peak}
+def label(row: Mapping[str, Any]) -> str:
+    """Name a row so that its batches' maker is known."""
+    return f"ours, {row['way']}" if "ours" in row else f"{row['way']}, on our batches" if "lent" in row else str(row["way"])
 
 
-def show(row: dict[str, Any]) -> None:
+def show(row: Mapping[str, Any]) -> None:
     """Print a row at once."""
     if "error" in row:
-        print(f"  {row['way']:32s} failed: {row['error']}", flush=True)
+        print(f"  {label(row):46s} failed: {row['error']}", flush=True)
         return
     memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
     idle = f"  waiting for data {row['idle_share']:.1%}" if "idle_share" in row else ""
+    own = f"  {row['sentences']:,} sentences a batch, {row['padding']:.1%} padding" if "sentences" in row else ""
     print(
-        f"  {('ours, ' if 'ours' in row else '') + row['way']:32s} {row['tokens_s']:12,.0f} useful tokens/s "
-        f"(slowest round {row['slowest']:,.0f})  warm-up {row['warm_up_s']:6.1f} s{memory}{idle}",
+        f"  {label(row):46s} {row['tokens_s']:12,.0f} useful tokens/s "
+        f"(slowest round {row['slowest']:,.0f})  warm-up {row['warm_up_s']:6.1f} s{memory}{idle}{own}",
         flush=True,
     )
 
@@ -278,78 +270,10 @@ def report(rows: list[dict[str, Any]]) -> None:
     if not ours:
         return
     best = max(ours, key=lambda row: row["tokens_s"])
-    print(f"\nours, {best['way']}, against:")
+    print(f"\n{label(best)}, against:")
     for row in good:
         if row is not best:
-            print(f"  {row['way']:32s} {best['tokens_s'] / row['tokens_s']:6.2f} times")
-
-
-def loss_curve(options: argparse.Namespace, corpus: Corpus, model: ModelConfig, device: torch.device, folder: Path) -> None:
-    """Train compiled in bfloat16 and plainly in float32 from the same start; a second plain run, with other dropout, shows the noise."""
-    on_gpu = device.type == "cuda"  # a CPU's compiler takes minutes
-    wanted = {
-        f"{'compiled' if on_gpu else 'plain'}, bfloat16": {
-            **MODES["compiled+replay" if on_gpu else "eager"],
-            "precision": "bfloat16",
-            "seed": 1,
-        },
-        "plain, float32": {**MODES["eager"], "precision": "float32", "seed": 1},
-        "plain, float32, other dropout": {**MODES["eager"], "precision": "float32", "seed": 2},
-    }
-    plan = Rounds(corpus.store, batch_tokens=options.batch_tokens, max_shapes=options.shapes, steps=options.updates, rounds=1)
-    curves: dict[str, list[float]] = {}
-    for number, (name, settings) in enumerate(wanted.items()):
-        settings |= {"steps": options.updates, "batch_tokens": options.batch_tokens, "checkpoint_every": 10**6, "warmup": 200}
-        losses: list[float] = []
-
-        def observe(record: Mapping[str, Any], losses: list[float] = losses) -> None:
-            if "nll" in record:
-                losses.append(float(record["nll"]))
-
-        began = time.perf_counter()
-        with RunDirectory(folder / f"curve-{number}", keep=1) as run:
-            config = TrainConfig(**settings, label_smoothing=SMOOTHING)
-            trainer_of(model, plan, config, run, device, options.vocabulary, observe=observe).run(resume=False)
-        curves[name] = losses
-        print(f"  {name:32s} {len(losses)} updates in {time.perf_counter() - began:.0f} s, last loss {losses[-1]:.4f}", flush=True)
-        free(device)
-    first, second, third = curves.values()
-    width = max(1, options.updates // 10)
-    print(f"\nmean loss in nats a piece\n{'updates':>12s} {'bfloat16':>10s} {'float32':>10s} {'difference':>11s} {'noise':>9s}")
-    windows = []
-    for start in range(0, len(first) - width + 1, width):
-        means = [sum(curve[start : start + width]) / width for curve in (first, second, third)]
-        windows.append([start + 1, start + width, *means])
-        apart, noise = means[0] - means[1], means[2] - means[1]
-        print(f"{start + 1:>6d}-{start + width:<5d} {means[0]:>10.4f} {means[1]:>10.4f} {apart:>11.4f} {noise:>9.4f}")
-    largest = max(abs(row[2] - row[3]) for row in windows)
-    other = max(abs(row[4] - row[3]) for row in windows)
-    signature = {"device": machine(device), "torch": torch.__version__, "size": options.size, "updates": options.updates}
-    print(json.dumps({"bench": "train_gpu", "loss_curve": windows, "largest_difference": largest, "noise": other} | signature))
-
-
-def machine(device: torch.device) -> str:
-    """Name what is measured."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-
-
-def wait_for(device: torch.device) -> None:
-    """Let the device finish."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def reset_peak(device: torch.device) -> None:
-    """Forget the peak of memory so far."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def free(device: torch.device) -> None:
-    """Give the last way's memory back."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+            print(f"  {label(row):46s} {best['tokens_s'] / row['tokens_s']:6.2f} times")
 
 
 if __name__ == "__main__":

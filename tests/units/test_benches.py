@@ -101,6 +101,113 @@ def test_peers_and_ours_are_of_one_size(bench):
         assert theirs == pytest.approx(ours, rel=0.01)
 
 
+# Hugging Face's trainer
+
+
+@pytest.fixture
+def seq2seq(bench):
+    pytest.importorskip("transformers")
+    return bench("seq2seq_trainer")
+
+
+def trainer_on(bench, corpus, folder: Path, *, sentences: int) -> tuple[Any, Any, Any]:
+    """Put the trainer together on a CPU, in float32, with its pairs and their order."""
+    pytest.importorskip("accelerate", reason="Hugging Face's trainer needs accelerate")
+    module = bench("seq2seq_trainer")
+    torch.manual_seed(1)
+    model = bench("peers").marian(bench("train_gpu").model_of("tiny"), 2, 512)
+    data = module.Pairs(corpus.store, 4 * 3 * sentences)
+    settings = module.arguments(folder, sentences=sentences, updates=6, half=False, cpu=True, compiled=False)
+    return (*module.trainer_of(model, data, settings), data)
+
+
+def test_its_pairs_are_the_stores_with_their_ends(seq2seq, corpus):
+    data = seq2seq.Pairs(corpus.store, 1500)
+    assert len(data) == len(data.sizes) == 1500
+    for place in (0, 599, 600, 1499):
+        src, tgt = corpus.store.pair(place % 600)
+        assert data[place]["input_ids"].tolist() == [*src.tolist(), 2]
+        assert data[place]["labels"].tolist() == [*tgt.tolist(), 2]
+        assert data.sizes[place].tolist() == [len(src) + 1, len(tgt) + 1]
+
+
+def test_its_batches_are_padded_as_its_own_collator_pads(bench, seq2seq, corpus):
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "a": 1}, unk_token="a"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = bench("peers").marian(bench("train_gpu").model_of("tiny"), 2, 512)
+        data = seq2seq.Pairs(corpus.store, 9)
+        pairs = [data[place] for place in range(9)]
+        theirs = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)(
+            [{name: ids.tolist() for name, ids in pair.items()} | {"attention_mask": [1] * len(pair["input_ids"])} for pair in pairs]
+        )
+    ours = seq2seq.Padder(model)(pairs)
+    assert set(ours) == set(theirs)
+    for name, table in ours.items():
+        torch.testing.assert_close(table, theirs[name])
+    ready = bench("drawn").collate(corpus.store, np.arange(9))  # and the model reads what it reads in our batches
+    assert torch.equal(ours["input_ids"], ready.src)
+    assert torch.equal(ours["decoder_input_ids"][ready.tgt_mask], ready.tgt_in[ready.tgt_mask])
+
+
+def test_its_loss_is_label_smoothed_cross_entropy(bench, corpus, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer, _, data = trainer_on(bench, corpus, tmp_path, sentences=4)
+        batch = trainer.data_collator([data[place] for place in range(4)])
+        trainer.model.eval()
+        with torch.no_grad():
+            logits = trainer.model(**{name: table for name, table in batch.items() if name != "labels"}).logits
+            wanted = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100, label_smoothing=bench("peers").SMOOTHING
+            )
+            found = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=(batch["labels"] != -100).sum())
+    torch.testing.assert_close(found, wanted)
+
+
+def test_its_tokens_are_counted_from_its_order(bench, corpus, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer, sampler, data = trainer_on(bench, corpus, tmp_path, sentences=10)
+        batches = list(trainer.get_train_dataloader())
+    assert len(batches) == 12
+    tokens = [int(batch["attention_mask"].sum() + (batch["labels"] != -100).sum()) for batch in batches]
+    slots = [batch["input_ids"].numel() + batch["labels"].numel() for batch in batches]
+    for first, last in ((0, 3), (3, 6), (0, 12)):
+        counted = bench("seq2seq_trainer").count(data, sampler.order, 10, first, last)
+        assert counted == (sum(tokens[first:last]), sum(slots[first:last]))
+    longest = [int(max(batch["input_ids"].shape[1], batch["labels"].shape[1])) for batch in batches]
+    assert longest[3:6] == sorted(longest[3:6], reverse=True)  # a round is one sorting
+
+
+def test_its_batches_fill_our_slots_and_fit_into_memory(seq2seq, corpus):
+    longer = np.maximum(corpus.store.src_lengths, corpus.store.tgt_lengths).astype(int) + 1
+    free = seq2seq.sentences_a_batch(corpus.store, slots=2560, vocabulary=512)
+    assert free == pytest.approx(2560 / longer.mean(), abs=1)
+    worst = (int(corpus.store.tgt_lengths.max()) + 1) * 512 * 16
+    assert seq2seq.sentences_a_batch(corpus.store, slots=2560, vocabulary=512, room=10.5 * worst) == 10
+    assert seq2seq.sentences_a_batch(corpus.store, slots=2560, vocabulary=512, room=1.0) == 1
+
+
+def test_the_limit_rings_until_it_is_heard(bench, monkeypatch):
+    module = bench("stopwatch")
+    monkeypatch.setattr(module, "AGAIN", 0.05)
+    heard = []
+
+    def stubborn() -> None:
+        try:
+            time.sleep(60)
+        except module.OutOfTimeError as error:
+            heard.append(error)
+        time.sleep(60)
+
+    with pytest.raises(module.OutOfTimeError, match=r"more than 0\.05 s"), module.limited(0.05):
+        stubborn()
+    assert len(heard) == 1
+
+
 # The commands
 
 
@@ -121,6 +228,17 @@ def test_train_gpu(bench, monkeypatch, capsys):
     assert 0 < found["padding"] < 1
 
 
+def test_train_gpu_with_hugging_faces_trainer(bench, monkeypatch, capsys):
+    pytest.importorskip("accelerate", reason="Hugging Face's trainer needs accelerate")
+    options = ("--device", "cpu", "--size", "tiny", "--steps", "5", "--precision", "float32", "--only", "Hugging Face Trainer")
+    (row,) = run(bench("train_gpu"), monkeypatch, capsys, *options)["rows"]
+    assert row["tokens_s"] >= row["slowest"] > 0
+    assert row["losses"] == sorted(row["losses"], reverse=True)
+    assert len(row["losses"]) == 3
+    assert 0 < row["padding"] < 0.5
+    assert 10 < row["sentences"] < 20
+
+
 def test_train_gpu_goes_on_when_one_way_fails_and_another_takes_too_long(bench, monkeypatch, capsys):
     module = bench("train_gpu")
 
@@ -131,13 +249,32 @@ def test_train_gpu_goes_on_when_one_way_fails_and_another_takes_too_long(bench, 
     monkeypatch.setitem(module.PEERS, "torch.nn.Transformer", lambda *_: time.sleep(60))
     ours = {"ours": True, "tokens_s": 1.0, "slowest": 1.0, "warm_up_s": 1.0, "MiB": None}
     monkeypatch.setattr(module, "time_ours", lambda way, *_: {"way": way, **ours})
-    ways = ("Hugging Face Marian", "torch.nn.Transformer", "eager")
+    monkeypatch.setattr(module, "time_trainer", missing)
+    ways = ("Hugging Face Marian", "torch.nn.Transformer", "eager", "Hugging Face Trainer, compiled")
     options = ("--device", "cpu", "--size", "tiny", "--steps", "1", "--seconds", "0.5", "--only", *ways)
     found = run(module, monkeypatch, capsys, *options)
     assert [row["way"] for row in found["rows"]] == list(ways)
     assert found["rows"][0]["error"] == "ModuleNotFoundError: no transformers here"
     assert found["rows"][1]["error"].startswith("OutOfTimeError: more than")
     assert found["rows"][2]["tokens_s"] == 1.0
+    assert found["rows"][3]["error"] == "ModuleNotFoundError: no transformers here"
+
+
+def test_train_gpu_says_whose_batches_are_timed(bench, capsys):
+    module = bench("train_gpu")
+    row = {"tokens_s": 2.0, "slowest": 1.0, "warm_up_s": 1.0, "MiB": None}
+    own = {"way": "Hugging Face Trainer", "padding": 0.125, "sentences": 1534}
+    rows = [{"way": "replay", "ours": True}, {"way": "Hugging Face Marian", "lent": True}, own]
+    rows = [row | each for each in rows]
+    for each in rows:
+        module.show(each)
+    module.report([rows[0] | {"tokens_s": 6.0}, *rows[1:]])
+    printed = capsys.readouterr().out
+    assert "ours, replay, against:" in printed
+    assert "Hugging Face Marian, on our batches" in printed
+    assert "1,534 sentences a batch, 12.5% padding" in printed
+    assert printed.count("3.00 times") == 2
+    assert "torch.nn.Transformer, compiled" in set(module.WAYS) - set(module.USUAL)
 
 
 def test_loss_curve(bench, monkeypatch, capsys):
