@@ -25,6 +25,8 @@ from dragoman.training.precision import Precision
 class Halved(Replicated):
     """Every rank holds the whole model, and a rounded copy that its passes go through."""
 
+    adds = False
+
     def __init__(self, model: nn.Module, world: World) -> None:
         super().__init__(model, world)
         self.rounded = copy.deepcopy(model).train()
@@ -55,7 +57,10 @@ class Halved(Replicated):
         places: list[Tensor] = []
         found: list[Tensor] = []
         for parameter, rounded in zip(self._parameters, self._trained, strict=True):
-            if rounded.grad is not None:
+            if rounded.grad is None:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+            else:
                 parameter.grad = torch.empty_like(parameter) if parameter.grad is None else parameter.grad
                 places.append(parameter.grad)
                 found.append(rounded.grad)

@@ -33,6 +33,7 @@ class Holding(Protocol):
 
     shares: nn.Module
     lockstep: bool  # whether ranks meet within a pass, so that all of them must make equally many
+    adds: bool  # whether a pass adds to the gradients that it finds, or writes over them
     label: str  # what the names of this rank's files end in, such as "-0-of-2"
 
     def loss(self, task: Trainable, batch: Batch) -> Loss:
@@ -60,6 +61,7 @@ class Replicated:
     """Every rank holds the whole model; an update needs one message, after its last micro-batch."""
 
     lockstep = False
+    adds = True
     label = ""
 
     def __init__(self, model: nn.Module, world: World) -> None:

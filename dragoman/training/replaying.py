@@ -41,10 +41,14 @@ class _Recording(NamedTuple):
 
 
 class Replay:
-    """Computes losses and gradients as `compute` does, by replaying it where that can be done."""
+    """Computes losses and gradients as `compute` does, by replaying it where that can be done.
 
-    def __init__(self, compute: Compute, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+    The gradients that it leaves are its own, and the next call writes over them: whoever needs them longer copies them.
+    """
+
+    def __init__(self, compute: Compute, parameters: Sequence[nn.Parameter], device: torch.device, *, adds: bool = True) -> None:
         self._compute, self._parameters, self._device = compute, parameters, device
+        self._adds = adds  # whether a pass adds to the gradients that it finds, or writes over them
         self._recordings: dict[Any, _Recording] = {}
         self._sightings: Counter[Any] = Counter()
         self._gradients: Tensor | None = None  # of all parameters in a row: what every recording writes
@@ -71,12 +75,12 @@ class Replay:
         self._gradients = self._pool = self._stream = None
 
     def _play(self, recording: _Recording, batch: Batch) -> Loss:
-        """Give the recorded kernels this batch, and copy what they made before the next one overwrites it."""
+        """Give the recorded kernels this batch, and hand out what they make."""
         assert self._gradients is not None, "what is recorded has somewhere to write"
         for place, tensor in zip(_tensors(recording.batch), _tensors(batch), strict=True):
             place.copy_(tensor, non_blocking=True)
         recording.graph.replay()
-        for number, (parameter, gradient) in enumerate(zip(self._parameters, self._views(self._gradients.clone()), strict=True)):
+        for number, (parameter, gradient) in enumerate(zip(self._parameters, self._views(self._gradients), strict=True)):
             parameter.grad = None if number in self._untouched else gradient
         loss = recording.loss
         return Loss(loss.total.clone(), loss.nll.clone(), loss.count.clone())
@@ -119,13 +123,14 @@ class Replay:
             self._stream, self._pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
         stream, current = self._stream, torch.cuda.current_stream(self._device)
         for parameter, view in zip(self._parameters, self._views(self._gradients), strict=True):
-            parameter.grad = view  # the pass adds to it in place
+            parameter.grad = view  # the pass leaves its gradient there
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             # Other threads may go on asking the driver for pinned memory meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                self._gradients.zero_()
+                if self._adds:
+                    self._gradients.zero_()
                 loss = self._compute(batch)
                 loss = Loss(loss.total.detach(), loss.nll.detach(), loss.count.detach())
             except BaseException:

@@ -60,6 +60,7 @@ class Sharded:
     """Every rank holds some rows of each weight."""
 
     lockstep = True
+    adds = True
 
     def __init__(self, model: nn.Module, world: World, device: torch.device) -> None:
         self._world = world

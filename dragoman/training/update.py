@@ -89,7 +89,7 @@ class UpdateStep:
         self._holding, self._task, self._optimiser = holding, task, optimiser
         self._device, self._precision, self.guard, self._seed, self._clip = device, precision, guard, seed, clip
         self._parameters = [parameter for parameter in holding.shares.parameters() if parameter.requires_grad]
-        self._backward = Replay(self._launch, self._parameters, device) if replay else self._launch
+        self._backward = Replay(self._launch, self._parameters, device, adds=holding.adds) if replay else self._launch
 
     def forget(self) -> None:
         """Let go of what was recorded of earlier updates."""
@@ -116,11 +116,15 @@ class UpdateStep:
         """Sum this rank's gradients, one for each parameter, and the (total, nll, count) of its loss."""
         held: Gradient = [None] * len(self._parameters)
         sums = torch.zeros(3, device=self._device)
+        passes = 0
         faults.point("update.before")
         for part in update.slices:
 
             def compute(batch: Batch, path: str, part: Slice = part) -> None:
+                nonlocal passes
                 _leave_if_urgent()
+                if passes == 1 and self.replays:  # what the first pass left is the recording's, and the second writes over it
+                    held[:] = [each if each is None else each.clone() for each in held]
                 slot = f"{part.slot}{path and '.' + path}"
                 seed = seed_for(self._seed, update.number, part.micro, slot)
                 try:
@@ -130,6 +134,7 @@ class UpdateStep:
                         raise
                     loss = self._computed(batch, seed, idle=part.idle)  # from the same random numbers
                 self._hold(held)
+                passes += 1
                 sums.add_(torch.stack([loss.total.detach(), loss.nll.detach(), loss.count.detach()]).float())
 
             if self._holding.lockstep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from training_kit import Corpus, tiny_model
+from training_kit import Corpus, Pretended, tiny_model
 
 from dragoman.config import TrainConfig
 from dragoman.data.batches import Cursor, make_batch
@@ -13,6 +13,7 @@ from dragoman.tasks.translate import TranslateTask
 from dragoman.training import optimisers
 from dragoman.training.distributed import World
 from dragoman.training.feed import Slice, Update
+from dragoman.training.halved import Halved
 from dragoman.training.holding import Replicated
 from dragoman.training.memory import MemoryGuard
 from dragoman.training.precision import choose_precision
@@ -21,9 +22,9 @@ from dragoman.training.update import Requests, UpdateStep
 CPU = torch.device("cpu")
 
 
-def make_step(model, *, clip: float = 0.0, seed: int = 1) -> UpdateStep:
+def make_step(model, *, clip: float = 0.0, seed: int = 1, holding: Replicated | None = None) -> UpdateStep:
     return UpdateStep(
-        holding=Replicated(model, World()),
+        holding=holding or Replicated(model, World()),
         task=TranslateTask(smoothing=0.1),
         optimiser=optimisers.adam(model, TrainConfig()),
         device=CPU,
@@ -51,6 +52,19 @@ def test_accumulation_equals_one_big_batch() -> None:
     assert sums[2] == sum(len(ids) + 1 for ids in Corpus().tgt[:24])
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Replicated, Halved])
+def test_replayed_passes_add_up_though_each_writes_over_the_last(kind: type[Replicated]) -> None:
+    """Whether an update's first batch is replayed or its second, or both."""
+    model = tiny_model(dropout=0.0).train()
+    plain, replayed = (make_step(model, holding=kind(model, World())) for _ in range(2))
+    replayed._backward = Pretended(replayed._launch, replayed._parameters, CPU, adds=replayed._holding.adds)
+    for number in range(1, 5):
+        update = make_update([[0, 1, 2], [3, 4, 5], [number]], number)
+        for one, other in zip(replayed.gradient(update)[0], plain.gradient(update)[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert replayed._backward._recordings
 
 
 def test_accumulated_updates_equal_one_big_update() -> None:
