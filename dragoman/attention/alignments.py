@@ -97,7 +97,7 @@ class Smoothed(Softmax):
 
     .. math:: \alpha_{ts} = \sigma(e_{ts}) / \sum_{s'} \sigma(e_{ts'})
 
-    Chorowski et al. (2015), section 2.3, "smoothing". It is the softmax of the sigmoid's logarithm.
+    Chorowski et al. (2015), "smoothing". It is the softmax of the sigmoid's logarithm.
     """
 
     def step(
@@ -116,7 +116,7 @@ class Hard(Softmax):
 
     .. math:: \alpha_{t} = \mathrm{onehot}(\arg\max_s (e_{ts} + \gamma_{ts})), \quad \gamma_{ts} \sim \mathrm{Gumbel}(0, 1)
 
-    Xu et al. (2015), section 4.1. The sample is drawn from the softmax by Gumbel's trick, and its gradient is that of
+    Xu et al. (2015), stochastic "hard" attention. The sample is drawn from the softmax by Gumbel's trick, and its gradient is that of
     the softmax of the same noisy scores (straight-through; Jang, Gu and Poole, 2017), which needs neither REINFORCE's
     baseline nor its entropy term. Without noise (evaluation) the choice is the argmax.
     """

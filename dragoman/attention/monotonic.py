@@ -23,7 +23,7 @@ class Monotonic(Alignment):
 
     .. math:: q_{ts} = (1 - p_{t,s-1})\, q_{t,s-1} + \alpha_{t-1,s}, \quad \alpha_0 = (1, 0, \dots, 0)
 
-    Raffel et al. (2017), sections 2.2 to 2.5. Training takes the expected weights, with noise on the scores that makes the
+    Raffel et al. (2017). Training takes the expected weights, with noise on the scores that makes the
     choices clear-cut; evaluation stops where e + r > 0, without noise. What runs past the last key is lost, and with it
     all later weights: rows sum to at most 1. Every key is scored, so this form saves reading, not computing.
 

@@ -14,7 +14,7 @@ class LocationSensitive(Alignment):
 
     .. math:: f_t = F * \alpha_{t-1}, \qquad e_{ts} = v^\top \tanh(W q_t + U k_s + Z f_{ts})
 
-    Chorowski et al. (2015), equations 8 and 9; the gradient flows back through the earlier weights. Before the first
+    Chorowski et al. (2015), "location-aware"; the gradient flows back through the earlier weights. Before the first
     position all attention lies on the first key. `inner` makes weights of the scores: a softmax, or the paper's smoothing.
     """
 
@@ -81,7 +81,7 @@ class Coverage(Alignment):
 
     .. math:: c_{ts} = \textstyle\sum_{t' < t} \alpha_{t's}, \qquad e_{ts} = v^\top \tanh(W q_t + U k_s + w c_{ts})
 
-    See, Liu and Manning (2017), equations 10 and 11, after Tu et al. (2016). `coverage_loss` is its training term, added to a
+    See, Liu and Manning (2017), the coverage mechanism, after Tu et al. (2016). `coverage_loss` is its training term, added to a
     model's loss by `weight`.
     """
 
@@ -124,7 +124,7 @@ def coverage_loss(weights: Tensor) -> Tensor:
 
     .. math:: \textstyle\sum_s \min(\alpha_{ts}, c_{ts})
 
-    See, Liu and Manning (2017), equation 12.
+    See, Liu and Manning (2017), the coverage loss.
     """
     return torch.minimum(weights, weights.cumsum(dim=1) - weights).sum(dim=-1)
 

@@ -202,7 +202,7 @@ class NormedAdditiveScore(AdditiveScore):
 
     .. math:: e_{ts} = g \frac{v^\top}{\lVert v \rVert} \tanh(W q_t + U k_s + b + f_{ts})
 
-    "Normed Bahdanau": the weight normalisation of Salimans and Kingma (2016) as Raffel et al. (2017), section 2.4, put it in.
+    "Normed Bahdanau": the weight normalisation of Salimans and Kingma (2016) as Raffel et al. (2017) put it in.
     """
 
     def __init__(self, *, query_width: int, key_width: int, score_width: int) -> None:

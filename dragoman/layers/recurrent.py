@@ -139,7 +139,7 @@ class LSTM(Recurrence):
     gates = 4
 
     def fill(self) -> None:
-        """Fill as every recurrence, but begin by remembering: forget gates get a bias of 1 (Jozefowicz et al. 2015, section 3)."""
+        """Fill as every recurrence, but begin by remembering: forget gates get a bias of 1 (Jozefowicz et al. 2015)."""
         super().fill()
         for layer in range(self.layers):
             nn.init.ones_(self._weights(layer)[2].data[self.width : 2 * self.width])
