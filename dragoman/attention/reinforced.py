@@ -15,8 +15,8 @@ class Reinforced(Alignment):
 
     .. math:: \nabla \approx \nabla \log p(y \mid s) + (\log p(y \mid s) - b) \nabla \log p(s) + \lambda \nabla H(p(s)), \quad s \sim p(s)
 
-    Xu et al. (2015), stochastic "hard" attention, with the released code's settings (kelvinxu/arctic-captions, capgen.py): a baseline b that
-    follows the log-likelihood by a tenth a batch, a little entropy, and half of the sentences trained with the expected weights.
+    Xu et al. (2015), stochastic "hard" attention, with the released code's settings (kelvinxu/arctic-captions, capgen.py): a baseline b
+    that follows the log-likelihood by a tenth a batch, a little entropy, and half of the sentences trained with the expected weights.
     `hard` draws the same choices and takes the softmax's gradient for theirs: biased, but far less noisy.
 
     The reward is known only when the whole model has run: the block that attends leaves with `hold` how probable each row's
