@@ -288,7 +288,8 @@ def test_decode_gpu(bench, monkeypatch, capsys):
     options = ("--device", "cpu", "--size", "tiny", "--sentences", "4", "--updates", "2", "--batches", "0", "--peer-batches", "4")
     found = run(bench("decode_gpu"), monkeypatch, capsys, *options, "--beams", "1", "--dtypes", "float32", "--rounds", "1")
     assert [row["who"] for row in found["rows"]] == ["ours", "ours, ids", "transformers"]
-    assert [row["who"] for row in found["results"]] == ["ours", "ours, ids"]
+    assert [row["who"] for row in found["results"]] == ["ours", "ours, ids", "transformers"]
+    assert ["ratio_to_best" in row for row in found["results"]] == [True, True, False]
     assert all(row["same_outputs"] == 1.0 for row in found["results"])
     assert found["rows"][0]["as_alone"] == 1.0
 
