@@ -79,9 +79,10 @@ class Rounds(BatchPlan):
 
     @cached_property
     def _full(self) -> list[NDArray[np.int64]]:
-        """Leave out what remains of a shape at the end of a pass: a compiler would take it for one more shape."""
-        full = [batch for batch in self.epoch(0) if len(batch) == self.shape(batch).rows(self.batch_tokens)]
-        return full or self.epoch(0)
+        """Leave out what remains of a shape at the end of a pass, a shape of its own for a compiler; a small corpus is little else."""
+        every = self.epoch(0)
+        full = [batch for batch in every if len(batch) == self.shape(batch).rows(self.batch_tokens)]
+        return full if 2 * len(full) > len(every) else every
 
     @cached_property
     def timed(self) -> list[NDArray[np.int64]]:
