@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,8 +20,9 @@ from dragoman.cli.options import (
     PrecisionOption,
     ShortlistOption,
 )
+from dragoman.cli.reading import open_lines, read_lines
 from dragoman.cli.show import as_json, count, note, result
-from dragoman.errors import ConfigError, DataError
+from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.translator import Translation
@@ -69,10 +70,13 @@ def translate(
     from dragoman.translator import Translator  # here, so that --help stays quick
 
     translator = Translator.load(model, device=device, engine=engine, precision=precision, measure=True, shortlist=shortlist)
+    lines: Iterable[str] = texts or ()
     if not texts and sys.stdin.isatty():
         note("type or paste text, a line at a time; end with Ctrl-D")
         options["window"] = 1  # whoever types wants an answer to each line
-    lines = texts if texts else read_lines(sys.stdin.buffer)
+        lines = read_lines(sys.stdin.buffer)
+    elif not texts:
+        lines = open_lines(sys.stdin.buffer)
     show(translator.stream(lines, **{name: value for name, value in options.items() if value is not None}), nbest=nbest, json=json)
 
 
@@ -115,17 +119,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_rounded(each) for each in value]
     return value
-
-
-def read_lines(stream: BinaryIO) -> Iterator[str]:
-    """Read lines that end in LF or CRLF and nothing else; the first one that is not UTF-8 ends the command."""
-    for number, raw in enumerate(stream, start=1):
-        try:
-            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"line {number} of standard input must be UTF-8",
-                found=f"the byte 0x{raw[error.start]:02x} at position {error.start + 1}",
-                fix="convert the text first, for example with iconv -f latin1 -t utf-8",
-            ) from error
-        yield text.removesuffix("\n").removesuffix("\r")

@@ -58,7 +58,7 @@ class CTranslate2:
         """Search; what meets a limit of its own within a batch, or holds a piece that must not be, is searched again."""
         rows = range(len(request.sources))
         found = self._search(request, rows)
-        wrong = {row for row in rows if any(_NEVER & set(one.tokens[len(request.prefixes[row]) :]) for one in found[row])}
+        wrong = {row for row in rows if any(not _NEVER.isdisjoint(one.tokens[len(request.prefixes[row]) :]) for one in found[row])}
         if isinstance(request.strategy, Beam):
             # A hypothesis beyond its row's own limit took a place in the beam; a greedy one is only cut.
             wrong |= {row for row in rows if any(len(one.tokens) > _limit(request, row) for one in found[row])}
@@ -94,14 +94,14 @@ class CTranslate2:
             options["target_prefix"] = [[self._tgt[each] for each in prefix] for prefix in prefixes]
         if strict:
             options |= {"disable_unk": True, "suppress_sequences": [[SPECIALS[PAD]], [SPECIALS[BOS]]]}
-        sources = [[self._src[each] for each in request.sources[row]] for row in rows]
+        sources = [list(map(self._src.__getitem__, request.sources[row])) for row in rows]
         return [self._rows(result, alpha) for result in self._translator.translate_batch(sources, **options)]
 
     def _rows(self, result: Any, alpha: float) -> list[_Row]:
         """Read what was found for one source."""
         made = []
         for at, pieces in enumerate(result.hypotheses):
-            ids = [self._ids[piece] for piece in pieces]
+            ids = list(map(self._ids.__getitem__, pieces))
             finished = bool(ids) and ids[-1] == EOS
             total = result.scores[at] * len(ids) ** alpha if result.scores else 0.0
             made.append(_Row(ids[:-1] if finished else ids, finished, total))
@@ -126,7 +126,7 @@ class CTranslate2:
         log_probs = dict(zip(exactly, scored, strict=True))
         penalty = _penalty(request.strategy)
         made = [[_hypothesis(one, log_probs.get((row, at)), penalty) for at, one in enumerate(ones)] for row, ones in enumerate(kept)]
-        return [_distinct(sorted(ones, key=lambda each: (not each.finished, -each.score)))[:nbest] for ones in made]
+        return [_distinct(ones)[:nbest] for ones in made]
 
 
 def _limit(request: Request, row: int) -> int:
@@ -143,6 +143,8 @@ def _penalty(strategy: Strategy) -> WuPenalty:
 
 def _ranked(rows: Sequence[_Row], strategy: Strategy) -> list[_Row]:
     """Put outputs into our order: the finished ones first, each kind by its sum under our penalty."""
+    if len(rows) == 1:
+        return list(rows)
     penalty = _penalty(strategy)
     return sorted(rows, key=lambda row: (not row.finished, -penalty.score(row.total, len(row.tokens) + row.finished)))
 
@@ -159,11 +161,13 @@ def _hypothesis(row: _Row, log_probs: list[float] | None, penalty: Penalty) -> H
     return Hypothesis(row.tokens, kept, penalty.score(sum(kept) if kept else row.total, max(length, 1)), row.finished)
 
 
-def _distinct(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Leave out what cutting made the same."""
+def _distinct(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Rank what was found, and leave out what cutting made the same."""
+    if len(hypotheses) == 1:
+        return hypotheses
     seen: set[tuple[bool, tuple[int, ...]]] = set()
     kept = []
-    for each in hypotheses:
+    for each in sorted(hypotheses, key=lambda each: (not each.finished, -each.score)):
         key = (each.finished, tuple(each.tokens))
         if key not in seen:
             seen.add(key)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,7 @@ from dragoman.translator.lines import Line, Part, cut_lines
 from dragoman.translator.options import Options
 from dragoman.translator.searching import Found, Searcher
 from dragoman.translator.translation import Translation
-
-# Lines of the first window, so that the first answers come soon, and how many times as long each one is as the last, up to
-# `Options.window`: short ones leave workers idle at their ends and put unlike lengths together.
-_FIRST_WINDOW, _GROWTH = 32, 8
-_STEADY = 256  # lines of a window from which on the next one is read while this one is translated
+from dragoman.translator.windows import FIRST, Window, Windows, given, only_texts
 
 
 class Translator:
@@ -94,16 +89,20 @@ class Translator:
     def translate(self, texts: Iterable[str], **options: Any) -> list[str]:
         """Translate texts, one for one and in order; the options are those of `Options`."""
         chosen = _options({"scored": False, **options})
-        return [each.text for each in self._stream(_texts(_given(texts)), chosen, first=chosen.window, bare=True)]
+        return [each.text for each in self._stream(given(texts), chosen, first=chosen.window, bare=True)]
 
     def stream(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
-        """Translate lines as they come, in order, each as soon as it and those before it are ready."""
-        return self._stream(_texts(_given(lines)), _options(options))
+        """Translate lines as they come, in order, each as soon as it and those before it are ready.
+
+        The first 32 are answered before more are read, unless more are there already: in a list, a regular file, or an object of lines
+        with a method `ready` that says so.
+        """
+        return self._stream(given(lines), _options(options))
 
     def explain(self, text: str, **options: Any) -> Explanation:
         """Translate one text and record every attention on the way; a long one is cut to its first part."""
         chosen = _options(options)
-        [line] = cut_lines(list(_texts([text])), self.tokenizers.src, longest=self._searcher.longest)
+        [line] = cut_lines(list(only_texts([text])), self.tokenizers.src, longest=self._searcher.longest)
         if not line.parts:
             raise DataError("a text to explain must hold words", found=repr(text), fix="give it some")
         part = line.parts[0]
@@ -121,20 +120,14 @@ class Translator:
             attentions=seen.attentions,
         )
 
-    def _stream(self, lines: Iterable[str], options: Options, first: int = _FIRST_WINDOW, *, bare: bool = False) -> Iterator[Translation]:
+    def _stream(self, lines: Iterable[Any], options: Options, first: int = FIRST, *, bare: bool = False) -> Iterator[Translation]:
         """Go through the lines in windows; within one, like lengths are translated together. What is `bare` has only its text."""
-        windows = self._windows(lines, options, first)
-        for window in windows:
-            # Whoever sends few lines may wait for their answers before the next; many lines are a file, and read on while the last
-            # batches of a window run, so that no worker ever waits.
-            yield from self._flow([window] if len(window) < _STEADY else itertools.chain([window], windows), options, bare)
+        for windows in Windows(lines, first=first, most=options.window):
+            yield from self._flow(map(self._cut, windows), options, bare)
 
-    def _windows(self, lines: Iterable[str], options: Options, first: int) -> Iterator[list[Line]]:
-        """Cut lines window by window, each longer than the one before."""
-        source, read, size = iter(lines), 0, min(first, options.window)
-        while window := list(itertools.islice(source, size)):
-            yield cut_lines(window, self.tokenizers.src, first=read, longest=self._searcher.longest)
-            read, size = read + len(window), min(_GROWTH * size, options.window)
+    def _cut(self, window: Window) -> list[Line]:
+        """Cut the lines of a window."""
+        return cut_lines(window.texts, self.tokenizers.src, first=window.first, longest=self._searcher.longest)
 
     def _flow(self, windows: Iterable[Sequence[Line]], options: Options, bare: bool) -> Iterator[Translation]:
         """Translate windows batch by batch, handing on each line when it is its turn and it is whole."""
@@ -218,30 +211,6 @@ class Translator:
             notes.append(f"the output goes round in circles: {pattern!r} comes {round_and_round.times} times")
         alternatives = [dressed(*each) for each in zip(hypotheses, texts, strict=True)] if len(hypotheses) > 1 else []
         return dressed(best, texts[0], alignment=alignment, alternatives=alternatives, notes=notes)
-
-
-def _given(lines: Any) -> Iterable[Any]:
-    """Refuse what is not a row of texts: a single one would be taken letter by letter."""
-    if isinstance(lines, str):
-        raise DataError("texts must be a list of texts", found=f"one text, {lines!r:.60}", fix="put it in brackets: [text]")
-    if isinstance(lines, (bytes, Mapping)) or not isinstance(lines, Iterable):
-        raise DataError(
-            "texts must be a list of texts", found=_kind(lines), fix='give a list such as ["Guten Morgen."], or an open text file'
-        )
-    return lines
-
-
-def _texts(lines: Iterable[Any]) -> Iterator[str]:
-    """Hand on texts, and refuse the first thing that is not one with its place."""
-    for number, line in enumerate(lines, start=1):
-        if not isinstance(line, str):
-            raise DataError(f"text {number} must be a text", found=_kind(line), fix='give "" for an empty one, and decode bytes as UTF-8')
-        yield line
-
-
-def _kind(value: Any) -> str:
-    """Say what stands where text belongs."""
-    return "None" if value is None else f"{value!r:.60} ({type(value).__name__})"
 
 
 def _options(given: dict[str, Any]) -> Options:

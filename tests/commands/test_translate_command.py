@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.cli.translate import read_lines
+from dragoman.cli.reading import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -117,6 +117,34 @@ def test_the_first_lines_come_before_the_last_are_read(bundle: Path) -> None:
     assert process.returncode == 0
 
 
+def test_a_file_and_a_pipe_give_the_same(bundle: Path, dragoman: Run, tmp_path: Path) -> None:
+    """A regular file is read a window at a time and a pipe as it is written; order, empty lines and answers are those of both."""
+    text = "".join(f"{line}\n" for line in LINES * 12)
+    piped = dragoman("translate", "-m", bundle, "--beam", "1", input=text)
+    path = tmp_path / "text"
+    path.write_text(text, "utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dragoman", "translate", "-m", str(bundle), "--beam", "1"]
+    with path.open("rb") as file:
+        read = subprocess.run(command, stdin=file, capture_output=True, env=environment, timeout=120)
+    assert (piped.returncode, read.returncode) == (0, 0)
+    assert read.stdout.decode() == piped.stdout
+    assert len(piped.stdout.splitlines()) == len(LINES) * 12
+
+
+def test_a_file_that_is_not_utf8_is_answered_up_to_there(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"Guten Morgen.\n" * 60 + "Gr\u00fc\u00dfe\n".encode("latin1") + b"x\n")
+    with path.open(encoding="latin1") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert main(["translate", "-m", str(bundle)]) == 2
+    captured = capsys.readouterr()
+    assert "line 61 of standard input must be UTF-8; found the byte 0xfc at position 3" in captured.err.splitlines()[-1]
+    assert len(captured.out.splitlines()) == 60
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -140,7 +168,7 @@ def test_input_that_is_not_utf8_names_the_line_and_keeps_what_was_done(
     assert main(["translate", "-m", str(bundle)]) == 2
     captured = capsys.readouterr()
     assert "line 34 of standard input must be UTF-8; found the byte 0xfc at position 3" in captured.err.splitlines()[-1]
-    assert len(captured.out.splitlines()) == 32, "the window before it is out already"
+    assert len(captured.out.splitlines()) == 33, "all that came before it is answered"
 
 
 def test_notes_are_shown_and_counted(bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
