@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_PLACES = 2**31 - 1  # what an int32 counts
+PLACES = 2**31 - 1  # what an int32 counts
 
 
 def dropout(x: Tensor, rate: float) -> Tensor:
@@ -17,7 +17,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     A CPU's random numbers are most of the cost: there 64 bits decide about four numbers, the rate rounded to 1 / 65,536. Compiled
     code goes by `hashed_dropout`; on other devices the rest is PyTorch's.
     """
-    if torch.compiler.is_compiling() and 0 < rate < 1 and x.numel() <= _PLACES:
+    if torch.compiler.is_compiling() and 0 < rate < 1 and x.numel() <= PLACES:
         return hashed_dropout(x, rate)
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, rate)
@@ -33,8 +33,7 @@ def hashed_dropout(x: Tensor, rate: float) -> Tensor:
     A compiler puts all this into the kernels before and behind it, and on the way back once more: nothing is kept but the seeds.
     What PyTorch draws is kept, a byte for each number, and drawing takes ten rounds of multiplying where this takes two.
     """
-    seeds = torch.randint(-(2**31), 2**31 - 1, (2,), device=x.device)
-    dropped: Tensor = _HashedDropout.apply(x, seeds, rate)  # type: ignore[no-untyped-call]
+    dropped: Tensor = _HashedDropout.apply(x, draw_seeds(x.device), rate)  # type: ignore[no-untyped-call]
     return dropped
 
 
@@ -50,16 +49,22 @@ class _HashedDropout(torch.autograd.Function):
         """Keep the seeds, and of the numbers those whose hash is high enough."""
         ctx.save_for_backward(~seeds)
         ctx.rate = rate
-        return _thin(x, seeds, rate)
+        return thin(x, seeds, rate)
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
         """Thin the gradient out alike."""
         (inverted,) = ctx.saved_tensors
-        return _thin(outer, ~inverted, ctx.rate), None, None
+        return thin(outer, ~inverted, ctx.rate), None, None
 
 
-def _thin(x: Tensor, seeds: Tensor, rate: float) -> Tensor:
+def draw_seeds(device: torch.device) -> Tensor:
+    """Draw two numbers between the ends of an int32."""
+    return torch.randint(-(2**31), 2**31 - 1, (2,), device=device)
+
+
+def thin(x: Tensor, seeds: Tensor, rate: float) -> Tensor:
+    """Keep of the numbers those whose hash is high enough, enlarged to make up for the others."""
     kept = hash_places(x.shape, seeds) >= round(rate * 2**32) - 2**31
     return torch.where(kept, x * (1 / (1 - rate)), 0.0)
 

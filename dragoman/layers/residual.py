@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dragoman.kernels import dropout
+from dragoman.kernels import dropout, normed_sum
+from dragoman.layers.norms import LayerNorm
 
 
 class Residual(nn.Module):
@@ -46,7 +47,10 @@ class PostNorm(Residual):
 
     def leave(self, x: Tensor, change: Tensor) -> Tensor:
         """Add, then normalise."""
-        return self.norm(self.add(x, change))
+        normed = None
+        if self.training and isinstance(self.norm, LayerNorm):
+            normed = normed_sum(x, change, self.dropout, self.norm.weight, self.norm.bias, self.norm.eps)
+        return self.norm(self.add(x, change)) if normed is None else normed
 
 
 class PreNorm(Residual):

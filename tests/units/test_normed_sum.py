@@ -1,0 +1,188 @@
+"""The way back through a norm, a sum and dropout at once: PyTorch's gradients by a kernel of our own, done without where that fails."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dragoman.kernels import enable_short_attention
+from dragoman.kernels.dropout import thin
+from dragoman.kernels.guarding import Guarded
+from dragoman.layers.norms import LayerNorm, RMSNorm
+from dragoman.layers.residual import PostNorm
+
+module = importlib.import_module("dragoman.kernels.normed_sum")  # the package has its function by that name
+ROOT = Path(__file__).resolve().parents[2]
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+RATE, EPSILON = 0.3, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    """Switch the kernel on for each test, and forget what was compared before."""
+    enable_short_attention(True)
+    module.NORMED.works = True
+    module.NORMED._agreed.clear()
+    yield
+    enable_short_attention(False)
+    module.NORMED.works = True
+
+
+def inputs(rows: int, width: int, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+    """Draw a gradient, a sum, seeds and a scale."""
+    generator = torch.Generator().manual_seed(rows)
+    outer, total = (torch.randn(rows, 3, width, generator=generator).to(device, dtype) for _ in range(2))
+    weight = (1 + 0.2 * torch.randn(width, generator=generator)).to(device, dtype)
+    seeds = torch.randint(-(2**31), 2**31 - 1, (2,), generator=generator).to(device)
+    return [outer, total * 2 + 1, seeds, weight]
+
+
+def error(given: list[Tensor]) -> float:
+    """Give the largest difference to autograd's gradients in float64, each against its largest number if past 1; dropped ones are exact."""
+    outer, total, seeds, weight = given
+    grad, thinned, sums = torch.ops.dragoman.normed_sum_backward(*given, RATE, EPSILON)
+    exact = [total.double().requires_grad_(), weight.double().requires_grad_(), torch.zeros_like(weight).double().requires_grad_()]
+    normed = F.layer_norm(exact[0], weight.shape, exact[1], exact[2], EPSILON)
+    theirs = torch.autograd.grad(normed, exact, outer.double())
+    torch.testing.assert_close(thinned, thin(grad, seeds, RATE), rtol=1e-3, atol=0)
+    assert torch.equal(thinned == 0, thin(grad, seeds, RATE) == 0)
+    ours = [grad, *sums.sum(dim=0).unbind()]
+    return max(
+        ((one.double() - other).abs().max() / other.abs().max().clamp(min=1)).item() for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("width", [128, 48])
+def test_its_equations_are_autograds(width: int) -> None:
+    assert error(inputs(5, width, torch.float64)) < 1e-12
+    assert error(inputs(5, width, torch.bfloat16)) < 0.01
+
+
+def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
+    torch.library.opcheck(torch.ops.dragoman.normed_sum_backward.default, (*inputs(2, 16, torch.float32), RATE, EPSILON))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
+def test_compiled_layers_take_this_way_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers are dropped on both ways, forward and back, for all lengths by one graph."""
+    torch.manual_seed(0)
+    residual = PostNorm(LayerNorm(16), dropout=RATE)
+    found: dict[bool, list[Tensor]] = {}
+    for packed in (True, False):
+        monkeypatch.setattr(module, "_may", lambda x, packed=packed: packed)
+        torch._dynamo.reset()
+        leave = torch.compile(residual.leave, backend="aot_eager", dynamic=True, fullgraph=True)
+        found[packed] = []
+        for length in (4, 7):
+            torch.manual_seed(length)
+            x, change, outer = (torch.randn(3, length, 16, requires_grad=True) for _ in range(3))
+            torch.manual_seed(1)
+            normed = leave(x, change)
+            found[packed] += [normed, *torch.autograd.grad(normed, [x, change, *residual.parameters()], outer)]
+    for one, other in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert (found[True][2] == 0).double().mean() == pytest.approx(RATE, abs=0.1), "the change's gradient is dropped as it was"
+
+
+@pytest.mark.parametrize(
+    "residual", [PostNorm(RMSNorm(16), dropout=RATE), PostNorm(LayerNorm(16), dropout=RATE).eval(), PostNorm(LayerNorm(16))]
+)
+def test_others_go_the_plain_way(residual: PostNorm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_may", lambda x: True)
+    monkeypatch.setattr(module._NormedSum, "apply", lambda *_: pytest.fail("not for this"))
+    x = torch.ones(2, 3, 16)
+    assert residual.leave(x, x).shape == x.shape
+
+
+def test_only_compiled_half_precision_of_known_widths_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(2, 128, dtype=torch.bfloat16)
+    monkeypatch.setattr(Guarded, "tries", lambda self, x: self.works)
+    assert not module._may(x), "nothing is compiled"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert module._may(x)
+    assert not module._may(x.float())
+    assert not module._may(x[:, :100])
+    enable_short_attention(False)
+    assert not module._may(x)
+
+
+def test_what_does_not_run_is_told_of_once_and_done_without(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(Guarded, "tries", lambda self, x: self.works)
+    monkeypatch.setitem(sys.modules, "dragoman.kernels.normed_rows", None)  # importing it fails
+    monkeypatch.delattr("dragoman.kernels.normed_rows", raising=False)
+    for _ in range(2):
+        assert error(inputs(3, 128, torch.float32)) < 1e-5
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "normed_rows" in told[0]  # what was found
+    assert "PyTorch's are used" in told[0]
+
+
+@pytest.mark.skipif(not TRITON, reason="needs the package triton")
+@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+def test_the_kernel_in_tritons_interpreter() -> None:
+    """Triton decides at its import whether it compiles or interprets: another process."""
+    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert " passed" in ended.stdout
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@pytest.mark.parametrize(("rows", "width"), [(1, 128), (7, 128), (15, 512)])
+def test_the_interpreted_kernel_is_autograds(rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guarded, "tries", lambda self, x: self.works)
+    monkeypatch.setattr(module, "RUNS", 4)
+    assert error(inputs(rows, width, torch.float32)) < 1e-5
+    assert error(inputs(rows, width, torch.float16)) < 0.003
+    assert module.NORMED.works
+    assert len(module.NORMED._agreed) == 2, "both ways were taken"
+
+
+@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@pytest.mark.parametrize("width", module.WIDTHS)
+def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(width: int) -> None:
+    """Numbers are read and written in wide pieces, which decides how fast it is, and nothing spills."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from dragoman.kernels import normed_rows
+
+    kernel = normed_rows._differentiate
+    constants = {"WIDTH": width, "ROWS": normed_rows.ROWS}
+    types = dict.fromkeys(("outer", "total", "weight", "grad", "thinned"), "*bf16") | {"sums": "*fp32", "seeds": "*i64"}
+    types |= {"larger": "fp32", "epsilon": "fp32"} | dict.fromkeys(constants, "constexpr")
+
+    def place(name: str) -> tuple[int]:
+        return (kernel.arg_names.index(name),)
+
+    source = ASTSource(
+        fn=kernel,
+        signature={each: types.get(each, "i32") for each in kernel.arg_names},
+        constexprs={place(each): value for each, value in constants.items()},
+        attrs={place(each): [["tt.divisibility", 16]] for each in kernel.arg_names if types.get(each, "i32").startswith("*")},
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert "st.global.v4" in built.asm["ptx"] or width < 256
+    assert "st.global.v2" in built.asm["ptx"] or width >= 256
+
+
+@needs_gpu
+@pytest.mark.parametrize(("rows", "width"), [(1, 128), (700, 512), (9000, 512), (50, 1024)])
+def test_the_kernel_on_a_gpu_is_autograds(rows: int, width: int) -> None:
+    assert error(inputs(rows, width, torch.bfloat16, "cuda")) < 0.02
+    assert module.NORMED.works, "the kernel must not have failed"
