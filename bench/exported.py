@@ -6,20 +6,23 @@
 Both use one loaded model, two workers of one thread each on two cores, on the same drawn sentences; weights are random, so every output
 is as long as its limit and all ways do the same steps. Directly means as CTranslate2's documentation does it: sentences sorted by length,
 batches of the best size tried, all in its queue at once; for text, SentencePiece before and after. Ours are the face of our engines (ids),
-`translate` on a list, and `stream` on lines as they come, which is what `dragoman translate` does. Wall time says how quick they are, and
-the seconds that the process computed say it where others use the machine too.
+`translate` on a list, and `stream` as `dragoman translate` reads its standard input, from a file, from a pipe that another program fills,
+and from a generator, of which nobody knows whether more lines are there. Wall time says how quick they are, and the seconds that the
+process computed say it where others use the machine too.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import io
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ import numpy as np
 import torch
 
 from dragoman.bundle import write_bundle
+from dragoman.cli.reading import open_lines
 from dragoman.config import Config
 from dragoman.decoding.beam import Beam
 from dragoman.decoding.greedy import Greedy
@@ -129,7 +133,26 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def race(translator: Translator, lines: Sequence[str], *, beam: int, rounds: int) -> list[dict[str, Any]]:
+def streaming(translator: Translator, lines: Sequence[str], path: Path, beam: int) -> dict[tuple[str, str], Callable[[], list[str]]]:
+    """Make the ways that translate lines as they come."""
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+
+    def through(source: Iterable[str]) -> list[str]:
+        return [each.text for each in translator.stream(source, beam=beam, scored=False)]
+
+    def file() -> list[str]:
+        with path.open("rb") as stream:
+            return through(open_lines(stream))
+
+    def pipe() -> list[str]:
+        with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as writer:
+            assert isinstance(writer.stdout, io.BufferedReader), "a pipe"
+            return through(open_lines(writer.stdout))
+
+    return {("text", "ours, file"): file, ("text", "ours, pipe"): pipe, ("text", "ours, generator"): lambda: through(iter(lines))}
+
+
+def race(translator: Translator, lines: Sequence[str], *, beam: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
     """Run all ways in turns, and give a row for each."""
     directly = Directly(translator, lines, beam)
     ways: dict[tuple[str, str], Callable[[], Any]] = {
@@ -137,7 +160,7 @@ def race(translator: Translator, lines: Sequence[str], *, beam: int, rounds: int
         ("ids", "ours, engine"): through_engine(translator, directly, lines, beam),
         ("text", "directly"): directly.text,
         ("text", "ours, translate"): lambda: translator.translate(lines, beam=beam),
-        ("text", "ours, stream"): lambda: [each.text for each in translator.stream(lines, beam=beam, scored=False)],
+        **streaming(translator, lines, folder / "lines", beam),
     }
     for way in ways.values():
         way()
@@ -180,7 +203,8 @@ def main() -> None:
     torch.set_num_threads(arguments.workers)
     with tempfile.TemporaryDirectory() as folder:
         translator = make(Path(folder), arguments.size, arguments.precision)
-        show(race(translator, drawn(arguments.sentences, seed=2), beam=arguments.beam, rounds=arguments.rounds), arguments)
+        lines = drawn(arguments.sentences, seed=2)
+        show(race(translator, lines, beam=arguments.beam, rounds=arguments.rounds, folder=Path(folder)), arguments)
 
 
 if __name__ == "__main__":

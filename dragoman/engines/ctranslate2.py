@@ -18,7 +18,7 @@ from dragoman.engines.face import Request
 from dragoman.text.specials import BOS, EOS, PAD, SPECIALS, UNK
 from dragoman.text.tokenizer import Tokenizers
 
-SLOTS = 1024  # padded places of a batch: larger ones gain nothing on a CPU, and leave a worker without work at the end
+SLOTS = 768  # padded places of a batch: larger ones gain nothing on a CPU, and leave a worker without work at the end
 _NEVER = frozenset((PAD, BOS, UNK))  # pieces that no output may hold
 
 

@@ -31,7 +31,8 @@ def test_all_ways_translate_the_same(bench: ModuleType, tmp_path: Path) -> None:
     translator, lines = bench.make(tmp_path, "tiny", "float32"), bench.drawn(40, seed=2)
     directly = bench.Directly(translator, lines, 1).text()
     ours = translator.translate(lines, beam=1)
-    assert [each.text for each in translator.stream(lines, beam=1)] == ours
+    for (_, name), way in bench.streaming(translator, lines, tmp_path / "lines", 1).items():
+        assert way() == ours, name
     assert sum(there.startswith(here.rstrip("\ufffd")) for here, there in zip(ours, directly, strict=True)) >= 39
 
 
@@ -46,7 +47,9 @@ def test_the_table_and_the_line(bench: ModuleType, beam: str, monkeypatch: pytes
         ("ids", "ours, engine"),
         ("text", "directly"),
         ("text", "ours, translate"),
-        ("text", "ours, stream"),
+        ("text", "ours, file"),
+        ("text", "ours, pipe"),
+        ("text", "ours, generator"),
     ]
     assert all(len(row["wall"]) == len(row["cpu"]) == 2 for row in told["rows"])
-    assert len(table) == 7
+    assert len(table) == 9
