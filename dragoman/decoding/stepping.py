@@ -17,7 +17,7 @@ from torch import Tensor
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.largest import Largest, first_largest, largest
 from dragoman.errors import DivergedError
-from dragoman.text.specials import BOS, EOS, PAD, UNK
+from dragoman.text.specials import EOS, SPECIALS, UNK
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -110,8 +110,12 @@ def restrict(logits: Tensor, *, forced: Ints, step: int, at_least: int) -> Tenso
         rows = torch.from_numpy(held).to(logits.device)
         wanted = torch.from_numpy(forced[held]).to(logits.device)
         kept = logits[rows, wanted]
-    for banned in (PAD, BOS, UNK, EOS) if step < at_least else (PAD, BOS, UNK):
-        logits[:, banned] = -torch.inf
+    # The special pieces are the first four, and the fewer calls the better: a step of a small model is not long.
+    if step < at_least:
+        logits[:, : len(SPECIALS)] = -torch.inf
+    else:
+        logits[:, :EOS] = -torch.inf
+        logits[:, UNK] = -torch.inf
     if held.size:
         logits[rows] = -torch.inf
         logits[rows, wanted] = kept

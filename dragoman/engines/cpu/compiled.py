@@ -67,15 +67,16 @@ class CompiledRanks(Ranks):
 
     def first(self, logits: Tensor) -> Largest:
         """Find the largest of each row, the first of equal ones, NaN above all: (N,) each."""
-        values, ids = self.best(logits, 1)
-        return Largest(values.squeeze(1), ids.squeeze(1))
+        return self._into(logits, 1, torch.empty(logits.size(0)), torch.empty(logits.size(0), dtype=torch.long))
 
     def best(self, logits: Tensor, count: int) -> Largest:
         """Find the `count` largest of each row, in falling order, of equal ones the first: (N, count) each."""
+        return self._into(logits, count, torch.empty(logits.size(0), count), torch.empty(logits.size(0), count, dtype=torch.long))
+
+    def _into(self, logits: Tensor, count: int, values: Tensor, ids: Tensor) -> Largest:
         logits, (rows, width) = logits.contiguous(), logits.shape
-        found = Largest(torch.empty(rows, count), torch.empty(rows, count, dtype=torch.long))
-        self._kernels.dragoman_largest(logits.data_ptr(), rows, width, count, found.values.data_ptr(), found.ids.data_ptr())
-        return found
+        self._kernels.dragoman_largest(logits.data_ptr(), rows, width, count, values.data_ptr(), ids.data_ptr())
+        return Largest(values, ids)
 
     def normaliser(self, logits: Tensor) -> Tensor:
         """Give what is to be taken from logits to make log-probabilities: (N, 1)."""
@@ -91,7 +92,7 @@ class Compiled:
     def __init__(self, model: EncoderDecoder, kernels: ctypes.CDLL, seen: Iterator[Range] | None = None) -> None:
         self._kernels, self._laid = kernels, Laid(model, seen, panel=kernels.dragoman_panel())
         self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
-        self._src_entrance, self._tgt_entrance = model.src_entrance, model.tgt_entrance
+        self._src_entrance, self._places = model.src_entrance, model.tgt_entrance.positions
         self.ranks = CompiledRanks(kernels)
         self._model = ctypes.byref(self._laid.model)
 
@@ -130,7 +131,7 @@ class Compiled:
 
     def step(self, tokens: Tensor, state: Recall) -> tuple[Tensor, Recall]:
         """Take one more token a row, (N * F,), and score what comes next."""
-        stream = self._tgt_entrance(self._tgt(tokens.unsqueeze(1)), first=state.steps).squeeze(1).float().contiguous()
+        stream = self._entered(tokens, state.steps)
         state = state.advance()
         short, shape = state.short, (tokens.size(0), self._laid.pieces)
         logits = torch.empty(shape) if short is None else torch.full(shape, -torch.inf)
@@ -156,6 +157,11 @@ class Compiled:
             asked.ids, asked.columns, asked.list_ends = (each.ctypes.data for each in (short.ids, short.columns, short.ends))
         self._kernels.dragoman_step(self._model, ctypes.byref(asked))
         return logits, state
+
+    def _entered(self, tokens: Tensor, place: int) -> Tensor:
+        """Embed tokens (N,) that all stand at one place, as the entrance does, past its modules' calls: (N, D)."""
+        embedded, added = self._tgt.forward(tokens), self._places.vectors(place, 1)
+        return (embedded if added is None else (embedded + added).to(embedded.dtype)).float().contiguous()
 
 
 def _parts(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

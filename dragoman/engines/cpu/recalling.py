@@ -67,8 +67,10 @@ class Recall:
     def advance(self) -> Recall:
         """Give each row a new slot, with room made where there is none."""
         filled = self.filled + self.fan
-        new = np.tile(np.arange(self.filled, filled, dtype=np.int32), len(self.caches))
-        past = np.ascontiguousarray(np.concatenate([self.past, new[:, None]], axis=1))  # the kernels read it row by row
+        steps = self.steps
+        past = np.empty((len(self.past), steps + 1), dtype=np.int32)  # by rows, as the kernels read it
+        past[:, :steps] = self.past
+        past.reshape(-1, self.fan, steps + 1)[:, :, steps] = np.arange(self.filled, filled, dtype=np.int32)
         state = self if filled <= self.own.size(3) else self._grown(max(2 * self.own.size(3), self.filled + FIRST * self.fan))
         return replace(state, past=past, filled=filled)
 
