@@ -43,7 +43,7 @@ class _NormedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Tensor, seeds: Tensor, weight: Tensor, bias: Tensor, rate: float, epsilon: float) -> Tensor:
         """Drop, add, normalise."""
-        total = x + thin(change, seeds, rate)
+        total = (x + thin(change, seeds, rate)).contiguous()
         ctx.save_for_backward(total, ~seeds, weight)
         ctx.rate, ctx.epsilon = rate, epsilon
         with torch.autocast(x.device.type, enabled=False):

@@ -20,7 +20,7 @@ from dragoman.training.precision import Precision
 from dragoman.training.progress import Progress, QuietProgress
 
 MOST_NATS = 80.0  # a loss whose perplexity still fits a float
-MOST_LOGITS = 2**30  # at a time on a GPU, whose memory is there to be used: two GiB in half precision
+LOGITS_SHARE = 32  # of a GPU's memory, which is there to be used: one part in so many may hold logits in half precision
 
 Forward = Callable[[EncoderDecoder, Tensor, Tensor | None, Tensor, Tensor | None, dict[str, Tensor]], Tensor]
 
@@ -49,12 +49,17 @@ class TranslateTask:
         losses: dict[str, Tensor] = {}
         hidden = self._forward(model, batch.src, batch.src_mask, batch.tgt_in, batch.tgt_mask, losses)
         rows, targets = _where_valid(hidden, batch)
-        chunk = {"chunk": MOST_LOGITS // model.output_weight.size(0)} if hidden.is_cuda else {}
+        chunk = {"chunk": _rows_at_once(hidden.device, model.output_weight.size(0))} if hidden.is_cuda else {}
         found = linear_cross_entropy(rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing, **chunk)
         if model.training and (rewarded := model.rewarded()):
             reward = _log_likelihood(model, hidden, batch)
             losses["policy"] = torch.stack([part.policy_loss(reward) for part in rewarded]).sum()
         return Loss(sum(losses.values(), found.loss), found.nll, batch.tgt_lengths.sum())
+
+
+def _rows_at_once(device: torch.device, vocabulary: int) -> int:
+    """Say how many rows of logits a GPU projects at a time: 32,768 pieces for each of 65,536 rows with 128 GiB."""
+    return max(512, torch.cuda.get_device_properties(device).total_memory // (2 * LOGITS_SHARE * vocabulary))
 
 
 def _where_valid(hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from dragoman import stopping
 from dragoman.data.batches import make_batch
 from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
-from dragoman.tasks.translate import Sample, TranslateTask, TranslateValidation, forward
+from dragoman.tasks.translate import LOGITS_SHARE, Sample, TranslateTask, TranslateValidation, _rows_at_once, forward
 from dragoman.training.precision import choose_precision
 
 CPU = torch.device("cpu")
@@ -22,6 +23,13 @@ CPU = torch.device("cpu")
 def batch_of(first: int, last: int):
     corpus = Corpus()
     return make_batch(corpus.src[first:last], corpus.tgt[first:last])
+
+
+@pytest.mark.parametrize(("gib", "vocabulary", "rows"), [(16, 32_768, 8192), (128, 32_768, 65_536), (8, 10**6, 512)])
+def test_logits_take_their_share_of_a_gpus_memory(gib: int, vocabulary: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=gib * 2**30))
+    assert _rows_at_once(torch.device("cuda"), vocabulary) == rows
+    assert rows == 512 or 2 * rows * vocabulary <= gib * 2**30 / LOGITS_SHARE
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
