@@ -74,22 +74,31 @@ class BucketBias(Within):
     """
 
     biased = True
+    numbers: Tensor
 
     def __init__(self, heads: int, *, causal: bool, buckets: int = 32, farthest: int = 128) -> None:
         super().__init__()
         self.causal, self.buckets, self.farthest = causal, buckets, farthest
         self.weight = nn.Parameter(torch.empty(buckets, heads))
         nn.init.normal_(self.weight, std=0.02)  # next to no preference until trained
+        # Looked up, not computed where it is used: in another program a logarithm may round to the other side of a border.
+        numbers = [self._number(distance) for distance in range(-farthest, farthest + 1)]
+        self.register_buffer("numbers", torch.tensor(numbers, device=_real_device()), persistent=False)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Number the buckets of key place minus query place, any shape."""
+        return self.numbers[distance.clamp(-self.farthest, self.farthest) + self.farthest]
+
+    def _number(self, distance: int) -> int:
         side = self.buckets if self.causal else self.buckets // 2
-        after = torch.zeros_like(distance) if self.causal else (distance > 0).long() * side
-        steps = (-distance).clamp(min=0) if self.causal else distance.abs()
+        after = side if distance > 0 and not self.causal else 0
+        steps = max(0, -distance) if self.causal else abs(distance)
         exact = side // 2
-        # float64, rounded up by a hair: in single precision a power of two can fall into the bucket below.
-        far = torch.log(steps.clamp(min=1).double() / exact) / math.log(self.farthest / exact) * (side - exact)
-        return after + torch.where(steps < exact, steps, (exact + (far + 1e-9).long()).clamp(max=side - 1))
+        if steps < exact:
+            return after + steps
+        # Rounded up by a hair: a power of two can fall into the bucket below.
+        far = math.log(steps / exact) / math.log(self.farthest / exact) * (side - exact)
+        return after + min(exact + int(far + 1e-9), side - 1)
 
     def bias(self, distance: Tensor, query: Tensor) -> Tensor:
         """Give the terms (..., H, T, S) of distances (..., T, S)."""
