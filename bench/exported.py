@@ -85,8 +85,8 @@ class Directly:
         self._program, (self._src, self._tgt), self._lines, self._beam = engine._translator, translator.tokenizers, lines, beam
         self._ids = {piece: number for number, piece in enumerate(self._tgt.pieces(range(len(self._tgt))))}
         self.spelt = [self._src.pieces(row) for row in self._src.encode_batch(list(lines))]
-        tried = {rows: seconds(functools.partial(self.batches, self.spelt[::4], rows)) for rows in BATCHES for _ in range(2)}
-        self.rows = min(tried, key=lambda rows: tried[rows])
+        tried = [(seconds(functools.partial(self.batches, self.spelt[::4], rows)), rows) for _ in range(3) for rows in BATCHES]
+        self.rows = min(tried)[1]
 
     def batches(self, spelt: Sequence[list[str]], rows: int = 0) -> list[list[str]]:
         """Translate spelt sentences: all batches queued at once, the answers in the order of the input."""

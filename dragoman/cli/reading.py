@@ -12,6 +12,7 @@ from typing import BinaryIO
 from dragoman.errors import DataError
 
 _CHUNK = 1 << 16  # bytes: what a pipe holds
+_MOMENT = 0.01  # seconds in which whoever has more to write fills a pipe that was read empty
 
 
 class Arriving:
@@ -60,8 +61,8 @@ class Arriving:
             self._begun.append(rest)
 
     def _can_read(self) -> bool:
-        """Say whether reading returns at once."""
-        return self._on_disk or bool(select.select([self._stream], [], [], 0)[0])
+        """Say whether reading returns at once, or as good as."""
+        return self._on_disk or bool(select.select([self._stream], [], [], _MOMENT)[0])
 
 
 def open_lines(stream: BinaryIO) -> Iterable[str]:

@@ -18,7 +18,9 @@ from dragoman.engines.face import Request
 from dragoman.text.specials import BOS, EOS, PAD, SPECIALS, UNK
 from dragoman.text.tokenizer import Tokenizers
 
-SLOTS = 768  # padded places of a batch: larger ones gain nothing on a CPU, and leave a worker without work at the end
+# Padded places of a batch: larger ones gain nothing on a CPU, and leave a worker without work at the end. Weights in float32 take four
+# times the memory's bandwidth, which more rows share.
+SLOTS, SLOTS_INT8 = 1024, 768
 _NEVER = frozenset((PAD, BOS, UNK))  # pieces that no output may hold
 
 
@@ -33,8 +35,6 @@ class _Row(NamedTuple):
 class CTranslate2:
     """An exported Transformer: several workers of one thread each, which on few cores is quicker than one of several threads."""
 
-    slots = SLOTS
-
     def __init__(
         self, folder: Path, tokenizers: Tokenizers, *, name: str, longest: int, workers: int, compute_type: str = "default"
     ) -> None:
@@ -43,6 +43,7 @@ class CTranslate2:
         self.name, self.workers, self.longest = name, workers, longest
         self.callers = 2 * workers  # while one reads what a worker found, or spells what it is to do next, another's batch is in the queue
         self._translator = Translator(str(folder), device="cpu", compute_type=compute_type, inter_threads=workers, intra_threads=1)
+        self.slots = SLOTS_INT8 if "int8" in self._translator.compute_type else SLOTS
         self._src, self._tgt = (tokenizer.pieces(range(len(tokenizer))) for tokenizer in tokenizers)
         self._ids = {piece: number for number, piece in enumerate(self._tgt)}
 

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,23 @@ def test_all_ways_translate_the_same(bench: ModuleType, tmp_path: Path) -> None:
     for (_, name), way in bench.streaming(translator, lines, tmp_path / "lines", 1).items():
         assert way() == ours, name
     assert sum(there.startswith(here.rstrip("\ufffd")) for here, there in zip(ours, directly, strict=True)) >= 39
+
+
+@pytest.mark.parametrize(("precision", "slots"), [("float32", 1024), ("int8", 768)])
+def test_batches_are_as_large_as_suits_the_precision(bench: ModuleType, precision: str, slots: int, tmp_path: Path) -> None:
+    translator, lines = bench.make(tmp_path, "tiny", precision), bench.drawn(300, seed=2)
+    assert translator.engine.slots == slots
+    asked: list[int] = []
+
+    class Asked:
+        def translate_batch(self, sources: list[list[str]], **options: Any) -> Any:
+            asked.append(len(sources) * (1 + max(map(len, sources))))
+            return program.translate_batch(sources, **options)
+
+    program = translator.engine._translator
+    translator.engine._translator = Asked()
+    assert len(translator.translate(lines, beam=1)) == len(lines)
+    assert slots // 2 < max(asked) <= slots
 
 
 @pytest.mark.parametrize("beam", ["1", "2"])
