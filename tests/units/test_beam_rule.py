@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
+from model_kit import shaken
 from torch import Tensor
 
 from dragoman.config import Config
@@ -35,11 +33,6 @@ from dragoman.layers.residual import Plain, PostNorm, PreNorm, Residual, Scaled
 from dragoman.models.build import build_model
 from dragoman.text.specials import EOS
 
-ROOT = Path(__file__).resolve().parents[2]
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KERNELS = (OWN, CROSS, JOINING, RANKING, RULE)
 VOCABULARY = 40
 
@@ -120,15 +113,9 @@ def compare(limits: list[int], size: int, nbest: int, alpha: float, *, ties: boo
     assert bool(other.board.sound)
 
 
-@pytest.mark.skipif(not TRITON, reason="needs the package triton")
-@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+@needs_triton
 def test_the_kernel_in_tritons_interpreter() -> None:
-    """Triton decides at its import whether it compiles or interprets: another process."""
-    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert " passed" in ended.stdout
+    run_interpreted(__file__)
 
 
 CASES = [  # limits, size, n best, alpha, equal scores, spare candidates: every size to five with every n best
@@ -161,10 +148,8 @@ def test_interpreted_what_is_no_number_is_noticed_and_gives_tokens_all_the_same(
 def make(**settings: Any) -> Any:
     torch.manual_seed(0)
     shape = {"encoder": ["self"], "decoder": ["self"], "width": 32, "heads": 2, "feedforward": 48, "output_bias": True}
-    model = build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)
+    model = shaken(build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY))
     with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
         assert model.output_bias is not None
         model.output_bias[EOS] += 1.0
     return model.eval()
@@ -199,13 +184,9 @@ def test_interpreted_searches_find_the_same(residual: str, monkeypatch: pytest.M
     assert all(each.works for each in KERNELS)
 
 
-@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@needs_triton
 @pytest.mark.parametrize(("size", "nbest"), [(1, 1), (4, 1), (5, 5)])
 def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(size: int, nbest: int) -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from dragoman.kernels import beam_rule
 
     kernel = beam_rule._advance
@@ -213,13 +194,8 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(size: int, nbest
     constants = {"END": 2, "SIZE": size, "TILE": tile, "CANDIDATES": size, "WIDE": tile, "NBEST": nbest, "SLOTS": beam_rule.SLOTS}
     whole = ("ids", "sentences", "tokens", "step", "limits", "places", "cut_after", "past_parents", "past_tokens")
     types = dict.fromkeys(whole, "*i64") | dict.fromkeys(("totals", "finished", "cut", "past_log_probs", "divisors"), "*fp64")
-    types |= {"log_probs": "*fp32", "alive": "*u8", "sound": "*u8", "seen": "*fp16", **dict.fromkeys(constants, "constexpr")}
-    source = ASTSource(
-        fn=kernel,
-        signature={each: types.get(each, "i32") for each in kernel.arg_names},
-        constexprs={(kernel.arg_names.index(each),): value for each, value in constants.items()},
-    )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+    types |= {"log_probs": "*fp32", "alive": "*u8", "sound": "*u8", "seen": "*fp16"}
+    built = compile_for_hopper(kernel, constants, types, num_warps=1)
     assert "bar.sync" in built.asm["ptx"]  # between reading a table and writing it
     assert built.metadata.shared <= 48 * 1024
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_kit import shaken
 
 from dragoman.config import Config
 from dragoman.decoding.beam import Beam
@@ -54,11 +55,9 @@ WIRINGS: dict[str, dict[str, Any]] = {
 def make(**settings: Any) -> EncoderDecoder:
     torch.manual_seed(0)
     shape = {"encoder": ["self*2"], "decoder": ["self*2"], "width": 32, "heads": 4, "feedforward": 48, "dropout": 0.1}
-    model = build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)
-    with torch.no_grad():
-        for weight in model.parameters():  # biases and norms too, which begin as noughts and ones
-            weight.add_(0.1 * torch.randn_like(weight))
-    return model.eval()
+    return shaken(
+        build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)
+    ).eval()
 
 
 def compiled(model: EncoderDecoder, precision: str = FLOAT32) -> Compiled:

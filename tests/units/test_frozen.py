@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_kit import shaken
 
 from dragoman.attention.recording import edit, record
 from dragoman.config import Config
@@ -32,11 +33,9 @@ needs_int8 = pytest.mark.skipif(bool(int8_refusal()), reason=f"int8 {int8_refusa
 def make(seed: int = 0, **settings: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
     shape = {"encoder": ["self*2"], "decoder": ["self*2"], "width": 32, "heads": 4, "feedforward": 48, "dropout": 0.1}
-    model = build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)
-    with torch.no_grad():
-        for weight in model.parameters():  # biases and norms too, which begin as noughts and ones
-            weight.add_(0.1 * torch.randn_like(weight))
-    return model.eval()
+    return shaken(
+        build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)
+    ).eval()
 
 
 def run(model: Any, strategy: Any, *, limit: int = 24, scored: bool = True) -> list[Any]:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
 from torch import Tensor
 
 from dragoman.kernels import NO_TARGET, linear_cross_entropy, linear_cross_entropy_reference
 from dragoman.kernels import loss as loss_module
 
-ROOT = Path(__file__).resolve().parents[2]
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZES = [(1, 5), (6, 16), (5, 40), (7, 1000), (3, 9000)]  # rows, pieces
 
 
@@ -55,18 +48,12 @@ def differences(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: floa
     ]
 
 
-@pytest.mark.skipif(not TRITON, reason="needs the package triton")
-@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+@needs_triton
 def test_the_kernel_in_tritons_interpreter() -> None:
-    """Triton decides at its import whether it compiles or interprets: another process."""
-    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert " passed" in ended.stdout
+    run_interpreted(__file__)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@interpreted
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("rows", "pieces"), SIZES)
 def test_the_interpreted_kernel_is_the_definition(monkeypatch: pytest.MonkeyPatch, rows: int, pieces: int, smoothing: float) -> None:
@@ -76,7 +63,7 @@ def test_the_interpreted_kernel_is_the_definition(monkeypatch: pytest.MonkeyPatc
     assert loss_module._by_rows, "the kernel must not have failed"
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@interpreted
 @pytest.mark.parametrize("pieces", [512, 513, 1000])
 def test_the_interpreted_kernel_reads_a_row_twice_that_it_cannot_hold(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
     from dragoman.kernels import loss_rows
@@ -88,7 +75,7 @@ def test_the_interpreted_kernel_reads_a_row_twice_that_it_cannot_hold(monkeypatc
     assert loss_module._by_rows, "the kernel must not have failed"
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@interpreted
 def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, targets = inputs(6, 50)
     with torch.no_grad():
@@ -99,31 +86,16 @@ def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatc
     assert loss_module._by_rows, "the kernel must not have failed"
 
 
-@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@needs_triton
 @pytest.mark.parametrize(("pieces", "block", "warps"), [(32_768, 32_768, 16), (65_536, 4096, 8)])
 def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(pieces: int, block: int, warps: int) -> None:
     """Numbers are read and written sixteen bytes at a time, which decides how fast it is; a row that is held is read once."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from dragoman.kernels import loss_rows
 
     kernel = loss_rows._smooth
     constants = {"GRADIENT": True, "PIECES": pieces, "BLOCK": block}
     types = {"logits": "*bf16", "targets": "*i64", "loss": "*fp32", "nll": "*fp32", "others": "fp32", "gap": "fp32"}
-    types |= dict.fromkeys(constants, "constexpr")
-
-    def place(name: str) -> tuple[int]:
-        return (kernel.arg_names.index(name),)
-
-    source = ASTSource(
-        fn=kernel,
-        signature={each: types.get(each, "i32") for each in kernel.arg_names},
-        constexprs={place(each): value for each, value in constants.items()},
-        attrs={place(each): [["tt.divisibility", 16]] for each in ("logits", "stride", "targets")},
-    )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    built = compile_for_hopper(kernel, constants, types, aligned=("logits", "stride", "targets"), num_warps=warps)
     assert "ld.global.v4" in built.asm["ptx"]
     assert "st.global.v4" in built.asm["ptx"]
     if pieces == block:

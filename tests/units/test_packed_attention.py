@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kernel_kit import interpreted, needs_gpu, needs_triton, run_interpreted
 from torch import Tensor
 
 from dragoman.attention import CrossAttention, SelfAttention
 from dragoman.kernels import attend_packed, attend_reference, enable_short_attention, packed_attention, short_attention
 from dragoman.kernels.packed_attention import Heads
 
-ROOT = Path(__file__).resolve().parents[2]
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPES = [(5, None, 16), (17, None, 64), (6, 9, 16), (20, 7, 64), (1, 33, 32)]  # queries, keys of another sequence, head width
 
 
@@ -120,18 +112,12 @@ def test_a_cpu_never_comes_here() -> None:
     assert attend_packed(asking, None, heads=2, mask=None, causal=False, dropout=0.0) is None
 
 
-@pytest.mark.skipif(not TRITON, reason="needs the package triton")
-@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+@needs_triton
 def test_the_kernels_in_tritons_interpreter() -> None:
-    """Triton decides at its import whether it compiles or interprets: another process."""
-    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert " passed" in ended.stdout
+    run_interpreted(__file__)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@interpreted
 @pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
 def test_interpreted_kernels_are_plain_attention(
     anywhere: None, monkeypatch: pytest.MonkeyPatch, queries: int, keys: int | None, width: int

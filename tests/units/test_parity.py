@@ -6,21 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from model_kit import shaken
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.recipes.transformer import vaswani2017_base
-
-
-def shuffled(module: nn.Module) -> nn.Module:
-    """Move every weight off its first value, so that a norm or bias that is mixed up shows."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * 0.05)
-    return module
 
 
 def from_torch(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
@@ -48,7 +40,7 @@ def from_torch(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 def test_base_model_with_the_weights_of_torch_nn_transformer() -> None:
     torch.manual_seed(0)
-    theirs = shuffled(nn.Transformer(512, 8, 6, 6, 2048, dropout=0.0, batch_first=True, activation="relu"))
+    theirs = shaken(nn.Transformer(512, 8, 6, 6, 2048, dropout=0.0, batch_first=True, activation="relu"))
     # PyTorch has biases and a norm after each stack, which the paper does not.
     config = vaswani2017_base().replace(model={"attention_bias": True, "final_norm": "on", "norm_epsilon": 1e-5, "dropout": 0.0}).model
     ours = build_model(config, src_vocabulary=100, tgt_vocabulary=100)
@@ -116,8 +108,8 @@ def marian_pair(width: int, layers: int, heads: int, feedforward: int, vocabular
         dropout=0.0,
     )
     theirs = transformers.MarianMTModel(config).eval()
-    shuffled(theirs.model.encoder.layers)
-    shuffled(theirs.model.decoder.layers)
+    shaken(theirs.model.encoder.layers)
+    shaken(theirs.model.decoder.layers)
     with torch.no_grad():
         theirs.final_logits_bias.normal_()
         theirs.model.shared.weight.normal_(std=width**-0.5)[-1] = 0  # the padding row starts a sentence: it must be nought

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_kit import shaken
 
 from dragoman.config import Config
 from dragoman.decoding.beam import Beam
@@ -37,10 +38,8 @@ PENALTY = WuPenalty()
 def make(seed: int = 0, *, end: float = 0.0, device: str = "cpu", vocabulary: int = VOCABULARY, **settings: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
     shape = {"encoder": ["self*2"], "decoder": ["self*2"], "width": 32, "heads": 4, "feedforward": 48, "output_bias": True}
-    model = build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=vocabulary, tgt_vocabulary=vocabulary)
+    model = shaken(build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=vocabulary, tgt_vocabulary=vocabulary))
     with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
         if model.output_bias is not None:
             model.output_bias[3] += end  # so that outputs end sooner or later
     return model.eval().to(device)

@@ -6,26 +6,19 @@ on a GPU they run as they are.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from dragoman.kernels import attend, attend_reference, enable_short_attention, short_attention
 from dragoman.kernels.short_attention import attend_short, is_short
 
-ROOT = Path(__file__).resolve().parents[2]
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPES = [  # queries, keys, head width
     (1, 1, 16), (5, 5, 16), (16, 16, 64), (17, 9, 32), (9, 17, 64), (1, 30, 64),
     (33, 33, 64), (40, 24, 64), (3, 128, 32), (128, 5, 32), (64, 64, 128), (128, 128, 64),
@@ -198,18 +191,12 @@ def test_kernels_that_fail_on_the_way_back_are_done_without(monkeypatch: pytest.
     assert len(caplog.records) == 1
 
 
-@pytest.mark.skipif(not TRITON, reason="needs the package triton")
-@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+@needs_triton
 def test_the_kernels_in_tritons_interpreter() -> None:
-    """Triton decides at its import whether it compiles or interprets: another process."""
-    pytest_call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(pytest_call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert " passed" in ended.stdout
+    run_interpreted(__file__)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@interpreted
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["none", "ends", "holes", "nothing"])
 @pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
@@ -222,7 +209,7 @@ def test_interpreted_kernels_are_plain_attention(
     assert short_attention._enabled, "the kernels must not have failed"
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@interpreted
 def test_interpreted_kernels_take_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads whose numbers do not lie side by side, repeated heads, a gradient that is one number everywhere."""
     monkeypatch.setattr(short_attention, "_runs_tiles", lambda query: True)
@@ -238,28 +225,19 @@ def test_interpreted_kernels_take_any_strides(monkeypatch: pytest.MonkeyPatch) -
     assert short_attention._enabled, "the kernels must not have failed"
 
 
-@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@needs_triton
 @pytest.mark.parametrize(
     ("name", "rows", "warps"), [("_forward", 32, 1), ("_backward", 32, 2), ("_forward", 128, 4), ("_backward", 128, 8)]
 )
 def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(name: str, rows: int, warps: int) -> None:
     """The interpreter takes Python that the compiler does not; the assembler for compute capability 9.0 comes with Triton."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from dragoman.kernels import short_tiles
 
     kernel = getattr(short_tiles, name)
     constants = {"CAUSAL": True, "MASKED": True, "TILE_T": rows, "TILE_S": rows, "WIDTH": 64}
-    types = {"mask": "*u8", "scale": "fp32", "power": "fp32", **dict.fromkeys(constants, "constexpr")}
+    types = {"mask": "*u8", "scale": "fp32", "power": "fp32"}
     types |= dict.fromkeys(("query", "key", "value", "context", "outer", "grad_query", "grad_key", "grad_value"), "*bf16")
-    source = ASTSource(
-        fn=kernel,
-        signature={each: types.get(each, "i32") for each in kernel.arg_names},
-        constexprs={(kernel.arg_names.index(each),): value for each, value in constants.items()},
-    )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 1})
+    built = compile_for_hopper(kernel, constants, types, num_warps=warps, num_stages=1)
     assert "mma" in built.asm["ptx"]  # tensor cores
     assert built.metadata.shared <= 99 * 1024  # what the smallest cards of the last years give a program
 

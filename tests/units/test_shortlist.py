@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model_kit import shaken
 
 from dragoman.config import Config
 from dragoman.data.corpus import PairedFiles
@@ -48,11 +49,7 @@ def counted(**more: Any) -> Shortlist:
 def make(**settings: Any) -> EncoderDecoder:
     torch.manual_seed(0)
     shape = {"encoder": ["self*1"], "decoder": ["self*2"], "width": 32, "heads": 4, "feedforward": 48, "dropout": 0.1, "tie": "target"}
-    model = build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=30, tgt_vocabulary=VOCABULARY)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
-    return model.eval()
+    return shaken(build_model(Config().replace(model={**shape, **settings}).model, src_vocabulary=30, tgt_vocabulary=VOCABULARY)).eval()
 
 
 def request(numbers: Any = range(5), **more: Any) -> Request:

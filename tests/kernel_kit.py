@@ -1,0 +1,51 @@
+"""Triton's kernels where there is no GPU: run by its interpreter, or compiled for a GPU that is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+needs_triton = pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton, not as an interpreter")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def run_interpreted(file: str, timeout: int = 500) -> None:
+    """Run a file's tests called "interpreted": Triton decides at its import whether it compiles or interprets, hence another process."""
+    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(file).relative_to(ROOT))]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert " passed" in ended.stdout
+
+
+def compile_for_hopper(
+    kernel: Any, constants: Mapping[str, Any], types: Mapping[str, str], *, aligned: Collection[str] = (), **options: int
+) -> Any:
+    """Compile a kernel for compute capability 9.0; what has neither type nor value is an integer, `aligned` are multiples of 16."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    def place(name: str) -> tuple[int]:
+        return (kernel.arg_names.index(name),)
+
+    source = ASTSource(
+        fn=kernel,
+        signature={each: "constexpr" if each in constants else types.get(each, "i32") for each in kernel.arg_names},
+        constexprs={place(each): value for each, value in constants.items()},
+        attrs={place(each): [["tt.divisibility", 16]] for each in aligned},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
