@@ -5,236 +5,52 @@ Each case runs a command twice, on a machine in order and on one that is broken 
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from fault_machines import (
+    FULL,
+    LOST,
+    NO_GPU,
+    OLD,
+    ON_CPU,
+    PAIRS,
+    SAME,
+    Case,
+    a_gpu,
+    failing_engine,
+    forget,
+    make_folder,
+    narrow_gpu,
+    narrow_search,
+    no_gpu,
+    no_int8,
+    nothing,
+    old_driver,
+    unloadable,
+    without,
+)
 
-from dragoman.bundle import write_bundle
 from dragoman.cli.app import main
-from dragoman.config import read_config
-from dragoman.engines import Native, choosing, installed
-from dragoman.engines.cpu import building, freezing
+from dragoman.engines import Native, choosing
 from dragoman.errors import ConfigError
-from dragoman.models.build import build_model
 from dragoman.runs import machine
-from dragoman.tasks.translate import TranslateTask
-from dragoman.text.tokenizer import train_tokenizers
-from dragoman.training import compiling, memory
-from dragoman.training.precision import choose_precision
 from dragoman.translator import Translator, device
-
-PAIRS = [
-    ("Guten Morgen.", "Good morning."),
-    ("Ein Hund läuft durch den Schnee.", "A dog runs through the snow."),
-    ("Zwei Männer reden.", "Two men are talking."),
-    ("Das ist ein Haus.", "This is a house."),
-]
-SMALL = [
-    "model.width=16",
-    "model.heads=2",
-    "model.feedforward=32",
-    "model.dropout=0",
-    "model.encoder=[self*1]",
-    "model.decoder=[self*1]",
-    "text.kind=characters",
-]
-SAME = "and the result is the same"
-
-Break = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with a model, one that holds an engine where CTranslate2 is installed, and text to train and score on."""
-    place = tmp_path_factory.mktemp("fallbacks")
-    for column, side in enumerate(("de", "en")):
-        (place / f"text.{side}").write_text("".join(f"{pair[column]}\n" for pair in PAIRS * 6), encoding="utf-8")
-    config = read_config(recipe="tiny", overrides=[*SMALL, "decode.beam=2", "decode.max_ratio=1", "decode.max_extra=4"])
-    tokenizers = train_tokenizers([src for src, _ in PAIRS] * 20, [tgt for _, tgt in PAIRS] * 20, config.text)
-    torch.manual_seed(3)
-    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
-    write_bundle(place / "model", config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["Guten Morgen."])
-    if importlib.util.find_spec("ctranslate2") is not None:
-        from dragoman.exchange.exporting import export_ctranslate2
-
-        for name in ("exported", "damaged"):
-            shutil.copytree(place / "model", place / name)
-            export_ctranslate2(place / name, quantisation="float32")
-        (place / "damaged/engines/ctranslate2-float32/model.bin").write_bytes(b"no model")
-    return place
+    return make_folder(tmp_path_factory.mktemp("fallbacks"))
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Forget what was said before, and what other tests measured."""
-    monkeypatch.setattr(device, "_told", set())
-    monkeypatch.setattr(memory, "_told", set())
-    monkeypatch.setattr(compiling, "_failed", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(building, "_kernels", lambda folder, wanted: None)  # a compiler would take seconds in every test
+    forget(monkeypatch, tmp_path)
 
 
-# What can be broken
-
-
-def no_gpu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def old_driver(patch: pytest.MonkeyPatch) -> None:
-    def is_available() -> bool:
-        warnings.warn(
-            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\nPlease update", stacklevel=2
-        )
-        return False
-
-    patch.setattr(torch.cuda, "is_available", is_available)
-
-
-def a_gpu(patch: pytest.MonkeyPatch) -> None:
-    """Pretend that there is one, as far as nobody computes on it."""
-    patch.setattr(torch.cuda, "is_available", lambda: True)
-    patch.setattr(torch.cuda, "device_count", lambda: 1)
-    patch.setattr(torch.cuda, "get_device_name", lambda *_: "GeForce GTX 1080")
-    patch.setattr(torch.cuda, "get_device_capability", lambda *_: (6, 1))
-    patch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_80"])
-    patch.setattr(torch.cuda, "set_device", lambda *_: None)
-
-
-def failing_gpu(error: RuntimeError) -> Break:
-    def broken(patch: pytest.MonkeyPatch) -> None:
-        a_gpu(patch)
-        real = torch.ones
-
-        def ones(*size: int, device: torch.device | str = "cpu", **more: object) -> torch.Tensor:
-            if torch.device(device).type == "cuda":
-                raise error
-            return real(*size, device=device, **more)  # type: ignore[call-overload, no-any-return]
-
-        patch.setattr(torch, "ones", ones)
-
-    return broken
-
-
-def narrow_gpu(patch: pytest.MonkeyPatch) -> None:
-    """A GPU that has no room for a model."""
-    a_gpu(patch)
-    patch.setattr(device, "_no_cuda", lambda *_, **__: "")
-    real = nn.Module.to
-
-    def to(module: nn.Module, place: torch.device | str, *more: object) -> nn.Module:
-        if torch.device(place).type == "cuda":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
-        return real(module, place, *more)
-
-    patch.setattr(nn.Module, "to", to)
-
-
-def narrow_search(patch: pytest.MonkeyPatch) -> None:
-    real = Native.generate
-
-    def generate(engine: Native, request):  # type: ignore[no-untyped-def]
-        if len(request.sources) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(engine, request)
-
-    patch.setattr(Native, "generate", generate)
-
-
-def narrow_training(patch: pytest.MonkeyPatch) -> None:
-    real = TranslateTask.loss
-
-    def loss(task: TranslateTask, model: nn.Module, batch):  # type: ignore[no-untyped-def]
-        if len(batch) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(task, model, batch)
-
-    patch.setattr(TranslateTask, "loss", loss)
-
-
-class _NoWayBack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):  # type: ignore[no-untyped-def]
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        raise RuntimeError("C++ compile error\nmore of it")
-
-
-def failing_compiler(*, late: bool = False) -> Break:
-    """A compiler that fails when a block is called, or on the way back, where torch compiles as well."""
-
-    def compiled(function, **options):  # type: ignore[no-untyped-def]
-        def call(x, *rest):  # type: ignore[no-untyped-def]
-            if late:
-                return function(_NoWayBack.apply(x), *rest)
-            raise RuntimeError("Cannot find a working triton installation.\nmore of it")
-
-        return call
-
-    return lambda patch: patch.setattr(torch, "compile", compiled)
-
-
-def without(package: str) -> Break:
-    def broken(patch: pytest.MonkeyPatch) -> None:
-        real = importlib.util.find_spec
-        patch.setattr(installed.importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name, *rest))
-
-    return broken
-
-
-def unloadable(package: str) -> Break:
-    def broken(patch: pytest.MonkeyPatch) -> None:
-        real = importlib.import_module
-
-        def import_module(name: str, *rest: str) -> object:
-            if name == package:
-                raise ImportError("libiomp5.so: cannot open shared object file\nmore")
-            return real(name, *rest)
-
-        patch.setattr(installed.importlib, "import_module", import_module)
-
-    return broken
-
-
-def failing_engine(patch: pytest.MonkeyPatch) -> None:
-    def generate(engine: object, request: object) -> None:
-        raise RuntimeError("Unsupported model binary\nmore")
-
-    patch.setattr("dragoman.engines.ctranslate2.CTranslate2.generate", generate)
-
-
-def no_int8(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(freezing, "int8_refusal", lambda: "needs a processor that torch's fbgemm knows")
-
-
-def nothing(patch: pytest.MonkeyPatch) -> None:
-    """The machine is in order: what is asked for is not there."""
-
-
-class Case(NamedTuple):
-    """A command, what breaks, and the line that says so."""
-
-    command: str
-    harm: Break
-    line: str  # a regular expression for all of it
-    usual: str = ""  # what the machine in order is asked for; by default the same
-
-
-OLD = failing_gpu(RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with TORCH_USE_CUDA_DSA"))
-FULL = failing_gpu(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"))
-LOST = failing_gpu(RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later"))
-ON_CPU = f"the CPU is used, which takes longer, {SAME}"
-NO_GPU = rf"torch (is built for CPUs alone and )?sees no GPU here: {ON_CPU}"
 TRANSLATE, EVALUATE = "translate -m {}/model", "evaluate {}/model --src {}/text.de --ref {}/text.en"
 EXPORTED = "translate -m {}/exported"
 NATIVE = f"the native engine is used, {SAME}"
@@ -331,73 +147,6 @@ def run(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Outco
     return Outcome(code, re.sub(r"\n\d+ sentences in .*", "", out), err.splitlines())
 
 
-# Training
-
-
-class Trained(NamedTuple):
-    losses: list[float]
-    lines: list[str]
-
-
-def train(folder: Path, out: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Trained:
-    """Train for three updates."""
-    settings = [*SMALL, "train.steps=3", "train.batch_tokens=120", "train.precision=float32", "train.checkpoint_every=100"]
-    words = [f"--set={each}" for each in settings]
-    code = main(["train", f"--src={folder}/text.de", f"--tgt={folder}/text.en", "--recipe=tiny", f"--out={out}", *words, *more])
-    err = capsys.readouterr().err
-    assert code == 0, err
-    from dragoman.training.checkpoint import RunDirectory
-
-    with RunDirectory(out / "training") as directory:
-        losses = [record["loss"] for record in directory.records() if "nll" in record]
-    return Trained(losses, err.splitlines())
-
-
-TRAININGS = {
-    "without a GPU": Case("--device=cuda", no_gpu, NO_GPU),
-    "with a GPU that is too old": Case("", OLD, rf"GeForce .* is too old for this torch.*: {ON_CPU}"),
-    "with a GPU that is too small": Case("", narrow_gpu, rf"the model does not fit into the memory of cuda:0: {ON_CPU}"),
-    "in little memory": Case(
-        "", narrow_training, rf"out of memory with \d+ slots of \d+x\d+: .* computed in parts, {SAME}; a lower train.batch_tokens avoids it"
-    ),
-    "without a compiler": Case(
-        "--set=train.compile=on",
-        failing_compiler(),
-        rf"compiling failed, the blocks run as they are, {SAME} \(RuntimeError: Cannot find a working triton installation.\); train.* it",
-    ),
-    "with a compiler that fails on the way back": Case(
-        "--set=train.compile=on",
-        failing_compiler(late=True),
-        rf"compiling failed, the blocks run as they are, {SAME} \(RuntimeError: C\+\+ compile error\); train.compile=off skips it",
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def usual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[pytest.CaptureFixture[str]], Trained]:
-    """Train on a machine in order, once."""
-    known: list[Trained] = []
-
-    def trained(capsys: pytest.CaptureFixture[str]) -> Trained:
-        known[:] = known or [train(folder, tmp_path_factory.mktemp("usual") / "run", capsys)]
-        return known[0]
-
-    return trained
-
-
-@pytest.mark.parametrize("name", TRAININGS)
-def test_training_goes_on(  # type: ignore[no-untyped-def]
-    name: str, folder: Path, tmp_path: Path, usual, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case, expected = TRAININGS[name], usual(capsys)
-    with monkeypatch.context() as patch:
-        case.harm(patch)
-        found = train(folder, tmp_path / "run", capsys, *case.command.split())
-    assert found.losses == pytest.approx(expected.losses, rel=0.0 if case.harm is not narrow_training else 1e-5)
-    [line] = [line for line in found.lines if "warning" in line]
-    assert re.fullmatch(rf"dragoman: warning: {case.line}", line)
-
-
 # What has no line on stderr, or nothing to fall back on
 
 
@@ -491,13 +240,6 @@ def test_where_nothing_fits_one_line_says_so(
     assert "the memory must have room for what is asked; found it full" in found.lines[-1]
     assert said in found.lines[-1]
     assert not any("Traceback" in line for line in found.lines)
-
-
-def test_a_gpu_without_bfloat16_trains_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    a_gpu(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
-    for wanted in ("auto", "bfloat16"):
-        assert choose_precision(wanted, torch.device("cuda")) == (torch.float32, "GeForce GTX 1080 does not multiply bfloat16")
 
 
 @pytest.mark.parametrize(

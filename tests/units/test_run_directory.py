@@ -1,4 +1,4 @@
-"""The run directory: what is published is whole, what is damaged is named and set aside, what is best is kept."""
+"""The run directory: what is published is whole, and what is damaged is named and set aside."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import os
 
 import pytest
 import torch
+from run_kit import flip, publish, tensors
 
 from dragoman import stopping
-from dragoman.errors import BundleError, CorruptError, DiskError, DivergedError, LockedError, StoppedError
-from dragoman.files import disk, faults
+from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
+from dragoman.files import faults
 from dragoman.training import checkpoint as checkpoints
 from dragoman.training.checkpoint import RunDirectory
 
@@ -27,25 +28,6 @@ def quiet():
 def run(tmp_path):
     with RunDirectory(tmp_path / "training", keep=2) as directory:
         yield directory
-
-
-def tensors(step: int, width: int = 8) -> dict:
-    weight = torch.full((width, 4), float(step))
-    return {"weights": {"layer.weight": weight}, "optimizer": {"layer.weight.exp_avg": weight / 2}, "ema": {"layer.weight": weight / 3}}
-
-
-def publish(run: RunDirectory, *steps: int, **options):
-    result = None
-    for step in steps:
-        run.log({"update": step, "loss": 1 / step})
-        result = run.publish(step, tensors(step), {"update": step, "cursor": [0, step]}, {"loss": 1 / step}, **options)
-    return result
-
-
-def flip(path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_what_is_published_comes_back(run):
@@ -228,170 +210,6 @@ def test_leftovers_of_ours_go_and_others_stay(tmp_path):
         assert odd.exists()
         assert theirs.exists()
         assert not (path / ".tmp-status.json-123-0a1b2c3d").exists()
-
-
-def test_prune_keeps_the_newest(run):
-    publish(run, 1, 2, 3, 4)
-    assert run.prune() == [1, 2]
-    assert run.prune(1) == [3]
-    assert run.prune(1) == []
-    assert run.newest().step == 4
-
-
-def test_the_best_outlives_pruning(run):
-    """`keep_checkpoint 1` keeps the last and loses the best (OpenNMT-py#1856)."""
-    publish(run, 1)
-    run.keep_best(1)
-    publish(run, 2, 3, 4)
-    run.prune()
-    assert run.steps() == [3, 4]
-    assert run.best().step == 1
-    assert torch.equal(run.best().load_weights()["layer.weight"], torch.full((8, 4), 1.0))
-    run.keep_best(4)
-    assert run.best().step == 4
-    assert os.listdir(run.path / "keep") == ["step-00000004"]
-    assert not list(run.path.glob(".*"))
-
-
-def test_the_best_shares_its_bytes(run):
-    publish(run, 1)
-    run.keep_best(1)
-    run.keep_best(1)
-    assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 2
-
-
-def test_the_best_is_copied_where_links_are_not_to_be_had(run, monkeypatch):
-    def link(*args, **kwargs) -> None:
-        raise PermissionError(1, "no links here")
-
-    monkeypatch.setattr(os, "link", link)
-    publish(run, 1)
-    run.keep_best(1)
-    assert run.best().step == 1
-    assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 1
-
-
-def test_a_crash_between_publishing_and_keeping_is_made_good(run):
-    publish(run, 1)
-    run.keep_best(1)
-    publish(run, 2)
-    run.settle_best(0)  # none known
-    run.settle_best(7)  # not there any more
-    assert run.best().step == 1
-    run.settle_best(2)
-    assert run.best().step == 2
-    publish(run, 3)
-    flip(run.path / "step-00000003" / "weights.safetensors")
-    run.settle_best(3)
-    assert run.best().step == 2
-
-
-def test_a_damaged_best_is_replaced(run):
-    publish(run, 1, 2)
-    run.keep_best(2)
-    kept = run.path / "keep" / "step-00000002" / "weights.safetensors"
-    data = kept.read_bytes()
-    kept.unlink()
-    kept.write_bytes(data[:-1])
-    assert run.best() is None
-    run.keep_best(2)
-    assert run.best().step == 2
-
-
-def test_a_best_of_another_history_is_replaced(run):
-    publish(run, 2)
-    run.keep_best(2)
-    os.rename(run.path / "step-00000002", run.path.parent / "gone")
-    run.publish(2, tensors(9), {})
-    run.keep_best(2)
-    assert torch.equal(run.best().load_weights()["layer.weight"], torch.full((8, 4), 9.0))
-
-
-def test_a_damaged_step_is_not_kept_as_the_best(run):
-    publish(run, 1)
-    flip(run.path / "step-00000001" / "weights.safetensors")
-    with pytest.raises(CorruptError, match=r"weights\.safetensors"):
-        run.keep_best(1)
-    assert run.best() is None
-
-
-def test_prune_never_touches_what_another_run_wrote(tmp_path):
-    """TensorFlow's manager deleted checkpoints that it had not written (tensorflow#34234)."""
-    with RunDirectory(tmp_path / "a", keep=1) as first:
-        publish(first, 1, 2)
-    with RunDirectory(tmp_path / "b", keep=1) as run:
-        os.rename(tmp_path / "a" / "step-00000001", run.path / "step-00000001")
-        publish(run, 3, 4)
-        assert run.prune() == [3]
-        assert run.steps() == [1, 4]
-
-
-def test_prune_leaves_what_does_not_verify(run):
-    publish(run, 1, 2, 3)
-    os.truncate(run.path / "step-00000001" / "weights.safetensors", 3)
-    assert run.prune(1) == [2]
-    assert run.steps() == [1, 3]
-
-
-def test_the_last_step_before_a_spike_is_not_pruned(run):
-    publish(run, 1)
-    publish(run, 2, 3, 4, suspect=True)
-    assert run.prune(1) == [2, 3]
-    assert run.steps() == [1, 4]
-
-
-def test_a_full_disk_gives_up_old_steps_one_at_a_time(run, caplog):
-    publish(run, 1, 2, 3)
-    faults.arm("publish.write.optimizer.safetensors:1:enospc,publish.manifest:1:enospc")
-    with caplog.at_level(logging.WARNING):
-        assert publish(run, 4).step == 4
-    assert run.steps() == [3, 4]
-    assert "step-00000001 was removed to make room for step-00000004" in caplog.text
-
-
-def test_a_full_disk_never_costs_the_newest(run):
-    publish(run, 1)
-    faults.arm("publish.write.weights.safetensors:1:enospc")
-    with pytest.raises(DiskError, match="No space left on device") as caught:
-        publish(run, 2)
-    assert caught.value.exit_code == 74
-    assert run.newest().step == 1
-    assert not list(run.path.glob(".tmp-*"))
-
-
-def test_old_steps_are_not_given_up_where_that_cannot_help(run, monkeypatch):
-    publish(run, 1, 2, 3)
-    monkeypatch.setattr(disk, "free_bytes", lambda path: 10)
-    monkeypatch.setattr("dragoman.training.keeping.free_bytes", lambda path: 10)
-    monkeypatch.setattr("dragoman.training.keeping._own_bytes", lambda checkpoint: 1)
-    with pytest.raises(DiskError, match="found 10 bytes free"):
-        publish(run, 4)
-    assert run.steps() == [1, 2, 3]
-
-
-def test_patience_with_a_full_disk_ends(run, caplog):
-    faults.arm(",".join(f"publish.write.weights.safetensors:{n}:enospc" for n in range(1, 9)))
-    with caplog.at_level(logging.WARNING):
-        assert [publish(run, step, patient=True) for step in (1, 2, 3)] == [None] * 3
-    assert "step 1 was not saved" in caplog.text
-    with pytest.raises(DiskError, match="No space left"):
-        publish(run, 4, patient=True)
-    assert not any(record.get("event") == "publish" for record in run.records())
-
-
-def test_patience_starts_anew_after_a_success(run):
-    faults.arm(",".join(f"publish.mkdir:{n}:eio" for n in (1, 2, 4, 5, 6)))
-    assert [publish(run, step, patient=True) is None for step in (1, 2, 3, 4, 5)] == [True, True, False, True, True]
-    with pytest.raises(DiskError, match="Input/output error"):
-        publish(run, 6, patient=True)
-
-
-def test_room_is_asked_for_at_the_start(run, monkeypatch):
-    run.require_space(tensors(1))
-    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
-    with pytest.raises(DiskError, match="3 checkpoints") as caught:
-        run.require_space(tensors(1))
-    assert "1.0 kB free" in str(caught.value)
 
 
 def test_a_second_request_to_stop_publishes_nothing(run):

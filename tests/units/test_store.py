@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from store_kit import ENGLISH, GERMAN, corpus_of, prepared
 
 from dragoman.config.tree import DataConfig, TextConfig
-from dragoman.data import preparing
-from dragoman.data.corpus import Corpus, Pair, PairedFiles, PairsFile
-from dragoman.data.preparing import Progress, StoreReport
-from dragoman.data.store import Store, cache_folder, store_key
-from dragoman.data.streams import file_digest
-from dragoman.data.workers import Block, encode_blocks, encode_texts
-from dragoman.errors import CorruptError, DataError, DiskError, ForbiddenError
+from dragoman.data.corpus import Corpus, PairedFiles, PairsFile
+from dragoman.data.preparing import StoreReport
+from dragoman.data.store import cache_folder, store_key
+from dragoman.errors import DataError
 from dragoman.text.specials import PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
-
-GERMAN = ["Ein Hund läuft durch den Schnee.", "Zwei Männer reden auf der Straße.", "Eine Frau liest ein Buch im Park."]
-ENGLISH = ["A dog runs through the snow.", "Two men are talking in the street.", "A woman reads a book in the park."]
 
 
 @pytest.fixture(scope="module")
 def tokenizers() -> Tokenizers:
     return train_tokenizers(GERMAN * 20, ENGLISH * 20, TextConfig(vocabulary=330, coverage=1.0))
-
-
-def corpus_of(folder: Path, src: list[str], tgt: list[str], **options: object) -> PairedFiles:
-    (folder / "x.de").write_text("".join(f"{line}\n" for line in src), encoding="utf-8")
-    (folder / "x.en").write_text("".join(f"{line}\n" for line in tgt), encoding="utf-8")
-    return PairedFiles(folder / "x.de", folder / "x.en", **options)  # type: ignore[arg-type]
-
-
-def prepared(corpus: Corpus, tokenizers: Tokenizers, folder: Path, **options: object) -> Store:
-    data = DataConfig(max_length=options.pop("max_length", 200))  # type: ignore[arg-type]
-    return Store.prepare(corpus, tokenizers, folder=folder, data=data, **options)  # type: ignore[arg-type]
 
 
 def test_the_store_holds_the_corpus(tmp_path: Path, tokenizers: Tokenizers) -> None:
@@ -182,81 +164,6 @@ def test_separate_vocabularies_are_kept_apart(tmp_path: Path) -> None:
     assert made.tgt.encode(ENGLISH[0]) != made.src.encode(ENGLISH[0])
 
 
-def many(folder: Path, count: int) -> PairedFiles:
-    return corpus_of(folder, [f"{GERMAN[i % 3]} {i}" for i in range(count)], [f"{ENGLISH[i % 3]} {i}" for i in range(count)])
-
-
-def test_all_workers_give_what_one_gives(tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "BLOCK", 100)
-    corpus = many(tmp_path, 1234)
-    one = prepared(corpus, tokenizers, tmp_path / "one", workers=1)
-    three = prepared(corpus, tokenizers, tmp_path / "three", workers=3)
-    hashes = [{path.name: file_digest(path) for path in store.folder.iterdir()} for store in (one, three)]
-    assert hashes[0] == hashes[1]
-    assert len(one) == 1234
-
-
-def test_workers_do_not_run_the_callers_script_again(tmp_path: Path) -> None:
-    """A script without a main guard must not start itself in every worker."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"""
-import sys
-print("started", flush=True)
-from pathlib import Path
-from dragoman.config.tree import DataConfig, TextConfig
-from dragoman.data.corpus import PairedFiles
-from dragoman.data.store import Store
-from dragoman.text.tokenizer import train_tokenizers
-here = Path({str(tmp_path)!r})
-corpus = PairedFiles(here / "x.de", here / "x.en")
-made = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), TextConfig(vocabulary=330, coverage=1.0))
-print(len(Store.prepare(corpus, made, folder=here / "cache", data=DataConfig(), workers=2)))
-"""
-    )
-    many(tmp_path, 50)
-    root = Path(__file__).resolve().parents[2]
-    run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(root)}, check=True
-    )
-    assert run.stdout.split() == ["started", "50"]
-
-
-def test_a_worker_that_dies_is_an_error_not_a_hang(tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.data import workers
-
-    real = workers._Worker.send
-
-    def send_and_kill(self: workers._Worker, block: Block) -> None:
-        real(self, block)
-        self._process.kill()
-        self._process.wait()
-
-    monkeypatch.setattr(workers._Worker, "send", send_and_kill)
-    blocks = [Block([1], ["Ein Hund"] * 1, ["a dog"]) for _ in range(4)]
-    with pytest.raises(DiskError, match="must live; found one that ended with signal 9"):
-        list(encode_blocks(blocks, tokenizers, 2))
-
-
-def test_encoding_keeps_any_text_through_the_pipes(tokenizers: Tokenizers) -> None:
-    texts = ["", "a\nb", "日本\u2028x", "🙂", "x" * 3000]
-    blocks = [Block(list(range(5)), texts, texts[::-1])] * 3
-    for block, src, tgt in encode_blocks(blocks, tokenizers, 2):
-        assert src.ids.tolist() == encode_texts(tokenizers.src, block.src).ids.tolist()
-        assert tgt.lengths.tolist() == [len(row) for row in tokenizers.tgt.encode_batch(texts[::-1])]
-
-
-def test_progress_is_told(tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preparing shows how far it is (fairseq#2603)."""
-    monkeypatch.setattr(preparing, "BLOCK", 100)
-    told: list[Progress] = []
-    prepared(many(tmp_path, 450), tokenizers, tmp_path / "cache", progress=told.append, workers=1)
-    assert [each.pairs for each in told][-1] == 450
-    assert len(told) == 5
-    assert told[-1].share == 1.0
-    assert all(each.seconds >= 0 for each in told)
-
-
 def test_wide_ids_where_the_vocabulary_is_large(tmp_path: Path, tokenizers: Tokenizers) -> None:
     class Large(type(tokenizers.src)):  # type: ignore[misc]
         def __len__(self) -> int:
@@ -266,129 +173,6 @@ def test_wide_ids_where_the_vocabulary_is_large(tmp_path: Path, tokenizers: Toke
     store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), Tokenizers(large, large), tmp_path / "cache")
     assert store.pair(0)[0].dtype == np.uint32
     assert store.pair(0)[0].tolist() == tokenizers.src.encode(GERMAN[0])
-
-
-@pytest.mark.parametrize("name", ["src.bin", "tgt.bin", "src.offsets", "tgt.lengths", "numbers"])
-def test_a_cut_file_is_noticed_at_opening_and_made_anew(
-    tmp_path: Path, tokenizers: Tokenizers, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    store = prepared(corpus, tokenizers, tmp_path / "cache")
-    size = (store.folder / name).stat().st_size
-    os.truncate(store.folder / name, size - 1)
-    with pytest.raises(CorruptError, match=f"{name} must have {size} bytes; found {size - 1} bytes; delete"):
-        Store.open(store.folder)
-    again = prepared(corpus, tokenizers, tmp_path / "cache")
-    again.verify()
-    assert "is made anew" in caplog.text
-    assert len(list((tmp_path / "cache").glob("*.damaged-*"))) == 1
-
-
-@pytest.mark.parametrize("name", ["src.bin", "tgt.bin", "src.lengths", "tgt.offsets"])
-def test_a_flipped_bit_is_noticed_before_it_is_used(tmp_path: Path, tokenizers: Tokenizers, name: str) -> None:
-    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
-    path = store.folder / name
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(bytes(data))
-    with pytest.raises(CorruptError, match=f"{name} must be as it was written; found SHA-256 ") as caught:
-        Store.open(store.folder).pair(0)
-    assert caught.value.exit_code == 65
-
-
-def test_a_missing_file_and_an_edited_manifest_are_noticed(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
-    copy = tmp_path / "copy"
-    shutil.copytree(store.folder, copy)
-    (copy / "tgt.bin").unlink()
-    with pytest.raises(CorruptError, match=r"tgt\.bin must have .*; found no such file"):
-        Store.open(copy)
-    manifest = json.loads((store.folder / "manifest.json").read_text())
-    manifest["report"]["pairs"] = 2
-    (store.folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CorruptError, match=r"manifest\.json"):
-        Store.open(store.folder)
-
-
-def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(CorruptError, match=r"manifest\.json.*No such file"):
-        Store.open(tmp_path)
-
-
-def test_a_corpus_that_changes_between_hashing_and_reading_is_refused(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    real = corpus.records
-
-    def edited():
-        corpus.src.write_text("".join(f"{line}!\n" for line in GERMAN), encoding="utf-8")
-        return real()
-
-    corpus.records = edited  # type: ignore[method-assign]
-    with pytest.raises(CorruptError, match=r"x\.de must stay as it is while it is prepared; found SHA-256 \w+… before and \w+… after"):
-        prepared(corpus, tokenizers, tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
-
-
-def test_a_corpus_that_stops_reading_early_is_still_checked(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    class Half(PairedFiles):
-        def records(self):
-            for record in super().records():
-                if record.number > 2:
-                    return
-                yield record
-
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    assert len(prepared(Half(*corpus.files), tokenizers, tmp_path / "cache")) == 2
-
-
-def test_what_a_dead_process_left_is_removed(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    cache = tmp_path / "cache"
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    mine = preparing._host()
-    for host, pid in ((mine, dead), (mine, str(os.getpid())), ("00000000", dead)):
-        leftover = cache / f".tmp-store-0a1b-{host}-{pid}-00ff"
-        leftover.mkdir(parents=True)
-        (leftover / "src.bin").write_bytes(b"half")
-    prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, cache)
-    left = {path.name for path in cache.iterdir() if path.name.startswith(".tmp")}
-    assert left == {f".tmp-store-0a1b-{mine}-{os.getpid()}-00ff", f".tmp-store-0a1b-00000000-{dead}-00ff"}
-
-
-def test_two_processes_may_make_the_same_store(tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    real = preparing.publish_directory
-
-    def beaten(temporary: Path, final: Path) -> None:
-        shutil.copytree(temporary, final)
-        real(temporary, final)
-
-    monkeypatch.setattr(preparing, "publish_directory", beaten)
-    store = prepared(corpus, tokenizers, tmp_path / "cache")
-    assert len(store) == 3
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [store.folder.name]
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(preparing, "write_manifest", full)
-    with pytest.raises(DiskError, match=r"must have room.*found No space left on device") as caught:
-        prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
-    assert caught.value.exit_code == 74
-    assert not list((tmp_path / "cache").iterdir())
-
-
-def test_a_cache_that_may_not_be_written_exits_77(tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ForbiddenError, match="Permission denied"):
-        prepared(corpus, tokenizers, tmp_path / "cache")
 
 
 def test_data_is_read_and_prepared_without_torch() -> None:
@@ -408,33 +192,3 @@ def test_where_prepared_data_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder(DataConfig()) == Path("/xdg/dragoman")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder(DataConfig()) == Path.home() / ".cache" / "dragoman"
-
-
-def test_memory_stays_flat_while_preparing(tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten times the corpus must not take ten times the memory (fairseq#2588, #2589)."""
-    import tracemalloc
-
-    class Endless(Corpus):
-        def __init__(self, count: int) -> None:
-            super().__init__()
-            self.count = count
-
-        @property
-        def files(self) -> list[Path]:
-            return []
-
-        def layout(self) -> dict[str, object]:
-            return {"count": self.count}
-
-        def records(self):
-            for number in range(1, self.count + 1):
-                yield Pair(number, "ein Hund " * 5, "a dog " * 5)
-
-    monkeypatch.setattr(preparing, "BLOCK", 500)
-    peaks = []
-    for count in (1000, 8000):
-        tracemalloc.start()
-        prepared(Endless(count), tokenizers, tmp_path / "cache", workers=1)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.5 * peaks[0] + 2_000_000

@@ -1,0 +1,226 @@
+"""Machines that lack something: a GPU, memory, a compiler, a package; and what is run on them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from dragoman.bundle import write_bundle
+from dragoman.config import read_config
+from dragoman.engines import Native, installed
+from dragoman.engines.cpu import building, freezing
+from dragoman.models.build import build_model
+from dragoman.tasks.translate import TranslateTask
+from dragoman.text.tokenizer import train_tokenizers
+from dragoman.training import compiling, memory
+from dragoman.translator import device
+
+PAIRS = [
+    ("Guten Morgen.", "Good morning."),
+    ("Ein Hund läuft durch den Schnee.", "A dog runs through the snow."),
+    ("Zwei Männer reden.", "Two men are talking."),
+    ("Das ist ein Haus.", "This is a house."),
+]
+SMALL = [
+    "model.width=16",
+    "model.heads=2",
+    "model.feedforward=32",
+    "model.dropout=0",
+    "model.encoder=[self*1]",
+    "model.decoder=[self*1]",
+    "text.kind=characters",
+]
+SAME = "and the result is the same"
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def make_folder(place: Path) -> Path:
+    """Put a model into a folder, one that holds an engine where CTranslate2 is installed, and text to train and score on."""
+    for column, side in enumerate(("de", "en")):
+        (place / f"text.{side}").write_text("".join(f"{pair[column]}\n" for pair in PAIRS * 6), encoding="utf-8")
+    config = read_config(recipe="tiny", overrides=[*SMALL, "decode.beam=2", "decode.max_ratio=1", "decode.max_extra=4"])
+    tokenizers = train_tokenizers([src for src, _ in PAIRS] * 20, [tgt for _, tgt in PAIRS] * 20, config.text)
+    torch.manual_seed(3)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    write_bundle(place / "model", config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["Guten Morgen."])
+    if importlib.util.find_spec("ctranslate2") is not None:
+        from dragoman.exchange.exporting import export_ctranslate2
+
+        for name in ("exported", "damaged"):
+            shutil.copytree(place / "model", place / name)
+            export_ctranslate2(place / name, quantisation="float32")
+        (place / "damaged/engines/ctranslate2-float32/model.bin").write_bytes(b"no model")
+    return place
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Forget what was said before, and what other tests measured."""
+    monkeypatch.setattr(device, "_told", set())
+    monkeypatch.setattr(memory, "_told", set())
+    monkeypatch.setattr(compiling, "_failed", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(building, "_kernels", lambda folder, wanted: None)  # a compiler would take seconds in every test
+
+
+# What can be broken
+
+
+def no_gpu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def old_driver(patch: pytest.MonkeyPatch) -> None:
+    def is_available() -> bool:
+        warnings.warn(
+            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\nPlease update", stacklevel=2
+        )
+        return False
+
+    patch.setattr(torch.cuda, "is_available", is_available)
+
+
+def a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Pretend that there is one, as far as nobody computes on it."""
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "device_count", lambda: 1)
+    patch.setattr(torch.cuda, "get_device_name", lambda *_: "GeForce GTX 1080")
+    patch.setattr(torch.cuda, "get_device_capability", lambda *_: (6, 1))
+    patch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_80"])
+    patch.setattr(torch.cuda, "set_device", lambda *_: None)
+
+
+def failing_gpu(error: RuntimeError) -> Break:
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        a_gpu(patch)
+        real = torch.ones
+
+        def ones(*size: int, device: torch.device | str = "cpu", **more: object) -> torch.Tensor:
+            if torch.device(device).type == "cuda":
+                raise error
+            return real(*size, device=device, **more)  # type: ignore[call-overload, no-any-return]
+
+        patch.setattr(torch, "ones", ones)
+
+    return broken
+
+
+def narrow_gpu(patch: pytest.MonkeyPatch) -> None:
+    """A GPU that has no room for a model."""
+    a_gpu(patch)
+    patch.setattr(device, "_no_cuda", lambda *_, **__: "")
+    real = nn.Module.to
+
+    def to(module: nn.Module, place: torch.device | str, *more: object) -> nn.Module:
+        if torch.device(place).type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
+        return real(module, place, *more)
+
+    patch.setattr(nn.Module, "to", to)
+
+
+def narrow_search(patch: pytest.MonkeyPatch) -> None:
+    real = Native.generate
+
+    def generate(engine: Native, request):  # type: ignore[no-untyped-def]
+        if len(request.sources) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(engine, request)
+
+    patch.setattr(Native, "generate", generate)
+
+
+def narrow_training(patch: pytest.MonkeyPatch) -> None:
+    real = TranslateTask.loss
+
+    def loss(task: TranslateTask, model: nn.Module, batch):  # type: ignore[no-untyped-def]
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(task, model, batch)
+
+    patch.setattr(TranslateTask, "loss", loss)
+
+
+class _NoWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        raise RuntimeError("C++ compile error\nmore of it")
+
+
+def failing_compiler(*, late: bool = False) -> Break:
+    """A compiler that fails when a block is called, or on the way back, where torch compiles as well."""
+
+    def compiled(function, **options):  # type: ignore[no-untyped-def]
+        def call(x, *rest):  # type: ignore[no-untyped-def]
+            if late:
+                return function(_NoWayBack.apply(x), *rest)
+            raise RuntimeError("Cannot find a working triton installation.\nmore of it")
+
+        return call
+
+    return lambda patch: patch.setattr(torch, "compile", compiled)
+
+
+def without(package: str) -> Break:
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        real = importlib.util.find_spec
+        patch.setattr(installed.importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name, *rest))
+
+    return broken
+
+
+def unloadable(package: str) -> Break:
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        real = importlib.import_module
+
+        def import_module(name: str, *rest: str) -> object:
+            if name == package:
+                raise ImportError("libiomp5.so: cannot open shared object file\nmore")
+            return real(name, *rest)
+
+        patch.setattr(installed.importlib, "import_module", import_module)
+
+    return broken
+
+
+def failing_engine(patch: pytest.MonkeyPatch) -> None:
+    def generate(engine: object, request: object) -> None:
+        raise RuntimeError("Unsupported model binary\nmore")
+
+    patch.setattr("dragoman.engines.ctranslate2.CTranslate2.generate", generate)
+
+
+def no_int8(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(freezing, "int8_refusal", lambda: "needs a processor that torch's fbgemm knows")
+
+
+def nothing(patch: pytest.MonkeyPatch) -> None:
+    """The machine is in order: what is asked for is not there."""
+
+
+class Case(NamedTuple):
+    """A command, what breaks, and the line that says so."""
+
+    command: str
+    harm: Break
+    line: str  # a regular expression for all of it
+    usual: str = ""  # what the machine in order is asked for; by default the same
+
+
+OLD = failing_gpu(RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with TORCH_USE_CUDA_DSA"))
+FULL = failing_gpu(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"))
+LOST = failing_gpu(RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later"))
+ON_CPU = f"the CPU is used, which takes longer, {SAME}"
+NO_GPU = rf"torch (is built for CPUs alone and )?sees no GPU here: {ON_CPU}"

@@ -1,0 +1,110 @@
+"""Training where something is missing: one line says what happened and what is used instead, and the losses are the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from fault_machines import (
+    NO_GPU,
+    OLD,
+    ON_CPU,
+    SAME,
+    SMALL,
+    Case,
+    a_gpu,
+    failing_compiler,
+    forget,
+    make_folder,
+    narrow_gpu,
+    narrow_training,
+    no_gpu,
+)
+
+from dragoman.cli.app import main
+from dragoman.training.precision import choose_precision
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("fallbacks"))
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forget(monkeypatch, tmp_path)
+
+
+class Trained(NamedTuple):
+    losses: list[float]
+    lines: list[str]
+
+
+def train(folder: Path, out: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Trained:
+    """Train for three updates."""
+    settings = [*SMALL, "train.steps=3", "train.batch_tokens=120", "train.precision=float32", "train.checkpoint_every=100"]
+    words = [f"--set={each}" for each in settings]
+    code = main(["train", f"--src={folder}/text.de", f"--tgt={folder}/text.en", "--recipe=tiny", f"--out={out}", *words, *more])
+    err = capsys.readouterr().err
+    assert code == 0, err
+    from dragoman.training.checkpoint import RunDirectory
+
+    with RunDirectory(out / "training") as directory:
+        losses = [record["loss"] for record in directory.records() if "nll" in record]
+    return Trained(losses, err.splitlines())
+
+
+TRAININGS = {
+    "without a GPU": Case("--device=cuda", no_gpu, NO_GPU),
+    "with a GPU that is too old": Case("", OLD, rf"GeForce .* is too old for this torch.*: {ON_CPU}"),
+    "with a GPU that is too small": Case("", narrow_gpu, rf"the model does not fit into the memory of cuda:0: {ON_CPU}"),
+    "in little memory": Case(
+        "", narrow_training, rf"out of memory with \d+ slots of \d+x\d+: .* computed in parts, {SAME}; a lower train.batch_tokens avoids it"
+    ),
+    "without a compiler": Case(
+        "--set=train.compile=on",
+        failing_compiler(),
+        rf"compiling failed, the blocks run as they are, {SAME} \(RuntimeError: Cannot find a working triton installation.\); train.* it",
+    ),
+    "with a compiler that fails on the way back": Case(
+        "--set=train.compile=on",
+        failing_compiler(late=True),
+        rf"compiling failed, the blocks run as they are, {SAME} \(RuntimeError: C\+\+ compile error\); train.compile=off skips it",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def usual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[pytest.CaptureFixture[str]], Trained]:
+    """Train on a machine in order, once."""
+    known: list[Trained] = []
+
+    def trained(capsys: pytest.CaptureFixture[str]) -> Trained:
+        known[:] = known or [train(folder, tmp_path_factory.mktemp("usual") / "run", capsys)]
+        return known[0]
+
+    return trained
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_training_goes_on(  # type: ignore[no-untyped-def]
+    name: str, folder: Path, tmp_path: Path, usual, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, expected = TRAININGS[name], usual(capsys)
+    with monkeypatch.context() as patch:
+        case.harm(patch)
+        found = train(folder, tmp_path / "run", capsys, *case.command.split())
+    assert found.losses == pytest.approx(expected.losses, rel=0.0 if case.harm is not narrow_training else 1e-5)
+    [line] = [line for line in found.lines if "warning" in line]
+    assert re.fullmatch(rf"dragoman: warning: {case.line}", line)
+
+
+def test_a_gpu_without_bfloat16_trains_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    for wanted in ("auto", "bfloat16"):
+        assert choose_precision(wanted, torch.device("cuda")) == (torch.float32, "GeForce GTX 1080 does not multiply bfloat16")

@@ -1,0 +1,26 @@
+"""Recurrent layers in miniature, in double precision, beside torch's cells."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dragoman.config import ModelConfig
+from dragoman.layers.recurrent import Recurrence
+from dragoman.models.blocks import Place
+
+D = 6
+MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
+
+
+def place(*, causal: bool, **settings: object) -> Place:
+    """Say where a block stands: in an encoder, or in a decoder beside its memory."""
+    config = ModelConfig(**{"width": D, "heads": 2, "dropout": 0.0, "residual": "none", **settings})  # type: ignore[arg-type]
+    return Place(config=config, causal=causal, memory_width=D if causal else None)
+
+
+def copied(recurrence: Recurrence, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
+    """Give a cell of PyTorch the weights of one of our layers."""
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        getattr(cell, name).data = getattr(recurrence.kernel, f"{name}_l{layer}").data
+    return cell

@@ -1,0 +1,31 @@
+"""A run directory with steps in it, and a way to damage them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from dragoman.training.checkpoint import RunDirectory
+
+
+def tensors(step: int, width: int = 8) -> dict[str, dict[str, torch.Tensor]]:
+    """Make the tensors of a step, which tell its number."""
+    weight = torch.full((width, 4), float(step))
+    return {"weights": {"layer.weight": weight}, "optimizer": {"layer.weight.exp_avg": weight / 2}, "ema": {"layer.weight": weight / 3}}
+
+
+def publish(run: RunDirectory, *steps: int, **options):
+    """Publish steps, and give the last."""
+    result = None
+    for step in steps:
+        run.log({"update": step, "loss": 1 / step})
+        result = run.publish(step, tensors(step), {"update": step, "cursor": [0, step]}, {"loss": 1 / step}, **options)
+    return result
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
