@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from model_kit import said
 from torch import Tensor
 
 from dragoman.config import ModelConfig
@@ -52,15 +53,8 @@ def reversed_share(steps: int, rate: float, **settings: object) -> float:
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tgt.flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-    model.eval()
     src, tgt = sentences(100, generator)
-    with torch.inference_mode():
-        state, tokens, output = model.start(model.encode(src)), torch.full((100,), BOS), []
-        for _ in range(6):
-            logits, state = model.step(tokens, state)
-            tokens = logits.argmax(-1)
-            output.append(tokens)
-    return (torch.stack(output, 1) == tgt).all(1).float().mean().item()
+    return (said(model, src, 6) == tgt).all(1).float().mean().item()
 
 
 @pytest.mark.parametrize("name", VARIANTS)

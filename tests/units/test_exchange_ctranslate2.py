@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_kit import shaken
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
@@ -57,11 +58,7 @@ def made(**model: Any) -> tuple[EncoderDecoder, Tokenizers, Config]:
     config = Config().replace(model={**BASE, **model}, text={"vocabulary": 300, "joint": model.get("tie", "all") == "all"})
     tokenizers = tokenizers_of(config)
     torch.manual_seed(0)
-    net = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    net = shaken(build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))).eval()
     return net, tokenizers, config
 
 

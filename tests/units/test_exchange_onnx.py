@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model_kit import shaken
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.config import Config
@@ -44,11 +45,7 @@ def made(path: Path, **model: Any) -> Path:
     """Write a bundle."""
     net, config = built(**model)
     tokenizers = train_tokenizers(LINES * 3, [line.upper() for line in LINES] * 3, config.text)
-    net = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    net = shaken(build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)))
     write_bundle(path, config=config, tokenizers=tokenizers, weights=net.state_dict(), golden=LINES)
     return path
 
