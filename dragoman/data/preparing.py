@@ -25,6 +25,7 @@ from dragoman.errors import CorruptError, DataError
 from dragoman.files.atomic import FileRecord, publish_directory, remove_flat, temporary_name
 from dragoman.files.disk import explaining
 from dragoman.files.manifest import write_manifest
+from dragoman.files.processes import is_alive
 from dragoman.text.specials import UNK
 from dragoman.text.tokenizer import Tokenizers
 
@@ -225,21 +226,9 @@ def _remove_leftovers(parent: Path) -> None:
     """Remove what processes of this machine that are gone left unfinished; a cache may be shared with other machines."""
     for path in parent.glob(f".tmp-store-*-{_host()}-*"):
         match = re.fullmatch(r"\.tmp-store-[0-9a-f]+-[0-9a-f]+-(\d+)-[0-9a-f]+", path.name)
-        if match and not _alive(int(match[1])):
+        if match and not is_alive(int(match[1])):
             remove_flat(path)
 
 
 def _host() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-
-
-def _alive(pid: int) -> bool:
-    if os.name != "posix":
-        return True  # asking would end it
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -22,6 +22,7 @@ from dragoman.errors import BundleError, CorruptError
 from dragoman.files import manifest
 from dragoman.files.atomic import FileRecord, open_regular, publish_directory, read_record, sync_directory, temporary_name
 from dragoman.files.disk import explaining, require_writable
+from dragoman.files.processes import is_alive
 
 FOLDER = "engines"
 KIND = "dragoman engine"
@@ -127,16 +128,5 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove what an export of ours left that was killed: the process that its name tells is gone."""
     for each in folder.glob(f".tmp-{_LABEL}-*"):
         pid = each.name.split("-")[2]
-        if pid.isdigit() and not _alive(int(pid)) and not each.is_symlink():
+        if pid.isdigit() and not is_alive(int(pid)) and not each.is_symlink():
             shutil.rmtree(each, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    """Say whether a process is there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

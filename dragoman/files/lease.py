@@ -13,6 +13,7 @@ from typing import Any
 
 from dragoman.errors import LockedError
 from dragoman.files.disk import explaining
+from dragoman.files.processes import is_alive
 
 BEAT = 10.0  # seconds between heartbeats
 STALE = 120.0  # seconds without one after which the owner counts as dead
@@ -69,13 +70,7 @@ class Lease:
         pid = owner.get("pid")
         here = _boot_id() and owner.get("boot") == _boot_id() and owner.get("host") == socket.gethostname()
         if here and isinstance(pid, int) and pid > 0:  # a boot id means Linux, where signal 0 only asks
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                return False
-            except PermissionError:
-                return True
-            return True
+            return is_alive(pid)
         # Touching a file of our own asks the server for its time, so that two machines' clocks need not agree.
         probe = self.path.with_name(f".tmp-lease-{os.getpid()}-{secrets.token_hex(4)}")
         probe.touch(exist_ok=False)
