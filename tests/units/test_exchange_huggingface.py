@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from exchange_kit import BASE, LINES, tokenizers_of
 from model_kit import shaken
 
 from dragoman.bundle import Bundle, write_bundle
@@ -17,19 +18,15 @@ from dragoman.exchange import exporting
 from dragoman.exchange.exporting import export_hugging_face
 from dragoman.exchange.parity import Parity
 from dragoman.models.build import build_model
-from dragoman.text.tokenizer import train_tokenizers
 from dragoman.translator import Translator
 
 transformers = pytest.importorskip("transformers")
-
-LINES = ["ein mann geht", "eine frau geht schnell", "zwei hunde", "ein hund und ein mann sehen eine frau", "der hund"]
-BASE = {"encoder": ["self*2"], "decoder": ["self*2"], "width": 32, "heads": 4, "feedforward": 64, "dropout": 0.0}
 
 
 def made(path: Path, *, joint: bool = True, **model: Any) -> Path:
     """Write a bundle whose every weight has moved off its first value."""
     config = Config().replace(model={**BASE, **model}, text={"vocabulary": 300, "joint": joint}, decode={"max_ratio": 1.0, "max_extra": 9})
-    tokenizers = train_tokenizers(LINES * 3, [line.upper() for line in LINES] * 3, config.text)
+    tokenizers = tokenizers_of(config)
     torch.manual_seed(0)
     net = shaken(build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)))
     write_bundle(path, config=config, tokenizers=tokenizers, weights=net.state_dict(), golden=LINES)

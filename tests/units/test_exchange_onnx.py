@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exchange_kit import LINES, tokenizers_of
 from model_kit import shaken
 
 from dragoman.bundle import Bundle, write_bundle
@@ -23,14 +24,12 @@ from dragoman.exchange.exporting import export_onnx
 from dragoman.exchange.graphs import BATCH, PAST, SOURCE, EncoderGraph, StepGraph, example, find_slots
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.tokenizer import train_tokenizers
 from dragoman.translator import Translator
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = ["ein mann geht", "eine frau geht schnell", "zwei hunde", "ein hund und ein mann sehen eine frau", "der hund"]
 BASE = {"encoder": ["self"], "decoder": ["self"], "width": 16, "heads": 2, "feedforward": 32, "dropout": 0.0}
 
 
@@ -44,7 +43,7 @@ def built(**model: Any) -> tuple[EncoderDecoder, Config]:
 def made(path: Path, **model: Any) -> Path:
     """Write a bundle."""
     net, config = built(**model)
-    tokenizers = train_tokenizers(LINES * 3, [line.upper() for line in LINES] * 3, config.text)
+    tokenizers = tokenizers_of(config)
     net = shaken(build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)))
     write_bundle(path, config=config, tokenizers=tokenizers, weights=net.state_dict(), golden=LINES)
     return path

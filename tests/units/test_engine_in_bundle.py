@@ -1,0 +1,223 @@
+"""An engine inside a bundle: exported whole or not at all, found, checked, and done without where it is damaged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from exchange_kit import LINES, made
+
+from dragoman.bundle import Bundle, write_bundle
+from dragoman.engines import Engine
+from dragoman.engines.choosing import choose_engine, open_engine
+from dragoman.engines.folder import engine_names
+from dragoman.errors import BundleError, ConfigError, CorruptError
+from dragoman.exchange import exporting
+from dragoman.exchange.exporting import export_ctranslate2
+from dragoman.files.verify import verify_directory
+from dragoman.translator import Translator
+
+pytest.importorskip("ctranslate2")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Write a model's directory."""
+    model, tokenizers, config = made(output_bias=True)
+    config = config.replace(decode={"beam": 1, "max_extra": 6, "max_ratio": 1.0})
+    path = tmp_path / "my-model"
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=LINES)
+    return path
+
+
+def test_an_engine_in_the_bundle_is_found_and_says_the_same(bundle: Path) -> None:
+    before = Translator.load(bundle).translate(LINES)
+    exported = export_ctranslate2(bundle, quantisation="float32")
+    assert exported.path == bundle / "engines" / "ctranslate2-float32"
+    assert (exported.parity.equal, exported.parity.sentences) == (5, 5)
+    assert exported.parity.difference < 1e-4
+    assert "equal on 5 of 5 sentences (100.0 %)" in str(exported.parity)
+    translator = Translator.load(bundle)
+    assert translator.engine.name == "ctranslate2-float32"
+    assert translator.translate(LINES) == before
+    assert Translator.load(bundle, engine="native").engine.name == "native"
+    assert all(check.ok for check in verify_directory(bundle))
+    assert any(check.name == "engines/ctranslate2-float32/model.bin" for check in verify_directory(bundle))
+
+
+def test_the_quickest_engine_is_taken_and_one_may_be_named(bundle: Path) -> None:
+    for quantisation in ("float32", "int8"):
+        export_ctranslate2(bundle, quantisation=quantisation)
+    assert engine_names(bundle) == ["ctranslate2-float32", "ctranslate2-int8"]
+    for wanted, expected in (("auto", "int8"), ("ctranslate2", "int8"), ("ctranslate2-float32", "float32")):
+        assert Translator.load(bundle, engine=wanted).engine.name == f"ctranslate2-{expected}"
+    with pytest.raises(ConfigError, match="found 'ctranslate'"):
+        Translator.load(bundle, engine="ctranslate")
+    with pytest.raises(ConfigError, match="found the device cuda"):
+        choose_engine(Bundle.load(bundle), "ctranslate2", torch.device("cuda"))
+    assert choose_engine(Bundle.load(bundle), "auto", torch.device("cuda")) is None
+
+
+def test_an_engine_that_is_not_there_is_told_with_the_command_that_makes_it(bundle: Path) -> None:
+    with pytest.raises(ConfigError, match=r"found none; make it: dragoman export .*my-model --to ctranslate2"):
+        Translator.load(bundle, engine="ctranslate2")
+
+
+def damage_model(folder: Path) -> None:
+    data = bytearray((folder / "model.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.bin").write_bytes(data)
+
+
+def lose_model(folder: Path) -> None:
+    (folder / "model.bin").unlink()
+
+
+def lose_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def link_model(folder: Path) -> None:
+    (folder / "model.bin").rename(folder.parent / "elsewhere.bin")
+    (folder / "model.bin").symlink_to(folder.parent / "elsewhere.bin")
+
+
+def make_another(folder: Path) -> None:
+    """Leave an engine behind, as a training does that goes on in the same directory."""
+    model, tokenizers, _ = made(output_bias=True)
+    with torch.no_grad():
+        model.output.bias[:] += 1.0  # type: ignore[index]
+    path = folder.parents[1]
+    write_bundle(path, config=Bundle.load(path).config, tokenizers=tokenizers, weights=model.state_dict(), golden=LINES)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (damage_model, "model.bin"),
+        (lose_model, "model.bin"),
+        (lose_manifest, "manifest.json"),
+        (link_model, "model.bin"),
+        (make_another, "one made from other weights"),
+    ],
+)
+def test_a_damaged_engine_costs_a_line_and_the_native_one_translates(
+    harm: Callable[[Path], None], said: str, bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = export_ctranslate2(bundle, quantisation="float32").path
+    harm(folder)
+    with caplog.at_level(logging.INFO, logger="dragoman"):
+        translator = Translator.load(bundle)
+    assert translator.engine.name == "native"
+    [record] = caplog.records
+    assert said in record.getMessage()
+    assert translator.translate(LINES) == Translator.load(bundle, engine="native").translate(LINES)
+    assert record.getMessage().endswith(": the native engine is used, and the result is the same")
+    named = Translator.load(bundle, engine="ctranslate2")
+    assert [named.engine.name, caplog.records[-1].getMessage()] == ["native", record.getMessage()]
+    if harm is not make_another:
+        assert any(not check.ok and said in check.name for check in verify_directory(bundle))
+
+
+def test_an_engine_that_computes_something_else_is_not_used(bundle: Path) -> None:
+    """Golden vectors catch what hashes cannot: here, an engine whose manifest claims to be this model's and is not."""
+    export_ctranslate2(bundle, quantisation="float32")
+    loaded = Bundle.load(bundle)
+    for case in loaded.golden["cases"]:
+        case["log_probs"] = [number - 1.0 for number in case["log_probs"]]
+    with pytest.raises(CorruptError, match=r"found 1\.00"):
+        open_engine(loaded, "ctranslate2-float32")
+
+
+def test_an_engine_may_list_no_other_files(bundle: Path) -> None:
+    from dragoman.files.manifest import read_manifest, write_manifest
+
+    folder = export_ctranslate2(bundle, quantisation="float32").path
+    content = read_manifest(folder)
+    (folder / "manifest.json").unlink()
+    from dragoman.files.atomic import FileRecord
+
+    files = {name: FileRecord(**record) for name, record in content["files"].items()}
+    rest = {name: value for name, value in content.items() if name not in ("files", "format", "manifest_sha256")}
+    write_manifest(folder, {**files, "hook.py": FileRecord(0, "0" * 64)}, rest)
+    with pytest.raises(BundleError, match=r"found 'hook\.py'"):
+        open_engine(Bundle.load(bundle), "ctranslate2-float32")
+
+
+def test_an_engine_that_is_not_installed_costs_a_line(bundle: Path, tmp_path: Path) -> None:
+    export_ctranslate2(bundle, quantisation="float32")
+    code = "import sys, importlib.util as u; real = u.find_spec\n"
+    code += "u.find_spec = lambda name, *rest: None if name == 'ctranslate2' else real(name, *rest)\n"
+    code += "from dragoman.cli.app import main; sys.exit(main(sys.argv[1:]))"
+    run = [sys.executable, "-c", code]
+    root = Path(__file__).resolve().parents[2]
+    auto = subprocess.run([*run, "translate", "-m", str(bundle), *LINES], cwd=root, capture_output=True, text=True, timeout=300)
+    assert auto.returncode == 0
+    assert auto.stdout.splitlines() == Translator.load(bundle, engine="native").translate(LINES)
+    [line] = [line for line in auto.stderr.splitlines() if "engine" in line]
+    assert "is not used (found no ctranslate2; to have it: pip install 'dragoman[fast]'): the native engine is used" in line
+    named = subprocess.run([*run, "export", str(bundle), "--to", "ctranslate2"], cwd=root, capture_output=True, text=True, timeout=300)
+    assert named.returncode == 2
+    assert "found no ctranslate2" in named.stderr
+
+
+def test_a_standalone_export_has_vocabularies_and_tokenizers(bundle: Path, tmp_path: Path) -> None:
+    import ctranslate2
+    import sentencepiece
+
+    out = tmp_path / "standalone"
+    assert export_ctranslate2(bundle, out, quantisation="float32").path == out
+    assert not (bundle / "engines").exists()
+    assert json.loads((out / "shared_vocabulary.json").read_text("utf-8"))[:4] == ["<pad>", "<s>", "</s>", "<unk>"]
+    src, tgt = (sentencepiece.SentencePieceProcessor(model_file=str(out / name)) for name in ("source.spm", "target.spm"))
+    theirs = ctranslate2.Translator(str(out)).translate_batch([src.encode(LINES[0], out_type=str)], beam_size=1, max_decoding_length=9)
+    assert tgt.decode(theirs[0].hypotheses[0]).startswith(Translator.load(bundle).translate(LINES[:1])[0][:3])
+    with pytest.raises(BundleError, match="a directory with files at"):
+        export_ctranslate2(bundle, out)
+
+
+def test_an_interrupted_export_leaves_nothing(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> Engine:
+        raise KeyboardInterrupt
+
+    before = sorted(path.name for path in bundle.rglob("*"))
+    monkeypatch.setattr(exporting, "compare", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export_ctranslate2(bundle)
+    assert sorted(path.name for path in bundle.rglob("*") if path.name != "engines") == before
+    assert not list(bundle.rglob(".tmp-*"))
+    assert Translator.load(bundle).engine.name == "native"
+
+
+def test_a_killed_export_is_swept_away_by_the_next(bundle: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
+    left = bundle / "engines" / f".tmp-engine-{process.stdout.strip()}-00ff00ff"
+    left.mkdir(parents=True)
+    (left / "model.bin").write_bytes(b"half")
+    ours = bundle / "engines" / f".tmp-engine-{os.getpid()}-00ff00ff"
+    ours.mkdir()
+    assert all(check.ok for check in verify_directory(bundle))
+    export_ctranslate2(bundle, quantisation="float32")
+    assert not left.exists()
+    assert ours.exists(), "another export may be writing there"
+
+
+def test_an_export_that_computes_something_else_is_not_kept(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "golden_error", lambda *_: 0.25)
+    with pytest.raises(CorruptError, match=r"found 0\.2500 off"):
+        export_ctranslate2(bundle, quantisation="float32")
+    assert engine_names(bundle) == []
+
+
+def test_bleu_is_compared_where_there_are_references(bundle: Path) -> None:
+    parity = export_ctranslate2(bundle, quantisation="float32", texts=LINES, references=[line.upper() for line in LINES]).parity
+    assert parity.bleu is not None
+    assert f"BLEU {parity.bleu[0]:.2f} native" in str(parity)
+    assert parity.facts()["bleu"] == parity.bleu[1]
