@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +32,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
             text = "".join(f"{pair[column]}\n" for pair in PAIRS * times)
             (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def backwards(tmp_path: Path) -> Path:
+    """Make a folder with words to be written backwards, a.src and a.tgt to train on and v.src and v.tgt to validate."""
+    draw = random.Random(5)
+    for name, count in (("a", 120), ("v", 10)):
+        words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 8))) for _ in range(count)]
+        (tmp_path / f"{name}.src").write_text("\n".join(words) + "\n")
+        (tmp_path / f"{name}.tgt").write_text("\n".join(word[::-1] for word in words) + "\n")
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

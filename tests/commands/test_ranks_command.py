@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 
@@ -31,19 +30,14 @@ def losses(folder, out: str) -> list[float]:
     return [record["loss"] for record in map(json.loads, lines) if "event" not in record]
 
 
-def test_two_ranks_train_as_one_does(tmp_path):
+def test_two_ranks_train_as_one_does(backwards):
     """One command, begun or gone on with, whatever starts it; a start with several processes must not hang (OpenNMT-py#1981)."""
-    draw = random.Random(5)
-    for name, count in (("a", 120), ("v", 10)):
-        words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 8))) for _ in range(count)]
-        (tmp_path / f"{name}.src").write_text("\n".join(words) + "\n")
-        (tmp_path / f"{name}.tgt").write_text("\n".join(word[::-1] for word in words) + "\n")
     for out, ranks in (("one", 1), ("two", 2)):
-        done = command(tmp_path, out, ranks)
+        done = command(backwards, out, ranks)
         assert done.returncode == 0, done.stderr
-    assert losses(tmp_path, "two") == pytest.approx(losses(tmp_path, "one"), rel=1e-5)
-    assert len(losses(tmp_path, "two")) == 8
-    assert (tmp_path / "two" / "weights.safetensors").exists()
-    again = command(tmp_path, "two", 2)
+    assert losses(backwards, "two") == pytest.approx(losses(backwards, "one"), rel=1e-5)
+    assert len(losses(backwards, "two")) == 8
+    assert (backwards / "two" / "weights.safetensors").exists()
+    again = command(backwards, "two", 2)
     assert again.returncode == 0
     assert "nothing to do" in again.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -19,16 +18,6 @@ SETTINGS = [
     "text.byte_fallback=false", "text.vocabulary=40", "train.batch_tokens=100", "train.accumulate=2", "train.average=2",
     "train.checkpoint_every=10", "train.validate_every=60", "train.validate_sentences=2", "train.device=cpu", "train.precision=float32",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def folder(tmp_path):
-    draw = random.Random(5)
-    for name, count in (("a", 120), ("v", 10)):
-        words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 8))) for _ in range(count)]
-        (tmp_path / f"{name}.src").write_text("\n".join(words) + "\n")
-        (tmp_path / f"{name}.tgt").write_text("\n".join(word[::-1] for word in words) + "\n")
-    return tmp_path
 
 
 def start(folder: Path, out: str, *settings: str, ranks: int) -> subprocess.Popen:
@@ -65,30 +54,34 @@ def wait_for(true, what: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux shows them")
 @pytest.mark.parametrize("shard", ["on", pytest.param("off", marks=pytest.mark.slow)])
-def test_a_killed_rank_costs_a_restart_and_nothing_else(folder, shard):
+def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
     """The launcher starts both ranks again; they go on from the newest checkpoint and end with the losses of a quiet run."""
     options = ("train.steps=120", f"train.shard={shard}")
-    quiet = start(folder, "quiet", *options, ranks=1)
-    assert quiet.wait(timeout=300) == 0, (folder / "quiet.output").read_text()
-    hurt = start(folder, "hurt", *options, ranks=2)
-    log = folder / "hurt" / "training" / "log.jsonl"
+    quiet = start(backwards, "quiet", *options, ranks=1)
+    assert quiet.wait(timeout=300) == 0, (backwards / "quiet.output").read_text()
+    hurt = start(backwards, "hurt", *options, ranks=2)
+    log = backwards / "hurt" / "training" / "log.jsonl"
     try:
-        wait_for(lambda: log.exists() and len(losses(folder, "hurt")) > 12, "update 12")
+        wait_for(lambda: log.exists() and len(losses(backwards, "hurt")) > 12, "update 12")
         os.kill(ranks_of(hurt)[-1], signal.SIGKILL)
-        assert hurt.wait(timeout=300) == 0, (folder / "hurt.output").read_text()
+        assert hurt.wait(timeout=300) == 0, (backwards / "hurt.output").read_text()
     finally:
         if hurt.poll() is None:
             os.killpg(hurt.pid, signal.SIGKILL)
-    assert losses(folder, "hurt") == pytest.approx(losses(folder, "quiet"), rel=1e-5)
-    assert len(losses(folder, "hurt")) == 120
-    assert "going on with the run" in (folder / "hurt.output").read_text()
-    assert (folder / "hurt" / "weights.safetensors").exists()
-    pieces = list((folder / "hurt" / "training").glob("step-*/weights-1-of-2.safetensors"))
+    assert losses(backwards, "hurt") == pytest.approx(losses(backwards, "quiet"), rel=1e-5)
+    assert len(losses(backwards, "hurt")) == 120
+    assert "going on with the run" in (backwards / "hurt.output").read_text()
+    assert (backwards / "hurt" / "weights.safetensors").exists()
+    pieces = list((backwards / "hurt" / "training").glob("step-*/weights-1-of-2.safetensors"))
     assert bool(pieces) is (shard == "on")
     words = ["average", "hurt", "--last", "2", "--out", "averaged"]
-    done = subprocess.run([sys.executable, "-m", "dragoman", *words], cwd=folder, capture_output=True, text=True, check=False, env=paths())
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman", *words], cwd=backwards, capture_output=True, text=True, check=False, env=paths()
+    )
     assert done.returncode == 0, done.stderr
-    verified = subprocess.run([sys.executable, "-m", "dragoman", "verify", "hurt"], cwd=folder, capture_output=True, text=True, env=paths())
+    verified = subprocess.run(
+        [sys.executable, "-m", "dragoman", "verify", "hurt"], cwd=backwards, capture_output=True, text=True, env=paths()
+    )
     assert verified.returncode == 0, verified.stderr
 
 
