@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from search_kit import slow_beam
 from torch import Tensor
 
 from dragoman.config import ModelConfig
@@ -38,23 +41,6 @@ def next_log_probs(model, source: list[int], words: tuple[int, ...]) -> Tensor:
         return model(pack_sources([source]).ids, torch.tensor([[BOS, *words]]))[0, -1].log_softmax(-1)
 
 
-def slow_beam(model, source: list[int], *, limit: int, size: int, penalty: WuPenalty) -> list[tuple[float, tuple[int, ...]]]:
-    living, finished = [(0.0, ())], []
-    for step in range(limit + 1):
-        grown = []
-        for total, words in living:
-            scores = next_log_probs(model, source, words)
-            grown += [(total + float(scores[token]), words, token) for token in (EOS, *range(4, VOCABULARY))]
-        grown.sort(key=lambda item: (-item[0], item[2]))
-        living = []
-        for total, words, token in grown[: size - len(finished)]:
-            if token == EOS:
-                finished.append((penalty.score(total, step + 1), words))
-            else:
-                living.append((total, (*words, token)))
-    return sorted(finished, key=lambda pair: -pair[0])
-
-
 @pytest.mark.parametrize("residual", sorted(catalogue("residual")))
 @pytest.mark.parametrize("positions", sorted(catalogue("positions")))
 def test_a_batch_of_beams_equals_a_search_without_cache_or_batch(residual: str, positions: str) -> None:
@@ -65,7 +51,7 @@ def test_a_batch_of_beams_equals_a_search_without_cache_or_batch(residual: str, 
     found = search(model, memory, limits=torch.full((5,), 6), strategy=Beam(size=4, nbest=4, penalty=penalty))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         done = [h for h in hypotheses if h.finished]
-        expected = slow_beam(model, source, limit=6, size=4, penalty=penalty)
+        expected = slow_beam(partial(next_log_probs, model, source), range(4, VOCABULARY), limit=6, size=4, penalty=penalty)
         assert [tuple(h.tokens) for h in done] == [words for _, words in expected]
         assert [h.score for h in done] == pytest.approx([score for score, _ in expected], rel=1e-5, abs=1e-4)
 

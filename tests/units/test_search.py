@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from search_kit import slow_beam
 from torch import Tensor
 
 from dragoman.decoding.beam import Beam
@@ -100,26 +101,6 @@ def every_output(model: TableModel, source: int, limit: int, penalty: WuPenalty)
     return sorted(scored, key=lambda pair: -pair[0])
 
 
-def slow_beam(
-    model: TableModel, source: int, *, limit: int, size: int, nbest: int, penalty: WuPenalty
-) -> list[tuple[float, tuple[int, ...]]]:
-    """Beam search as one would write it on a blackboard, without a stopping rule: it always runs to the limit."""
-    living, finished = [(0.0, ())], []
-    for step in range(limit + 1):
-        grown = []
-        for total, words in living:
-            scores = model.log_probs(source, (BOS, *words))
-            grown += [(total + scores[token], words, token) for token in (EOS, *WORDS)]
-        grown.sort(key=lambda item: (-item[0], item[2]))
-        living = []
-        for total, words, token in grown[: size - len(finished)]:
-            if token == EOS:
-                finished.append((penalty.score(total, step + 1), words))
-            else:
-                living.append((total, (*words, token)))
-    return sorted(finished, key=lambda pair: -pair[0])[:nbest]
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("source", range(4))
 def test_a_beam_that_drops_nothing_finds_the_n_best_of_all_sequences(source: int, alpha: float) -> None:
@@ -145,7 +126,7 @@ def test_beam_search_equals_a_slow_reference_that_never_stops_early(source, limi
     """Stopping early changes nothing in the n best (OpenNMT-py#1320, transformers#38778)."""
     nbest = data.draw(st.integers(1, size))
     model, penalty = TableModel(end=end), WuPenalty(alpha)
-    expected = slow_beam(model, source, limit=limit, size=size, nbest=nbest, penalty=penalty)
+    expected = slow_beam(lambda words: model.log_probs(source, (BOS, *words)), WORDS, limit=limit, size=size, penalty=penalty)[:nbest]
     [found] = run(model, [source], Beam(size=size, nbest=nbest, penalty=penalty), limit=limit)
     done = [h for h in found if h.finished]
     assert [tuple(h.tokens) for h in done] == [words for _, words in expected]

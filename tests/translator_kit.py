@@ -1,0 +1,85 @@
+"""Translators for tests: one whose model writes its source again, and one of random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.bundle import write_bundle
+from dragoman.config import Config
+from dragoman.models.build import build_model
+from dragoman.text.specials import EOS, PAD
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.translator import Translator
+
+TEXT = ["Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?", "你好。世界。", "0123456789"] * 10
+SIZES = {"width": 16, "heads": 2, "feedforward": 32, "encoder": ("self*2",), "decoder": ("self*2",)}
+CONFIG = Config().replace(text={"vocabulary": 330}, model=SIZES, data={"max_length": 40})
+
+
+class CopyState(NamedTuple):
+    """What was read, and how much of it is written."""
+
+    src: Tensor  # (N, S)
+    written: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.src.device
+
+    def select(self, rows: Tensor) -> CopyState:
+        return CopyState(self.src[rows], self.written)
+
+    keep = select
+
+    def reorder(self, rows: Tensor) -> CopyState:
+        raise AssertionError("a beam of one never changes its order")
+
+
+class CopyModel(nn.Module):
+    """Writes the source again, piece by piece; `stutter` makes it never end, `silent` makes it end at once."""
+
+    def __init__(self, vocabulary: int, *, stutter: bool = False, silent: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.vocabulary, self.stutter, self.silent = vocabulary, stutter, silent
+        self.batches: list[tuple[int, int]] = []
+
+    def encode(self, src: Tensor, mask: Tensor | None) -> Tensor:
+        self.batches.append((src.shape[0], src.shape[1]))
+        assert mask is None or torch.equal(mask, src != PAD)
+        return src
+
+    def start(self, memory: Tensor) -> CopyState:
+        return CopyState(memory, 0)
+
+    def step(self, tokens: Tensor, state: CopyState) -> tuple[Tensor, CopyState]:
+        wanted = state.src[:, min(state.written, state.src.shape[1] - 1)].clone()
+        if self.stutter:
+            wanted = state.src[:, 0].clone()
+        logits = torch.zeros(len(tokens), self.vocabulary)
+        if self.silent and state.written == 0:
+            logits[torch.arange(len(tokens)), wanted] = 1.0
+            wanted[:] = EOS
+        wanted[wanted == PAD] = EOS
+        logits[torch.arange(len(tokens)), wanted] = 20.0
+        return logits, CopyState(state.src, state.written + 1)
+
+
+def copying(tokenizers: Tokenizers, config: Config = CONFIG, **options: bool) -> Translator:
+    """Make a translator that copies."""
+    model = CopyModel(len(tokenizers.tgt), **options)
+    return Translator(model, tokenizers, config.replace(decode={"beam": 1}))
+
+
+def write_random(path: Path, tokenizers: Tokenizers) -> Path:
+    """Write a real model with random weights, large enough to have opinions."""
+    torch.manual_seed(3)
+    model = build_model(CONFIG.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    weights = {name: tensor * 2.5 if tensor.dim() > 1 else tensor for name, tensor in model.state_dict().items()}
+    config = CONFIG.replace(decode={"max_ratio": 1.0, "max_extra": 6})
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=weights, golden=TEXT[:2])
+    return path
