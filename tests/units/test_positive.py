@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
 from torch import Tensor, nn
 
 from dragoman.kernels import enable_short_attention, positive, positive_linear, positive_linear_reference
@@ -18,10 +15,6 @@ from dragoman.kernels.guarding import Guarded
 from dragoman.kernels.positive import POSITIVE, RUNS
 from dragoman.layers.feedforward import GELU, FeedForward
 
-ROOT = Path(__file__).resolve().parents[2]
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZES = [(1, 3, 8, 16), (2, 5, 16, 40), (3, 7, 24, 300), (1, 700, 8, 33)]  # rows, positions, width, inner width
 
 
@@ -163,18 +156,12 @@ def test_without_replaying_or_in_float32_nothing_is_tried(monkeypatch: pytest.Mo
     assert not positive._may(x)
 
 
-@pytest.mark.skipif(not TRITON, reason="needs the package triton")
-@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+@needs_triton
 def test_the_kernel_in_tritons_interpreter() -> None:
-    """Triton decides at its import whether it compiles or interprets: another process."""
-    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert " passed" in ended.stdout
+    run_interpreted(__file__)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@interpreted
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_interpreted_kernel_is_the_definition(sizes: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,29 +173,15 @@ def test_the_interpreted_kernel_is_the_definition(sizes: tuple[int, int, int, in
     assert len(POSITIVE._agreed) == 4, "both ways were taken, forward and back"
 
 
-@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@needs_triton
 def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there() -> None:
     """Numbers are read and written sixteen bytes at a time, which decides how fast it is."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from dragoman.kernels import positive_rows
 
     kernel = positive_rows._stop
     constants = {"STEP": positive_rows.STEP, "COLUMNS": positive_rows.COLUMNS}
-    types = dict.fromkeys(("outer", "positive", "stopped"), "*bf16") | {"sums": "*fp32"} | dict.fromkeys(constants, "constexpr")
-
-    def place(name: str) -> tuple[int]:
-        return (kernel.arg_names.index(name),)
-
-    source = ASTSource(
-        fn=kernel,
-        signature={each: types.get(each, "i32") for each in kernel.arg_names},
-        constexprs={place(each): value for each, value in constants.items()},
-        attrs={place(each): [["tt.divisibility", 16]] for each in ("outer", "positive", "stopped", "sums", "width")},
-    )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    types = dict.fromkeys(("outer", "positive", "stopped"), "*bf16") | {"sums": "*fp32"}
+    built = compile_for_hopper(kernel, constants, types, aligned=("outer", "positive", "stopped", "sums", "width"), num_warps=4)
     assert built.asm["ptx"].count("ld.global.v4") == 2 * built.asm["ptx"].count("st.global.v4")
     assert "st.global.v4" in built.asm["ptx"]
 
