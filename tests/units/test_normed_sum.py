@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,10 +20,6 @@ from dragoman.layers.norms import LayerNorm, RMSNorm
 from dragoman.layers.residual import PostNorm
 
 module = importlib.import_module("dragoman.kernels.normed_sum")  # the package has its function by that name
-ROOT = Path(__file__).resolve().parents[2]
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 RATE, EPSILON = 0.3, 1e-5
 
 
@@ -130,18 +124,12 @@ def test_what_does_not_run_is_told_of_once_and_done_without(monkeypatch: pytest.
     assert "PyTorch's are used" in told[0]
 
 
-@pytest.mark.skipif(not TRITON, reason="needs the package triton")
-@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+@needs_triton
 def test_the_kernel_in_tritons_interpreter() -> None:
-    """Triton decides at its import whether it compiles or interprets: another process."""
-    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert " passed" in ended.stdout
+    run_interpreted(__file__)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+@interpreted
 @pytest.mark.parametrize(("rows", "width"), [(1, 128), (7, 128), (15, 512)])
 def test_the_interpreted_kernel_is_autograds(rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guarded, "tries", lambda self, x: self.works)
@@ -152,31 +140,18 @@ def test_the_interpreted_kernel_is_autograds(rows: int, width: int, monkeypatch:
     assert len(module.NORMED._agreed) == 2, "both ways were taken"
 
 
-@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@needs_triton
 @pytest.mark.parametrize("width", module.WIDTHS)
 def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(width: int) -> None:
     """Numbers are read and written in wide pieces, which decides how fast it is, and nothing spills."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from dragoman.kernels import normed_rows
 
     kernel = normed_rows._differentiate
     constants = {"WIDTH": width, "ROWS": normed_rows.ROWS}
     types = dict.fromkeys(("outer", "total", "weight", "grad", "thinned"), "*bf16") | {"sums": "*fp32", "seeds": "*i64"}
-    types |= {"larger": "fp32", "epsilon": "fp32"} | dict.fromkeys(constants, "constexpr")
-
-    def place(name: str) -> tuple[int]:
-        return (kernel.arg_names.index(name),)
-
-    source = ASTSource(
-        fn=kernel,
-        signature={each: types.get(each, "i32") for each in kernel.arg_names},
-        constexprs={place(each): value for each, value in constants.items()},
-        attrs={place(each): [["tt.divisibility", 16]] for each in kernel.arg_names if types.get(each, "i32").startswith("*")},
-    )
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    types |= {"larger": "fp32", "epsilon": "fp32"}
+    aligned = [name for name, kind in types.items() if kind.startswith("*")]
+    built = compile_for_hopper(kernel, constants, types, aligned=aligned, num_warps=4)
     assert "st.global.v4" in built.asm["ptx"] or width < 256
     assert "st.global.v2" in built.asm["ptx"] or width >= 256
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
+import importlib
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
 from torch import Tensor
 
 from dragoman.kernels import beam_attention, joining, ranking
@@ -21,11 +19,6 @@ from dragoman.kernels.guarding import Guarded, agree
 from dragoman.kernels.joining import JOINING, Joined, Scale, join, join_reference
 from dragoman.kernels.ranking import RANKING, Ranked, Rules, rank, rank_reference
 
-ROOT = Path(__file__).resolve().parents[2]
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KERNELS = (OWN, CROSS, JOINING, RANKING)
 NEVER, END = (0, 1, 3), 2
 
@@ -166,15 +159,9 @@ def test_plain_ranks_are_those_of_the_definition() -> None:
     assert rank(logits_of("plain", 2, 60), 4, rules(0)) is None, "a CPU has no kernel"
 
 
-@pytest.mark.skipif(not TRITON, reason="needs the package triton")
-@pytest.mark.skipif(INTERPRETED, reason="is what runs the others")
+@needs_triton
 def test_the_kernels_in_tritons_interpreter() -> None:
-    """Triton decides at its import whether it compiles or interprets: another process."""
-    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(__file__).relative_to(ROOT))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stdout[-3000:]
-    assert " passed" in ended.stdout
+    run_interpreted(__file__)
 
 
 @interpreted
@@ -234,24 +221,10 @@ def test_interpreted_sums_with_their_norm(width: int, kind: str) -> None:
 
 
 def compiled(module: str, name: str, constants: dict[str, Any], types: dict[str, str], warps: int) -> Any:
-    """Compile a kernel for compute capability 9.0, whose assembler comes with Triton."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    """Compile a kernel whose tensors, strides and counts are all multiples of sixteen."""
     kernel = getattr(importlib.import_module(f"dragoman.kernels.{module}"), name)
-    types = {**types, **dict.fromkeys(constants, "constexpr")}
-
-    def place(each: str) -> tuple[int]:
-        return (kernel.arg_names.index(each),)
-
-    source = ASTSource(
-        fn=kernel,
-        signature={each: types.get(each, "i32") for each in kernel.arg_names},
-        constexprs={place(each): value for each, value in constants.items()},
-        attrs={place(each): [["tt.divisibility", 16]] for each in kernel.arg_names if types.get(each, "i32") not in ("constexpr", "fp32")},
-    )
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 1})
+    aligned = [each for each in kernel.arg_names if each not in constants and types.get(each) != "fp32"]
+    return compile_for_hopper(kernel, constants, types, aligned=aligned, num_warps=warps, num_stages=1)
 
 
 HALVES = dict.fromkeys(("query", "new", "own", "seen", "memory", "hidden", "context"), "*fp16") | {"step": "*i64", "scale": "fp32"}
@@ -273,7 +246,7 @@ STREAM = dict.fromkeys(("x", "weight", "bias", "stream"), "*fp32") | {"change": 
 SUM = {"ADDS": True, "CENTRED": True, "SHIFTS": True, "AFTER": False, "WIDTH": 512, "TILE": 512}
 
 
-@pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton")
+@needs_triton
 @pytest.mark.parametrize(
     ("module", "name", "constants", "types", "warps"),
     [
