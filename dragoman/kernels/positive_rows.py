@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-STEP, COLUMNS = 16, 256  # rows and columns at a time: 32 numbers for each thread of four warps
+STEP, COLUMNS = 32, 128  # rows and columns at a time, 32 numbers for each thread of four warps: 76 us on an H200, where 16 by 256 take 86
 
 
 def stop(outer: Tensor, positive: Tensor, stopped: Tensor, sums: Tensor) -> None:
