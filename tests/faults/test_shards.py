@@ -106,7 +106,8 @@ def test_a_piece_that_is_hurt_is_named_and_the_step_before_is_used(victims, tmp_
 def test_any_model_can_be_shared_out(victims, tmp_path, model):
     """Tied, shared and dropped layers, numbers without rows, recurrences, and layers that compute their inputs on the way back."""
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
-    settings = {"steps": 8, "accumulate": 3, "model": model}
+    # Adam divides by a gradient's own size: the last bit of one that ought to be nought, a key's bias for instance, becomes a whole step.
+    settings = {"steps": 8, "accumulate": 3, "model": model, "epsilon": 1e-4}
     assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)
     assert run_ranks(victims, two, 2, shard="on", **settings) == [0, 0], output_of(two)
     losses = [[record["loss"] for record in updates_of(each)] for each in (one, two)]
