@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,4 +122,4 @@ class Pretended(Replay):
             for place, value in zip((loss.total, loss.nll, loss.count), (found.total, found.nll, found.count), strict=True):
                 place.copy_(value.detach())
 
-        return _Recording(batch, loss, SimpleNamespace(replay=replay))  # type: ignore[arg-type]
+        return _Recording(batch, loss, replay)

@@ -11,13 +11,14 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.data.batches import Batch
+from dragoman.kernels.capturing import Capturer
 from dragoman.training.loss import Loss
 from dragoman.training.memory import is_out_of_memory
 from dragoman.training.randomness import reseed
@@ -37,7 +38,7 @@ class CannotReplayError(RuntimeError):
 class _Recording(NamedTuple):
     batch: Batch  # the tensors that the recorded kernels read
     loss: Loss  # the tensors that they write
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
 
 
 class Replay:
@@ -53,8 +54,7 @@ class Replay:
         self._sightings: Counter[Any] = Counter()
         self._gradients: Tensor | None = None  # of all parameters in a row: what every recording writes
         self._untouched: set[int] = set()  # parameters that get no gradient
-        self._pool: Any = None  # recordings run one at a time and share their memory, which belongs to a stream
-        self._stream: torch.cuda.Stream | None = None
+        self._capturer = Capturer(device)
         self.possible = True
 
     def __call__(self, batch: Batch) -> Loss:
@@ -72,14 +72,14 @@ class Replay:
         """Let go of every recording and its memory; shapes are recorded anew when they come again."""
         self._recordings.clear()
         self._sightings.clear()
-        self._gradients = self._pool = self._stream = None
+        self._gradients, self._capturer = None, Capturer(self._device)  # the memory goes with the last recording
 
     def _play(self, recording: _Recording, batch: Batch) -> Loss:
         """Give the recorded kernels this batch, and hand out what they make."""
         assert self._gradients is not None, "what is recorded has somewhere to write"
         for place, tensor in zip(_tensors(recording.batch), _tensors(batch), strict=True):
             place.copy_(tensor, non_blocking=True)
-        recording.graph.replay()
+        recording.replay()
         for number, (parameter, gradient) in enumerate(zip(self._parameters, self._views(self._gradients), strict=True)):
             parameter.grad = None if number in self._untouched else gradient
         loss = recording.loss
@@ -118,28 +118,18 @@ class Replay:
     def _capture(self, batch: Batch) -> _Recording:
         """Record the kernels of one pass over a batch's tensors; nothing is computed yet."""
         assert self._gradients is not None, "a trial has made room for the gradients"
-        graph = torch.cuda.CUDAGraph()
-        if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
-        stream, current = self._stream, torch.cuda.current_stream(self._device)
-        for parameter, view in zip(self._parameters, self._views(self._gradients), strict=True):
+        gradients, made = self._gradients, list[Loss]()
+        for parameter, view in zip(self._parameters, self._views(gradients), strict=True):
             parameter.grad = view  # the pass leaves its gradient there
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            # Other threads may go on asking the driver for pinned memory meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                if self._adds:
-                    self._gradients.zero_()
-                loss = self._compute(batch)
-                loss = Loss(loss.total.detach(), loss.nll.detach(), loss.count.detach())
-            except BaseException:
-                with suppress(RuntimeError):  # it only says that something failed before
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        current.wait_stream(stream)
-        return _Recording(batch, loss, graph)
+
+        def launch() -> None:
+            if self._adds:
+                gradients.zero_()
+            loss = self._compute(batch)
+            made.append(Loss(loss.total.detach(), loss.nll.detach(), loss.count.detach()))
+
+        replay = self._capturer(launch)
+        return _Recording(batch, made[0], replay)
 
     def _views(self, flat: Tensor) -> Iterator[Tensor]:
         """Cut a row of all numbers into the parameters' shapes."""

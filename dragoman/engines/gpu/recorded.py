@@ -22,9 +22,9 @@ from dragoman.decoding.penalties import Penalty
 from dragoman.decoding.stepping import not_finite
 from dragoman.engines.face import Request
 from dragoman.engines.gpu.advancing import Advancer
-from dragoman.engines.gpu.capturing import Replay, capturer
 from dragoman.engines.gpu.laid_out import LaidOut
 from dragoman.engines.gpu.room import Room, level, rounded
+from dragoman.kernels.capturing import Replay, capturer
 from dragoman.text.specials import EOS, PAD
 
 logger = logging.getLogger(__name__)
