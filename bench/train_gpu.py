@@ -3,7 +3,8 @@
 python bench/train_gpu.py                                   about five minutes, most of them the compiler's
 python bench/train_gpu.py --only eager compiled             other ways of ours
 python bench/train_gpu.py --shapes 3 --static               peers compiled for each of a few shapes, which pads more
-python bench/train_gpu.py --loss-curve                      500 updates, compiled bfloat16 against plain float32
+python bench/train_gpu.py --loss-curve                      500 updates, bfloat16 against plain float32, three seeds of each
+python bench/train_gpu.py --loss-curve --rate 7e-4 --warm-up 200         at a harsher rate, at which runs part by themselves
 python bench/train_gpu.py --size tiny --steps 4 --only eager             everything but the figures, on a CPU
 
 Useful tokens are those of both sides that are not padding, ends included. Each way first goes through every shape a few times,
@@ -120,9 +121,17 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing")
     parser.add_argument("--keep-compiled", help="a folder that keeps compiled kernels for the next call")
     parser.add_argument("--seconds", type=float, default=80.0, help="most that each way may take, warm-up included")
-    parser.add_argument("--loss-curve", action="store_true")
-    parser.add_argument("--updates", type=int, default=500, help="of the loss curve")
+    curve = parser.add_argument_group("loss curve", "compares losses instead of timing (bench/loss_curve.py)")
+    curve.add_argument("--loss-curve", action="store_true")
+    curve.add_argument("--updates", type=int, default=500, help="of each run")
+    curve.add_argument("--seeds", type=int, default=3, help="of dropout, for each of the two ways; at least 2, to have a spread")
+    parting = "with the norm behind the layers a high one makes runs part by up to tenths of a nat, whatever computes them"
+    curve.add_argument("--rate", type=float, default=TrainConfig().learning_rate, help=f"highest learning rate; {parting}")
+    curve.add_argument("--warm-up", type=int, default=TrainConfig().warmup, help="updates over which the rate rises; fewer are harsher")
+    curve.add_argument("--still", type=int, default=60, help="updates with the weights held still; at least 2")
     options = parser.parse_args()
+    if options.seeds < 2 or options.still < 2:
+        parser.error(f"--seeds and --still must be at least 2, to have a spread; found {options.seeds} and {options.still}")
     tiny = options.size == "tiny"
     options.batch_tokens = options.batch_tokens or (256 if tiny else 25_600)
     options.vocabulary = options.vocabulary or (512 if tiny else 32_768)

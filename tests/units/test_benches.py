@@ -277,14 +277,6 @@ def test_train_gpu_says_whose_batches_are_timed(bench, capsys):
     assert "torch.nn.Transformer, compiled" in set(module.WAYS) - set(module.USUAL)
 
 
-def test_loss_curve(bench, monkeypatch, capsys):
-    options = ("--device", "cpu", "--size", "tiny", "--loss-curve", "--updates", "10", "--only", "eager")
-    found = run(bench("train_gpu"), monkeypatch, capsys, *options)
-    assert len(found["loss_curve"]) == 10
-    assert set(found["largest_differences"]) == {"eager, bfloat16", "plain, float32, other dropout"}
-    assert max(found["largest_differences"].values()) < 0.2
-
-
 def test_decode_gpu(bench, monkeypatch, capsys):
     options = ("--device", "cpu", "--size", "tiny", "--sentences", "4", "--updates", "2", "--batches", "0", "--peer-batches", "4")
     found = run(bench("decode_gpu"), monkeypatch, capsys, *options, "--beams", "1", "--dtypes", "float32", "--rounds", "1")
