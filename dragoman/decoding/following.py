@@ -6,11 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty
-from dragoman.decoding.stepping import Candidates, Floats, Ints, Rows, Stepper, next_logits, ranks_of, restrict, select_rows
+from dragoman.decoding.stepping import (
+    Candidates,
+    Floats,
+    Ints,
+    Rows,
+    Stepper,
+    next_logits,
+    not_finite,
+    ranks_of,
+    restrict,
+    select_rows,
+)
 from dragoman.text.specials import BOS, EOS, PAD
 
 # Given logits (N, V) and their normaliser (N, 1), if any, the rows (N,) and the step, choose one token a row: an (N, 1) of candidates.
@@ -25,32 +37,43 @@ class _Taken(NamedTuple):
     log_probs: Floats
 
 
-def follow(model: Stepper, state: Any, rows: Rows, *, choose: Choice, penalty: Penalty) -> list[Hypothesis]:
+def follow(model: Stepper, state: Any, rows: Rows, *, choose: Choice, penalty: Penalty, takes_first: bool = False) -> list[Hypothesis]:
     """Extend every row by the chosen token until its end or its limit; rows that are done leave the batch.
 
-    Where no scores are wanted, hypotheses have no log-probabilities and the score nought.
+    Where no scores are wanted, hypotheses have no log-probabilities and the score nought. `takes_first` says that `choose` always takes
+    the largest logit: a model that finds it without making the others brings that as its `step_to_first`.
     """
     count = len(rows.limits)
     taken: list[_Taken] = []
     living: Ints = np.arange(count)
     newest: Ints = np.full(count, BOS)
     ranks = ranks_of(model)
+    step_to_first = getattr(model, "step_to_first", None) if takes_first and not rows.scored and not any(rows.prefixes) else None
     step = 0
     while living.size:
-        logits, state = next_logits(model, newest, state)
-        less = ranks.normaliser(logits) if rows.scored else None
-        logits = restrict(logits, forced=rows.forced(living, step), step=step, at_least=rows.at_least)
-        chosen = choose(logits, less, living, step)
-        newest, values = chosen.tokens[:, 0], chosen.log_probs[:, 0]
+        if step_to_first is not None:
+            found, state = step_to_first(torch.from_numpy(newest), state, may_end=step >= rows.at_least)
+            newest, values = found.ids.numpy(), found.values.numpy()
+            if np.isnan(values).any():
+                raise not_finite(step)
+        else:
+            logits, state = next_logits(model, newest, state)
+            less = ranks.normaliser(logits) if rows.scored else None
+            logits = restrict(logits, forced=rows.forced(living, step), step=step, at_least=rows.at_least)
+            chosen = choose(logits, less, living, step)
+            newest, values = chosen.tokens[:, 0], chosen.log_probs[:, 0]
         possible = np.isfinite(values)
         ended = possible & (newest == EOS)
         goes_on = possible & ~ended & (rows.limits[living] > step)
-        added = ended | goes_on
-        taken.append(_Taken(living[added], newest[added], values[added]))
-        kept = np.flatnonzero(goes_on)
-        if kept.size:
-            state = select_rows(state, kept, living.size)
-        living, newest = living[kept], newest[kept]
+        if goes_on.all():  # most steps: nothing is chosen among
+            taken.append(_Taken(living, newest, values))
+        else:
+            added = ended | goes_on
+            taken.append(_Taken(living[added], newest[added], values[added]))
+            kept = np.flatnonzero(goes_on)
+            if kept.size:
+                state = select_rows(state, kept, living.size)
+            living, newest = living[kept], newest[kept]
         step += 1
     return _hypotheses(count, taken, penalty, scored=rows.scored)
 

@@ -29,4 +29,4 @@ class Greedy:
         def choose(logits: Tensor, less: Tensor | None, _: Ints, step: int) -> Candidates:
             return likeliest(logits, step, less=less, ranks=ranks)
 
-        return [[hypothesis] for hypothesis in follow(model, state, rows, choose=choose, penalty=self.penalty)]
+        return [[hypothesis] for hypothesis in follow(model, state, rows, choose=choose, penalty=self.penalty, takes_first=True)]

@@ -67,11 +67,12 @@ def compiled(model: EncoderDecoder, precision: str = FLOAT32) -> Compiled:
     return found
 
 
-def run(model: Any, strategy: Any, sources: Any = SOURCES) -> list[Any]:
+def run(model: Any, strategy: Any, sources: Any = SOURCES, *, scored: bool = True) -> list[Any]:
     limits = torch.tensor([24, 3, 40, 1, 24])
     with torch.inference_mode():
         memory = model.encode(*pack_sources(sources))
-    return search(model, memory, limits=limits, strategy=strategy, prefixes=[[], [], [7, 8], [], []])
+    prefixes = [[], [], [7, 8] if scored else [], [], []]
+    return search(model, memory, limits=limits, strategy=strategy, prefixes=prefixes, scored=scored)
 
 
 @needs_kernels
@@ -113,6 +114,8 @@ def test_processors_with_shorter_vectors_find_the_same(without: str, tmp_path: P
     for ours, theirs in zip(run(Compiled(model, shorter), Beam(3)), run(model, Beam(3)), strict=True):
         assert [each.tokens for each in ours] == [each.tokens for each in theirs]
         torch.testing.assert_close(ours[0].log_probs, theirs[0].log_probs, atol=1e-4, rtol=1e-4)
+    quickly, plainly = (run(each, Greedy(), scored=False) for each in (Compiled(model, shorter), model))
+    assert [each[0].tokens for each in quickly] == [each[0].tokens for each in plainly]
 
 
 @needs_kernels

@@ -86,7 +86,8 @@ def _loaded(library: Path) -> ctypes.CDLL:
     found.dragoman_step.argtypes = [pointer, pointer]
     found.dragoman_largest.argtypes = [pointer, count, count, count, pointer, pointer]
     found.dragoman_normaliser.argtypes = [pointer, count, count, pointer]
-    for name in ("read", "prepare", "step", "largest", "normaliser"):
+    found.dragoman_step.restype = count
+    for name in ("read", "prepare", "largest", "normaliser"):
         getattr(found, f"dragoman_{name}").restype = None
     return found
 

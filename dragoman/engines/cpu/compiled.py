@@ -6,8 +6,9 @@ While a call computes, Python's other threads go on; and no row's numbers depend
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,40 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.largest import Largest
-from dragoman.decoding.stepping import Ranks
+from dragoman.decoding.stepping import Ranks, restrict
 from dragoman.engines.cpu.laying import Laid
 from dragoman.engines.cpu.products import Range
 from dragoman.engines.cpu.recalling import Recall
+from dragoman.engines.cpu.screening import Screening
 from dragoman.engines.cpu.shortlist import Short
+from dragoman.engines.cpu.structures import Step, Taken
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.specials import EOS, SPECIALS
 
 READ_TOGETHER = 512  # source positions that go through the encoder at once: what a layer widens should stay near the processor
-
-_pointer, _count = ctypes.c_void_p, ctypes.c_int64
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, _pointer)
-            for name in (
-                "stream",
-                "logits",
-                "own",
-                "memory",
-                "caches",
-                "firsts",
-                "lengths",
-                "past",
-                "some",
-                "ids",
-                "columns",
-                "list_ends",
-                "numbers",
-            )
-        ),
-        *((name, _count) for name in ("rows", "fan", "steps", "past_room", "cache_count", "slots", "places")),
-    )
 
 
 class Sources(NamedTuple):
@@ -95,6 +73,9 @@ class Compiled:
         self._src_entrance, self._places = model.src_entrance, model.tgt_entrance.positions
         self.ranks = CompiledRanks(kernels)
         self._model = ctypes.byref(self._laid.model)
+        self._screens = seen is None and bool(kernels.dragoman_has_int8())
+        self._laying = threading.Lock()
+        self._screening: Screening | None = None
 
     def encode(self, src: Tensor, mask: Tensor | None = None) -> Sources:
         """Read sources (B, S), real where `mask` (B, S) is True."""
@@ -131,13 +112,50 @@ class Compiled:
 
     def step(self, tokens: Tensor, state: Recall) -> tuple[Tensor, Recall]:
         """Take one more token a row, (N * F,), and score what comes next."""
-        stream = self._entered(tokens, state.steps)
-        state = state.advance()
+        state, asked, _held = self._asked(tokens, state)
         short, shape = state.short, (tokens.size(0), self._laid.pieces)
         logits = torch.empty(shape) if short is None else torch.full(shape, -torch.inf)
-        asked = _Step(
-            stream=stream.data_ptr(),
-            logits=logits.data_ptr(),
+        asked.logits = logits.data_ptr()
+        if short is not None:
+            asked.some, asked.numbers = ctypes.addressof(short.some.product), state.numbers.ctypes.data
+            asked.ids, asked.columns, asked.list_ends = (each.ctypes.data for each in (short.ids, short.columns, short.ends))
+        self._run(asked)
+        return logits, state
+
+    def step_to_first(self, tokens: Tensor, state: Recall, *, may_end: bool) -> tuple[Largest, Recall]:
+        """Take one more token a row, (N,), and find what comes next by the largest logit: (N,) each, to the last bit those of `step`.
+
+        Special pieces do not come next, but the end where it may. No logits are written, and in float32 few are computed: most are
+        known from eight bits to be smaller (`source/screening.h`).
+        """
+        if state.short is not None:
+            logits, state = self.step(tokens, state)
+            return self.ranks.first(restrict(logits, forced=np.full(tokens.size(0), -1), step=0, at_least=0 if may_end else 1)), state
+        state, asked, _held = self._asked(tokens, state)
+        found = Largest(torch.empty(tokens.size(0)), torch.empty(tokens.size(0), dtype=torch.long))
+        values, ids = (each.data_ptr() for each in found)
+        asked.taken = Taken(values=values, ids=ids, few=len(SPECIALS), end=EOS if may_end else -1, width=self._laid.pieces)
+        screening = self._screen()
+        if screening is not None:
+            asked.screen = screening.address
+        settled = self._run(asked)
+        if screening is not None:
+            screening.note(tokens.size(0), settled)
+        return found, state
+
+    def _screen(self) -> Screening | None:
+        """Give what finds the largest logit quickly, laid out when it is first wanted; None where that does not pay."""
+        if not self._screens:
+            return None
+        with self._laying:
+            self._screening = self._screening or Screening(self._laid.screen())
+        return self._screening if self._screening.pays else None
+
+    def _asked(self, tokens: Tensor, state: Recall) -> tuple[Recall, Step, Any]:
+        """Say what is asked of the kernels: the state after the step, the step, and what must live as long as that."""
+        place = state.steps
+        state = state.advance()
+        asked = Step(
             own=state.own.data_ptr(),
             memory=state.memory.data_ptr(),
             caches=state.caches.ctypes.data,
@@ -152,14 +170,26 @@ class Compiled:
             slots=state.own.size(3),
             places=state.memory.size(2),
         )
-        if short is not None:
-            asked.some, asked.numbers = ctypes.addressof(short.some.product), state.numbers.ctypes.data
-            asked.ids, asked.columns, asked.list_ends = (each.ctypes.data for each in (short.ids, short.columns, short.ends))
-        self._kernels.dragoman_step(self._model, ctypes.byref(asked))
-        return logits, state
+        if self._laid.model.table is None:
+            stream = self._entered(tokens, place)
+            asked.stream = stream.data_ptr()
+            return state, asked, stream
+        tokens, added = tokens.contiguous(), self._places.vectors(place, 1)
+        asked.tokens = tokens.data_ptr()
+        if added is not None:
+            added = added.float().contiguous()
+            asked.place = added.data_ptr()
+        return state, asked, (tokens, added)
+
+    def _run(self, asked: Step) -> int:
+        """Take the step, and say how many logits were computed twice."""
+        settled: int = self._kernels.dragoman_step(self._model, ctypes.byref(asked))
+        if settled < 0:
+            raise IndexError(f"a piece must be one of the {self._laid.pieces} of the target vocabulary")
+        return settled
 
     def _entered(self, tokens: Tensor, place: int) -> Tensor:
-        """Embed tokens (N,) that all stand at one place, as the entrance does, past its modules' calls: (N, D)."""
+        """Embed tokens (N,) that all stand at one place, where that takes more than a table: (N, D)."""
         embedded, added = self._tgt.forward(tokens), self._places.vectors(place, 1)
         return (embedded if added is None else (embedded + added).to(embedded.dtype)).float().contiguous()
 

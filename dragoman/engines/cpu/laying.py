@@ -1,8 +1,7 @@
-"""A Transformer's weights laid out for the kernels in `cpu/`: structures that mirror theirs, and the tensors they point to."""
+"""A Transformer's weights laid out for the kernels in `source/`: filled structures, and the tensors that they point to."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,7 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.multihead import CrossAttention, SelfAttention
+from dragoman.engines.cpu import screening
 from dragoman.engines.cpu.products import Range, Rounding, rounding
+from dragoman.engines.cpu.structures import Around, Layer, Model, Norm, Product
+from dragoman.layers.embedding import Embedding
 from dragoman.layers.feedforward import ReLU
 from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
 from dragoman.layers.residual import Plain, PostNorm, PreNorm, Residual
@@ -21,51 +23,6 @@ from dragoman.models.transformer import TransformerLayer
 LANES = 16  # the longest vector: every width is a multiple of it
 _RESIDUALS = (PreNorm, PostNorm, Plain)
 _NORMS = (LayerNorm, RMSNorm, T5Norm)
-
-_pointer, _count, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class _Product(ctypes.Structure):
-    _fields_ = (
-        *((name, _pointer) for name in ("weight", "scale", "bias")),
-        ("input_width", _count),
-        ("output_width", _count),
-        ("inverse", _number),
-        ("zero", _number),
-    )
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (("weight", _pointer), ("bias", _pointer), ("epsilon", _number))
-
-
-class _Around(ctypes.Structure):
-    _fields_ = (("before", _Norm), ("after", _Norm))
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, _Around) for name in ("around_self", "around_cross", "around_feed")),
-        *((name, _Product) for name in ("query_key_value", "output", "query", "key_value", "cross_output", "inner", "outer")),
-    )
-
-
-class Model(ctypes.Structure):
-    """What the kernels know of a model."""
-
-    _fields_ = (
-        ("encoder", ctypes.POINTER(_Layer)),
-        ("decoder", ctypes.POINTER(_Layer)),
-        ("encoder_layers", _count),
-        ("decoder_layers", _count),
-        ("encoder_norm", _Norm),
-        ("decoder_norm", _Norm),
-        ("narrow", _Product),
-        ("pieces", _Product),
-        ("width", _count),
-        ("heads", _count),
-        ("head_width", _count),
-    )
 
 
 class Some(NamedTuple):
@@ -114,13 +71,14 @@ class Laid:
         self.layers, self.pieces, self.width = len(blocks[1]), model.output_weight.size(0), first.self.width
         self.model = Model(width=self.width, heads=self.heads, head_width=self._wide_head)
         for side, layers in zip(("encoder", "decoder"), blocks, strict=True):
-            made = (_Layer * len(layers))(*[self._layer(block) for block in layers])
+            made = (Layer * len(layers))(*[self._layer(block) for block in layers])
             self._kept.append(made)
             setattr(self.model, side, made)
             setattr(self.model, f"{side}_layers", len(layers))
         self.model.encoder_norm, self.model.decoder_norm = self._norm(model.encoder.norm), self._norm(model.decoder.norm)
         if model.output.narrow is not None:
             self.model.narrow = self._product(model.output.narrow.weight, None)
+        self._embedding(model._embedding("tgt"))
         self._output = model.output_weight.detach(), None if model.output_bias is None else model.output_bias.detach()
         self._output_rounding = None if seen is None else rounding(next(seen))
         self.model.pieces = self._product(*self._output, by=self._output_rounding)
@@ -137,10 +95,21 @@ class Laid:
         product = self._product(weight[ids], None if bias is None else bias[ids], by=self._output_rounding, kept=kept)
         return Some(product, kept)
 
-    def _layer(self, block: Any) -> _Layer:
+    def screen(self) -> screening.Laid:
+        """Lay out the output for whoever takes only the largest logit."""
+        return screening.lay(*self._output, panel=self._panel, lanes=LANES)
+
+    def _embedding(self, embedding: Embedding) -> None:
+        """Lay out what target pieces are embedded by, where that is a table alone."""
+        table = embedding.weight.detach()
+        if embedding.wide is None and embedding.length is None and table.dtype == torch.float32 and table.is_contiguous():
+            self._kept.append(table)  # the model's own: there is nothing to lay out
+            self.model.table, self.model.table_scale = table.data_ptr(), embedding.scale
+
+    def _layer(self, block: Any) -> Layer:
         """Lay out a layer; the products in the order in which a frozen layer makes them, which is that of their ranges."""
         attention: SelfAttention = block.self
-        layer = _Layer(around_self=self._around(block.self_residual), around_feed=self._around(block.feedforward_residual))
+        layer = Layer(around_self=self._around(block.self_residual), around_feed=self._around(block.feedforward_residual))
         layer.query_key_value = self._by_heads(attention.query_key_value, 3, scaled=1)
         layer.output = self._from_heads(attention.output)
         if block.has_cross:
@@ -152,7 +121,7 @@ class Laid:
         layer.inner, layer.outer = self._product(inner.weight, inner.bias), self._product(outer.weight, outer.bias)
         return layer
 
-    def _by_heads(self, linear: nn.Linear, parts: int, *, scaled: int) -> _Product:
+    def _by_heads(self, linear: nn.Linear, parts: int, *, scaled: int) -> Product:
         """Lay out a product that makes `parts` vectors for each head, the first `scaled` divided as their scores would be."""
         factor = torch.ones(parts, 1, 1, 1)
         factor[:scaled] = self._head**-0.5
@@ -163,12 +132,12 @@ class Laid:
 
         return self._product(widened(linear.weight), None if linear.bias is None else widened(linear.bias).squeeze(1))
 
-    def _from_heads(self, linear: nn.Linear) -> _Product:
+    def _from_heads(self, linear: nn.Linear) -> Product:
         """Lay out a product of what the heads found."""
         split = linear.weight.detach().view(-1, self.heads, self._head)
         return self._product(F.pad(split, (0, self._wide_head - self._head)).flatten(1), linear.bias)
 
-    def _product(self, weight: Tensor, bias: Tensor | None, *, by: Rounding | None = None, kept: list[Any] | None = None) -> _Product:
+    def _product(self, weight: Tensor, bias: Tensor | None, *, by: Rounding | None = None, kept: list[Any] | None = None) -> Product:
         """Lay out a matrix (E, D) and a bias (E,) in panels; in int8 with the next range, unless told how to round."""
         kept = self._kept if kept is None else kept
         rows, columns = weight.shape
@@ -177,14 +146,14 @@ class Laid:
         shift = F.pad(torch.zeros(rows) if bias is None else bias.detach().float(), (0, tall - rows))
         if self._seen is None:
             ready = matrix.view(-1, self._panel, wide).transpose(1, 2)
-            return _Product(weight=_at(ready, kept), bias=_at(shift, kept), input_width=wide, output_width=rows)
+            return Product(weight=_at(ready, kept), bias=_at(shift, kept), input_width=wide, output_width=rows)
         scale, zero = rounding(next(self._seen)) if by is None else by
         each = (matrix.abs().amax(dim=1) / 127).clamp(min=1e-8)
         whole = (matrix / each.unsqueeze(1)).round_().clamp_(-127, 127)
         worth = each * scale
         shift = shift - worth * zero * whole.sum(dim=1)
         ready = whole.to(torch.int8).view(-1, self._panel, wide // 4, 4).transpose(1, 2)
-        return _Product(
+        return Product(
             weight=_at(ready, kept),
             scale=_at(worth, kept),
             bias=_at(shift, kept),
@@ -194,23 +163,23 @@ class Laid:
             zero=zero,
         )
 
-    def _around(self, residual: Residual) -> _Around:
+    def _around(self, residual: Residual) -> Around:
         """Lay out the way around a part."""
         if type(residual) is Plain:
-            return _Around()
+            return Around()
         norm = self._norm(residual.norm)
-        return _Around(before=norm) if type(residual) is PreNorm else _Around(after=norm)
+        return Around(before=norm) if type(residual) is PreNorm else Around(after=norm)
 
-    def _norm(self, norm: nn.Module | None) -> _Norm:
+    def _norm(self, norm: nn.Module | None) -> Norm:
         """Lay out a norm: one that centres has a bias, if only of noughts."""
         if norm is None:
-            return _Norm()
+            return Norm()
         weight: Any = norm.weight
         centres = type(norm) is LayerNorm
         bias: Any = norm.bias if centres else None
         shift = torch.zeros_like(weight) if centres and bias is None else bias
         epsilon: Any = norm.epsilon if type(norm) is T5Norm else norm.eps
-        return _Norm(
+        return Norm(
             weight=_at(weight.detach(), self._kept), bias=None if shift is None else _at(shift.detach(), self._kept), epsilon=epsilon
         )
 

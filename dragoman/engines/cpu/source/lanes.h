@@ -44,6 +44,9 @@ static inline float sum(Lanes x) { return _mm512_reduce_add_ps((__m512)x); }
 
 static inline float largest(Lanes x) { return _mm512_reduce_max_ps((__m512)x); }
 
+// Say whether a comparison holds in every lane.
+static inline bool everywhere(Whole holds) { return _mm512_movepi32_mask((__m512i)holds) == 0xffff; }
+
 // Round into 0 to 255, to the even one of two that are equally near.
 static inline void store_rounded(uint8_t* to, Lanes x) {
     const __m512i whole = _mm512_max_epi32(_mm512_cvtps_epi32((__m512)x), _mm512_setzero_si512());
@@ -72,6 +75,12 @@ static inline float largest(Lanes x) {
     float most = x[0];
     for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
     return most;
+}
+
+static inline bool everywhere(Whole holds) {
+    for (int i = 0; i < LANES; ++i)
+        if (!holds[i]) return false;
+    return true;
 }
 
 static inline void store_rounded(uint8_t* to, Lanes x) {

@@ -99,7 +99,7 @@ static void few(const Product& p, const Number* x, int64_t rows, int64_t panel, 
 template <class Number, class End>
 static void multiply(const Product& p, const Number* x, int64_t rows, End end) {
     const int64_t panels = (p.out + PANEL - 1) / PANEL;
-    float made[TALLEST * PANEL];
+    alignas(64) float made[TALLEST * PANEL];
     int64_t panel = 0;
     if (rows == 1) {  // a single row's sums would wait for each other: four panels at once
         for (; panel + 4 <= panels; panel += 4) {
@@ -107,9 +107,10 @@ static void multiply(const Product& p, const Number* x, int64_t rows, End end) {
             for (int64_t at = 0; at < 4 * PANEL && panel * PANEL + at < p.out; at += LANES) end(0, panel * PANEL + at, load(made + at));
         }
     }
+    const int64_t blocks = (rows + TALLEST - 1) / TALLEST, tall = (rows + blocks - 1) / blocks;  // of like heights: low ones wait for each other
     for (; panel < panels; ++panel) {
-        for (int64_t row = 0; row < rows; row += TALLEST) {
-            const int64_t many = rows - row < TALLEST ? rows - row : TALLEST;
+        for (int64_t row = 0; row < rows; row += tall) {
+            const int64_t many = rows - row < tall ? rows - row : tall;
             few<TALLEST>(p, x + row * p.in, many, panel, made);
             for (int64_t column = panel * PANEL, half = 0; half < 2 && column < p.out; ++half, column += LANES)
                 for (int64_t i = 0; i < many; ++i) end(row + i, column, load(made + i * PANEL + half * LANES));

@@ -7,6 +7,58 @@
 
 constexpr int64_t BLOCK = 4 * LANES;  // numbers that are looked at one by one only where one of them is large enough
 
+// The largest of what is offered, the first of equal ones; NaN once one was offered.
+struct First {
+    float value = -std::numeric_limits<float>::infinity();
+    int64_t id = 0;
+
+    void offer(float x, int64_t at) {
+        if (x > value || x != x) value = x, id = at;  // nothing is larger than NaN
+    }
+};
+
+// The same for whole vectors of a row, whatever their order.
+struct FirstOfLanes {
+    Lanes values = all(-std::numeric_limits<float>::infinity());
+    Whole ids = {}, damage = {};
+
+    void offer(Lanes x, int64_t column) {
+        const Whole more = x > values;
+        values = more ? x : values;
+        ids = more ? Whole{} + (int32_t)column : ids;
+        damage |= x != x;
+    }
+
+    First among() const {
+        First first;
+        for (int64_t lane = 0; lane < LANES; ++lane) {
+            const int64_t id = ids[lane] + lane;
+            if (values[lane] > first.value || (values[lane] == first.value && id < first.id)) first.value = values[lane], first.id = id;
+            if (damage[lane]) first.offer(std::numeric_limits<float>::quiet_NaN(), id);
+        }
+        return first;
+    }
+};
+
+// What a search takes of each row: the largest of what may be taken, which is all past the first few, and among these the end, if it may come.
+struct Taken {
+    float* values;  // (rows,)
+    int64_t* ids;   // (rows,)
+    int64_t few, end, width;  // -1: no end
+
+    void put(int64_t row, First first) const { values[row] = first.value, ids[row] = first.id; }
+
+    bool may(int64_t id) const { return (id >= few || id == end) && id < width; }
+
+    // Push out of sight what may not be taken.
+    Lanes only(Lanes x, int64_t column) const {
+        if (column >= few && column + LANES <= width) return x;
+        for (int64_t i = 0; i < LANES; ++i)
+            if (!may(column + i)) x[i] = -std::numeric_limits<float>::infinity();
+        return x;
+    }
+};
+
 extern "C" {
 
 // Find the `count` largest of each row of (rows, width), in falling order and of equal ones the first; where a row holds NaN, that.

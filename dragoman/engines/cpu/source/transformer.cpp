@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "product.h"
 #include "ranking.h"
+#include "screening.h"
 
 struct Norm {
     const float *weight, *bias;  // (D,); a norm without a weight changes nothing, one without a bias leaves the mean
@@ -28,12 +29,16 @@ struct Model {
     int64_t encoder_layers, decoder_layers;
     Norm encoder_norm, decoder_norm;
     Product narrow, pieces;  // `narrow` without a matrix where there is none
+    const float* table;      // (V, D) what pieces of the target are embedded by; none where that takes more than looking up
+    float table_scale;
     int64_t width, heads, head_width;
 };
 
 // Keys and values of the positions so far, a slot each, and of the sources: both (2, ..., I) for each layer.
 struct Step {
-    float* stream;      // (N * F, D), which is used up
+    float* stream;      // (N * F, D), which is used up; none where the next two tell it
+    const int64_t* tokens;  // (N * F,)
+    const float* place;     // (D,) added to what they are embedded by, if anything
     float* logits;      // (N * F, V)
     void* own;          // (layers, caches, 2, slots, I)
     const void* memory;  // (layers, 2, source places, I)
@@ -42,13 +47,15 @@ struct Step {
     const Product* some;                  // only some of the vocabulary's rows, U; none where all are scored
     const int64_t *ids, *columns;         // the pieces that each sentence may use, and where they stand among the U, list behind list
     const int64_t *list_ends, *numbers;   // where each list ends, after a nought; (N,) which list a sentence has
+    Taken taken;                          // what is wanted of the logits, which are then not written; without `ids` all are
+    const Screen* screen;                 // what finds that quickly; none where there is nothing of the kind
     int64_t rows, fan, steps, past_room, cache_count, slots, places;
 };
 
 namespace {
 
 struct Scratch {
-    std::vector<float> floats, hidden, weights, scores;
+    std::vector<float> stream, floats, hidden, weights, scores;
     std::vector<uint8_t> bytes, hidden_bytes;
 };
 
@@ -200,6 +207,47 @@ void prepare(const Product& p, const float* values, int64_t rows, Cell* memory, 
     });
 }
 
+// Embed the newest pieces, all of which stand at one place; nothing where one is none of the vocabulary.
+float* embed(const Model& model, const Step& step) {
+    const int64_t width = model.width;
+    float* stream = room(scratch().stream, step.rows * width);
+    for (int64_t row = 0; row < step.rows; ++row) {
+        if (step.tokens[row] < 0 || step.tokens[row] >= model.pieces.out) return nullptr;
+        for (int64_t i = 0; i < width; i += LANES) {
+            const Lanes looked_up = load(model.table + step.tokens[row] * width + i) * model.table_scale;
+            store(stream + row * width + i, step.place ? looked_up + load(step.place + i) : looked_up);
+        }
+    }
+    return stream;
+}
+
+// Write the logits of what comes next: all, or only those of each sentence's list.
+void score(const Model& model, const Step& step, const Norm& norm, const float* last) {
+    const Product& scores = step.some ? *step.some : model.pieces;
+    const int64_t pieces = model.pieces.out;
+    const int64_t wide = step.some ? (scores.out + LANES - 1) / LANES * LANES : pieces;
+    float* made = step.some ? room(scratch().scores, step.rows * wide) : step.logits;
+    enter(scores, norm, last, step.rows, [=](int64_t row, int64_t column, Lanes v) {
+        float* here = made + row * wide + column;
+        if (column + LANES <= wide) return store(here, v);
+        for (int64_t i = 0; column + i < wide; ++i) here[i] = v[i];
+    });
+    for (int64_t row = 0; step.some && row < step.rows; ++row) {
+        const int64_t* end = step.list_ends + step.numbers[row / step.fan];
+        for (int64_t at = end[0]; at < end[1]; ++at) step.logits[row * pieces + step.ids[at]] = made[row * wide + step.columns[at]];
+    }
+}
+
+// Find what a search takes, without writing the logits.
+void take(const Model& model, const Step& step, const Norm& norm, const float* last) {
+    thread_local std::vector<FirstOfLanes> firsts;
+    firsts.assign(step.rows, FirstOfLanes());
+    enter(model.pieces, norm, last, step.rows, [&](int64_t row, int64_t column, Lanes v) {
+        firsts[row].offer(step.taken.only(v, column), column);
+    });
+    for (int64_t row = 0; row < step.rows; ++row) step.taken.put(row, firsts[row].among());
+}
+
 }  // namespace
 
 extern "C" {
@@ -247,36 +295,36 @@ void dragoman_prepare(const Model* model, const float* values, int64_t first, in
     }
 }
 
-// Take one more position of every row and score what comes next.
-void dragoman_step(const Model* model, const Step* step) {
+// Take one more position of every row, and score what comes next or find what a search takes of it; gives how many scores were
+// computed twice, or -1 where a piece is none of the vocabulary.
+int64_t dragoman_step(const Model* model, const Step* asked) {
+    Step step = *asked;
+    if (!step.stream && !(step.stream = embed(*model, step))) return -1;
     for (int64_t number = 0; number < model->decoder_layers; ++number) {
         const Layer& layer = model->decoder[number];
         if (layer.key_value.scale)
-            extend<Half>(*model, layer, *step, number);
+            extend<Half>(*model, layer, step, number);
         else
-            extend<float>(*model, layer, *step, number);
+            extend<float>(*model, layer, step, number);
     }
-    const Product& scores = step->some ? *step->some : model->pieces;
-    const int64_t pieces = model->pieces.out;
-    const int64_t wide = step->some ? (scores.out + LANES - 1) / LANES * LANES : pieces;
-    float* made = step->some ? room(scratch().scores, step->rows * wide) : step->logits;
-    auto scored = [=](int64_t row, int64_t column, Lanes v) {
-        float* here = made + row * wide + column;
-        if (column + LANES <= wide) return store(here, v);
-        for (int64_t i = 0; column + i < wide; ++i) here[i] = v[i];
-    };
+    const float* last = step.stream;
+    const Norm* norm = &model->decoder_norm;
     if (model->narrow.weight) {
-        float* narrow = room(scratch().hidden, step->rows * model->pieces.in);
-        enter(model->narrow, model->decoder_norm, step->stream, step->rows, [&](int64_t row, int64_t column, Lanes v) {
+        float* narrow = room(scratch().hidden, step.rows * model->pieces.in);
+        enter(model->narrow, *norm, step.stream, step.rows, [&](int64_t row, int64_t column, Lanes v) {
             store(narrow + row * model->pieces.in + column, v);
         });
-        enter(scores, NONE, narrow, step->rows, scored);
+        last = narrow, norm = &NONE;
+    }
+    if (!step.taken.ids) {
+        score(*model, step, *norm, last);
+    } else if (!step.screen) {
+        take(*model, step, *norm, last);
     } else {
-        enter(scores, model->decoder_norm, step->stream, step->rows, scored);
+        normalise_rows(*norm, step.stream, step.rows, model->width);
+        uint8_t* whole = room(scratch().bytes, step.rows * model->pieces.in);
+        return screen(*step.screen, last, step.rows, step.taken, whole, room(scratch().scores, step.rows * (step.taken.width + PANEL)));
     }
-    for (int64_t row = 0; step->some && row < step->rows; ++row) {
-        const int64_t* end = step->list_ends + step->numbers[row / step->fan];
-        for (int64_t at = end[0]; at < end[1]; ++at) step->logits[row * pieces + step->ids[at]] = made[row * wide + step->columns[at]];
-    }
+    return 0;
 }
 }

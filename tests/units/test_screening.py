@@ -1,0 +1,288 @@
+"""Finding the largest logit from eight bits: the bound holds, and what is found is to the last bit what all logits would give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from model_kit import shaken
+
+from dragoman.config import Config
+from dragoman.decoding.greedy import Greedy
+from dragoman.decoding.largest import first_largest
+from dragoman.decoding.packing import pack_sources
+from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.search import search
+from dragoman.decoding.stepping import restrict
+from dragoman.engines.cpu import screening
+from dragoman.engines.cpu.building import kernels
+from dragoman.engines.cpu.compiled import Compiled
+from dragoman.engines.cpu.freezing import FLOAT32, INT8, freeze
+from dragoman.engines.cpu.screening import MIDDLE, Screening, lay
+from dragoman.errors import DivergedError
+from dragoman.models.build import build_model
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.specials import EOS, SPECIALS, UNK
+
+VOCABULARY = 1_003  # neither whole vectors nor whole panels
+needs_kernels = pytest.mark.skipif(kernels() is None, reason="no C++ compiler")
+needs_int8 = pytest.mark.skipif((_found := kernels()) is None or not _found.dragoman_has_int8(), reason="no AVX-512 VNNI")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "post": {},
+    "pre": {"residual": "pre"},
+    "no norm": {"residual": "none"},
+    "narrow embeddings": {"embedding_width": 9},
+    "no positions": {"positions": "none"},
+    "an output of its own": {"tie": "none"},
+}
+
+
+def make(vocabulary: int = VOCABULARY, **settings: Any) -> EncoderDecoder:
+    torch.manual_seed(0)
+    shape = {"encoder": ["self*1"], "decoder": ["self*2"], "width": 48, "heads": 3, "feedforward": 64, **settings}
+    return shaken(build_model(Config().replace(model=shape).model, src_vocabulary=vocabulary, tgt_vocabulary=vocabulary)).eval()
+
+
+def compiled(model: EncoderDecoder, precision: str = FLOAT32) -> Compiled:
+    found = freeze(model, precision).frozen
+    if not isinstance(found, Compiled):
+        pytest.skip(f"this processor has no compiled {precision}")
+    return found
+
+
+def sources(count: int) -> list[list[int]]:
+    return [[4 + (7 * at + 3 * number) % 900 for at in range(1 + number % 6)] for number in range(count)]
+
+
+def begun(form: Any, count: int) -> Any:
+    return form.start(form.encode(*pack_sources(sources(count))))
+
+
+def favourites(model: EncoderDecoder) -> list[int]:
+    """Name the pieces that come first, those of most sources before the others."""
+    form = compiled(model)
+    with torch.inference_mode():
+        first = largest_of_all(form.step(torch.ones(27, dtype=torch.long), begun(form, 27))[0], may_end=False).ids
+    pieces, counts = first.unique(return_counts=True)
+    return pieces[counts.argsort(descending=True, stable=True)].tolist()
+
+
+def largest_of_all(logits: torch.Tensor, *, may_end: bool) -> Any:
+    return first_largest(restrict(logits, forced=np.full(len(logits), -1), step=0, at_least=0 if may_end else 1))
+
+
+def assert_same_way(form: Compiled, rows: int, steps: int = 6) -> None:
+    """Go on by the largest logit, found in both ways from the same pieces."""
+    with torch.inference_mode():
+        plainly, quickly = begun(form, rows), begun(form, rows)
+        tokens = torch.ones(rows, dtype=torch.long)
+        for step in range(steps):
+            logits, plainly = form.step(tokens, plainly)
+            found, quickly = form.step_to_first(tokens, quickly, may_end=step % 2 == 0)
+            expected = largest_of_all(logits, may_end=step % 2 == 0)
+            assert torch.equal(found.ids, expected.ids), step
+            assert torch.equal(found.values, expected.values), step
+            tokens = found.ids
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", [FLOAT32, INT8])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_largest_is_found_to_the_last_bit(setting: str, precision: str) -> None:
+    form = compiled(make(**SETTINGS[setting]), precision)
+    for rows in (1, 2, 13, 27):
+        assert_same_way(form, rows)
+
+
+@needs_int8
+@pytest.mark.parametrize("width", [16, 48, 512])
+def test_no_product_is_further_from_its_rough_value_than_the_bound(width: int) -> None:
+    """By the definition in `screening.h`, in float64; outliers make the bound wide, and plain numbers leave it narrow."""
+    chance = np.random.default_rng(width)
+    weight = chance.standard_normal((70, width)) * chance.gamma(1.0, 1.0, (70, 1))
+    weight[3], weight[4, 0], weight[5] = 0.0, 300.0, 1e-12
+    laid = lay(torch.from_numpy(weight).float(), None, panel=32, lanes=16)
+    whole, scale, shift, _, lost, kept, exact = laid.kept
+    eighths = whole.transpose(1, 2).reshape(-1, width).double().numpy()[:70]  # panels back into rows
+    assert np.array_equal(exact.numpy(), weight.astype(np.float32))
+    for spread in (1.0, 40.0):
+        x = chance.standard_normal(width)
+        x[0] *= spread
+        step = np.abs(x).max() / 127
+        rounded = np.round(x / step)
+        rough = (eighths @ (rounded + MIDDLE) * scale.double().numpy()[:70] + shift.double().numpy()[:70]) * step
+        bound = lost.double().numpy()[:70] * np.linalg.norm(x) + kept.double().numpy()[:70] * np.linalg.norm(x - rounded * step)
+        apart = np.abs(weight @ x - rough)
+        assert (apart <= bound + 1e-9).all()
+        lengths = np.linalg.norm(weight, axis=1) * np.linalg.norm(x)
+        ordinary = np.delete(np.arange(70), [3, 4, 5])
+        if spread == 1.0:
+            assert (bound[ordinary] < 0.06 * lengths[ordinary]).all(), "a bound that lets everything through is none"
+
+
+@needs_int8
+def test_few_are_multiplied_in_float32() -> None:
+    form = compiled(make())
+    assert_same_way(form, 27)
+    held: Any = form._screening
+    assert held.pays
+    assert held._settled / held._rows < 0.03 * VOCABULARY
+
+
+@needs_int8
+def test_of_equal_ones_the_first_is_taken_and_of_nearly_equal_ones_the_larger() -> None:
+    model = make(tie="none")
+    with torch.no_grad():
+        weight: Any = model.output_weight
+        favourite = favourites(model)[0]
+        weight[950], weight[990] = weight[favourite], weight[favourite]
+        weight[970] = weight[favourite] * (1 + 1e-6)  # what eight bits cannot tell apart
+    assert 4 <= favourite < 950
+    form = compiled(model)
+    assert_same_way(form, 27)
+    with torch.inference_mode():
+        logits, _ = form.step(torch.ones(27, dtype=torch.long), begun(form, 27))
+        found, _ = form.step_to_first(torch.ones(27, dtype=torch.long), begun(form, 27), may_end=True)
+    taken = set(found.ids.tolist())
+    assert (logits[:, favourite] == logits[:, 950]).all()
+    assert 970 in taken
+    assert not taken & {favourite, 950, 990}, "less by a millionth"
+    with torch.no_grad():
+        weight[970] = weight[favourite]
+    form = compiled(model)
+    with torch.inference_mode():
+        found, _ = form.step_to_first(torch.ones(27, dtype=torch.long), begun(form, 27), may_end=True)
+    taken = set(found.ids.tolist())
+    assert favourite in taken
+    assert not taken & {950, 970, 990}
+
+
+@needs_int8
+def test_where_all_pieces_are_nearly_as_good_the_screen_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screening, "_LEAST_ASKED", 50)
+    model = make(tie="none")
+    with torch.no_grad():
+        weight: Any = model.output_weight
+        weight.copy_(weight[7] + 1e-4 * torch.randn_like(weight))
+    form = compiled(model)
+    assert_same_way(form, 27)
+    held: Any = form._screening
+    assert not held.pays
+    before = held._rows
+    assert_same_way(form, 5)
+    assert held._rows == before, "the whole product is used from then on"
+
+
+def test_a_screen_is_judged_when_enough_is_known() -> None:
+    held = Screening(lay(torch.randn(64, 16), torch.randn(64), panel=32, lanes=16))
+    held.note(screening._LEAST_ASKED - 1, 64 * screening._LEAST_ASKED)
+    assert held.pays
+    held.note(1, 0)
+    assert not held.pays
+    fine = Screening(lay(torch.randn(64, 16), None, panel=32, lanes=16))
+    fine.note(10 * screening._LEAST_ASKED, 10 * screening._LEAST_ASKED * 4)  # a sixteenth of 64
+    assert fine.pays
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", [FLOAT32, INT8])
+def test_what_is_no_number_is_told_unless_it_may_not_come(precision: str) -> None:
+    model = make(tie="none")
+    fitted = compiled(model, precision)  # int8's ranges are made from sound weights
+    weight: Any = model.output_weight
+
+    def searched(at: int, value: float) -> list[list[int]]:
+        kept = weight[at, 3].item()
+        with torch.no_grad():
+            weight[at, 3] = value
+        try:
+            form = compiled(model, precision)
+            found = search(form, form.encode(*pack_sources(sources(5))), limits=torch.full((5,), 7), strategy=Greedy(), scored=False)
+            return [each[0].tokens for each in found]
+        finally:
+            with torch.no_grad():
+                weight[at, 3] = kept
+
+    if precision == FLOAT32:
+        with pytest.raises(DivergedError, match="output position 1"):
+            searched(611, torch.nan)
+    expected = search(fitted, fitted.encode(*pack_sources(sources(5))), limits=torch.full((5,), 7), strategy=Greedy(), scored=False)
+    assert searched(UNK, torch.nan if precision == FLOAT32 else 9.0) == [each[0].tokens for each in expected]
+
+
+@needs_int8
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, 3e38, 1e30, torch.nan])
+def test_a_damaged_stream_is_not_screened_away(value: float) -> None:
+    """Nothing bounds it, so all pieces are multiplied in float32."""
+    model = make()
+    with torch.no_grad():
+        norm: Any = [block for _, block in model.decoder.blocks()][-1].feedforward_residual.norm
+        norm.bias[5] = value
+    form = compiled(model)
+    if value == value:
+        assert_same_way(form, 5, steps=1)
+        return
+    with pytest.raises(DivergedError, match="NaN at output position 1"):
+        search(form, form.encode(*pack_sources(sources(5))), limits=torch.full((5,), 7), strategy=Greedy(), scored=False)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", [FLOAT32, INT8])
+@pytest.mark.parametrize("more", [{}, {"at_least": 5}, {"prefixes": [[], [9, 8, 7], [], [UNK], []]}])
+def test_a_search_without_scores_finds_what_one_with_scores_finds(precision: str, more: dict[str, Any]) -> None:
+    form = compiled(make(), precision)
+    limits = torch.tensor([9, 2, 7, 1, 12])
+
+    def found(scored: bool) -> list[list[int]]:
+        memory = form.encode(*pack_sources(sources(5)))
+        return [each[0].tokens for each in search(form, memory, limits=limits, strategy=Greedy(), scored=scored, **more)]
+
+    assert found(False) == found(True)
+
+
+@needs_kernels
+def test_rows_that_end_leave_and_the_others_go_on() -> None:
+    model = make(tie="none")
+    with torch.no_grad():
+        weight: Any = model.output_weight
+        weight[EOS] = 1.01 * weight[favourites(model)[0]]  # some end at once
+    form = compiled(model)
+    memory = form.encode(*pack_sources(sources(40)))
+    limits = torch.arange(40) % 7 + 3
+    quickly, plainly = ([each[0] for each in search(form, memory, limits=limits, strategy=Greedy(), scored=s)] for s in (False, True))
+    assert [each.tokens for each in quickly] == [each.tokens for each in plainly]
+    assert [each.finished for each in quickly] == [each.finished for each in plainly]
+    assert {each.finished for each in quickly} == {True, False}
+    assert len({len(each.tokens) for each in quickly}) > 4
+    assert all(token >= len(SPECIALS) for each in quickly for token in each.tokens)
+
+
+@needs_kernels
+def test_a_shortlist_is_kept_to() -> None:
+    form = compiled(make())
+    allowed = [np.array([EOS, *range(20 + number, 900, 5)]) for number in range(5)]
+
+    def found(scored: bool) -> list[list[int]]:
+        memory = form.shortened(form.encode(*pack_sources(sources(5))), allowed)
+        return [each[0].tokens for each in search(form, memory, limits=torch.full((5,), 6), strategy=Greedy(), scored=scored)]
+
+    assert found(False) == found(True)
+    assert all(set(tokens) <= set(ids.tolist()) for tokens, ids in zip(found(False), allowed, strict=True))
+
+
+@needs_kernels
+def test_sampling_gets_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = compiled(make())
+    monkeypatch.setattr(form, "step_to_first", lambda *_, **__: pytest.fail("sampling draws from all of them"))
+    memory = form.encode(*pack_sources(sources(5)))
+    assert search(form, memory, limits=torch.full((5,), 4), strategy=Sampling(), scored=False)
+
+
+@needs_kernels
+@pytest.mark.parametrize("piece", [-1, VOCABULARY])
+def test_a_piece_that_there_is_not_is_an_error(piece: int) -> None:
+    form = compiled(make())
+    with torch.inference_mode(), pytest.raises(IndexError, match=f"one of the {VOCABULARY}"):
+        form.step(torch.tensor([4, piece]), begun(form, 2))
