@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis
@@ -18,7 +17,6 @@ from dragoman.decoding.stepping import (
     Rows,
     Stepper,
     next_logits,
-    not_finite,
     ranks_of,
     restrict,
     select_rows,
@@ -41,27 +39,24 @@ def follow(model: Stepper, state: Any, rows: Rows, *, choose: Choice, penalty: P
     """Extend every row by the chosen token until its end or its limit; rows that are done leave the batch.
 
     Where no scores are wanted, hypotheses have no log-probabilities and the score nought. `takes_first` says that `choose` always takes
-    the largest logit: a model that finds it without making the others brings that as its `step_to_first`.
+    the largest logit: a model that can go on by itself in that way brings it as its `follow_first`, which may give None.
     """
     count = len(rows.limits)
+    if takes_first and not rows.scored and not any(rows.prefixes) and hasattr(model, "follow_first"):
+        found = model.follow_first(state, rows.limits, at_least=rows.at_least)
+        if found is not None:
+            return _hypotheses(found, np.zeros(found.shape), (found >= 0).sum(axis=1), penalty, scored=False)
     taken: list[_Taken] = []
     living: Ints = np.arange(count)
     newest: Ints = np.full(count, BOS)
     ranks = ranks_of(model)
-    step_to_first = getattr(model, "step_to_first", None) if takes_first and not rows.scored and not any(rows.prefixes) else None
     step = 0
     while living.size:
-        if step_to_first is not None:
-            found, state = step_to_first(torch.from_numpy(newest), state, may_end=step >= rows.at_least)
-            newest, values = found.ids.numpy(), found.values.numpy()
-            if np.isnan(values).any():
-                raise not_finite(step)
-        else:
-            logits, state = next_logits(model, newest, state)
-            less = ranks.normaliser(logits) if rows.scored else None
-            logits = restrict(logits, forced=rows.forced(living, step), step=step, at_least=rows.at_least)
-            chosen = choose(logits, less, living, step)
-            newest, values = chosen.tokens[:, 0], chosen.log_probs[:, 0]
+        logits, state = next_logits(model, newest, state)
+        less = ranks.normaliser(logits) if rows.scored else None
+        logits = restrict(logits, forced=rows.forced(living, step), step=step, at_least=rows.at_least)
+        chosen = choose(logits, less, living, step)
+        newest, values = chosen.tokens[:, 0], chosen.log_probs[:, 0]
         possible = np.isfinite(values)
         ended = possible & (newest == EOS)
         goes_on = possible & ~ended & (rows.limits[living] > step)
@@ -75,19 +70,23 @@ def follow(model: Stepper, state: Any, rows: Rows, *, choose: Choice, penalty: P
                 state = select_rows(state, kept, living.size)
             living, newest = living[kept], newest[kept]
         step += 1
-    return _hypotheses(count, taken, penalty, scored=rows.scored)
+    return _hypotheses(*_joined(count, taken), penalty, scored=rows.scored)
 
 
-def _hypotheses(count: int, taken: Sequence[_Taken], penalty: Penalty, *, scored: bool) -> list[Hypothesis]:
-    """Put together what the steps added: a row has something of the first steps, up to its last."""
+def _joined(count: int, taken: Sequence[_Taken]) -> tuple[Ints, Floats, Ints]:
+    """Put together what the steps added: tokens and log-probabilities (B, T), of which a row has the first so many (B,)."""
     tokens, log_probs = np.full((count, len(taken)), PAD), np.zeros((count, len(taken)))
     lengths = np.zeros(count, dtype=np.int64)
     for step, (rows, newest, values) in enumerate(taken):
         tokens[rows, step], log_probs[rows, step] = newest, values
         lengths[rows] += 1
+    return tokens, log_probs, lengths
+
+
+def _hypotheses(tokens: Ints, log_probs: Floats, lengths: Ints, penalty: Penalty, *, scored: bool) -> list[Hypothesis]:
+    """Make a hypothesis of each row."""
     made = []
-    for row in range(count):
-        length = int(lengths[row])
+    for row, length in enumerate(lengths.tolist()):
         finished = length > 0 and tokens[row, length - 1] == EOS
         numbers = log_probs[row, :length].tolist() if scored else []
         score = penalty.score(sum(numbers), length) if scored else 0.0

@@ -21,10 +21,10 @@ from dragoman.engines.cpu.building import kernels
 from dragoman.engines.cpu.compiled import Compiled
 from dragoman.engines.cpu.freezing import FLOAT32, INT8, freeze
 from dragoman.engines.cpu.screening import MIDDLE, Screening, lay
-from dragoman.errors import DivergedError
+from dragoman.errors import DivergedError, DragomanError
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.specials import EOS, SPECIALS, UNK
+from dragoman.text.specials import BOS, EOS, SPECIALS, UNK
 
 VOCABULARY = 1_003  # neither whole vectors nor whole panels
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="no C++ compiler")
@@ -33,7 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "post": {},
     "pre": {"residual": "pre"},
     "no norm": {"residual": "none"},
-    "narrow embeddings": {"embedding_width": 9},
     "no positions": {"positions": "none"},
     "an output of its own": {"tie": "none"},
 }
@@ -56,17 +55,28 @@ def sources(count: int) -> list[list[int]]:
     return [[4 + (7 * at + 3 * number) % 900 for at in range(1 + number % 6)] for number in range(count)]
 
 
+def encoded(form: Any, count: int) -> Any:
+    with torch.inference_mode():
+        return form.encode(*pack_sources(sources(count)))
+
+
 def begun(form: Any, count: int) -> Any:
-    return form.start(form.encode(*pack_sources(sources(count))))
+    return form.start(encoded(form, count))
 
 
 def favourites(model: EncoderDecoder) -> list[int]:
     """Name the pieces that come first, those of most sources before the others."""
     form = compiled(model)
     with torch.inference_mode():
-        first = largest_of_all(form.step(torch.ones(27, dtype=torch.long), begun(form, 27))[0], may_end=False).ids
+        first = largest_of_all(form.step(torch.full((27,), BOS), begun(form, 27))[0], may_end=False).ids
     pieces, counts = first.unique(return_counts=True)
     return pieces[counts.argsort(descending=True, stable=True)].tolist()
+
+
+def first_taken(form: Compiled) -> set[int]:
+    """Name what is taken first."""
+    with torch.inference_mode():
+        return set(form.walker.follow(begun(form, 27), np.ones(27, dtype=np.int64), at_least=0).tokens[:, 0].tolist())
 
 
 def largest_of_all(logits: torch.Tensor, *, may_end: bool) -> Any:
@@ -74,17 +84,17 @@ def largest_of_all(logits: torch.Tensor, *, may_end: bool) -> Any:
 
 
 def assert_same_way(form: Compiled, rows: int, steps: int = 6) -> None:
-    """Go on by the largest logit, found in both ways from the same pieces."""
+    """Follow the largest logit step by step through all logits, and find what is followed in one call, to the last bit."""
     with torch.inference_mode():
-        plainly, quickly = begun(form, rows), begun(form, rows)
-        tokens = torch.ones(rows, dtype=torch.long)
+        found = form.walker.follow(begun(form, rows), np.full(rows, steps - 1), at_least=steps)
+        state, tokens = begun(form, rows), torch.full((rows,), BOS)
         for step in range(steps):
-            logits, plainly = form.step(tokens, plainly)
-            found, quickly = form.step_to_first(tokens, quickly, may_end=step % 2 == 0)
-            expected = largest_of_all(logits, may_end=step % 2 == 0)
-            assert torch.equal(found.ids, expected.ids), step
-            assert torch.equal(found.values, expected.values), step
-            tokens = found.ids
+            logits, state = form.step(tokens, state)
+            tokens, values = (expected := largest_of_all(logits, may_end=False)).ids, expected.values
+            if step < steps - 1:  # past its limit a row takes nothing but its end, and none may
+                assert torch.equal(torch.from_numpy(found.tokens[:, step]), tokens), step
+                assert torch.equal(torch.from_numpy(found.logits[:, step]), values), step
+    assert (found.tokens[:, steps - 1 :] == -1).all()
 
 
 @needs_kernels
@@ -126,7 +136,7 @@ def test_no_product_is_further_from_its_rough_value_than_the_bound(width: int) -
 def test_few_are_multiplied_in_float32() -> None:
     form = compiled(make())
     assert_same_way(form, 27)
-    held: Any = form._screening
+    held: Any = form.walker.screening
     assert held.pays
     assert held._settled / held._rows < 0.03 * VOCABULARY
 
@@ -143,18 +153,15 @@ def test_of_equal_ones_the_first_is_taken_and_of_nearly_equal_ones_the_larger() 
     form = compiled(model)
     assert_same_way(form, 27)
     with torch.inference_mode():
-        logits, _ = form.step(torch.ones(27, dtype=torch.long), begun(form, 27))
-        found, _ = form.step_to_first(torch.ones(27, dtype=torch.long), begun(form, 27), may_end=True)
-    taken = set(found.ids.tolist())
+        logits, _ = form.step(torch.full((27,), BOS), begun(form, 27))
+    taken = first_taken(form)
     assert (logits[:, favourite] == logits[:, 950]).all()
     assert 970 in taken
     assert not taken & {favourite, 950, 990}, "less by a millionth"
     with torch.no_grad():
         weight[970] = weight[favourite]
     form = compiled(model)
-    with torch.inference_mode():
-        found, _ = form.step_to_first(torch.ones(27, dtype=torch.long), begun(form, 27), may_end=True)
-    taken = set(found.ids.tolist())
+    taken = first_taken(form)
     assert favourite in taken
     assert not taken & {950, 970, 990}
 
@@ -168,7 +175,7 @@ def test_where_all_pieces_are_nearly_as_good_the_screen_is_given_up(monkeypatch:
         weight.copy_(weight[7] + 1e-4 * torch.randn_like(weight))
     form = compiled(model)
     assert_same_way(form, 27)
-    held: Any = form._screening
+    held: Any = form.walker.screening
     assert not held.pays
     before = held._rows
     assert_same_way(form, 5)
@@ -222,7 +229,12 @@ def test_a_damaged_stream_is_not_screened_away(value: float) -> None:
         norm.bias[5] = value
     form = compiled(model)
     if value == value:
-        assert_same_way(form, 5, steps=1)
+        with torch.inference_mode():
+            expected = largest_of_all(form.step(torch.full((5,), BOS), begun(form, 5))[0], may_end=False)
+            found = form.walker.follow(begun(form, 5), np.full(5, 1), at_least=9)
+        finite = expected.values.isfinite().numpy()
+        assert (found.tokens[:, 0] == np.where(finite, expected.ids.numpy(), -1)).all()
+        assert (found.logits[finite, 0] == expected.values.numpy()[finite]).all()
         return
     with pytest.raises(DivergedError, match="NaN at output position 1"):
         search(form, form.encode(*pack_sources(sources(5))), limits=torch.full((5,), 7), strategy=Greedy(), scored=False)
@@ -268,14 +280,48 @@ def test_a_shortlist_is_kept_to() -> None:
         memory = form.shortened(form.encode(*pack_sources(sources(5))), allowed)
         return [each[0].tokens for each in search(form, memory, limits=torch.full((5,), 6), strategy=Greedy(), scored=scored)]
 
+    assert form.follow_first(form.start(form.shortened(form.encode(*pack_sources(sources(5))), allowed)), np.ones(5), at_least=0) is None
     assert found(False) == found(True)
     assert all(set(tokens) <= set(ids.tolist()) for tokens, ids in zip(found(False), allowed, strict=True))
 
 
 @needs_kernels
+def test_embeddings_that_are_no_table_take_single_steps() -> None:
+    form = compiled(make(embedding_width=9))
+    assert form.follow_first(begun(form, 5), np.full(5, 6), at_least=0) is None
+    found = [search(form, encoded(form, 5), limits=torch.full((5,), 6), strategy=Greedy(), scored=s) for s in (False, True)]
+    assert [each[0].tokens for each in found[0]] == [each[0].tokens for each in found[1]]
+
+
+@needs_kernels
+@pytest.mark.parametrize("positions", [6, 7, 20, 64])
+def test_a_walk_ends_where_positions_do_and_not_before(positions: int) -> None:
+    """Room is made for more steps than are taken; learned positions end at a piece of their own."""
+    form = compiled(make(positions="learned", max_positions=positions))
+    memory = encoded(form, 5)
+    found = search(form, memory, limits=torch.full((5,), positions - 1), strategy=Greedy(), scored=False, at_least=positions - 1)
+    assert {len(each[0].tokens) for each in found} == {positions - 1}
+    with pytest.raises(DragomanError, match=f"{positions} learned positions"):
+        search(form, memory, limits=torch.full((5,), positions), strategy=Greedy(), scored=False, at_least=positions)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", [FLOAT32, INT8])
+def test_long_outputs_make_room_as_they_go(precision: str) -> None:
+    """Past the first room, twice, with rows that leave in between."""
+    form = compiled(make(), precision)
+    limits = torch.tensor([70, 3, 41, 17, 16, 15, 90, 1])
+    quickly, plainly = (
+        search(form, encoded(form, 8), limits=limits, strategy=Greedy(), scored=scored, at_least=90) for scored in (False, True)
+    )
+    assert [each[0].tokens for each in quickly] == [each[0].tokens for each in plainly]
+    assert [len(each[0].tokens) for each in quickly] == limits.tolist()
+
+
+@needs_kernels
 def test_sampling_gets_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     form = compiled(make())
-    monkeypatch.setattr(form, "step_to_first", lambda *_, **__: pytest.fail("sampling draws from all of them"))
+    monkeypatch.setattr(form, "follow_first", lambda *_, **__: pytest.fail("sampling draws from all of them"))
     memory = form.encode(*pack_sources(sources(5)))
     assert search(form, memory, limits=torch.full((5,), 4), strategy=Sampling(), scored=False)
 

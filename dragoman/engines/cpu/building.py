@@ -86,7 +86,9 @@ def _loaded(library: Path) -> ctypes.CDLL:
     found.dragoman_step.argtypes = [pointer, pointer]
     found.dragoman_largest.argtypes = [pointer, count, count, count, pointer, pointer]
     found.dragoman_normaliser.argtypes = [pointer, count, count, pointer]
-    found.dragoman_step.restype = count
+    found.dragoman_walk.argtypes = [pointer, pointer]
+    for told in (found.dragoman_step, found.dragoman_walk):
+        told.restype = count
     for name in ("read", "prepare", "largest", "normaliser"):
         getattr(found, f"dragoman_{name}").restype = None
     return found

@@ -6,7 +6,6 @@ While a call computes, Python's other threads go on; and no row's numbers depend
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,15 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.largest import Largest
-from dragoman.decoding.stepping import Ranks, restrict
+from dragoman.decoding.stepping import Ranks
 from dragoman.engines.cpu.laying import Laid
 from dragoman.engines.cpu.products import Range
 from dragoman.engines.cpu.recalling import Recall
-from dragoman.engines.cpu.screening import Screening
 from dragoman.engines.cpu.shortlist import Short
-from dragoman.engines.cpu.structures import Step, Taken
+from dragoman.engines.cpu.structures import Step
+from dragoman.engines.cpu.walking import Walker
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.specials import EOS, SPECIALS
 
 READ_TOGETHER = 512  # source positions that go through the encoder at once: what a layer widens should stay near the processor
 
@@ -73,9 +71,7 @@ class Compiled:
         self._src_entrance, self._places = model.src_entrance, model.tgt_entrance.positions
         self.ranks = CompiledRanks(kernels)
         self._model = ctypes.byref(self._laid.model)
-        self._screens = seen is None and bool(kernels.dragoman_has_int8())
-        self._laying = threading.Lock()
-        self._screening: Screening | None = None
+        self.walker = Walker(kernels, self._laid, self._places, screens=seen is None)
 
     def encode(self, src: Tensor, mask: Tensor | None = None) -> Sources:
         """Read sources (B, S), real where `mask` (B, S) is True."""
@@ -119,37 +115,16 @@ class Compiled:
         if short is not None:
             asked.some, asked.numbers = ctypes.addressof(short.some.product), state.numbers.ctypes.data
             asked.ids, asked.columns, asked.list_ends = (each.ctypes.data for each in (short.ids, short.columns, short.ends))
-        self._run(asked)
+        if self._kernels.dragoman_step(self._model, ctypes.byref(asked)) < 0:
+            raise IndexError(f"a piece must be one of the {self._laid.pieces} of the target vocabulary")
         return logits, state
 
-    def step_to_first(self, tokens: Tensor, state: Recall, *, may_end: bool) -> tuple[Largest, Recall]:
-        """Take one more token a row, (N,), and find what comes next by the largest logit: (N,) each, to the last bit those of `step`.
+    def follow_first(self, state: Recall, limits: NDArray[np.int64], *, at_least: int) -> NDArray[np.int64] | None:
+        """Go on from a fresh state by the largest logit each time, which is to the last bit that of `step`: (N, T), -1 past a row's last.
 
-        Special pieces do not come next, but the end where it may. No logits are written, and in float32 few are computed: most are
-        known from eight bits to be smaller (`source/screening.h`).
+        Special pieces are left out, but for the end. None for what only `step` can do.
         """
-        if state.short is not None:
-            logits, state = self.step(tokens, state)
-            return self.ranks.first(restrict(logits, forced=np.full(tokens.size(0), -1), step=0, at_least=0 if may_end else 1)), state
-        state, asked, _held = self._asked(tokens, state)
-        found = Largest(torch.empty(tokens.size(0)), torch.empty(tokens.size(0), dtype=torch.long))
-        values, ids = (each.data_ptr() for each in found)
-        asked.taken = Taken(values=values, ids=ids, few=len(SPECIALS), end=EOS if may_end else -1, width=self._laid.pieces)
-        screening = self._screen()
-        if screening is not None:
-            asked.screen = screening.address
-        settled = self._run(asked)
-        if screening is not None:
-            screening.note(tokens.size(0), settled)
-        return found, state
-
-    def _screen(self) -> Screening | None:
-        """Give what finds the largest logit quickly, laid out when it is first wanted; None where that does not pay."""
-        if not self._screens:
-            return None
-        with self._laying:
-            self._screening = self._screening or Screening(self._laid.screen())
-        return self._screening if self._screening.pays else None
+        return self.walker.follow(state, limits, at_least=at_least).tokens if self.walker.can(state) else None
 
     def _asked(self, tokens: Tensor, state: Recall) -> tuple[Recall, Step, Any]:
         """Say what is asked of the kernels: the state after the step, the step, and what must live as long as that."""
@@ -180,13 +155,6 @@ class Compiled:
             added = added.float().contiguous()
             asked.place = added.data_ptr()
         return state, asked, (tokens, added)
-
-    def _run(self, asked: Step) -> int:
-        """Take the step, and say how many logits were computed twice."""
-        settled: int = self._kernels.dragoman_step(self._model, ctypes.byref(asked))
-        if settled < 0:
-            raise IndexError(f"a piece must be one of the {self._laid.pieces} of the target vocabulary")
-        return settled
 
     def _entered(self, tokens: Tensor, place: int) -> Tensor:
         """Embed tokens (N,) that all stand at one place, where that takes more than a table: (N, D)."""

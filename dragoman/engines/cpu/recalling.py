@@ -74,6 +74,11 @@ class Recall:
         state = self if filled <= self.own.size(3) else self._grown(max(2 * self.own.size(3), self.filled + FIRST * self.fan))
         return replace(state, past=past, filled=filled)
 
+    def with_room(self, steps: int) -> Recall:
+        """Make room for so many more steps of single rows, which is not filled yet."""
+        filled, slots = self.filled + steps, self.own.size(3)
+        return self if filled <= slots else self._grown(max(2 * slots, filled))
+
     def _grown(self, slots: int) -> Recall:
         """Copy the caches that are still needed into larger ones."""
         layers, _, both, _, inner = self.own.shape

@@ -87,3 +87,13 @@ class Step(ctypes.Structure):
         ("screen", _pointer),
         *((name, _count) for name in ("rows", "fan", "steps", "past_room", "cache_count", "slots", "places")),
     )
+
+
+class Walk(ctypes.Structure):
+    """Several steps of a search that takes the largest logit each time."""
+
+    _fields_ = (
+        ("step", Step),
+        *((name, _pointer) for name in ("places", "limits", "rows", "ids", "logits")),
+        *((name, _count) for name in ("all", "first", "most", "at_least", "end", "stepped", "settled")),
+    )

@@ -37,12 +37,13 @@ static inline Whole dot(Whole sum, const uint8_t* four, const int8_t* weight) {
 }
 #endif
 
-// Some rows times some panels, in float32, into (PANELS, ROWS, PANEL).
-template <int ROWS, int PANELS>
-static void tile(const Product& p, const float* x, int64_t panel, float* made) {
+// Some rows times some panels, in float32, into (PANELS, ROWS, PANEL). `ahead` is fetched meanwhile, a vector for each number of a row.
+template <int ROWS, int PANELS, bool FETCHES = false>
+static void tile(const Product& p, const float* x, int64_t panel, float* made, const float* ahead = nullptr) {
     Lanes sums[PANELS][ROWS][2] = {};
     const float* weight = (const float*)p.weight + panel * p.in * PANEL;
     for (int64_t k = 0; k < p.in; ++k) {
+        if (FETCHES) __builtin_prefetch(ahead + k * LANES, 0, 2);
         for (int j = 0; j < PANELS; ++j) {
             const float* here = weight + (j * p.in + k) * PANEL;
             const Lanes left = load(here), right = load(here + LANES);
@@ -61,8 +62,8 @@ static void tile(const Product& p, const float* x, int64_t panel, float* made) {
 }
 
 // The same from eight bits: the sums are whole numbers.
-template <int ROWS, int PANELS>
-static void tile(const Product& p, const uint8_t* x, int64_t panel, float* made) {
+template <int ROWS, int PANELS, bool FETCHES = false>
+static void tile(const Product& p, const uint8_t* x, int64_t panel, float* made, const float* = nullptr) {
     Whole sums[PANELS][ROWS][2] = {};
     const int8_t* weight = (const int8_t*)p.weight + panel * p.in * PANEL;
     for (int64_t k = 0; k < p.in; k += 4) {
@@ -88,12 +89,19 @@ static void tile(const Product& p, const uint8_t* x, int64_t panel, float* made)
 
 // At most ROWS rows times a panel.
 template <int ROWS, class Number>
-static void few(const Product& p, const Number* x, int64_t rows, int64_t panel, float* made) {
+static void few(const Product& p, const Number* x, int64_t rows, int64_t panel, float* made, const float* ahead) {
     if constexpr (ROWS > 0) {
-        if (rows == ROWS) return tile<ROWS, 1>(p, x, panel, made);
-        few<ROWS - 1>(p, x, rows, panel, made);
+        if (rows == ROWS) return ahead ? tile<ROWS, 1, true>(p, x, panel, made, ahead) : tile<ROWS, 1>(p, x, panel, made);
+        few<ROWS - 1>(p, x, rows, panel, made, ahead);
     }
 }
+
+// Where half of the next panel begins: two runs over a panel fetch the next one. In eight bits every run does so by itself.
+static inline const float* half_of_next(const Product& p, const float*, int64_t panel, int64_t half) {
+    return (const float*)p.weight + (panel + 1) * p.in * PANEL + half * p.in * LANES;
+}
+
+static inline const float* half_of_next(const Product&, const uint8_t*, int64_t, int64_t) { return nullptr; }
 
 // Multiply (rows, D), as float32 or as whole numbers of eight bits; `end(row, column, lanes)` gets what comes of it.
 template <class Number, class End>
@@ -111,7 +119,7 @@ static void multiply(const Product& p, const Number* x, int64_t rows, End end) {
     for (; panel < panels; ++panel) {
         for (int64_t row = 0; row < rows; row += tall) {
             const int64_t many = rows - row < tall ? rows - row : tall;
-            few<TALLEST>(p, x + row * p.in, many, panel, made);
+            few<TALLEST>(p, x + row * p.in, many, panel, made, row < 2 * tall ? half_of_next(p, x, panel, row > 0) : nullptr);
             for (int64_t column = panel * PANEL, half = 0; half < 2 && column < p.out; ++half, column += LANES)
                 for (int64_t i = 0; i < many; ++i) end(row + i, column, load(made + i * PANEL + half * LANES));
         }

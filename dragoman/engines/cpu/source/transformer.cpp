@@ -52,6 +52,18 @@ struct Step {
     int64_t rows, fan, steps, past_room, cache_count, slots, places;
 };
 
+// Several steps of a search that takes the largest logit each time: of every row as it goes on, until its end or its limit.
+struct Walk {
+    Step step;                   // before the first of them; its tokens, sentences and `taken` are written over, one for each living row
+    const float* places;         // (most, D) what each step adds to what pieces are embedded by, if anything
+    const int64_t* limits;       // (N,)
+    int64_t* rows;               // (N,) the living rows, and afterwards those that live on
+    int64_t* ids;                // (most, N) what each row took, -1 where it took nothing
+    float* logits;               // (most, N)
+    int64_t all, first, most, at_least, end;  // N; the number of the first step, steps at most, and before which nothing may end
+    int64_t stepped, settled;    // how many rows were taken a step further, and how many scores of theirs were computed twice
+};
+
 namespace {
 
 struct Scratch {
@@ -326,5 +338,31 @@ int64_t dragoman_step(const Model* model, const Step* asked) {
         return screen(*step.screen, last, step.rows, step.taken, whole, room(scratch().scores, step.rows * (step.taken.width + PANEL)));
     }
     return 0;
+}
+
+// Go some steps; gives how many rows live on, or -1 less the number of a step where a logit is NaN. Its pieces are the kernels' own.
+int64_t dragoman_walk(const Model* model, Walk* walk) {
+    Step& step = walk->step;
+    int64_t *caches = (int64_t*)step.caches, *firsts = (int64_t*)step.firsts, *lengths = (int64_t*)step.lengths, *tokens = (int64_t*)step.tokens;
+    for (int64_t number = walk->first; number < walk->first + walk->most && step.rows; ++number, ++step.steps) {
+        int64_t* ids = walk->ids + (number - walk->first) * walk->all;
+        float* logits = walk->logits + (number - walk->first) * walk->all;
+        step.place = walk->places ? walk->places + (number - walk->first) * model->width : nullptr;
+        step.taken.end = number >= walk->at_least ? walk->end : -1;
+        walk->stepped += step.rows, walk->settled += dragoman_step(model, &step);
+        int64_t living = 0;
+        for (int64_t at = 0; at < step.rows; ++at) {
+            const float logit = step.taken.values[at];
+            const int64_t id = step.taken.ids[at], row = walk->rows[at];
+            if (logit != logit) return -1 - number;
+            const bool possible = std::isfinite(logit), ends = id == walk->end, goes_on = possible && !ends && walk->limits[row] > number;
+            if (possible && (ends || goes_on)) ids[row] = id, logits[row] = logit;
+            if (!goes_on) continue;
+            walk->rows[living] = row, tokens[living] = id;
+            caches[living] = caches[at], firsts[living] = firsts[at], lengths[living] = lengths[at], ++living;
+        }
+        step.rows = living;
+    }
+    return step.rows;
 }
 }
