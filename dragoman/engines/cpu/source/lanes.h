@@ -27,6 +27,12 @@ static inline Lanes load(const float* from) {
     return x;
 }
 
+static inline Whole load_whole(const int8_t* from) {
+    Whole x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
 static inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
 
 static inline Lanes all(float x) { return Lanes{} + x; }
@@ -34,6 +40,12 @@ static inline Lanes all(float x) { return Lanes{} + x; }
 static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
 #if defined(__AVX512F__)
+// Keep what was loaded in a register: for few rows a compiler would load it anew for each of them.
+template <class Vector>
+static inline void hold(Vector& x) {
+    __asm__("" : "+v"(x));
+}
+
 static inline Lanes load(const Half* from) { return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
 
 static inline void store(Half* to, Lanes x) {
@@ -53,6 +65,9 @@ static inline void store_rounded(uint8_t* to, Lanes x) {
     _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8(whole));
 }
 #else
+template <class Vector>
+static inline void hold(Vector&) {}
+
 static inline Lanes load(const Half* from) {
     Whole bits;
     for (int i = 0; i < LANES; ++i) bits[i] = (int32_t)((uint32_t)from[i] << 16);

@@ -8,7 +8,7 @@
 
 constexpr int64_t PANEL = 2 * LANES;
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int TALLEST = 12;  // rows whose sums, two vectors each, leave few of 32 registers free
+constexpr int TALLEST = 8;  // rows at a time: as many of 4,096 bytes as one set of the nearest cache holds lines, and sums enough not to wait
 #else
 constexpr int TALLEST = 6;  // of 16 registers
 #endif
@@ -23,16 +23,16 @@ struct Product {
 
 #if defined(__AVX512VNNI__)
 static const bool HAS_INT8 = true;
-static inline Whole dot(Whole sum, const uint8_t* four, const int8_t* weight) {
+static inline Whole dot(Whole sum, const uint8_t* four, Whole weight) {
     int32_t bits;
     std::memcpy(&bits, four, 4);
-    return (Whole)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(bits), _mm512_loadu_si512(weight));
+    return (Whole)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(bits), (__m512i)weight);
 }
 #else
 static const bool HAS_INT8 = false;
-static inline Whole dot(Whole sum, const uint8_t* four, const int8_t* weight) {
+static inline Whole dot(Whole sum, const uint8_t* four, Whole weight) {
     for (int i = 0; i < LANES; ++i)
-        for (int j = 0; j < 4; ++j) sum[i] += (int32_t)four[j] * weight[4 * i + j];
+        for (int j = 0; j < 4; ++j) sum[i] += (int32_t)four[j] * (int8_t)(weight[i] >> 8 * j);
     return sum;
 }
 #endif
@@ -46,7 +46,8 @@ static void tile(const Product& p, const float* x, int64_t panel, float* made, c
         if (FETCHES) __builtin_prefetch(ahead + k * LANES, 0, 2);
         for (int j = 0; j < PANELS; ++j) {
             const float* here = weight + (j * p.in + k) * PANEL;
-            const Lanes left = load(here), right = load(here + LANES);
+            Lanes left = load(here), right = load(here + LANES);
+            hold(left), hold(right);
             for (int i = 0; i < ROWS; ++i) {
                 sums[j][i][0] += left * x[i * p.in + k];
                 sums[j][i][1] += right * x[i * p.in + k];
@@ -71,9 +72,11 @@ static void tile(const Product& p, const uint8_t* x, int64_t panel, float* made,
             const int8_t* here = weight + (j * p.in + k) * PANEL;
             __builtin_prefetch(here + PANELS * p.in * PANEL, 0, 2);  // the next panel, which these rows reach too late to wait for it
             __builtin_prefetch(here + PANELS * p.in * PANEL + 4 * LANES, 0, 2);
+            Whole left = load_whole(here), right = load_whole(here + 4 * LANES);
+            hold(left), hold(right);
             for (int i = 0; i < ROWS; ++i) {
-                sums[j][i][0] = dot(sums[j][i][0], x + i * p.in + k, here);
-                sums[j][i][1] = dot(sums[j][i][1], x + i * p.in + k, here + 4 * LANES);
+                sums[j][i][0] = dot(sums[j][i][0], x + i * p.in + k, left);
+                sums[j][i][1] = dot(sums[j][i][1], x + i * p.in + k, right);
             }
         }
     }
@@ -115,7 +118,7 @@ static void multiply(const Product& p, const Number* x, int64_t rows, End end) {
             for (int64_t at = 0; at < 4 * PANEL && panel * PANEL + at < p.out; at += LANES) end(0, panel * PANEL + at, load(made + at));
         }
     }
-    const int64_t blocks = (rows + TALLEST - 1) / TALLEST, tall = (rows + blocks - 1) / blocks;  // of like heights: low ones wait for each other
+    const int64_t blocks = (rows + TALLEST - 1) / TALLEST, tall = (rows + blocks - 1) / blocks;  // of like heights
     for (; panel < panels; ++panel) {
         for (int64_t row = 0; row < rows; row += tall) {
             const int64_t many = rows - row < tall ? rows - row : tall;
