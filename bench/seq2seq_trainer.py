@@ -7,9 +7,10 @@ change. Marian draws a number before every layer to decide whether to leave it o
 it gets the layers one by one, and the loss stays outside.
 
 Batches: it wants sentences, not slots, so a batch has as many as fill our slots at the mean length of the pairs' longer sides. Its sampler
-sorts 50 batches' pairs at a time by length, where a pass has four times as many, and is told the longer side's: so the drawn corpus
-has 10 % padding, and by the source's length, which it would measure itself, 26 %. The pairs are gone through again until there are
-enough for this; a round is one such sorting, of --steps batches, and has more padding below 50.
+sorts 50 batches' pairs at a time by length, where a pass has four times as many. It measures the source's, which leaves 26 % padding in the
+drawn corpus. Whoever thinks of it can give a column of lengths of their own: "told lengths" has the longer side's, and 10 % padding.
+The pairs are gone through again until there are enough for this; a round is one such sorting, of --steps batches, and has more padding
+below 50.
 
 Memory: a logit takes 16 bytes at the peak: its float32, the logarithm of its probability, that negated or its gradient, and another. The
 worst batch has the longest target. With 32,768 pieces, 1,534 pairs of 61 and 52 pieces are 42 GB of logits and 25 GB of layers, as
@@ -37,7 +38,13 @@ from dragoman.data.store import Store
 from dragoman.text.specials import EOS, PAD
 from dragoman.training.precision import choose_precision
 
-TRAINERS = ["Hugging Face Trainer", "Hugging Face Trainer, compiled"]
+TOLD = "told lengths"
+TRAINERS = [
+    "Hugging Face Trainer",
+    "Hugging Face Trainer, compiled",
+    f"Hugging Face Trainer, {TOLD}",
+    f"Hugging Face Trainer, {TOLD}, compiled",
+]
 IGNORED = -100  # what its losses pass over
 ROUNDS = 2  # after one to warm up; with that, no more than SORTINGS
 SORTINGS = 4  # a pass has at least so many, or its sampler sorts fewer batches at a time
@@ -131,9 +138,9 @@ def time_trainer(way: str, model: Any, store: Store, options: Any, device: torch
             updates=(1 + ROUNDS) * steps,
             half=choose_precision(options.precision, device).dtype == torch.bfloat16,
             cpu=device.type == "cpu",
-            compiled=way == TRAINERS[1],
+            compiled=way.endswith("compiled"),
         )
-        trainer, sampler = trainer_of(model, data, settings)
+        trainer, sampler = trainer_of(model, data, settings, told=TOLD in way)
         clock, losses = watch(trainer, every=steps, device=device)
         try:
             trainer.train()
@@ -199,16 +206,17 @@ def arguments(folder: Path, *, sentences: int, updates: int, half: bool, cpu: bo
     )
 
 
-def trainer_of(model: Any, data: Pairs, settings: Any) -> tuple[Any, Remembered]:
-    """Put its trainer together, with the order in which it will go through the pairs."""
+def trainer_of(model: Any, data: Pairs, settings: Any, *, told: bool) -> tuple[Any, Remembered]:
+    """Put its trainer together, with the order in which it will go through the pairs, sorted by their sources or as it was told."""
     import transformers
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
     library: Any = transformers
     model.config.use_cache = False
-    sampler = Remembered(LengthGroupedSampler(settings.train_batch_size, lengths=data.sizes.max(axis=1).tolist()))
+    lengths = data.sizes.max(axis=1) if told else data.sizes[:, 0]
+    sampler = Remembered(LengthGroupedSampler(settings.train_batch_size, lengths=lengths.tolist()))
     trainer = library.Seq2SeqTrainer(model=model, args=settings, train_dataset=data, data_collator=Padder(model))
-    trainer._get_train_sampler = lambda *_: sampler  # what it makes itself where a dataset has a column of lengths
+    trainer._get_train_sampler = lambda *_: sampler  # what it makes itself, but remembered
     trainer.remove_callback(library.PrinterCallback)
     return trainer, sampler
 

@@ -12,9 +12,9 @@ which is reported apart, then some times through a round of --steps updates: the
 reads a prepared store through the trainer's feed. Peers are met twice. Models "on our batches" are trained by a loop that gets our
 plan's batches, which have little padding, ready-made in pinned memory, for nothing: the hardest comparison, and nobody's daily life.
 "Hugging Face Trainer" is what its user gets from the same pairs: their trainer, their batches, their data loading
-(bench/seq2seq_trainer.py). Lengths are Multi30k's, drawn, or with --data the real text's. Compiled peers are compiled once for all
-shapes, as ours is; --static compiles models for each shape, half a minute each. A way that fails or takes longer than --seconds is
-told of and left; the others go on.
+(bench/seq2seq_trainer.py); with "told lengths" its user has thought of the targets' lengths too. Lengths are Multi30k's, drawn, or
+with --data the real text's. Compiled peers are compiled once for all shapes, as ours is; --static compiles models for each shape, half
+a minute each. A way that fails or takes longer than --seconds is told of and left; the others go on.
 """
 
 from __future__ import annotations

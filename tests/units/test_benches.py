@@ -230,13 +230,17 @@ def test_train_gpu(bench, monkeypatch, capsys):
 
 def test_train_gpu_with_hugging_faces_trainer(bench, monkeypatch, capsys):
     pytest.importorskip("accelerate", reason="Hugging Face's trainer needs accelerate")
-    options = ("--device", "cpu", "--size", "tiny", "--steps", "5", "--precision", "float32", "--only", "Hugging Face Trainer")
-    (row,) = run(bench("train_gpu"), monkeypatch, capsys, *options)["rows"]
-    assert row["tokens_s"] >= row["slowest"] > 0
-    assert row["losses"] == sorted(row["losses"], reverse=True)
-    assert len(row["losses"]) == 3
-    assert 0 < row["padding"] < 0.5
-    assert 10 < row["sentences"] < 20
+    ways = ("Hugging Face Trainer", "Hugging Face Trainer, told lengths")
+    options = ("--device", "cpu", "--size", "tiny", "--steps", "5", "--precision", "float32", "--only", *ways)
+    rows = run(bench("train_gpu"), monkeypatch, capsys, *options)["rows"]
+    assert [row["way"] for row in rows] == list(ways)
+    for row in rows:
+        assert row["tokens_s"] >= row["slowest"] > 0
+        assert row["losses"] == sorted(row["losses"], reverse=True)
+        assert len(row["losses"]) == 3
+        assert 0 < row["padding"] < 0.5
+        assert 10 < row["sentences"] < 20
+    assert rows[1]["padding"] < rows[0]["padding"], "the targets' lengths are known too"
 
 
 def test_train_gpu_goes_on_when_one_way_fails_and_another_takes_too_long(bench, monkeypatch, capsys):
