@@ -62,7 +62,7 @@ def through_engine(engine: Any, beam: int) -> Translate:
     strategy = Greedy() if beam == 1 else Beam(beam)
 
     def asked(batch: Batch) -> Any:
-        many, length = len(batch), steps(batch)
+        many, length = len(batch), steps(batch) - 1  # an end is a step that we do not count: all do as many steps
         return Request(
             sources=batch,
             limits=[length] * many,
@@ -74,7 +74,7 @@ def through_engine(engine: Any, beam: int) -> Translate:
         )
 
     def translate(batches: Sequence[Batch]) -> None:
-        for found in spread(engine.generate, map(asked, batches), engine.workers):
+        for found in spread(engine.generate, map(asked, batches), engine.callers):  # as the translator does
             assert found, "an engine must answer"
 
     return translate

@@ -319,6 +319,13 @@ def test_long_outputs_make_room_as_they_go(precision: str) -> None:
 
 
 @needs_kernels
+def test_no_rows_are_no_outputs() -> None:
+    form = compiled(make())
+    none = form.start(encoded(form, 3)).select(torch.empty(0, dtype=torch.long))
+    assert form.walker.follow(none, np.empty(0, dtype=np.int64), at_least=0).tokens.shape == (0, 0)
+
+
+@needs_kernels
 def test_sampling_gets_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     form = compiled(make())
     monkeypatch.setattr(form, "follow_first", lambda *_, **__: pytest.fail("sampling draws from all of them"))

@@ -51,7 +51,7 @@ class Walker:
         assert self.can(state), "who cannot walk takes single steps"
         count, first = len(limits), 0
         rows, tokens = np.arange(count), np.full(count, BOS)
-        found: list[Followed] = []
+        found = [Followed(np.empty((0, count), dtype=np.int64), np.empty((0, count), dtype=np.float32))]
         while rows.size:
             room = FIRST if first else max(FIRST, int(state.lengths.max()) + MORE)
             most, places = self._vectors(first, min(room, int(limits[rows].max()) + 1 - first))  # one more for the end
