@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman.engines.cpu.building import kernels
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -35,17 +37,22 @@ def test_batches_hold_every_sentence_once_by_length(bench: Any) -> None:
     assert forced.sentences(50, 500) == drawn
 
 
-def test_every_output_is_as_long_as_its_batch_says(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_search_takes_as_many_steps_as_its_batch_says(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers' outputs have a piece for each step; of ours the last step may only be an end."""
     from bench import entrant, forced
     from dragoman.engines import Native
+    from dragoman.engines.cpu.recalling import Recall
 
-    found = []
-    generate = Native.generate
+    found, advances = [], []
+    generate, advance = Native.generate, Recall.advance
+    monkeypatch.setattr(Recall, "advance", lambda self: advances.append(1) or advance(self))
     monkeypatch.setattr(Native, "generate", lambda self, request: found.append(generate(self, request)) or found[-1])
     batch = forced.sentences(4, 500)
     [begin] = entrant.ways("native float32", "tiny", 2, 1, tmp_path)
     begin()([batch])
-    assert {len(best.tokens) for [best] in found[0]} == {forced.steps(batch)}
+    assert {len(best.tokens) for [best] in found[0]} == {forced.steps(batch) - 1}
+    if kernels() is not None:
+        assert len(advances) == forced.steps(batch)
 
 
 @pytest.mark.parametrize("beam", [1, 3])

@@ -118,7 +118,7 @@ def trainer_on(bench, corpus, folder: Path, *, sentences: int) -> tuple[Any, Any
     model = bench("peers").marian(bench("train_gpu").model_of("tiny"), 2, 512)
     data = module.Pairs(corpus.store, 4 * 3 * sentences)
     settings = module.arguments(folder, sentences=sentences, updates=6, half=False, cpu=True, compiled=False)
-    return (*module.trainer_of(model, data, settings), data)
+    return (*module.trainer_of(model, data, settings, told=True), data)
 
 
 def test_its_pairs_are_the_stores_with_their_ends(seq2seq, corpus):
