@@ -27,7 +27,8 @@ def lay(weight: Tensor, bias: Tensor | None, *, panel: int, lanes: int) -> Laid:
     """Lay out a matrix (E, D) and a bias (E,): rows up to whole panels, columns up to whole vectors."""
     pieces, width = weight.shape
     tall, wide = -pieces % panel, -width % lanes
-    exact = F.pad(weight.detach().float(), (0, wide)).contiguous()
+    exact = weight.detach().float()
+    exact = F.pad(exact, (0, wide)) if wide else exact.contiguous()  # the model's own, where it is as the kernels want it
     matrix = F.pad(exact, (0, 0, 0, tall))
     each = (matrix.abs().amax(dim=1) / 127).clamp(min=1e-8)
     whole = (matrix / each.unsqueeze(1)).round_().clamp_(-127, 127)

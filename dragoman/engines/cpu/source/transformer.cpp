@@ -36,14 +36,14 @@ struct Model {
 
 // Keys and values of the positions so far, a slot each, and of the sources: both (2, ..., I) for each layer.
 struct Step {
-    float* stream;      // (N * F, D), which is used up; none where the next two tell it
-    const int64_t* tokens;  // (N * F,)
-    const float* place;     // (D,) added to what they are embedded by, if anything
-    float* logits;      // (N * F, V)
-    void* own;          // (layers, caches, 2, slots, I)
-    const void* memory;  // (layers, 2, source places, I)
+    float* stream;                        // (N * F, D), which is used up; none where the next two tell it
+    const int64_t* tokens;                // (N * F,)
+    const float* place;                   // (D,) added to what they are embedded by, if anything
+    float* logits;                        // (N * F, V)
+    void* own;                            // (layers, caches, 2, slots, I)
+    const void* memory;                   // (layers, 2, source places, I)
     const int64_t *caches, *firsts, *lengths;  // (N,): which cache a sentence has, where its source begins, how long it is
-    const int32_t* past;                       // (N * F, past_room): the slots of a row's past, its new one last
+    const int32_t* past;                  // (N * F, past_room): the slots of a row's past, its new one last
     const Product* some;                  // only some of the vocabulary's rows, U; none where all are scored
     const int64_t *ids, *columns;         // the pieces that each sentence may use, and where they stand among the U, list behind list
     const int64_t *list_ends, *numbers;   // where each list ends, after a nought; (N,) which list a sentence has
