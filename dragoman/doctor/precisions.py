@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from dragoman.decoding.beam import Beam
@@ -35,13 +37,20 @@ def survives_int8(subject: Subject) -> Measured:
 
 
 def native_engine_agrees(subject: Subject) -> Measured:
-    """Search as `translate` does, by whatever the native engine makes of the model, and by the model as it is."""
+    """Search as `translate` does, by whatever the native engine makes of the model, and by the model as it is.
+
+    Greedily with scores and without, for which an engine may have a way of its own.
+    """
     model = subject.model
     engine = Native(lambda: model)
-    greedy = agree(model, subject.sources, subject.together, subject.search_all(engine, Greedy())).measured(tolerance(subject))
+    greedy, bare = (
+        agree(model, subject.sources, subject.together, subject.search_all(engine, Greedy(), scored=scored)).measured(tolerance(subject))
+        for scored in (True, False)
+    )
     theirs = subject.search_all(engine, Beam(size=BEAM))
     beams = max(abs(one.score - other.score) for one, other in zip(subject.beams, theirs, strict=True))
-    return greedy._replace(error=max(greedy.error, beams))
+    worse = max(greedy, bare, key=lambda each: math.inf if math.isnan(each.error) else each.error)
+    return worse._replace(error=max(worse.error, beams))
 
 
 def engine_agrees(subject: Subject, name: str) -> Measured:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,15 +150,15 @@ class Subject:
         """The best output of a beam for every sentence, searched in batches."""
         return self.search_all(self.plain, Beam(size=BEAM))
 
-    def search_all(self, engine: Engine, strategy: Strategy) -> list[Hypothesis]:
+    def search_all(self, engine: Engine, strategy: Strategy, *, scored: bool = True) -> list[Hypothesis]:
         """Ask an engine for the best output of every sentence, in batches of unlike lengths."""
         numbers = range(len(self.sources))
         groups = [numbers[at : at + ROWS] for at in range(0, len(numbers), ROWS)]
-        return [best for group in groups for best in self.search(engine, strategy, group)]
+        return [best for group in groups for best in self.search(engine, strategy, group, scored=scored)]
 
-    def search(self, engine: Engine, strategy: Strategy, numbers: Sequence[int]) -> list[Hypothesis]:
+    def search(self, engine: Engine, strategy: Strategy, numbers: Sequence[int], *, scored: bool = True) -> list[Hypothesis]:
         """Ask an engine for the best outputs of some sentences, as one batch."""
-        request = self.request(strategy, numbers)
+        request = replace(self.request(strategy, numbers), scored=scored)
         return [hypotheses[0] for hypotheses in engine.generate(request)]
 
     def request(self, strategy: Strategy, numbers: Sequence[int]) -> Request:

@@ -130,6 +130,17 @@ def test_a_native_engine_that_takes_a_wrong_shortcut_is_seen(parts: Parts, monke
     assert failed(parts.verdicts()) == {"native engine"}
 
 
+def test_a_native_engine_that_is_wrong_without_scores_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = Native.generate
+
+    def shortened(self: Native, request: Request) -> list[list[Hypothesis]]:
+        found = generate(self, request)
+        return found if request.scored else [[Hypothesis(each.tokens[:-1], [], 0.0, False) for each in row] for row in found]
+
+    monkeypatch.setattr(Native, "generate", shortened)
+    assert failed(parts.verdicts()) == {"native engine"}
+
+
 def damaged_number(golden: dict[str, Any]) -> None:
     golden["cases"][2]["log_probs"][1] += 0.1
 
