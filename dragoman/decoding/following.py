@@ -10,17 +10,7 @@ from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty
-from dragoman.decoding.stepping import (
-    Candidates,
-    Floats,
-    Ints,
-    Rows,
-    Stepper,
-    next_logits,
-    ranks_of,
-    restrict,
-    select_rows,
-)
+from dragoman.decoding.stepping import Candidates, Floats, Ints, Rows, Stepper, next_logits, ranks_of, restrict, select_rows
 from dragoman.text.specials import BOS, EOS, PAD
 
 # Given logits (N, V) and their normaliser (N, 1), if any, the rows (N,) and the step, choose one token a row: an (N, 1) of candidates.
@@ -60,15 +50,12 @@ def follow(model: Stepper, state: Any, rows: Rows, *, choose: Choice, penalty: P
         possible = np.isfinite(values)
         ended = possible & (newest == EOS)
         goes_on = possible & ~ended & (rows.limits[living] > step)
-        if goes_on.all():  # most steps: nothing is chosen among
-            taken.append(_Taken(living, newest, values))
-        else:
-            added = ended | goes_on
-            taken.append(_Taken(living[added], newest[added], values[added]))
-            kept = np.flatnonzero(goes_on)
-            if kept.size:
-                state = select_rows(state, kept, living.size)
-            living, newest = living[kept], newest[kept]
+        added = ended | goes_on
+        taken.append(_Taken(living[added], newest[added], values[added]))
+        kept = np.flatnonzero(goes_on)
+        if kept.size:
+            state = select_rows(state, kept, living.size)
+        living, newest = living[kept], newest[kept]
         step += 1
     return _hypotheses(*_joined(count, taken), penalty, scored=rows.scored)
 

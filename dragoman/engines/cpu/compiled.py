@@ -130,21 +130,7 @@ class Compiled:
         """Say what is asked of the kernels: the state after the step, the step, and what must live as long as that."""
         place = state.steps
         state = state.advance()
-        asked = Step(
-            own=state.own.data_ptr(),
-            memory=state.memory.data_ptr(),
-            caches=state.caches.ctypes.data,
-            firsts=state.firsts.ctypes.data,
-            lengths=state.lengths.ctypes.data,
-            past=state.past.ctypes.data,
-            rows=tokens.size(0),
-            fan=state.fan,
-            steps=state.steps,
-            past_room=state.steps,
-            cache_count=state.own.size(1),
-            slots=state.own.size(3),
-            places=state.memory.size(2),
-        )
+        asked = state.as_step(past=state.past.ctypes.data, past_room=state.steps, steps=state.steps, rows=tokens.size(0))
         if self._laid.model.table is None:
             stream = self._entered(tokens, place)
             asked.stream = stream.data_ptr()

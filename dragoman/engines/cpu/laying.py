@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dragoman.attention.multihead import CrossAttention, SelfAttention
 from dragoman.engines.cpu import screening
-from dragoman.engines.cpu.products import Range, Rounding, rounding
+from dragoman.engines.cpu.products import Range, Rounding, byte_panels, rounded_rows, rounding
 from dragoman.engines.cpu.structures import Around, Layer, Model, Norm, Product
 from dragoman.layers.embedding import Embedding
 from dragoman.layers.feedforward import ReLU
@@ -148,11 +148,10 @@ class Laid:
             ready = matrix.view(-1, self._panel, wide).transpose(1, 2)
             return Product(weight=_at(ready, kept), bias=_at(shift, kept), input_width=wide, output_width=rows)
         scale, zero = rounding(next(self._seen)) if by is None else by
-        each = (matrix.abs().amax(dim=1) / 127).clamp(min=1e-8)
-        whole = (matrix / each.unsqueeze(1)).round_().clamp_(-127, 127)
+        whole, each = rounded_rows(matrix)
         worth = each * scale
         shift = shift - worth * zero * whole.sum(dim=1)
-        ready = whole.to(torch.int8).view(-1, self._panel, wide // 4, 4).transpose(1, 2)
+        ready = byte_panels(whole, self._panel)
         return Product(
             weight=_at(ready, kept),
             scale=_at(worth, kept),

@@ -78,6 +78,17 @@ def rounding(seen: Range, levels: int = 255) -> Rounding:
     return Rounding(scale, min(max(round(-low / scale), 0), levels))
 
 
+def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a matrix (E, D) to whole numbers of eight bits, each row with a scale of its own (E,)."""
+    scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
+    return (weight / scales.unsqueeze(1)).round_().clamp_(-127, 127), scales
+
+
+def byte_panels(whole: Tensor, panel: int) -> Tensor:
+    """Lay whole numbers (E, D) out as the kernels in `source/` read them: (E / P, D / 4, P, 4)."""
+    return whole.to(torch.int8).view(-1, panel, whole.size(1) // 4, 4).transpose(1, 2)
+
+
 def int8(weight: Tensor, bias: Tensor | None, seen: Range, *, relu: bool = False) -> Product:
     r"""Multiply by a matrix (E, D) in eight bits, each of its rows with a scale of its own.
 
@@ -90,9 +101,9 @@ def int8(weight: Tensor, bias: Tensor | None, seen: Range, *, relu: bool = False
     levels = 255 if torch.cpu._is_vnni_supported() else 127
     low, high = min(seen.low, 0.0), max(seen.high, 0.0)
     scale, zero = rounding(seen, levels)
-    scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
     if weight.numel() >= LEAST_ONEDNN and levels == 255 and not relu:
-        return _int8_onednn(weight, bias, scales, scale, zero)
+        return _int8_onednn(weight, bias, scale, zero)
+    _, scales = rounded_rows(weight)
     with warnings.catch_warnings():  # that torch will one day keep int8 elsewhere
         warnings.simplefilter("ignore")
         eighths = torch.quantize_per_channel(weight.float(), scales.double(), torch.zeros_like(scales).long(), 0, torch.qint8)
@@ -112,10 +123,10 @@ def int8(weight: Tensor, bias: Tensor | None, seen: Range, *, relu: bool = False
     return multiply if levels == 255 else lambda x: multiply(x.clamp(low, high))
 
 
-def _int8_onednn(weight: Tensor, bias: Tensor | None, scales: Tensor, scale: float, zero: int) -> Product:
+def _int8_onednn(weight: Tensor, bias: Tensor | None, scale: float, zero: int) -> Product:
     """Multiply through oneDNN, which for large matrices takes two thirds of fbgemm's time."""
-    eighths = (weight / scales.unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8)
-    ready = torch.ops.onednn.qlinear_prepack(eighths, None)
+    eighths, scales = rounded_rows(weight)
+    ready = torch.ops.onednn.qlinear_prepack(eighths.to(torch.int8), None)
     zeros = torch.zeros(weight.size(0), dtype=torch.int32)
     call, inverse = torch.ops.onednn.qlinear_pointwise.default, 1.0 / scale
 

@@ -7,6 +7,7 @@ and sentences kept by choosing among lists; a cache is copied when it is full, a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.engines.cpu.shortlist import Short
+from dragoman.engines.cpu.structures import Step
 
 _BY_SENTENCE = ("caches", "firsts", "lengths", "numbers")
 FIRST = 16  # steps that a cache has room for at first
@@ -43,6 +45,21 @@ class Recall:
     def steps(self) -> int:
         """Count the pieces so far."""
         return self.past.shape[1]
+
+    def as_step(self, **more: Any) -> Step:
+        """Say where keys and values are, as the kernels want to know it; the state must live as long as that is used."""
+        return Step(
+            own=self.own.data_ptr(),
+            memory=self.memory.data_ptr(),
+            caches=self.caches.ctypes.data,
+            firsts=self.firsts.ctypes.data,
+            lengths=self.lengths.ctypes.data,
+            fan=self.fan,
+            cache_count=self.own.size(1),
+            slots=self.own.size(3),
+            places=self.memory.size(2),
+            **more,
+        )
 
     def select(self, rows: Tensor) -> Recall:
         """Take rows (M,) in any order, any number of times: each becomes a sentence of its own."""

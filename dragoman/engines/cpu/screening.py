@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dragoman.engines.cpu.products import byte_panels, rounded_rows
 from dragoman.engines.cpu.structures import Product, Screen
 
 MIDDLE = 128  # the whole number that stands for an input of nought
@@ -30,8 +31,7 @@ def lay(weight: Tensor, bias: Tensor | None, *, panel: int, lanes: int) -> Laid:
     exact = weight.detach().float()
     exact = F.pad(exact, (0, wide)) if wide else exact.contiguous()  # the model's own, where it is as the kernels want it
     matrix = F.pad(exact, (0, 0, 0, tall))
-    each = (matrix.abs().amax(dim=1) / 127).clamp(min=1e-8)
-    whole = (matrix / each.unsqueeze(1)).round_().clamp_(-127, 127)
+    whole, each = rounded_rows(matrix)
     rounded = whole * each.unsqueeze(1)
     lost, held = (matrix - rounded).double().norm(dim=1), rounded.double().norm(dim=1)
     # What float32 sums of D products may be off by, in the exact ones and in the scaling of the rough ones, several times over.
@@ -39,7 +39,7 @@ def lay(weight: Tensor, bias: Tensor | None, *, panel: int, lanes: int) -> Laid:
     added = torch.zeros(pieces) if bias is None else bias.detach().float()
     finite = added[added.isfinite()].abs()
     kept = [
-        whole.to(torch.int8).view(-1, panel, matrix.size(1) // 4, 4).transpose(1, 2).contiguous(),
+        byte_panels(whole, panel).contiguous(),
         each,
         -MIDDLE * each * whole.sum(dim=1),
         F.pad(added, (0, tall)),

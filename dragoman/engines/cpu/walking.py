@@ -83,36 +83,19 @@ class Walker:
         """Say where the first step begins, and give what must live as long as the walk. Rows without beams have one past: every slot."""
         past = np.arange(state.filled + most, dtype=np.int32)
         values, ids = np.empty(tokens.size, dtype=np.float32), np.empty(tokens.size, dtype=np.int64)
-        step = Step(
-            tokens=tokens.ctypes.data,
-            own=state.own.data_ptr(),
-            memory=state.memory.data_ptr(),
-            caches=state.caches.ctypes.data,
-            firsts=state.firsts.ctypes.data,
-            lengths=state.lengths.ctypes.data,
-            past=past.ctypes.data,
-            taken=Taken(values=values.ctypes.data, ids=ids.ctypes.data, few=len(SPECIALS), width=self._laid.pieces),
-            rows=tokens.size,
-            fan=1,
-            steps=state.filled + 1,
-            past_room=0,
-            cache_count=state.own.size(1),
-            slots=state.own.size(3),
-            places=state.memory.size(2),
-        )
+        taken = Taken(values=values.ctypes.data, ids=ids.ctypes.data, few=len(SPECIALS), width=self._laid.pieces)
+        step = state.as_step(tokens=tokens.ctypes.data, rows=tokens.size, past=past.ctypes.data, steps=state.filled + 1, taken=taken)
         return step, (past, values, ids)
 
     def _go(self, walk: Walk) -> int:
         """Walk, and say how many rows live on."""
         screening = self._screen()
         walk.step.screen = None if screening is None else screening.address
-        asked = walk.step.rows
         living: int = self._kernels.dragoman_walk(ctypes.byref(self._laid.model), ctypes.byref(walk))
         if living < 0:
             raise not_finite(-1 - living)
         if screening is not None:
             screening.note(walk.stepped, walk.settled)
-        assert living <= asked, "rows end, and none begins"
         return living
 
     def _screen(self) -> Screening | None:
