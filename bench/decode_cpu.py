@@ -205,8 +205,11 @@ def main() -> None:
     if arguments.be:
         work(arguments.be, arguments)
         return
+    names = wanted(arguments)
+    if not names:
+        parser.error(f"--only must name contenders by their beginnings; found {arguments.only}; there are: {'; '.join(HERE + INSTALLED)}")
     with tempfile.TemporaryDirectory() as folder:
-        show(list(race(wanted(arguments), arguments, Path(folder))), arguments)
+        show(list(race(names, arguments, Path(folder))), arguments)
 
 
 if __name__ == "__main__":

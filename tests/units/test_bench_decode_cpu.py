@@ -37,6 +37,17 @@ def test_batches_hold_every_sentence_once_by_length(bench: Any) -> None:
     assert forced.sentences(50, 500) == drawn
 
 
+def test_nobody_to_race_is_told(bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from bench import decode_cpu
+
+    monkeypatch.setattr(sys, "argv", ["decode_cpu.py", "--only", "nobody"])
+    with pytest.raises(SystemExit, match="2"):
+        decode_cpu.main()
+    told = capsys.readouterr().err
+    assert "found ['nobody']" in told
+    assert "native float32" in told
+
+
 def test_every_search_takes_as_many_steps_as_its_batch_says(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers' outputs have a piece for each step; of ours the last step may only be an end."""
     from bench import entrant, forced
