@@ -1,12 +1,16 @@
 # make demo    set up, then make a corpus, train on it, translate and show the attention
 # make test    set up, then lint, check types and run the tests
 # make setup   only make .venv with the command in it
+# make test-gpu  run the tests that need a GPU or Triton; installs nothing: make GPU_PYTHON=python3 test-gpu
 
 PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
+# GPU machines often come with their own PyTorch and no network, so test-gpu does without .venv and pytest's plugins.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_WORKERS ?= 4
 
-.PHONY: setup demo test test-slow lint types format docs clean
+.PHONY: setup demo test test-gpu test-slow lint types format docs clean
 
 setup: .venv/installed
 
@@ -24,6 +28,12 @@ demo: setup
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(TESTS)
+
+test-gpu:
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+		{ echo "test-gpu needs a GPU that PyTorch can use; found none with $(GPU_PYTHON); try make GPU_PYTHON=python3 test-gpu"; exit 1; }
+	@workers=$$($(GPU_PYTHON) -c 'import xdist' 2>/dev/null && echo "-n $(GPU_WORKERS) --dist worksteal"); \
+		set -x; OMP_NUM_THREADS=1 $(GPU_PYTHON) -m pytest $$workers --durations 10 -m "gpu or triton" $(TESTS)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow -s $(TESTS)

@@ -18,16 +18,28 @@ TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
-needs_triton = pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs the package triton, not as an interpreter")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+# Marks, so that `make test-gpu` can select these tests; conftest.py skips them on a machine without what they need.
+needs_triton = pytest.mark.triton
+needs_gpu = pytest.mark.gpu
+
+
+def why_not(*, gpu: bool, triton: bool) -> str:
+    """Return the reason for which a test that needs a GPU or Triton is skipped on this machine, or an empty string."""
+    if gpu and not torch.cuda.is_available():
+        return "needs a GPU"
+    if triton and (not TRITON or INTERPRETED):
+        return "needs the package triton, not as an interpreter"
+    return ""
 
 
 def run_interpreted(file: str, timeout: int = 500) -> None:
     """Run a file's tests called "interpreted": Triton decides at its import whether it compiles or interprets, hence another process."""
-    call = [sys.executable, "-m", "pytest", "-q", "-n0", "-k", "interpreted", str(Path(file).relative_to(ROOT))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    call = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "interpreted", str(Path(file).relative_to(ROOT))]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
     ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
-    assert ended.returncode == 0, ended.stdout[-3000:]
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert " passed" in ended.stdout
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
+from kernel_kit import needs_gpu
 from torch import Tensor, nn
 
 from dragoman.attention import SelfAttention
@@ -230,7 +231,7 @@ def test_dropout_in_generated_code() -> None:
     assert ours[torch.bool] == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_dropout_in_code_generated_for_a_gpu() -> None:
     seeds = torch.tensor([123_456_789, -987_654_321], device="cuda")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_kit import needs_gpu
 from torch import nn
 from training_kit import SETTINGS, Corpus, Pretended, assert_same_run, log_of, tensors_of, tiny_model, tiny_trainer
 
@@ -200,7 +201,7 @@ def test_a_rehearsal_leaves_nothing_behind(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "plain", tmp_path / "rehearsed")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 def test_on_a_gpu_rounded_weights_train_recorded_as_they_do_plainly(tmp_path: Path) -> None:
     """Launches that are replayed are the same ones: the same losses to the last bit."""
     curves = []

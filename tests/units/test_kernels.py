@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from kernel_kit import needs_gpu
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -57,7 +58,7 @@ def test_a_query_that_may_see_nothing_gets_zeros_from_both_forms() -> None:
     torch.testing.assert_close(plain.weights[0].sum(-1), torch.ones(3, 4, dtype=torch.float64))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [5, 37])
 def test_a_query_that_may_see_nothing_gets_zeros_from_a_gpus_kernels_too(size: int, dtype: torch.dtype) -> None:

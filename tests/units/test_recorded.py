@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_kit import needs_gpu
 from model_kit import shaken
 
 from dragoman.config import Config
@@ -30,7 +31,6 @@ from dragoman.errors import DivergedError
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 VOCABULARY = 40
 PENALTY = WuPenalty()
 
@@ -366,7 +366,7 @@ def test_half_precision_on_a_cpu_becomes_float32(caplog: pytest.LogCaptureFixtur
     assert "the precision float16 runs on a GPU: cpu computes in float32" in caplog.text
 
 
-@CUDA
+@needs_gpu
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_on_a_gpu_replayed_steps_equal_plain_ones(wiring: str) -> None:
     torch.set_float32_matmul_precision("highest")
@@ -381,7 +381,7 @@ def test_on_a_gpu_replayed_steps_equal_plain_ones(wiring: str) -> None:
     assert engine._on_device._search.recordings
 
 
-@CUDA
+@needs_gpu
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_on_a_gpu_half_precision_finds_nearly_the_same(precision: str) -> None:
     model = make(end=1.0, device="cuda", vocabulary=4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_kit import needs_gpu
 from recurrent_kit import MASK, D, copied, place
 from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ def test_gru_is_the_cell_of_torch() -> None:
     torch.testing.assert_close(ours.run(x, ours.begin(x)).output[:, -1], hidden)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("kind", [LSTM, GRU])
 def test_the_fused_cell_of_a_gpu_is_the_one_of_the_host(kind: type[Recurrence]) -> None:
     """Values and gradients, the loop's form: products with the inputs made before it."""

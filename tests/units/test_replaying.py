@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_kit import needs_gpu
 from torch import Tensor, nn
 from training_kit import Pretended
 
@@ -19,7 +20,6 @@ from dragoman.training.loss import Loss
 from dragoman.training.randomness import reseed
 from dragoman.training.replaying import SIGHTINGS, Replay
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU = torch.device("cpu")
 
 
@@ -150,7 +150,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@CUDA
+@needs_gpu
 @pytest.mark.parametrize("name", MODELS)
 def test_on_a_gpu_replayed_passes_equal_plain_ones_bit_for_bit(name: str) -> None:
     device = torch.device("cuda")
@@ -179,7 +179,7 @@ def test_on_a_gpu_replayed_passes_equal_plain_ones_bit_for_bit(name: str) -> Non
     assert replay._recordings
 
 
-@CUDA
+@needs_gpu
 def test_on_a_gpu_a_model_that_waits_for_the_device_trains_on(caplog: pytest.LogCaptureFixture) -> None:
     device = torch.device("cuda")
     weight = nn.Parameter(torch.ones(30, device=device))

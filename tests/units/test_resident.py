@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
+from kernel_kit import needs_gpu
 from torch import Tensor
 
 from dragoman.config import ModelConfig
@@ -172,7 +173,7 @@ def test_caches_of_every_family_follow_the_beams(name: str, size: int) -> None:
     both(model, memory, [6, 9, 3, 12, 1], size=size, nbest=size, within=1e-5)  # products round differently when done rows stay
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(size=4, nbest=2)], ids=["greedy", "beam"])
 def test_a_gpu_finds_what_a_cpu_finds(name: str, strategy: Any) -> None:
