@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import DeviceOption, JsonOption, LowercaseOption, TokenizeOption
+from dragoman.cli.options import DeviceOption, JsonOption, LowercaseOption, TargetLanguageOption, TokenizeOption
 from dragoman.cli.show import as_json, note, result, table
 from dragoman.errors import ConfigError
 
@@ -22,7 +22,7 @@ def compare(
     by: Annotated[str, typer.Option(help="What a sentence's change is measured in: chrf or bleu.")] = "chrf",
     show: Annotated[int, typer.Option(min=0, help="Sentences to show.")] = 10,
     samples: Annotated[int, typer.Option(min=40, max=10_000, help="Resamplings of the paired bootstrap.")] = 1000,
-    tgt_lang: Annotated[str, typer.Option(help="Target language, such as zh; decides how BLEU cuts words.")] = "",
+    tgt_lang: TargetLanguageOption = "",
     lowercase: LowercaseOption = False,
     tokenize: TokenizeOption = "",
     json: JsonOption = False,

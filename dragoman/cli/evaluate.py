@@ -17,6 +17,7 @@ from dragoman.cli.options import (
     JsonOption,
     LengthPenaltyOption,
     LowercaseOption,
+    TargetLanguageOption,
     TokenizeOption,
 )
 from dragoman.cli.show import as_json, note, result, table
@@ -26,6 +27,7 @@ def evaluate(
     model: BundleArgument,
     src: Annotated[Path, typer.Option(help="Source sentences of the test set.", show_default=False)],
     ref: Annotated[Path, typer.Option(help="Reference translations, as they were written.", show_default=False)],
+    tgt_lang: TargetLanguageOption = "",
     lowercase: LowercaseOption = False,
     tokenize: TokenizeOption = "",
     beam: BeamOption = None,
@@ -38,10 +40,10 @@ def evaluate(
 ) -> None:
     """Score a model on a test set: BLEU, chrF and TER by sacreBLEU with their signatures, and the speed."""
     from dragoman.evaluate.files import read_text
-    from dragoman.evaluate.scoring import check_aligned, choose_tokeniser, score
+    from dragoman.evaluate.scoring import check_aligned, check_tokenizer, score
     from dragoman.translator import Translator
 
-    choose_tokeniser(tokenize, "")  # a mistyped name is told now, not after an hour of translating
+    check_tokenizer(tokenize)  # a mistyped name is told now, not after an hour of translating
     sources, references = read_text(src), read_text(ref)
     check_aligned(sources, references)
     translator = Translator.load(model, device=device, engine=engine)
@@ -52,7 +54,8 @@ def evaluate(
     texts = [each.text for each in translations]
     if hyp:
         hyp.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    scores = score(texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=translator.config.data.tgt_lang)
+    language = tgt_lang or translator.config.data.tgt_lang
+    scores = score(texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language)
     pieces = sum(len(each.pieces) for each in translations)
     speed = {
         "seconds": round(seconds, 3),

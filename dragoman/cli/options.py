@@ -60,5 +60,12 @@ BatchSizeOption = Annotated[
 ]
 LowercaseOption = Annotated[bool, typer.Option("--lowercase", help="Score without regard to case, as some published tables do.")]
 TokenizeOption = Annotated[
-    str, typer.Option("--tokenize", help="sacreBLEU's tokeniser for BLEU, such as 13a, intl, zh, char or none; by default by language.")
+    str,
+    typer.Option("--tokenize", help="sacreBLEU's tokenizer, such as 13a, intl, zh, char; by default by language or script."),
+]
+TargetLanguageOption = Annotated[
+    str,
+    typer.Option(
+        "--tgt-lang", help="Target language, such as zh or ja-JP, for the tokenizer. By default the model's, or by the references' script."
+    ),
 ]

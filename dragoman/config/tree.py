@@ -53,7 +53,7 @@ class DataConfig:
     src_field: str = setting("", "Column of the source in data.pairs: a name, or a number from 1; found by itself when empty.")
     tgt_field: str = setting("", "Column of the target in data.pairs: a name, or a number from 1; found by itself when empty.")
     src_lang: str = setting("", "Source language, such as de: for the model card.")
-    tgt_lang: str = setting("", "Target language, such as zh: for the model card and the scorer's tokeniser.")
+    tgt_lang: str = setting("", "Target language, such as zh or ja-JP: for the model card and the tokenizer of BLEU.")
     max_length: int = setting(
         200, "Longest sentence, in pieces, that is trained on; longer pairs are set aside and counted.", at_least=4, at_most=65_000
     )

@@ -91,7 +91,7 @@ def compare(
             )
     first, second = list(systems.values())[:2]
     check_aligned(first, references)
-    chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang)
+    chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, references=references)
     named = {"BLEU": chosen.bleu, "chrF2": chosen.chrf, "TER": chosen.ter}
     signatures, results = _bootstrap(systems, references, named, samples)
     moved = most_moved(first, second, references, by=by, show=show, tgt_lang=tgt_lang, lowercase=lowercase, tokenize=tokenize)
@@ -110,7 +110,7 @@ def most_moved(
     tgt_lang: str = "",
 ) -> list[Moved]:
     """Find the sentences whose own score changed most, the largest change first, losses and gains alike."""
-    chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, sentence=True)
+    chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, references=references, sentence=True)
     by_name: dict[str, BLEU | CHRF] = {"chrf": chosen.chrf, "bleu": chosen.bleu}
     if by not in by_name:
         raise ConfigError([f"--by must be chrf or bleu; found {by!r}; TER has no upper bound and one bad line would hide the rest"])

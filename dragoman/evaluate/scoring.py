@@ -15,6 +15,10 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from dragoman.errors import ConfigError, DataError, nearest
+from dragoman.text.languages import NAMES, count_scripts, script_of_language
+
+CONTRADICTING_CHARACTERS = 50  # of Han without kana, from which on a text is hardly Japanese
+_TOKENIZERS = {"": "13a", "Hani": "zh", "Jpan": "ja-mecab", "Kore": "ko-mecab"}  # of every other script: char
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +64,114 @@ class Metrics:
     notes: tuple[str, ...] = ()
 
 
-def metrics(*, lowercase: bool = False, tokenize: str = "", tgt_lang: str = "", sentence: bool = False) -> Metrics:
-    """Set up the metrics for a language and a convention; `sentence` makes BLEU fit for single sentences."""
-    tokeniser, notes = choose_tokeniser(tokenize, tgt_lang)
+class CharTER(TER):
+    """TER over characters, for scripts without spaces that tercom does not split; the signature says tok:char."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer_signature = "char"
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return str(self.tokenizer(" ".join(sent)))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerChoice:
+    """The tokenizer for BLEU, the script of the target for TER, and why they were chosen."""
+
+    name: str
+    script: str  # as in `text.languages`; empty for a spaced one
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for a person: the choice and its reason, then the warnings."""
+        return (f"BLEU tokenizer {self.name}: {self.reason}", *self.warnings)
+
+
+def metrics(
+    *, lowercase: bool = False, tokenize: str = "", tgt_lang: str = "", references: Sequence[str] = (), sentence: bool = False
+) -> Metrics:
+    """Return the metrics for a target language or the references' script; `sentence` makes BLEU fit for single sentences."""
+    choice = choose_tokenizer(tokenize, tgt_lang, references)
     try:
-        bleu = BLEU(lowercase=lowercase, tokenize=tokeniser, effective_order=sentence)
-    except (RuntimeError, ImportError, OSError) as error:  # a tokeniser whose package, or whose download, is not there
+        bleu = BLEU(lowercase=lowercase, tokenize=choice.name, effective_order=sentence)
+    except (RuntimeError, ImportError, OSError) as error:  # a tokenizer whose package, or whose download, is not there
         found = " ".join(str(error).split())[:200].rstrip(".")
-        raise ConfigError([f"--tokenize {tokeniser} must be usable here; found {found}; install it or take --tokenize char"]) from error
-    asian = tgt_lang[:2] in ("zh", "ja", "ko")
-    # TER's own way with Chinese and Japanese, without which a sentence is one word. It ignores case, as tercom does by default.
-    ter = TER(normalized=asian, asian_support=asian)
-    return Metrics(bleu, CHRF(lowercase=lowercase), ter, notes)
+        raise ConfigError([f"--tokenize {choice.name} must be usable here; found {found}; install it or take --tokenize char"]) from error
+    return Metrics(bleu, CHRF(lowercase=lowercase), _ter(choice.script), choice.notes)
 
 
-def choose_tokeniser(tokenize: str, tgt_lang: str) -> tuple[str, tuple[str, ...]]:
-    """Choose BLEU's tokeniser: the one asked for, else the target language's, else 13a; with a note where we settle for less."""
+def _ter(script: str) -> TER:
+    """Return TER for a script: unspaced ones are split into characters. It ignores case, as tercom does by default."""
+    if script in ("Hani", "Jpan"):
+        return TER(normalized=True, asian_support=True)
+    return TER() if script in ("", "Kore") else CharTER()
+
+
+def choose_tokenizer(tokenize: str, tgt_lang: str, references: Sequence[str] = ()) -> TokenizerChoice:
+    """Choose BLEU's tokenizer: the one asked for, else the target language's, else that of the references' script.
+
+    An explicit language wins over the script, with a warning where they contradict each other; a tag that is not known, or that
+    says nothing about the script, leaves it to the references.
+    """
+    script, seen = count_scripts(references)
+    expected = script_of_language(tgt_lang) if tgt_lang else None
+    warnings: tuple[str, ...] = ()
+    if expected is None:
+        chosen, reason = script, _script_reason(script, seen, tgt_lang)
+    else:
+        chosen, reason = expected, f"the target language is {tgt_lang}"
+        warnings = _contradiction(expected, script, seen, tgt_lang)
     if tokenize:
-        if tokenize not in BLEU.TOKENIZERS:
-            raise ConfigError(
-                [f"--tokenize must name a tokeniser of sacreBLEU; found {tokenize!r}; {nearest(tokenize, map(str, BLEU.TOKENIZERS))}"]
-            )
-        return tokenize, ()
-    language = tgt_lang.replace("_", "-").split("-")[0].lower()
-    if language == "zh":
-        return "zh", ()
-    if language in ("ja", "ko"):
-        wanted = f"{language}-mecab"
-        try:
-            BLEU(tokenize=wanted)
-        except (RuntimeError, ImportError):
-            return "char", (
-                f"BLEU counts characters: sacreBLEU's tokeniser {wanted} is not installed (pip install 'sacrebleu[{language}]'); "
-                "compare only with scores whose signature says tok:char",
-            )
-        return wanted, ()
-    return "13a", ()
+        check_tokenizer(tokenize)
+        return TokenizerChoice(tokenize, chosen, "asked for with --tokenize", warnings)
+    name, missing = _tokenizer_of(chosen)
+    return TokenizerChoice(name, chosen, reason, (*warnings, *missing))
+
+
+def check_tokenizer(name: str) -> None:
+    """Raise ConfigError if sacreBLEU has no tokenizer of this name."""
+    if name and name not in BLEU.TOKENIZERS:
+        raise ConfigError([f"--tokenize must name a tokenizer of sacreBLEU; found {name!r}; {nearest(name, map(str, BLEU.TOKENIZERS))}"])
+
+
+def _script_reason(script: str, seen: int, tgt_lang: str) -> str:
+    """Return why the references decided."""
+    if not seen:
+        reason = "the default"
+    elif script:
+        reason = f"the references are written in {NAMES[script]} script"
+    else:
+        reason = "the references have spaces between words"
+    return f"{reason} (the language tag {tgt_lang!r:.40} does not decide)" if tgt_lang else reason
+
+
+def _contradiction(expected: str, script: str, seen: int, tgt_lang: str) -> tuple[str, ...]:
+    """Warn where the references are clearly not written as their language usually is."""
+    few = seen < CONTRADICTING_CHARACTERS and {expected, script} == {"Hani", "Jpan"}  # a name or a heading may be Han alone
+    if not seen or few or _TOKENIZERS.get(expected, "char") == _TOKENIZERS.get(script, "char"):
+        return ()
+    found = f"are written in {NAMES[script]} script" if script else "have spaces between words"
+    return (f"the target language is {tgt_lang}, but the references {found}: check --tgt-lang (data.tgt_lang) or the reference file",)
+
+
+def _tokenizer_of(script: str) -> tuple[str, tuple[str, ...]]:
+    """Return a script's tokenizer, and a note where the best one is not installed."""
+    name = _TOKENIZERS.get(script, "char")
+    if not name.endswith("-mecab"):
+        return name, ()
+    try:
+        BLEU(tokenize=name)
+    except (RuntimeError, ImportError):
+        language = name.partition("-")[0]
+        instead, counts = ("char", "characters") if script == "Jpan" else ("13a", "words between spaces")
+        return instead, (
+            f"BLEU counts {counts}: sacreBLEU's tokenizer {name} is not installed (pip install 'sacrebleu[{language}]'); "
+            f"compare only with scores whose signature says tok:{instead}",
+        )
+    return name, ()
 
 
 def score(
@@ -103,7 +179,7 @@ def score(
 ) -> Scores:
     """Score translations against one reference each; both are plain text, one sentence an item."""
     check_aligned(hypotheses, references)
-    chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang)
+    chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, references=references)
     return Scores(
         bleu=_corpus(chosen.bleu, hypotheses, references),
         chrf=_corpus(chosen.chrf, hypotheses, references),
@@ -116,7 +192,7 @@ def score(
 def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str = "") -> Score:
     """Score by BLEU alone, for validation during training: the same number that `score` gives, sooner."""
     check_aligned(hypotheses, references)
-    return _corpus(metrics(tgt_lang=tgt_lang).bleu, hypotheses, references)
+    return _corpus(metrics(tgt_lang=tgt_lang, references=references).bleu, hypotheses, references)
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:

@@ -12,7 +12,7 @@ from torch import nn
 
 from dragoman.config import Config
 from dragoman.data.batches import Batch, BatchPlan, collate
-from dragoman.evaluate.scoring import score
+from dragoman.evaluate.scoring import bleu, choose_tokenizer
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runs.fitting import MOST_PASSES
@@ -80,6 +80,10 @@ class Assembly:
             return None
         plan = BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=VALIDATION_BATCH, seed=0)
         chosen = self.prepared.sentences[: config.train.validate_sentences]
+        choice = choose_tokenizer("", config.data.tgt_lang, [pair.tgt for pair in chosen])
+        if choice.script or choice.warnings:  # 13a needs no word
+            for sentence in choice.notes:
+                self.progress.note(sentence)
         return TranslateValidation(
             batches=lambda: [collate(store, examples) for examples in plan.epoch(0)],
             count=plan.batches(0),
@@ -87,7 +91,7 @@ class Assembly:
             precision=choose_precision(config.train.precision, self.device),
             sample=Sample([pair.src for pair in chosen], [pair.tgt for pair in chosen]),
             translate=lambda model, texts: self.translate(model, texts, beam=1),
-            score=lambda texts, references: score(texts, references, tgt_lang=config.data.tgt_lang).bleu.value,
+            score=lambda texts, references: bleu(texts, references, tgt_lang=config.data.tgt_lang).value,
             progress=self.progress,
         )
 

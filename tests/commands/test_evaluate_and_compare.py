@@ -106,3 +106,32 @@ def test_what_cannot_be_compared(names: list[str], words: str, files: dict[str, 
 def test_a_model_without_a_source(bundle: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--ref", str(files["ref"]), str(bundle), str(files["good"])]) == 2
     assert "needs --src to translate" in capsys.readouterr().err
+
+
+@pytest.fixture
+def chinese(tmp_path: Path, corpus: Path) -> Path:
+    """Write Chinese references for the sources of the small corpus."""
+    lines = ["早上好。", "一只狗在雪地里跑。", "两个男人在说话。", "这是一座房子。", "一个女人在看书。", "孩子们在公园里玩。"]
+    (tmp_path / "dev.zh").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return tmp_path / "dev.zh"
+
+
+@pytest.mark.parametrize(
+    ("options", "tokenizer", "words"),
+    [
+        (["--tgt-lang", "und"], "zh", "BLEU tokenizer zh: the references are written in Chinese script"),
+        (["--tgt-lang", "zh-TW"], "zh", "BLEU tokenizer zh: the target language is zh-TW"),
+        (["--tgt-lang", "de"], "13a", "the target language is de, but the references are written in Chinese script"),
+    ],
+)
+def test_the_tokenizer_is_chosen_and_told(
+    options: list[str], tokenizer: str, words: str, bundle: Path, corpus: Path, chinese: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(chinese), *options]) == 0
+    captured = capsys.readouterr()
+    assert f"tok:{tokenizer}|" in captured.out
+    assert words in captured.err
+    assert main(["compare", "--ref", str(chinese), str(chinese), str(corpus / "dev.en"), "--samples", "50", *options]) == 0
+    captured = capsys.readouterr()
+    assert f"tok:{tokenizer}|" in captured.out
+    assert words in captured.err

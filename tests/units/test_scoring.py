@@ -8,7 +8,7 @@ from sacrebleu.metrics import BLEU
 
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate import scoring
-from dragoman.evaluate.scoring import bleu, choose_tokeniser, exact_match, metrics, score
+from dragoman.evaluate.scoring import bleu, choose_tokenizer, exact_match, metrics, score
 
 HYPOTHESES = ["The cat sat on the mat.", "A dog runs through the snow.", "Two men are talking."]
 REFERENCES = ["The cat sat on a mat.", "A dog is running through the snow.", "Two men talk."]
@@ -48,11 +48,12 @@ def test_chinese_is_cut_by_character() -> None:
     found = score(["我喜欢猫。"], ["我喜欢狗。"], tgt_lang="zh")
     assert "tok:zh" in found.bleu.signature
     assert found.ter.value < 100, "a sentence counted as one word would be all wrong"
-    assert choose_tokeniser("", "zh_TW") == ("zh", ())
 
 
-@pytest.mark.parametrize("language", ["ja", "ko"])
-def test_japanese_and_korean_fall_back_to_characters_and_say_so(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("language", "text", "instead"), [("ja", "私は猫が好きです。", "char"), ("ko", "저는 고양이를 좋아합니다.", "13a")]
+)
+def test_missing_mecab_is_replaced_with_a_note(language: str, text: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(tokenize: str = "", **rest: object) -> BLEU:
         if tokenize.endswith("mecab"):
             raise RuntimeError("install mecab")
@@ -60,15 +61,18 @@ def test_japanese_and_korean_fall_back_to_characters_and_say_so(language: str, m
 
     missing.TOKENIZERS = BLEU.TOKENIZERS  # type: ignore[attr-defined]
     monkeypatch.setattr(scoring, "BLEU", missing)
-    found = score(["私は猫が好きです。"], ["私は犬が好きです。"], tgt_lang=language)
-    assert "tok:char" in found.bleu.signature
-    assert f"{language}-mecab" in found.notes[0]
-    assert "tok:char" in found.notes[0]
+    for tag in (language, ""):  # the language and the script give the same
+        found = score([text], [text], tgt_lang=tag)
+        assert f"tok:{instead}" in found.bleu.signature
+        assert found.notes[0].startswith(f"BLEU tokenizer {instead}: ")
+        assert f"{language}-mecab" in found.notes[1]
+        assert f"tok:{instead}" in found.notes[1]
 
 
 def test_an_installed_mecab_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "BLEU", lambda **_: None)
-    assert choose_tokeniser("", "ja") == ("ja-mecab", ())
+    assert choose_tokenizer("", "ja").name == "ja-mecab"
+    assert choose_tokenizer("", "ja").warnings == ()
 
 
 def test_an_unknown_tokenizer_is_answered_with_the_nearest() -> None:
@@ -106,3 +110,68 @@ def test_scores_turn_into_plain_values() -> None:
     assert set(values["scores"]) == {"BLEU", "chrF2", "TER"}
     assert values["scores"]["BLEU"]["signature"].startswith("nrefs:1")
     assert values["sentences"] == 3
+
+
+CHINESE = (["我喜欢猫。", "他昨天买了一台 iPhone。"], ["我喜欢狗。", "他昨天买了两台 iPhone。"])
+THAI = (["ฉันชอบแมวมาก"], ["ฉันชอบหมามาก"])
+
+
+@pytest.mark.parametrize("tag", ["", "zh", "ZH", "zh-TW", "zh_Hans", "cmn", "yue", "zho_Hant", "no-such-tag", "iso"])
+def test_chinese_is_recognised_by_tag_or_script(tag: str) -> None:
+    """A Chinese target without a language had BLEU 0.0 and TER 4661; "ZH" and "zh-TW" had TER 200."""
+    hypotheses, references = CHINESE
+    found = score(hypotheses, references, tgt_lang=tag if tag != "no-such-tag" else "qaa")
+    assert found.bleu.value == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references], tokenize="zh").score)
+    expected = sacrebleu.corpus_ter(hypotheses, [references], normalized=True, asian_support=True)
+    assert found.ter.value == pytest.approx(expected.score)
+    assert found.bleu == bleu(hypotheses, references, tgt_lang=tag)
+    assert found.notes[0].startswith("BLEU tokenizer zh: ")
+    assert ("script" in found.notes[0]) == (tag in ("", "no-such-tag", "iso")), "the reason is the language or the script"
+
+
+@pytest.mark.parametrize("tag", ["", "th", "tha_Thai"])
+def test_thai_is_counted_by_character(tag: str) -> None:
+    hypotheses, references = THAI
+    found = score(hypotheses, references, tgt_lang=tag)
+    assert found.bleu.value == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references], tokenize="char").score)
+    spaced = [[" ".join(text) for text in texts] for texts in (hypotheses, references)]
+    assert found.ter.value == pytest.approx(sacrebleu.corpus_ter(spaced[0], [spaced[1]]).score)
+    assert "tok:char" in found.bleu.signature
+    assert "tok:char" in found.ter.signature, "sacreBLEU's own TER says tok:tercom"
+    assert 0 < found.ter.value < 50
+
+
+@pytest.mark.parametrize("tag", ["kok", "jav", "korean", "jp"])
+def test_other_tags_are_not_mistaken_for_asian_ones(tag: str) -> None:
+    found = score(HYPOTHESES, REFERENCES, tgt_lang=tag)
+    assert found.bleu == score(HYPOTHESES, REFERENCES).bleu
+    assert found.ter == score(HYPOTHESES, REFERENCES).ter
+
+
+@pytest.mark.parametrize(
+    ("tag", "texts", "tokenizer", "found"),
+    [
+        ("de", CHINESE[1], "13a", "the target language is de, but the references are written in Chinese script"),
+        ("zh", REFERENCES, "zh", "the target language is zh, but the references have spaces between words"),
+        ("ja-Latn", CHINESE[1], "13a", "the target language is ja-Latn"),
+        ("ja", ["汉字" * 40], "", "the target language is ja, but the references are written in Chinese script"),
+    ],
+)
+def test_a_language_wins_over_the_script_with_a_warning(tag: str, texts: list[str], tokenizer: str, found: str) -> None:
+    choice = choose_tokenizer("", tag, texts)
+    assert choice.name == tokenizer or not tokenizer
+    assert choice.warnings[0].startswith(found)
+
+
+@pytest.mark.parametrize(
+    ("tag", "texts"), [("lo", THAI[1]), ("en", REFERENCES), ("en", ["1234"]), ("ja", ["東京都"]), ("zh-TW", CHINESE[1])]
+)
+def test_what_agrees_is_not_warned_about(tag: str, texts: list[str]) -> None:
+    assert not [each for each in choose_tokenizer("", tag, texts).warnings if "but the references" in each]
+
+
+def test_a_tokenizer_asked_for_is_used_and_ter_still_knows_the_script() -> None:
+    hypotheses, references = CHINESE
+    found = score(hypotheses, references, tokenize="char")
+    assert found.notes == ("BLEU tokenizer char: asked for with --tokenize",)
+    assert "asian:yes" in found.ter.signature
