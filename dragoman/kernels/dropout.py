@@ -15,16 +15,20 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     """Set a share of the numbers to nought and enlarge the others to make up for it.
 
     A CPU's random numbers are most of the cost: there 64 bits decide about four numbers, the rate rounded to 1 / 65,536. Compiled
-    code goes by `hashed_dropout`; on other devices the rest is PyTorch's.
+    code goes by `hashed_dropout`; on other devices the rest is PyTorch's, and so are rates that round to 0 or 1.
     """
+    if not 0 <= rate <= 1:
+        raise ValueError(f"a dropout probability must be from 0 to 1; found {rate}")
     if torch.compiler.is_compiling() and 0 < rate < 1 and x.numel() <= PLACES:
         return hashed_dropout(x, rate)
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, rate)
     dropped = round(rate * 65_536)
+    if not 0 < dropped < 65_536:  # past the ends of an int16 a comparison wraps around
+        return F.dropout(x, rate)
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = bits.view(torch.int16)[: x.numel()] >= dropped - 32_768
-    return x * kept.to(x.dtype).mul_(65_536 / max(65_536 - dropped, 1)).view(x.shape)
+    return x * kept.to(x.dtype).mul_(65_536 / (65_536 - dropped)).view(x.shape)
 
 
 def hashed_dropout(x: Tensor, rate: float) -> Tensor:
@@ -65,7 +69,10 @@ def draw_seeds(device: torch.device) -> Tensor:
 
 def thin(x: Tensor, seeds: Tensor, rate: float) -> Tensor:
     """Keep of the numbers those whose hash is high enough, enlarged to make up for the others."""
-    kept = hash_places(x.shape, seeds) >= round(rate * 2**32) - 2**31
+    dropped = round(rate * 2**32)
+    if dropped >= 2**32:  # past the end of an int32 a comparison wraps around
+        return torch.zeros_like(x)
+    kept = hash_places(x.shape, seeds) >= dropped - 2**31
     return torch.where(kept, x * (1 / (1 - rate)), 0.0)
 
 

@@ -62,9 +62,32 @@ def test_dropout_is_what_pytorchs_is(shape: tuple[int, ...], rate: float) -> Non
         assert pairs.float().mean().item() == pytest.approx(rate**2, abs=0.005)  # neighbours are independent
 
 
-def test_dropout_leaves_everything_at_rate_nought() -> None:
-    x = torch.randn(7, 3)
-    assert torch.equal(dropout(x, 0.0), x)
+EDGES = [0.0, 1e-9, 1 - 1e-6, 1 - 1e-12, 1.0]  # both ends, and rates that round to them
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
+@pytest.mark.parametrize("rate", EDGES)
+@pytest.mark.parametrize("form", ["plain", "hashed", "compiled"])
+def test_dropout_at_the_ends_of_its_range_is_pytorchs(form: str, rate: float) -> None:
+    """Zeros at 1, the identity at 0, forward and backward; an int16 or int32 that wraps around would keep everything, enlarged."""
+    torch.manual_seed(0)
+    functions = {
+        "plain": dropout,
+        "hashed": hashed_dropout,
+        "compiled": torch.compile(dropout, backend="aot_eager_decomp_partition", fullgraph=True),
+    }
+    x = torch.randn(7, 3, requires_grad=True)
+    outer = torch.randn(7, 3)
+    found, expected = functions[form](x, rate), nn.functional.dropout(x, rate)
+    torch.testing.assert_close(found, expected)
+    (grad,), (expected_grad,) = (torch.autograd.grad(each, x, outer) for each in (found, expected))
+    torch.testing.assert_close(grad, expected_grad)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.5, math.nan])
+def test_a_dropout_probability_is_from_0_to_1(rate: float) -> None:
+    with pytest.raises(ValueError, match=f"from 0 to 1; found {rate}"):
+        dropout(torch.ones(3), rate)
 
 
 def test_the_hash_is_the_published_mixer() -> None:
