@@ -83,9 +83,17 @@ class Reinforced(Alignment):
         """Keep how probable all choices of each row were, (B,) in logarithms, until the reward is known."""
         self.held = chances
 
+    def forget(self) -> None:
+        """Drop choices that were never rewarded: those of a pass that failed before its loss."""
+        self.held = None
+
     def policy_loss(self, reward: Tensor) -> Tensor:
-        """Sum over the rows what makes rewarded choices more probable; `reward` is each row's log-likelihood, (B,)."""
-        assert self.held is not None, "a reward is for choices that were made"
+        """Sum over the rows what makes rewarded choices more probable; `reward` is each row's log-likelihood, (B,).
+
+        Zero where no choices were made, as in a layer that layer drop left out: it has no part in the reward.
+        """
+        if self.held is None:
+            return reward.new_zeros(())
         held, self.held = self.held, None
         reward = reward.detach().to(self.baseline.dtype)
         # Before the first batch nothing is known, and its own mean is the best guess.

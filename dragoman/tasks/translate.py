@@ -47,11 +47,14 @@ class TranslateTask:
         """Sum over the valid targets; only there is anything projected to the vocabulary."""
         assert isinstance(model, EncoderDecoder), f"translation needs an EncoderDecoder; found {type(model).__name__}"
         losses: dict[str, Tensor] = {}
+        rewarded = model.rewarded() if model.training else []
+        for part in rewarded:
+            part.forget()
         hidden = self._forward(model, batch.src, batch.src_mask, batch.tgt_in, batch.tgt_mask, losses)
         rows, targets = _where_valid(hidden, batch)
         chunk = {"chunk": _rows_at_once(hidden.device, model.output_weight.size(0))} if hidden.is_cuda else {}
         found = linear_cross_entropy(rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing, **chunk)
-        if model.training and (rewarded := model.rewarded()):
+        if rewarded:
             reward = _log_likelihood(model, hidden, batch)
             losses["policy"] = torch.stack([part.policy_loss(reward) for part in rewarded]).sum()
         return Loss(sum(losses.values(), found.loss), found.nll, batch.tgt_lengths.sum())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig
+from dragoman.data.batches import Batch
 from dragoman.models.build import build_model
+from dragoman.models.catalogue import BLOCKS
 from dragoman.models.context import Context
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.tasks.translate import TranslateTask
 
 
 def build(drop: float, depth: int = 4) -> EncoderDecoder:
@@ -95,3 +100,67 @@ def test_a_compiled_pass_chooses_too(seed: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     torch.manual_seed(seed)
     torch.testing.assert_close(model.encoder(x, Context()), expected)
+
+
+ATTENTIONS = [*SCORES, *(name for name in ALIGNMENTS if name != "softmax")]
+FORMS = [
+    *(f"{kind}(attention={name})" for kind in ("lstm", "gru") for name in ATTENTIONS),
+    *(f"lstm(attention={name}, query=before, feeding=true, layers=2, skip=false)" for name in ATTENTIONS),
+    *(f"lstm(attention={name}, query=below, layers=2)" for name in ATTENTIONS),
+    "lstm(attention=coverage, penalty=0.5)",
+    "conv(layers=2)",
+    "conv(attention=none)",
+    "reformer(layers=2, attention=full)",
+]
+
+
+def pairs() -> Batch:
+    """Make two pairs, the second of them shorter on both sides."""
+    sizes = np.array([[4, 3], [3, 2]])
+    return Batch(
+        src=torch.tensor([[4, 5, 6, 2], [7, 2, 0, 0]]),
+        src_lengths=torch.from_numpy(sizes[:, 0]),
+        tgt_in=torch.tensor([[1, 7, 8], [1, 5, 0]]),
+        tgt_out=torch.tensor([[7, 8, 2], [5, 2, 0]]),
+        tgt_lengths=torch.from_numpy(sizes[:, 1]),
+        examples=np.arange(2),
+        sizes=sizes,
+    )
+
+
+@pytest.mark.parametrize("share", ["none", "all"])
+@pytest.mark.parametrize("form", [*BLOCKS, *FORMS])
+def test_every_block_may_be_left_out(form: str, share: str) -> None:
+    """Each registered block with each score and alignment: some passes leave both out, one or none, and all give finite gradients."""
+    torch.manual_seed(0)
+    plain = form.partition("(")[0]
+    in_decoder, in_encoder = plain not in ("bilstm", "bigru"), plain != "attend"
+    config = ModelConfig(
+        encoder=(f"{plain}*2",) if in_encoder else ("self",),
+        decoder=("attend", f"{form}*2") if in_decoder else ("self",),
+        width=8,
+        heads=2,
+        feedforward=16,
+        layer_drop=0.5,
+        share_layers=share,
+    )
+    model = build_model(config, src_vocabulary=11, tgt_vocabulary=11).train()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        loss = TranslateTask(smoothing=0.1).loss(model, pairs())
+        model.zero_grad()
+        (loss.total / loss.count).backward()
+        assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+def test_choices_of_a_pass_that_failed_are_not_rewarded_later() -> None:
+    """An out-of-memory error between choice and reward, then a pass of other rows that leaves the layer out."""
+    torch.manual_seed(0)
+    config = ModelConfig(encoder=("bigru",), decoder=("attend", "lstm(attention=reinforced)"), width=8, heads=2, layer_drop=0.9)
+    model = build_model(config, src_vocabulary=11, tgt_vocabulary=11).train()
+    (alignment,) = model.rewarded()
+    alignment.hold(torch.zeros(5, requires_grad=True))
+    torch.manual_seed(0)
+    TranslateTask(smoothing=0.0).loss(model, pairs())
+    assert alignment.held is None
+    assert not alignment.baseline
