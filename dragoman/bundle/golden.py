@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dragoman.attention.positions import Learned
 from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.packing import pack, pack_sources
 from dragoman.decoding.search import search
@@ -29,13 +30,14 @@ _MOST_CASES, _MOST_PIECES = 16, 512
 def make_golden(model: EncoderDecoder, tokenizers: Tokenizers, inputs: Sequence[str]) -> dict[str, Any]:
     """Translate a few inputs greedily, in float32 on the CPU, and keep every number."""
     cases = []
+    longest = _longest(model)
     for text in list(inputs)[:_MOST_CASES] or INPUTS:
         src = tokenizers.src.encode(text)[:_MOST_PIECES]
-        if not src:
+        if not 0 < len(src) <= longest:
             continue
         with torch.inference_mode():
             memory = model.encode(*pack_sources([src]))
-        [[best]] = search(model, memory, limits=torch.tensor([min(_MOST_PIECES, len(src) + 50)]), strategy=Greedy())
+        [[best]] = search(model, memory, limits=torch.tensor([min(longest, len(src) + 50)]), strategy=Greedy())
         cases.append(
             {
                 "input": text,
@@ -47,6 +49,12 @@ def make_golden(model: EncoderDecoder, tokenizers: Tokenizers, inputs: Sequence[
             }
         )
     return {"format": FORMAT, "search": "greedy", "cases": cases}
+
+
+def _longest(model: EncoderDecoder) -> int:
+    """Return how many tokens a case may have on a side: learned positions end somewhere, and an end takes one as well."""
+    positions = (model.src_entrance.positions, model.tgt_entrance.positions)
+    return min(_MOST_PIECES, *(each.max_positions - 1 if isinstance(each, Learned) else _MOST_PIECES for each in positions))
 
 
 def check_golden(model: EncoderDecoder, tokenizers: Tokenizers, golden: Mapping[str, Any], where: str) -> None:

@@ -100,28 +100,38 @@ def collate(
     tokenizers: Tokenizers | None = None,
     dropout: float = 0.0,
     seed: int = 0,
+    max_length: int | None = None,
 ) -> Batch:
     """Fetch pairs from the store and pad them to the smallest of the plan's shapes that holds them, or to the longest pair.
 
     With `dropout` the pairs are cut into other pieces by BPE-dropout: a pure function of (seed, pair). They grow by about a
-    fifth at 0.1, so the batch may go past the token budget by as much.
+    fifth at 0.1, so the batch may go past the token budget by as much. No sentence has more than `max_length` tokens, the
+    limit of the stored ones: one whose sampled segmentation would have more keeps its stored one.
     """
+    limit = None if max_length is None else max_length + 1  # the end
     if dropout and tokenizers:
         pairs = [store.pair(int(each)) for each in examples]
         draws = [Draws(seed, int(each)) for each in examples]
         sides = zip(tokenizers, zip(*pairs, strict=True), strict=True)
-        src, tgt = (_sampled(tokenizer, rows, dropout, draws) for tokenizer, rows in sides)
-        return make_batch(src, tgt, examples=examples, shapes=shapes)
+        src, tgt = (_sampled(tokenizer, rows, dropout, draws, max_length) for tokenizer, rows in sides)
+        return make_batch(src, tgt, examples=examples, shapes=shapes, limit=limit)
     examples = np.asarray(examples, np.int64)
     sizes = np.stack([store.src_lengths[examples], store.tgt_lengths[examples]], axis=1).astype(np.int64) + 1  # the end
-    shape = _shape(sizes, shapes)
+    shape = _shape(sizes, shapes, limit)
     return _batch(store.table("src", examples, shape.src), store.table("tgt", examples, shape.tgt), sizes, examples)
 
 
-def make_batch(src: Sequence[Ids], tgt: Sequence[Ids], *, examples: NDArray[np.int64] | None = None, shapes: Sequence[Shape] = ()) -> Batch:
-    """Pad pairs of piece ids, given without start and end, into a batch."""
+def make_batch(
+    src: Sequence[Ids],
+    tgt: Sequence[Ids],
+    *,
+    examples: NDArray[np.int64] | None = None,
+    shapes: Sequence[Shape] = (),
+    limit: int | None = None,
+) -> Batch:
+    """Pad pairs of piece ids, given without start and end, into a batch at most `limit` wide unless a pair is longer."""
     sizes = np.array([[len(a) + 1, len(b) + 1] for a, b in zip(src, tgt, strict=True)], np.int64).reshape(-1, 2)
-    shape = _shape(sizes, shapes)
+    shape = _shape(sizes, shapes, limit)
     sides = tuple(np.full((len(sizes), width), PAD, np.int64) for width in shape)
     for row, pair in enumerate(zip(src, tgt, strict=True)):
         for side, ids in zip(sides, pair, strict=True):
@@ -129,10 +139,16 @@ def make_batch(src: Sequence[Ids], tgt: Sequence[Ids], *, examples: NDArray[np.i
     return _batch(sides[0], sides[1], sizes, np.arange(len(sizes)) if examples is None else np.asarray(examples, np.int64))
 
 
-def _shape(sizes: NDArray[np.int64], shapes: Sequence[Shape]) -> Shape:
-    """Choose the smallest of some shapes that holds all sizes (B, 2), or without any the longest of each side."""
+def _shape(sizes: NDArray[np.int64], shapes: Sequence[Shape], limit: int | None = None) -> Shape:
+    """Choose the smallest of some shapes that holds all sizes (B, 2), or without any the longest of each side.
+
+    Past all shapes lengths are rounded up, but not past `limit`: learned positions may end there.
+    """
     longest = Shape(*sizes.max(axis=0, initial=1).tolist())
-    return fitting_shape(list(shapes), longest.src, longest.tgt) if shapes else longest
+    if not shapes:
+        return longest
+    found = fitting_shape(list(shapes), longest.src, longest.tgt)
+    return found if limit is None else Shape(*(min(side, max(least, limit)) for side, least in zip(found, longest, strict=True)))
 
 
 def _batch(src: NDArray[np.int64], tgt: NDArray[np.int64], sizes: NDArray[np.int64], examples: NDArray[np.int64]) -> Batch:
@@ -153,7 +169,10 @@ def _batch(src: NDArray[np.int64], tgt: NDArray[np.int64], sizes: NDArray[np.int
     )
 
 
-def _sampled(tokenizer: Tokenizer, rows: Sequence[Ids], dropout: float, draws: Sequence[Draws]) -> list[list[int]]:
+def _sampled(tokenizer: Tokenizer, rows: Sequence[Ids], dropout: float, draws: Sequence[Draws], max_length: int | None) -> list[list[int]]:
     """Cut one side's texts into other pieces; decoding loses nothing, so the store need not keep the text."""
     texts = tokenizer.decode_batch(rows)
-    return [tokenizer.encode_sampled(text, dropout=dropout, generator=draw) for text, draw in zip(texts, draws, strict=True)]
+    found = [tokenizer.encode_sampled(text, dropout=dropout, generator=draw) for text, draw in zip(texts, draws, strict=True)]
+    if max_length is None:
+        return found
+    return [ids if len(ids) <= max_length else [int(each) for each in row] for ids, row in zip(found, rows, strict=True)]

@@ -66,8 +66,16 @@ class Assembly:
 
     def collate(self, examples: NDArray[np.int64], seed: int) -> Batch:
         """Make a batch in one of the plan's shapes; with BPE-dropout, each time cut into other pieces."""
-        prepared, dropout = self.prepared, self.config.text.dropout
-        return collate(prepared.train, examples, shapes=self.plan.shapes, tokenizers=prepared.tokenizers, dropout=dropout, seed=seed)
+        prepared, config = self.prepared, self.config
+        return collate(
+            prepared.train,
+            examples,
+            shapes=self.plan.shapes,
+            tokenizers=prepared.tokenizers,
+            dropout=config.text.dropout,
+            seed=seed,
+            max_length=config.data.max_length,
+        )
 
     def most_updates(self) -> int:
         """Count the updates past which a corpus is only learnt by heart."""

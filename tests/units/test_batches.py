@@ -178,6 +178,27 @@ def test_sampling_is_a_pure_function_of_seed_and_pair(store: Store, tokenizers: 
     assert first.tokens > collate(store, examples).tokens
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("shapes", [[], [Shape(4, 4)], [Shape(9, 400)]])
+def test_no_sampled_sentence_and_no_padding_goes_past_the_limit(
+    store: Store, tokenizers: Tokenizers, shapes: list[Shape], dropout: float
+) -> None:
+    """Learned positions end where `data.max_length` and the end do: growth by dropout, and rounding to shapes, must not pass them."""
+    limit = int(max(store.src_lengths.max(), store.tgt_lengths.max()))
+    assert (limit + 1) % 8  # or rounding up would not show
+    grew = False
+    for seed in range(5):
+        batch = collate(store, np.arange(4), shapes=shapes, tokenizers=tokenizers, dropout=dropout, seed=seed, max_length=limit)
+        assert batch.src.shape[1] <= limit + 1
+        assert batch.tgt_in.shape[1] <= limit + 1
+        assert int(batch.sizes.max()) <= limit + 1
+        grew |= batch.tokens > collate(store, np.arange(4)).tokens
+        for row in range(4):
+            assert tokenizers.src.decode(batch.src[row].tolist()) == GERMAN[row]
+            assert tokenizers.tgt.decode(batch.tgt_out[row].tolist()) == ENGLISH[row]
+    assert grew == (dropout > 0)  # sentences below the limit are still sampled
+
+
 def test_without_dropout_the_stored_pieces_are_taken(store: Store, tokenizers: Tokenizers) -> None:
     plain, zero = collate(store, np.arange(4)), collate(store, np.arange(4), tokenizers=tokenizers, dropout=0.0, seed=9)
     assert torch.equal(plain.src, zero.src)

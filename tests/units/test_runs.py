@@ -242,3 +242,11 @@ def test_what_a_run_leaves_out_is_told_once(corpus):
     told = Told()
     train(configured(corpus, "train.steps=1"), corpus / "model", dry_run=True, progress=told)
     assert [note for note in told.notes if "set aside" in note and "1 with an empty side (line 151)" in note and "over 200 pieces" in note]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.9])
+def test_segmentations_sampled_in_training_fit_learned_positions(corpus, dropout):
+    """Words of 3 tokens become 9 by BPE-dropout, and shapes past the plan's round up to 8: both must stay within the 10 positions."""
+    text = ["text.kind=bpe", "text.vocabulary=80", f"text.dropout={dropout}", "model.positions=learned", "train.batch_tokens=16"]
+    out = train(configured(corpus, *text, "data.max_length=9", "model.max_positions=10"), corpus / "model")
+    assert (out / "weights.safetensors").exists()
