@@ -34,6 +34,10 @@ class Bundle:
         """Read and verify a bundle; its weights are hashed now and loaded when `model` is first asked for."""
         return cls(read_contents(Path(path)), device=device, check=check_golden)
 
+    def __repr__(self) -> str:
+        """Name the directory and the model's size in one short line."""
+        return f"Bundle({str(self.path)!r}, recipe {self.config.recipe or 'none':.60}, {self.parameters:,} parameters)"
+
     @functools.cached_property
     def model(self) -> EncoderDecoder:
         """The model, ready to translate: weights loaded, golden vectors checked, dropout off."""

@@ -13,7 +13,23 @@ from typing import Annotated
 import typer
 
 from dragoman._version import __version__
-from dragoman.cli import average, compare, data, demo, doctor, evaluate, export, import_, info, recipes, settings, train, translate, verify
+from dragoman.cli import (
+    average,
+    compare,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    import_,
+    info,
+    recipes,
+    score,
+    settings,
+    train,
+    translate,
+    verify,
+)
 from dragoman.cli.show import complain, note
 from dragoman.errors import DragomanError
 
@@ -30,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (train, translate, evaluate, compare, info, export, average, verify, doctor, settings, demo):
+for _module in (train, translate, score, evaluate, compare, info, export, average, verify, doctor, settings, demo):
     app.command()(getattr(_module, _module.__name__.rpartition(".")[2]))
 app.command("import")(import_.import_)
 app.add_typer(data.app)

@@ -23,6 +23,7 @@ def setting_paths(incomplete: str) -> list[str]:
 
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False)]
+ModelOption = Annotated[Path, typer.Option("--model", "-m", help="The model's directory.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda, cuda:1 or mps.")]
 EngineOption = Annotated[
     str,
@@ -69,3 +70,14 @@ TargetLanguageOption = Annotated[
         "--tgt-lang", help="Target language, such as zh or ja-JP, for the tokenizer. By default the model's, or by the references' script."
     ),
 ]
+PairsSrcOption = Annotated[str, typer.Option("--src", help="Source sentences.", show_default=False)]
+PairsTgtOption = Annotated[str, typer.Option("--tgt", help="Target sentences.", show_default=False)]
+PairsOption = Annotated[str, typer.Option("--pairs", help="One TSV, CSV or JSONL file with both sides instead.", show_default=False)]
+SrcFieldOption = Annotated[
+    str, typer.Option("--src-field", help="Column of --pairs with the source: a name, or a number from 1.", show_default=False)
+]
+TgtFieldOption = Annotated[str, typer.Option("--tgt-field", help="Column of --pairs with the target.", show_default=False)]
+SrcLangOption = Annotated[
+    str, typer.Option("--src-lang", help="Source language, such as de; also finds its column in --pairs.", show_default=False)
+]
+TgtLangOption = Annotated[str, typer.Option("--tgt-lang", help="Target language, such as en.", show_default=False)]

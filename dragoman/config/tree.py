@@ -102,6 +102,18 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
+    def __repr__(self) -> str:
+        """Write the recipe and the settings that differ from their defaults, in one line."""
+        changed = [f"recipe={self.recipe!r:.60}"] * bool(self.recipe)
+        for section in SECTIONS:
+            values = getattr(self, section)
+            for each in dataclasses.fields(values):
+                value = getattr(values, each.name)
+                if value != each.default:
+                    changed.append(f"{section}.{each.name}={value!r:.40}")
+        more = [f"{len(changed) - _SHOWN} more"] * (len(changed) > _SHOWN)
+        return f"Config({', '.join([*changed[:_SHOWN], *more])})"
+
     def problems(self) -> list[str]:
         """List everything that is wrong, ranges first; empty when the configuration can be run."""
         found = self.range_problems()
@@ -151,3 +163,4 @@ class Config:
 
 
 SECTIONS = ("text", "data", "model", "train", "decode")
+_SHOWN = 8  # settings in a repr

@@ -35,6 +35,12 @@ class Explanation:
     log_probs: list[float]  # of each target piece
     attentions: Mapping[str, Weights] = field(default_factory=dict)  # path -> (H, T or S, S or T)
 
+    def __repr__(self) -> str:
+        """Write both texts and what is inside in one short line."""
+        texts = " -> ".join(repr(text) if len(text) <= 60 else f"{text[:59]!r}…" for text in (self.text, self.translation))
+        counts = f"{len(self.src_pieces)} source and {len(self.tgt_pieces)} target tokens, {len(self.attentions)} attentions"
+        return f"Explanation({texts}, score={self.score:.4f}, {counts})"
+
     @property
     def alignment(self) -> Weights:
         """Where each target piece looked in the source, averaged over layers and heads: (T, S)."""

@@ -24,6 +24,16 @@ class Translation:
     alternatives: Sequence[Translation] = ()  # the n best, this one first, where more than one was asked for
     notes: Sequence[str] = ()  # whatever was out of the ordinary: split, stopped, tried again
 
+    def __repr__(self) -> str:
+        """Write the text and the score in one short line; numbers of tokens instead of the tokens."""
+        counts = [f"{len(self.alternatives)} alternatives"] * bool(self.alternatives) + [f"notes={list(self.notes)}"] * bool(self.notes)
+        return f"Translation({', '.join([shortened(self.text), f'score={self.score:.4f}', f'{len(self.pieces)} tokens', *counts])})"
+
+
+def shortened(text: str, longest: int = 60) -> str:
+    """Return a text as Python writes it, cut where it is long."""
+    return repr(text) if len(text) <= longest else f"{text[: longest - 1]!r}…"
+
 
 def joined(parts: Sequence[Translation], gaps: Sequence[str], notes: Sequence[str]) -> Translation:
     """Put the translations of a line's parts together: texts with the gaps between them, scores added."""

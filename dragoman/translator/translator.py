@@ -28,6 +28,7 @@ from dragoman.translator.checks import circle
 from dragoman.translator.device import choose_device, where_it_fits
 from dragoman.translator.lines import Line, Part, cut_lines
 from dragoman.translator.options import Options
+from dragoman.translator.pair_scores import PairScore, score_pairs
 from dragoman.translator.searching import Found, Searcher
 from dragoman.translator.translation import Translation
 from dragoman.translator.windows import FIRST, Window, Windows, given, only_texts
@@ -71,6 +72,12 @@ class Translator:
 
         return where_it_fits(choose_device("cpu" if device == "auto" and (shortlist or runs_on_cpu(engine, precision)) else device), on)
 
+    def __repr__(self) -> str:
+        """Name languages, recipe and engine in one short line, without loading weights that were not needed yet."""
+        data, recipe = self.config.data, self.config.recipe or "none"
+        languages = f"{data.src_lang:.20} to {data.tgt_lang:.20}, " if data.src_lang and data.tgt_lang else ""
+        return f"Translator({languages}recipe {recipe:.60}, engine {self.engine.name})"
+
     @property
     def engine(self) -> Engine:
         """What translates; one that fails on the way is replaced by the native one."""
@@ -98,6 +105,12 @@ class Translator:
         with a method `ready` that says so.
         """
         return self._stream(given(lines), _options(options))
+
+    def score(self, src_texts: Iterable[str], tgt_texts: Iterable[str], *, batch_size: int | None = None) -> list[PairScore]:
+        """Return the log-probability of each target text given its source text, by the model itself and in its own precision."""
+        sources, targets = (list(only_texts(given(texts))) for texts in (src_texts, tgt_texts))
+        chosen = Options(batch_size=batch_size)
+        return score_pairs(self.model, self.tokenizers, self.config, sources, targets, batch_size=chosen.batch_size)
 
     def explain(self, text: str, **options: Any) -> Explanation:
         """Translate one text and record every attention on the way; a long one is cut to its first part."""

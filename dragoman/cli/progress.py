@@ -1,0 +1,92 @@
+"""Progress of commands that take long: a bar on stderr where it is a terminal, after two seconds; nothing anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+PATIENCE_SECONDS = 2.0  # what takes less needs no bar
+_BAR = 20  # columns: the count and the time left fit beside it at 80
+
+Item = TypeVar("Item")
+
+
+class Bar:
+    """A count of what is done, drawn once its first two seconds are over."""
+
+    def __init__(self, name: str, total: int | None, unit: str, stream: IO[str] | None) -> None:
+        self.done = 0
+        self._name, self._total, self._unit, self._stream = name, total, unit, stream
+        self._drawn: RichProgress | None = None
+        self._ended = False
+        self._changing = threading.Lock()
+        self._timer = threading.Timer(PATIENCE_SECONDS, self._start)
+        if stream is not None:
+            self._timer.daemon = True
+            self._timer.start()
+
+    def advance(self, count: int = 1) -> None:
+        """Count what is done."""
+        self.done += count
+        if self._drawn is not None:
+            self._drawn.update(self._drawn.task_ids[0], completed=self.done)
+
+    def end(self) -> None:
+        """Remove the bar from the terminal."""
+        self._timer.cancel()
+        with self._changing:
+            self._ended = True
+            if self._drawn is not None:
+                self._drawn.stop()
+
+    def _start(self) -> None:
+        """Draw the bar, unless all was done meanwhile."""
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns: list[Any] = [TextColumn("{task.description}", markup=False)]
+        if self._total is not None:
+            counted = f"{{task.completed:,.0f}} of {{task.total:,.0f}} {self._unit}"
+            columns += [BarColumn(bar_width=_BAR), TextColumn(counted, markup=False), TimeRemainingColumn(), TextColumn("left")]
+        else:
+            count = [TextColumn(f"{{task.completed:,.0f}} {self._unit}", markup=False)] * bool(self._unit)
+            columns += [SpinnerColumn("line"), *count, TimeElapsedColumn()]
+        with self._changing:
+            if not self._ended:
+                # Results on stdout must stay there: by default rich would print them on its own console.
+                console = Console(file=self._stream, force_terminal=True)
+                self._drawn = RichProgress(*columns, console=console, transient=True, redirect_stdout=False, refresh_per_second=4)
+                self._drawn.add_task(self._name, total=self._total, completed=self.done)
+                self._drawn.start()
+
+
+@contextlib.contextmanager
+def progress(name: str, total: int | None = None, unit: str = "", *, shown: bool = True) -> Iterator[Bar]:
+    """Show what takes a while, such as `progress("translating", 1000, "lines")`; without a unit only its name and the time."""
+    bar = Bar(name, total, unit, sys.stderr if shown and is_terminal(sys.stderr) else None)
+    try:
+        yield bar
+    finally:
+        bar.end()
+
+
+def advancing(items: Iterable[Item], bar: Bar) -> Iterator[Item]:
+    """Yield the items, counting each."""
+    for item in items:
+        yield item
+        bar.advance()
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether a stream is an open terminal."""
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
