@@ -210,6 +210,16 @@ def mean(values: Tensor, mask: Tensor | None) -> Tensor:
     return (values * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
+def backward(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a two-sided encoder's last backward state (B, D / 2): the second half of the first position."""
+    return values[:, 0, values.size(-1) // 2 :]
+
+
+def ends(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a two-sided encoder's last forward and last backward state, joined (B, D)."""
+    return torch.cat([last(values, mask)[:, : values.size(-1) // 2], backward(values, mask)], dim=-1)
+
+
 class TwoSided(nn.Module):
     """One recurrence from each end, half of the width each: Schuster and Paliwal (1997)."""
 
@@ -233,4 +243,10 @@ class Bare(Residual):
         return dropout(change, self.dropout) if self.training and self.dropout else change
 
 
-SUMMARIES: dict[str, Summary] = {"first": first, "last": last, "mean": mean}  # what a decoder may begin with
+SUMMARIES: dict[str, Summary] = {
+    "first": first,
+    "last": last,
+    "mean": mean,
+    "backward": backward,
+    "ends": ends,
+}  # what a decoder may begin with

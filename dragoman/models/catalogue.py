@@ -25,7 +25,7 @@ BLOCKS = Registry(
     gru=Entry(
         "dragoman.models.recurrent:GRULayer",
         "Gated recurrent units, in a decoder with attention=NAME to the source.",
-        options="dragoman.models.options:RecurrentOptions",
+        options="dragoman.models.options:GRUOptions",
         exempt={"weights": "a plain recurrence attends to nothing"},
     ),
     bilstm=Entry(

@@ -13,7 +13,8 @@ from typing import ClassVar
 from dragoman.attention import buckets as numbers
 from dragoman.config import ModelConfig
 from dragoman.config.setting import setting
-from dragoman.models.spec import Value
+from dragoman.errors import ConfigError
+from dragoman.models.spec import Value, parse_blocks
 from dragoman.registry import catalogue
 
 HEADS = ("heads", "head_width", "kv_heads", "qk_norm", "talking_heads")
@@ -171,7 +172,7 @@ class ConvolutionOptions(Options):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentOptions(Options):
-    """The options of `lstm` and `gru`."""
+    """The options of `lstm`, and the base of those of `gru`."""
 
     overrides = ("dropout", "residual")
 
@@ -184,7 +185,11 @@ class RecurrentOptions(Options):
     )
     feeding: bool = setting(False, "Whether the last output is part of the next input.")
     layers: int = setting(1, "Layers stacked as one.", at_least=1, at_most=1000)
-    initial: str = setting("mean", "What of the memory a decoder's first state is made of.", choices=("first", "last", "mean", "zero"))
+    initial: str = setting(
+        "mean",
+        "What of the memory a decoder's first state is made of; backward and ends are a two-sided encoder's last states.",
+        choices=("first", "last", "mean", "backward", "ends", "zero"),
+    )
     reverse: bool = setting(False, "Whether an encoder's layer reads from the end.")
     skip: bool = setting(True, "Whether there is a way around the layer, with its norm.")
     reach: int = setting(
@@ -193,6 +198,7 @@ class RecurrentOptions(Options):
     chunk: int = setting(0, "Keys that mocha looks back over; 0 for its own 4.", at_least=0, at_most=10_000)
     smoothing: bool = setting(False, "Whether weights are shares of the scores' sigmoids, below an alignment that remembers.")
     penalty: float = setting(0.0, "Weight of the loss for attending to what is covered.", at_least=0.0, at_most=1000.0)
+    initial_cell: bool = setting(False, "Whether an LSTM decoder's first cell state is projected from the memory as well; else it is zero.")
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
         """Say what is wrong between options and place."""
@@ -225,6 +231,12 @@ class RecurrentOptions(Options):
             yield "query=below gives every layer the answer and feeds no output; found feeding=true; leave it out, or use query=after"
         if self.initial != "mean" and not memory:
             yield f"initial is about a decoder's first state; found initial={self.initial} in an encoder; leave it out"
+        if self.initial_cell and (not memory or self.initial == "zero"):
+            found = f"initial_cell=true with initial={self.initial}" if memory else "initial_cell=true in an encoder"
+            yield f"initial_cell projects a decoder's first cell state from the memory, as initial does; found {found}; leave it out"
+        if self.initial in ("backward", "ends") and memory and not _two_sided(config):
+            found = f"initial={self.initial} with model.encoder=[{', '.join(config.encoder)}]"
+            yield f"initial=backward and initial=ends need an encoder that ends in bigru or bilstm; found {found}; use first, last or mean"
         if self.reverse and causal:
             yield "reverse needs a whole sentence; found reverse=true in a decoder; use it in model.encoder"
 
@@ -243,6 +255,27 @@ class RecurrentOptions(Options):
         if option in HEADS:
             return "a recurrent block attends with one head; leave it out, or use self for several"
         return ""
+
+
+def _two_sided(config: ModelConfig) -> bool:
+    """Whether the encoder's last block reads from both ends; one that cannot be read is reported where the encoder is."""
+    try:
+        last = parse_blocks(config.encoder)[-1].name
+    except ConfigError:
+        return True
+    kind = catalogue("block").options(last)
+    return kind is None or bool(kind.sees_future)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GRUOptions(RecurrentOptions):
+    """The options of `gru`, which has no cell state."""
+
+    def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
+        """Yield the recurrent block's problems, and a cell state that is not there."""
+        yield from RecurrentOptions.problems(self, config, memory=memory, causal=causal)
+        if self.initial_cell:
+            yield "initial_cell needs a cell state, which an LSTM has; found initial_cell=true in a gru; leave it out, or use lstm"
 
 
 # Options that only some alignments have.

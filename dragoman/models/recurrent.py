@@ -56,6 +56,7 @@ class RecurrentLayer(Block):
         residual: Residual,
         summary: Summary | None,
         memory_width: int | None,
+        initial_cell: bool = False,
         reverse: bool = False,
     ) -> None:
         super().__init__()
@@ -69,8 +70,10 @@ class RecurrentLayer(Block):
             self.recurrence = recurrence
         self.summary = summary
         if summary is not None and memory_width is not None:
-            reader = self._reader()
-            self.initial = nn.Linear(memory_width, reader.layers * reader.width)
+            reader, inputs = self._reader(), summary(torch.empty(1, 1, memory_width), None).size(1)
+            self.initial = nn.Linear(inputs, reader.layers * reader.width)
+            if initial_cell:
+                self.initial_cell = nn.Linear(inputs, reader.layers * reader.width)
 
     @classmethod
     def build(
@@ -88,6 +91,7 @@ class RecurrentLayer(Block):
         chunk: int = 0,
         smoothing: bool = False,
         penalty: float = 0.0,
+        initial_cell: bool = False,
     ) -> RecurrentLayer:
         """Build a layer, or several stacked as one.
 
@@ -110,6 +114,7 @@ class RecurrentLayer(Block):
             residual=_residual(place, skip),
             summary=SUMMARIES.get(initial) if memory_width is not None else None,
             memory_width=memory_width,
+            initial_cell=initial_cell,
             reverse=reverse,
         )
 
@@ -199,10 +204,18 @@ class RecurrentLayer(Block):
         return self.asking if self.has_cross else self._plain()
 
     def _begin(self, memory: Memory) -> Carried:
-        """Begin with what sums up the memory, as Bahdanau et al. (2015), appendix A.2.2: s_0 = tanh(W_s h)."""
+        r"""Return the first states, projected from a summary h of the memory.
+
+        .. math:: s_0 = \tanh(W_s h), \quad c_0 = \tanh(W_c h)
+
+        The first is Bahdanau et al. (2015), appendix A.2.2; both, for an LSTM whose `initial_cell` is asked for, Xu et al. (2015).
+        """
         carried = self._reader().begin(memory.values)
         if self.summary is not None:
-            carried["hidden"] = torch.tanh(self.initial(self.summary(memory.values, memory.mask))).view_as(carried["hidden"])
+            summary = self.summary(memory.values, memory.mask)
+            carried["hidden"] = torch.tanh(self.initial(summary)).view_as(carried["hidden"])
+            if hasattr(self, "initial_cell"):
+                carried["cell"] = torch.tanh(self.initial_cell(summary)).view_as(carried["cell"])
         return carried
 
 

@@ -133,8 +133,11 @@ def xu2015() -> Config:
         model=ModelConfig(
             encoder=("bilstm(skip=false)",),  # not the paper's convolutions: released lstm_encoder, for inputs in a row
             # The paper: the last state asks, a choice is drawn and rewarded by the caption's likelihood, with a moving
-            # baseline, entropy (released: 0.002), and in half of the cases the expected weights. First state: from the mean.
-            decoder=("lstm(attention=additive, alignment=reinforced, query=before, initial=mean, skip=false)",),  # see above
+            # baseline, entropy (released: 0.002), and in half of the cases the expected weights. First hidden and cell state: two
+            # layers with tanh over the mean.
+            decoder=(
+                "lstm(attention=additive, alignment=reinforced, query=before, initial=mean, initial_cell=true, skip=false)",
+            ),  # see above
             width=1000,  # released: dim=1000 units; dim_word=100 there, one width serves all here
             heads=1,  # the paper: one alignment
             positions="none",  # the order is in the recurrence
@@ -181,8 +184,11 @@ def see2017() -> Config:
             encoder=("bilstm(skip=false)",),  # released: one bidirectional layer
             # The paper: coverage is a term of the score, and attending again costs. Released: cov_loss_wt=1.0, in a short last
             # phase only, for from the start it got in the way of the likelihood; here from the start, and a tenth of that. The new state
-            # asks, and the last answer comes in again, as in Luong's feeding.
-            decoder=("lstm(attention=additive, alignment=coverage, penalty=0.1, feeding=true, initial=mean, skip=false)",),  # see above
+            # asks, and the last answer comes in again, as in Luong's feeding. Released: the first states are relu(W [forward;
+            # backward]) of the encoder's last hidden and cell states; here both are projected from the hidden ones, under tanh.
+            decoder=(
+                "lstm(attention=additive, alignment=coverage, penalty=0.1, feeding=true, initial=ends, initial_cell=true, skip=false)",
+            ),  # see above
             width=256,  # released: hidden_dim=256; emb_dim=128 there, one width serves all here
             heads=1,  # the paper: one alignment
             positions="none",  # the order is in the recurrence

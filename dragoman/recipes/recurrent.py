@@ -23,8 +23,9 @@ def bahdanau2015() -> Config:
         model=ModelConfig(
             # Annotations join the states of both directions; 500 each here, 1000 each in the paper.
             encoder=("bigru(skip=false)",),  # the paper: one bidirectional layer of gated units
-            # The last state asks, the answer enters the gates; appendix A.2.2: the first state, and maxout behind.
-            decoder=("gru(attention=additive, query=before, initial=first, skip=false)",),  # see above
+            # The last state asks, the answer enters the gates; appendix A.2.2: the first state from the last backward one, and
+            # maxout behind.
+            decoder=("gru(attention=additive, query=before, initial=backward, skip=false)",),  # see above
             width=1000,  # the paper: 1000 hidden units, 1000 in the alignment, but 620 in embeddings and 500 in maxout
             heads=1,  # the paper: one alignment
             positions="none",  # the order is in the recurrence
@@ -69,8 +70,11 @@ def luong2015_general() -> Config:
         model=ModelConfig(
             encoder=("lstm(layers=4, reverse=true, skip=false)",),  # the paper: 4 layers, the source reversed
             # The new state asks by the general score; input feeding goes into the lowest layer.
-            # The decoder's first state is made of the encoder's last one; in the paper each layer's is handed on as it is.
-            decoder=("lstm(layers=4, attention=general, query=after, feeding=true, initial=first, skip=false)",),  # see above
+            # The decoder's first hidden and cell states are projected from the encoder's last one; in the paper each layer's are
+            # handed on as they are.
+            decoder=(
+                "lstm(layers=4, attention=general, query=after, feeding=true, initial=first, initial_cell=true, skip=false)",
+            ),  # see above
             width=1000,  # the paper: 1000 cells a layer, embeddings of 1000
             heads=1,  # the paper: one alignment
             positions="none",  # the order is in the recurrence
@@ -131,7 +135,7 @@ def luong2015_local_p() -> Config:
 
 def _luong(attention: str) -> Config:
     """Change how the decoder of luong2015_general attends."""
-    decoder = f"lstm(layers=4, {attention}, query=after, feeding=true, initial=first, skip=false)"
+    decoder = f"lstm(layers=4, {attention}, query=after, feeding=true, initial=first, initial_cell=true, skip=false)"
     return luong2015_general().replace(model={"decoder": (decoder,)})
 
 

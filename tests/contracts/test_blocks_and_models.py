@@ -41,7 +41,7 @@ FORMS = [
     "lstm(attention=scaled_dot)",
     "lstm(attention=general, feeding=true, layers=2)",
     "gru(attention=additive, query=before, initial=first)",
-    "lstm(attention=dot, query=before, feeding=true, initial=last, skip=false)",
+    "lstm(attention=dot, query=before, feeding=true, initial=last, initial_cell=true, skip=false)",
     "gru(attention=additive, alignment=location_sensitive)",
     "lstm(attention=additive, alignment=coverage, query=before)",
     "lstm(attention=location_cumulative)",

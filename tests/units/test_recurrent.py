@@ -14,9 +14,12 @@ from dragoman.decoding.beam import Beam
 from dragoman.decoding.packing import pack_sources
 from dragoman.decoding.search import search
 from dragoman.errors import ConfigError, DragomanError
+from dragoman.layers.recurrent import SUMMARIES
 from dragoman.models.build import build_model
 from dragoman.models.context import Context, Memory
 from dragoman.models.recurrent import BiLSTMLayer, GRULayer, LSTMLayer, RecurrentLayer, TwoSidedLayer
+from dragoman.models.spec import parse_blocks
+from dragoman.recipes.catalogue import RECIPES
 from dragoman.text.specials import BOS, EOS
 
 
@@ -39,22 +42,24 @@ def attend(query: Tensor, values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("feeding", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("initial_cell", [False, True])
 @torch.no_grad()
-def test_luong_step_by_step(feeding: bool, layers: int) -> None:
-    """Equation 5 and section 3.3 of Luong et al. (2015), a sentence and a position at a time."""
-    layer = decoder(LSTMLayer, attention="scaled_dot", feeding=feeding, layers=layers, initial="last")
+def test_luong_step_by_step(feeding: bool, layers: int, initial_cell: bool) -> None:
+    """Equation 5 and section 3.3 of Luong et al. (2015), a sentence and a position at a time; both first states from the memory."""
+    layer = decoder(LSTMLayer, attention="scaled_dot", feeding=feeding, layers=layers, initial="last", initial_cell=initial_cell)
     x, memory = inputs()
     found = layer(x, Context(memory=memory))
     cells = [copied(layer.asking.recurrence, n, nn.LSTMCell((1 + (feeding and n == 0)) * D, D).double()) for n in range(layers)]
     for row, length in enumerate((5, 3)):
         values = memory.values[row, :length]
         start = torch.tanh(layer.initial(values[-1])).view(layers, D)
-        states = [(start[n], torch.zeros_like(start[n])) for n in range(layers)]
+        cell = torch.tanh(layer.initial_cell(values[-1])).view(layers, D) if initial_cell else torch.zeros_like(start)
+        states = [(start[n], cell[n]) for n in range(layers)]
         attentional = torch.zeros(D, dtype=torch.float64)  # the h~ of the last step
         for step in range(4):
             hidden = torch.cat([x[row, step], attentional]) if feeding else x[row, step]
-            for n, cell in enumerate(cells):
-                states[n] = cell(hidden, states[n])
+            for n, step_cell in enumerate(cells):
+                states[n] = step_cell(hidden, states[n])
                 hidden = states[n][0]
             attentional = torch.tanh(layer.asking.readout.weight @ torch.cat([attend(hidden, values), hidden]))
             torch.testing.assert_close(found[row, step], attentional)
@@ -158,6 +163,50 @@ def test_the_state_is_named_tensors_with_rows_first() -> None:
     assert state.length == 4
 
 
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@torch.no_grad()
+def test_two_sided_summaries_are_the_encoders_last_states(kind: str) -> None:
+    """Against PyTorch's own bidirectional network, a sentence at a time: its last states are h_n (and Bahdanau's is the backward one)."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        encoder=(f"bi{kind}(skip=false)",), decoder=(f"{kind}(initial=ends)",), width=D, heads=1, positions="none", dropout=0.0
+    )
+    model = build_model(config, src_vocabulary=9, tgt_vocabulary=9).double().eval()
+    src = torch.tensor([[4, 5, 6, 7, 8], [8, 7, 6, 0, 0]])
+    memory = model.encode(src, MASK)
+    (_, layer), *_ = model.encoder.blocks()
+    network = (nn.LSTM if kind == "lstm" else nn.GRU)(D, D // 2, bidirectional=True, batch_first=True).double()
+    weights = {**layer.sides.ahead.kernel.state_dict()} | {f"{k}_reverse": v for k, v in layer.sides.back.kernel.state_dict().items()}
+    network.load_state_dict(weights)
+    for row, length in enumerate((5, 3)):
+        _, after = network(model.src_entrance(model.embeddings["shared"](src[row : row + 1, :length])))
+        forward, back = (after[0] if kind == "lstm" else after).unbind()
+        torch.testing.assert_close(SUMMARIES["ends"](memory.values, MASK)[row], torch.cat([forward[0], back[0]]))
+        torch.testing.assert_close(SUMMARIES["backward"](memory.values, MASK)[row], back[0])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_hand_over_the_states_that_their_papers_do(name: str) -> None:
+    """Luong, Xu and See both of an LSTM's; Bahdanau the last backward state of gated units; GNMT, Raffel and Sockeye's ladder none."""
+    config = RECIPES.load(name)()
+    specs = [spec for spec in parse_blocks(config.model.decoder) if spec.name in ("lstm", "gru")]
+    both = name.startswith("luong2015") or name in ("xu2015", "see2017")
+    for spec in specs:
+        assert spec.options.get("initial_cell", False) == both
+        assert (spec.options["initial"] == "zero") == (not both and name not in ("bahdanau2015", "chorowski2015"))
+    if name == "bahdanau2015":
+        assert specs[0].options["initial"] == "backward"
+
+
+def test_weights_from_before_the_cell_state_load_as_they_were() -> None:
+    """A bundle's configuration that does not name initial_cell has no weights for it, and its cell starts at zero."""
+    config = ModelConfig(encoder=("bilstm",), decoder=("lstm(attention=dot, initial=first)",), width=D, heads=1)
+    model = build_model(config, src_vocabulary=9, tgt_vocabulary=9)
+    assert {path.rpartition(".")[0] for path in model.state_dict() if "initial" in path} == {"decoder.0.initial"}
+    state = model.start(model.encode(torch.tensor([[4, 5]])))
+    assert not state.parts["decoder"].parts["0"].carried["cell"].any()
+
+
 def test_without_a_summary_a_plain_decoder_knows_nothing_of_the_source() -> None:
     x, memory = inputs()
     other = Memory(memory.values + 1, memory.mask)
@@ -182,7 +231,7 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         ("bilstm", True, "see no future; found bilstm, which reads from both ends; use lstm"),
         ("bigru", True, "see no future; found bigru, which reads from both ends; use gru"),
         ("lstm(query=during)", True, "query of 'lstm(query=during)' in model.decoder must be one of before, after, below; found 'during'"),
-        ("gru(initial=midst)", True, "must be one of first, last, mean, zero; found 'midst'"),
+        ("gru(initial=midst)", True, "must be one of first, last, mean, backward, ends, zero; found 'midst'"),
         ("lstm(layers=0)", True, "layers of 'lstm(layers=0)' in model.decoder must be at least 1; found 0"),
         ("lstm(attention=scaled_dots)", True, "found 'scaled_dots'; did you mean scaled_dot"),
         (
@@ -199,6 +248,11 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
             "query=below gives every layer the answer and feeds no output; found feeding",
         ),
         ("gru(reverse=true)", True, "found reverse=true in a decoder"),
+        ("gru(initial_cell=true)", True, "which an LSTM has; found initial_cell=true in a gru; leave it out, or use lstm"),
+        ("lstm(initial_cell=true)", False, "found initial_cell=true in an encoder; leave it out"),
+        ("lstm(attention=dot, initial=zero, initial_cell=true)", True, "found initial_cell=true with initial=zero; leave it out"),
+        ("lstm(initial=ends)", True, "ends in bigru or bilstm; found initial=ends with model.encoder=[self]; use first, last or mean"),
+        ("gru(initial=backward)", True, "found initial=backward with model.encoder=[self]"),
     ],
 )
 def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) -> None:
