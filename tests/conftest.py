@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kernel_kit import why_not
 
 HAS_GPU = torch.cuda.is_available()
+
+with contextlib.suppress(ImportError):
+    import hypothesis
+
+    hypothesis.settings.register_profile("dragoman", deadline=None)  # no test asserts a wall-clock time: machines may be busy
+    hypothesis.settings.load_profile("dragoman")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 _WINDOW = 200
 _SHIFTS = (0, 1, -1, 2, -2, 3, -3)
-_REACH = 3
+_REACH = max(_SHIFTS)  # lines at both ends of a window whose neighbours are outside it
 _DIGITS = re.compile(r"\d+")
 _CLEARER = 0.3  # how much better another shift's correlation must be; sound corpora stay under 0.1
 

@@ -6,11 +6,13 @@ import lzma
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dragoman.data import drift
 from dragoman.data.checks import Finding, check_corpus, overlap_key
 from dragoman.data.corpus import Corpus, PairedFiles, PairsFile
-from dragoman.data.drift import find_slip, traits
+from dragoman.data.drift import Slip, Traits, find_slip, traits
 from dragoman.errors import DataError
 from dragoman.text.draws import mixed
 
@@ -162,6 +164,79 @@ def test_short_and_uniform_files_are_not_accused() -> None:
     same = (traits("ein Wort"), traits("one word"))
     assert find_slip([same] * 1000) is None
     assert find_slip([same] * 10) is None
+
+
+def table(*lengths: float, numbers: tuple[int, ...] = ()) -> list[Traits]:
+    return [Traits(length, number) for length, number in zip(lengths, [*numbers, *[0] * len(lengths)], strict=False)]
+
+
+@pytest.mark.parametrize(("gain", "shift"), [(0.299, 0), (0.301, 2)])
+def test_another_shift_must_fit_clearly_better(monkeypatch: pytest.MonkeyPatch, gain: float, shift: int) -> None:
+    """By 0.3 of a correlation: sound corpora stay under 0.1."""
+    rows = np.array(table(*range(60)))
+    fits = iter([0.4, 0.1, 0.1, 0.4 + gain, 0.1, 0.1, 0.1])  # of the shifts 0, 1, -1, 2, -2, 3, -3
+    monkeypatch.setattr(drift, "_fit", lambda src, tgt: next(fits))
+    assert drift._best_shift(drift._Window(1, rows, rows)) == (shift, pytest.approx(gain))
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ([(1, 0.44)], None),  # the only one, and not clear enough to be believed alone
+        ([(1, 0.46)], Slip(7, 1)),
+        ([(1, 0.31), (1, 0.31)], Slip(7, 1)),  # two in a row confirm each other
+        ([(1, 0.31), (2, 0.31)], None),
+        ([(1, 0.31), (0, 0.0), (1, 0.31)], None),
+        ([(0, 0.0), (2, 0.46)], Slip(7, 2)),
+        ([(2, 0.9), (0, 0.0)], None),  # the files are in step again
+    ],
+)
+def test_a_slip_is_confirmed_by_a_second_window_or_is_clear(
+    monkeypatch: pytest.MonkeyPatch, windows: list[tuple[int, float]], expected: Slip | None
+) -> None:
+    found = iter(windows)
+    monkeypatch.setattr(drift, "_best_shift", lambda window: next(found))
+    monkeypatch.setattr(drift, "_locate", lambda before, window, shift: Slip(7, shift))
+    assert find_slip([(traits("a"), traits("b"))] * (drift._WINDOW * len(windows))) == expected
+
+
+def test_the_last_lines_count_if_they_are_a_quarter_of_a_window() -> None:
+    pair = (traits("a"), traits("b"))
+    whole, quarter = drift._WINDOW, drift._WINDOW // 4
+    found = {count: [(each.start, len(each.src)) for each in drift._windows([pair] * count)] for count in (quarter - 1, quarter, whole)}
+    assert found == {quarter - 1: [], quarter: [(1, quarter)], whole: [(1, whole)]}
+    assert [(each.start, len(each.tgt)) for each in drift._windows([pair] * (2 * whole + quarter))] == [
+        (1, whole),
+        (1 + whole, whole),
+        (1 + 2 * whole, quarter),
+    ]
+
+
+def test_numbers_count_from_five_lines_on() -> None:
+    """The fit is the correlation of the lengths, and the rate of lines whose numbers are the same, of those with numbers."""
+    lengths = (3.0, 1.0, 2.0, 5.0, 4.0, 6.0)
+    plain = np.array(table(*lengths))
+    assert drift._fit(plain, plain) == pytest.approx(1.0)
+    assert drift._fit(plain, -plain) == pytest.approx(-1.0)
+    assert drift._fit(np.array(table(*lengths, numbers=(1, 2, 3, 4))), plain) == pytest.approx(1.0)
+    five = np.array(table(*lengths, numbers=(1, 2, 3, 4, 5)))
+    assert drift._fit(five, plain) == pytest.approx(1.0)
+    assert drift._fit(five, np.array(table(*lengths, numbers=(1, 2, 3, 9, 9)))) == pytest.approx(1.6)
+    assert drift._fit(five, np.array(table(*lengths, numbers=(1, 2, 3, 4, 0, 6)))) == pytest.approx(1 + 4 / 6)
+
+
+@pytest.mark.parametrize("line", [61, 201, 333])
+@pytest.mark.parametrize("shift", [1, -2, 3])
+def test_a_slip_is_placed_on_its_line(line: int, shift: int) -> None:
+    """With lengths that are all different, the place is exact where lines are missing and near it where they were added."""
+    src, tgt = sentences(800)
+    pairs = [[traits(text) for text in side] for side in (src, tgt)]
+    late = pairs[1] if shift > 0 else pairs[0]
+    late[line - 1 : line - 1] = [Traits(0.0, 1)] * abs(shift)
+    slip = find_slip(zip(*pairs, strict=False))
+    assert slip is not None
+    assert slip.shift == shift
+    assert line <= slip.line <= line + abs(shift)
 
 
 def test_leakage_is_found_after_folding_case_punctuation_and_width(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from sync_kit import SyncRecorder
 
 from dragoman.errors import ConfigError, DiskError, ForbiddenError
 from dragoman.files import disk, faults
@@ -95,6 +96,24 @@ def test_publishing_never_replaces_a_full_directory(tmp_path):
     with pytest.raises(OSError, match="not empty"):
         publish_directory(tmp_path / "new", tmp_path / "old")
     assert os.listdir(tmp_path / "old") == ["old"]
+
+
+def test_a_directory_is_synced_before_it_is_published_and_its_name_after(tmp_path, monkeypatch):
+    """Nothing that comes later, such as a status file in the same directory, may be what makes the name durable."""
+    (tmp_path / "new").mkdir()
+    recorder = SyncRecorder(monkeypatch)
+    write_file(tmp_path / "new" / "a", [b"some", b"bytes"])
+    publish_directory(tmp_path / "new", tmp_path / "final")
+    recorder.check_published(tmp_path / "final")
+    assert len(recorder.events) == 4  # the file, its directory, the rename, the parent
+
+
+def test_a_replaced_file_is_synced_before_it_is_renamed_and_its_name_after(tmp_path, monkeypatch):
+    recorder, path = SyncRecorder(monkeypatch), tmp_path / "status.json"
+    replace_file(path, b"{}")
+    moved = recorder.moved(path)
+    assert recorder.synced(path) == [moved - 1]
+    assert recorder.synced(tmp_path) == [moved + 1]
 
 
 def test_remove_flat_leaves_what_it_does_not_know(tmp_path):

@@ -125,6 +125,23 @@ def test_equal_candidates_go_to_the_lower_token() -> None:
     both(HashModel(coarse=True, vocabulary=7), torch.arange(4), [4, 5, 3, 6], size=3, nbest=3)
 
 
+def test_ties_of_several_parents_go_to_the_lower_token_then_to_the_better_parent() -> None:
+    model = HashModel(vocabulary=7)
+    model.logits = lambda source, history: [0.0] * 7  # type: ignore[method-assign]  # three words, equally likely
+    for size in (3, 4, 5, 9):
+        strategy = Resident(size=size, nbest=size, penalty=WuPenalty(0.0))
+        [found] = search(model, torch.arange(1), limits=torch.tensor([2]), strategy=strategy, at_least=2)
+        assert [h.tokens for h in found] == [[first, second] for second in (4, 5, 6) for first in (4, 5, 6)][:size]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_limits_are_met_exactly_with_and_without_a_prefix(limit: int) -> None:
+    found = search(
+        HashModel(end=-1000.0), torch.arange(2), limits=torch.tensor([limit] * 2), strategy=Resident(size=2), prefixes=[[], [4, 5]]
+    )
+    assert [len(row[0].tokens) for row in found] == [limit, max(limit, 2)]
+
+
 def test_a_beam_wider_than_the_vocabulary_works() -> None:
     both(HashModel(vocabulary=6), torch.arange(2), [3, 4], size=9, nbest=2)
 

@@ -15,6 +15,7 @@ from dragoman.errors import BundleError, CorruptError, DivergedError, LockedErro
 from dragoman.files import faults
 from dragoman.training import checkpoint as checkpoints
 from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.stored import write_parts
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +76,44 @@ def test_a_damaged_step_is_set_aside_and_the_previous_used(run, caplog):
     assert "optimizer.safetensors" in (bad / "WHY.txt").read_text()
     assert run.newest().step == 2
     assert publish(run, 3).step == 3  # the same number can be published again
+
+
+def in_shards(folder, values):
+    """Write the tensors of a step as two ranks do, a half of the rows each."""
+    halves = [{part: {name: tensor.chunk(2)[rank] for name, tensor in named.items()} for part, named in values.items()} for rank in (0, 1)]
+    return {name: record for rank in (0, 1) for name, record in write_parts(folder, halves[rank], label=f"-{rank}-of-2").items()}
+
+
+def changed_digits(path):
+    """Give the file with one digit changed, for every digit of JSON; of tensors, with one byte changed, some of the header's too."""
+    good = path.read_bytes()
+    binary = path.suffix == ".safetensors"
+    for at in [*range(8, len(good), 17), len(good) - 1] if binary else [at for at, byte in enumerate(good) if chr(byte).isdigit()]:
+        changed = good[at] ^ 1 if binary else ord("0") + (good[at] - ord("0") + 1) % 10
+        yield good[:at] + bytes([changed]) + good[at + 1 :]
+
+
+@pytest.mark.parametrize("write", [write_parts, in_shards])
+def test_a_changed_digit_in_any_file_of_a_step_is_noticed_before_it_is_used(run, write):
+    publish(run, 1)
+    checkpoint = publish(run, 12, write=write)
+    run.keep_best(1)  # so that no hard link shares the bytes
+    names = sorted(os.listdir(checkpoint.path))
+    labels = [""] if write is write_parts else ["-0-of-2", "-1-of-2"]
+    parts = [f"{part}{label}.safetensors" for part in ("ema", "optimizer", "weights") for label in labels]
+    assert names == sorted(["manifest.json", "state.json", *parts])
+    for name in names:
+        path = checkpoint.path / name
+        good, tried = path.read_bytes(), 0
+        for tried, changed in enumerate(changed_digits(path), start=1):
+            path.write_bytes(changed)
+            with pytest.raises(CorruptError) as caught:
+                run.at(12)
+            assert str(path) in str(caught.value)
+            assert RunDirectory(run.path).newest().step == 1 or tried > 1  # once a file is enough
+        assert tried > 2, name
+        path.write_bytes(good)
+    assert run.at(12).state == {"update": 12, "cursor": [0, 12]}
 
 
 def test_without_the_lock_nothing_is_moved(run):

@@ -224,6 +224,13 @@ def test_a_prefix_longer_than_the_limit_is_kept_whole() -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("limit", "length"), [(1, 3), (2, 3), (3, 3), (4, 4), (6, 6)])
+def test_a_limit_counts_the_prefix_and_is_never_below_it(name: str, limit: int, length: int) -> None:
+    for hypothesis in run(TableModel(end=-1000.0), [3], STRATEGIES[name], limit=limit, prefixes=[[4, 5, 6]])[0]:
+        assert (len(hypothesis.tokens), hypothesis.finished) == (length, False)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_at_least_keeps_the_end_away(name: str) -> None:
     """What a retry of an empty output relies on (OpenNMT-py#2039)."""
     model = TableModel(end=50.0)
@@ -255,6 +262,18 @@ def test_ties_go_to_the_lower_token_then_to_the_better_parent() -> None:
     assert [h.tokens for h in found] == [[], [4], [5]]
     [[greedy]] = run(model, [0], Greedy(), limit=3, at_least=2)
     assert greedy.tokens == [4, 4]
+
+
+def test_ties_of_several_parents_go_to_the_lower_token_then_to_the_better_parent() -> None:
+    model = TableModel(vocabulary=7)
+    model.logits = lambda source, history: [0.0] * 7  # three words, equally likely
+    for size in (3, 4, 5, 9):
+        [found] = run(model, [0], Beam(size=size, nbest=size, penalty=WuPenalty(0.0)), limit=2, at_least=2)
+        assert [h.tokens for h in found] == [[first, second] for second in WORDS for first in WORDS][:size]
+    tables = {(BOS,): {4: 3.0, 5: 2.0}, (BOS, 4): {6: 2.0, 7: 3.0}, (BOS, 5): {6: 3.0, 7: 2.0}}
+    model.logits = lambda source, history: [tables.get(history, {}).get(token, -9.0) for token in range(8)]
+    [found] = run(model, [0], Beam(size=3, nbest=3, penalty=WuPenalty(0.0)), limit=2, at_least=2)
+    assert [h.tokens for h in found] == [[4, 7], [4, 6], [5, 6]]  # the last two are equal, and 4 was the better beginning
 
 
 def test_a_beam_wider_than_the_vocabulary_works() -> None:

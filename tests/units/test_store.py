@@ -121,6 +121,16 @@ def test_what_is_set_aside_is_counted_and_named(tmp_path: Path, tokenizers: Toke
     assert "1 over 60 pieces (line 3)" in sentence
 
 
+@pytest.mark.parametrize("side", ["src", "tgt"])
+def test_a_pair_may_have_as_many_tokens_as_the_limit_and_no_more(tmp_path: Path, tokenizers: Tokenizers, side: str) -> None:
+    long, short = GERMAN[0], "ab"
+    corpus = corpus_of(tmp_path, *([long, short], [short, short])[:: 1 if side == "src" else -1])
+    count = len(getattr(tokenizers, side).encode(long))
+    assert len(tokenizers.src.encode(short)) < count - 1
+    assert prepared(corpus, tokenizers, tmp_path / "cache", max_length=count).numbers.tolist() == [1, 2]
+    assert prepared(corpus, tokenizers, tmp_path / "cache", max_length=count - 1).numbers.tolist() == [2]
+
+
 def test_bad_lines_stop_or_are_counted(tmp_path: Path, tokenizers: Tokenizers) -> None:
     corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
     corpus.src.write_bytes(b"gut\n\xff\xfe bad\nauch\n")

@@ -11,13 +11,18 @@ from pathlib import Path
 
 import pytest
 from store_kit import ENGLISH, GERMAN, corpus_of, prepared
+from sync_kit import SyncRecorder
 
 from dragoman.config.tree import TextConfig
 from dragoman.data import preparing
 from dragoman.data.corpus import PairedFiles
 from dragoman.data.store import Store
 from dragoman.errors import CorruptError, DiskError, ForbiddenError
+from dragoman.files.atomic import read_record
+from dragoman.files.manifest import read_manifest
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+
+FILES = [f"{side}.{part}" for side in ("src", "tgt") for part in ("bin", "offsets", "lengths")] + ["numbers"]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def tokenizers() -> Tokenizers:
     return train_tokenizers(GERMAN * 20, ENGLISH * 20, TextConfig(vocabulary=330, coverage=1.0))
 
 
-@pytest.mark.parametrize("name", ["src.bin", "tgt.bin", "src.offsets", "tgt.lengths", "numbers"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_cut_file_is_noticed_at_opening_and_made_anew(
     tmp_path: Path, tokenizers: Tokenizers, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -41,7 +46,7 @@ def test_a_cut_file_is_noticed_at_opening_and_made_anew(
     assert len(list((tmp_path / "cache").glob("*.damaged-*"))) == 1
 
 
-@pytest.mark.parametrize("name", ["src.bin", "tgt.bin", "src.lengths", "tgt.offsets"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_flipped_bit_is_noticed_before_it_is_used(tmp_path: Path, tokenizers: Tokenizers, name: str) -> None:
     store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
     path = store.folder / name
@@ -51,6 +56,18 @@ def test_a_flipped_bit_is_noticed_before_it_is_used(tmp_path: Path, tokenizers: 
     with pytest.raises(CorruptError, match=f"{name} must be as it was written; found SHA-256 ") as caught:
         Store.open(store.folder).pair(0)
     assert caught.value.exit_code == 65
+
+
+def test_every_file_is_durable_and_hashed_before_the_store_is_visible(
+    tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = SyncRecorder(monkeypatch)
+    folder = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache").folder
+    recorder.check_published(folder)
+    content = read_manifest(folder)
+    assert sorted(content["files"]) == sorted(FILES)
+    for name in FILES:
+        assert content["files"][name] == read_record(folder / name)._asdict()
 
 
 def test_a_missing_file_and_an_edited_manifest_are_noticed(tmp_path: Path, tokenizers: Tokenizers) -> None:

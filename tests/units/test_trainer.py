@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from training_kit import assert_same_run, log_of, state_of, tensors_of, tiny_trainer
+from training_kit import SETTINGS, assert_same_run, log_of, state_of, tensors_of, tiny_model, tiny_trainer
 
 from dragoman import stopping
 from dragoman.config import TrainConfig
@@ -61,6 +61,22 @@ def test_two_runs_are_the_same_run(tmp_path) -> None:
     for name in ("one", "two"):
         train(tmp_path / name)
     assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_the_moving_average_follows_every_step_with_its_own_number(tmp_path) -> None:
+    """Of the definition: after step n, with the weights of step n and a decay of at most (1 + n) / (10 + n)."""
+    train(tmp_path, steps=5, checkpoint_every=1, keep=9, ema=SETTINGS.ema)
+    run = RunDirectory(tmp_path)
+    expected = {name: tensor.detach().double() for name, tensor in tiny_model().named_parameters()}
+    assert run.steps() == [1, 2, 3, 4, 5]
+    for step in run.steps():
+        decay = min(SETTINGS.ema, (1 + step) / (10 + step))
+        weights, average = run.at(step).load_weights(), run.at(step).load_ema()
+        assert average is not None
+        for name in expected:
+            expected[name] = decay * expected[name] + (1 - decay) * weights[name].double()
+            torch.testing.assert_close(average[name].double(), expected[name], rtol=1e-5, atol=1e-7)
+            assert not torch.allclose(average[name], weights[name], rtol=1e-6, atol=0) or step == 0
 
 
 def test_a_finished_run_that_is_resumed_does_nothing(tmp_path) -> None:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from translator_kit import CONFIG, TEXT, copying, write_random
+from translator_kit import CONFIG, TEXT, CopyModel, CopyState, copying, write_random
 
 from dragoman.decoding.packing import batches_by_length, pack, pack_sources
 from dragoman.errors import DataError
@@ -21,7 +21,7 @@ from dragoman.text.specials import EOS, PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 from dragoman.translator import Translator
 from dragoman.translator.checks import Circle, circle
-from dragoman.translator.lines import fitting_gap
+from dragoman.translator.lines import cut_lines, fitting_gap
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,57 @@ def test_learned_positions_bound_source_and_output(tokenizers: Tokenizers) -> No
     assert max(width for _, width in translator.model.batches) <= 20
 
 
+def test_a_line_is_cut_where_it_has_one_token_too_many(tokenizers: Tokenizers) -> None:
+    text = "0123456789 ab, 0123456789 ab. Zwei Kinder 7"
+    count = len(tokenizers.src.encode(text))
+    [whole] = cut_lines([text], tokenizers.src, longest=count)
+    assert [part.text for part in whole.parts] == [text]
+    assert not whole.notes
+    [cut] = cut_lines([text], tokenizers.src, longest=count - 1)
+    assert len(cut.parts) == 2
+    assert "".join(part + gap for part, gap in zip([part.text for part in cut.parts], [*cut.gaps, ""], strict=True)) == text
+    assert cut.notes == [f"{count:,} pieces are more than the {count - 1:,} that the model was trained on: translated in 2 parts"]
+
+
+def test_a_part_may_have_as_many_tokens_as_the_limit(tokenizers: Tokenizers) -> None:
+    """A word without any break is cut into parts that are as long as may be, at the limit and not one below."""
+    text = "\u2460" * 25  # a character of three bytes, each a token
+    one, two = (len(tokenizers.src.encode("\u2460" * count)) for count in (1, 2))
+    longest = one + 6 * (two - one)  # of seven characters
+    [line] = cut_lines([text], tokenizers.src, longest=longest)
+    assert [len(part.src) for part in line.parts] == [longest, longest, longest, one + 3 * (two - one)]
+    [line] = cut_lines([text], tokenizers.src, longest=longest - 1)
+    assert [len(part.text) for part in line.parts] == [6, 6, 6, 6, 1]
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_learned_positions_hold_a_source_and_its_end_and_no_more(tokenizers: Tokenizers, spare: int) -> None:
+    text = "0123456789 ab 7"
+    count = len(tokenizers.src.encode(text))
+    config = CONFIG.replace(model={"positions": "learned", "max_positions": count + 1 + spare})
+    assert config.data.max_length > count
+    translator = copying(tokenizers, config, stutter=True)
+    [found] = translator.stream([text])
+    assert (sum(rows for rows, _ in translator.model.batches) == 1) is (spare == 0)
+    assert ("parts" in " ".join(found.notes)) is (spare < 0)
+    if spare == 0:
+        assert len(found.pieces) == count  # of an output too, the last position is for its end
+
+
+def test_the_length_limit_leaves_room_for_a_forced_prefix(tokenizers: Tokenizers) -> None:
+    """The prefix is forced on the first part of a line, and the limit counts what the model itself may write beside it."""
+    config = CONFIG.replace(decode={"max_ratio": 2.0, "max_extra": 5})
+    prefix = tokenizers.tgt.encode("Eine Frau")
+    for text in ("7", "0123456789"):
+        count = len(tokenizers.src.encode(text))
+        [found] = copying(tokenizers, config, stutter=True).stream([text], prefix="Eine Frau")
+        assert len(found.pieces) == 2 * count + 5 + len(prefix)
+        assert list(found.pieces)[: len(prefix)] == tokenizers.tgt.pieces(prefix)
+    [found] = copying(tokenizers).stream([" ".join(["Ein Mann geht."] * 12)], prefix="Eine Frau")
+    assert found.text.startswith("Eine Frau")
+    assert found.text.count("Eine Frau") == 1
+
+
 def test_a_line_stays_one_line_whatever_the_model_writes(tokenizers: Tokenizers) -> None:
     """Lines in = lines out, even when the model spells a line break in bytes (marian-dev#365, #667)."""
     [found] = copying(tokenizers).stream(["ab\u000bcd\rx"])
@@ -172,6 +223,36 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
     assert caplog.text.count("out of memory with 9 sentences at once") == 1
     with pytest.raises(torch.OutOfMemoryError):
         translator.translate(["x" * 35])
+
+
+class Reticent(CopyModel):
+    """Copies, but ends at once where the source begins with one of some tokens; has room for two sentences at a time."""
+
+    def __init__(self, vocabulary: int, quiet: set[int]) -> None:
+        super().__init__(vocabulary)
+        self.quiet = torch.tensor(sorted(quiet))
+
+    def encode(self, src: Tensor, mask: Tensor | None) -> Tensor:
+        if src.shape[0] > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().encode(src, mask)
+
+    def step(self, tokens: Tensor, state: CopyState) -> tuple[Tensor, CopyState]:
+        logits, after = super().step(tokens, state)
+        if state.written == 0:
+            logits[torch.isin(state.src[:, 0], self.quiet), EOS] = 30.0
+        return logits, after
+
+
+@pytest.mark.parametrize("quiet", [{0}, {4}, {2, 3}, {1, 4}, {0, 1, 2, 3, 4}])
+def test_halves_of_a_batch_remember_which_answers_were_empty(tokenizers: Tokenizers, quiet: set[int]) -> None:
+    lines = ["Ein Mann", "Zwei", "0123", "spielen", "steht"]
+    first = [tokenizers.src.encode(line)[0] for line in lines]
+    assert len(set(first)) == len(lines)
+    model: Any = Reticent(len(tokenizers.tgt), {first[at] for at in quiet})
+    found = list(Translator(model, tokenizers, CONFIG.replace(decode={"beam": 1})).stream(lines, batch_size=5))
+    assert [each.text for each in found] == lines
+    assert {at for at, each in enumerate(found) if any("first answer was empty" in note for note in each.notes)} == quiet
 
 
 def test_text_without_any_break_is_split_too(tokenizers: Tokenizers) -> None:
