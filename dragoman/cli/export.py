@@ -10,6 +10,7 @@ import typer
 from dragoman.cli.options import BundleArgument, JsonOption
 from dragoman.cli.show import as_json, note, result
 from dragoman.errors import ConfigError, DataError, nearest
+from dragoman.files.disk import require_new
 
 TARGETS = ("ctranslate2", "huggingface", "onnx")
 
@@ -21,7 +22,15 @@ def export(
         Path | None,
         typer.Option("--out", "-o", help="A new directory. Without it, ctranslate2 goes into the model, where translate finds it."),
     ] = None,
-    quantisation: Annotated[str, typer.Option(help="For ctranslate2: int8, int8_float32 or float32.")] = "int8",
+    quantisation: Annotated[
+        str,
+        typer.Option(
+            "--quantisation",
+            "--quantization",
+            help="float32, which changes no output; for ctranslate2 also int8 or int8_float32, smaller and inexact, "
+            "which translate uses only with --precision int8 or --engine ctranslate2.",
+        ),
+    ] = "float32",
     check: Annotated[Path | None, typer.Option(help="Sentences to compare greedy outputs on; by default the model's own few.")] = None,
     src: Annotated[Path | None, typer.Option(help="Source sentences of a test set, to compare outputs and BLEU on.")] = None,
     ref: Annotated[Path | None, typer.Option(help="Reference translations of --src.")] = None,
@@ -32,6 +41,10 @@ def export(
         raise ConfigError([f"--to must be one of {', '.join(TARGETS)}; found {to!r}; {nearest(to, TARGETS)}"])
     if out is None and to != "ctranslate2":
         raise ConfigError([f"--to {to} writes a directory of its own; found no --out; add one, such as --out {model.name}-{to}"])
+    if to != "ctranslate2" and quantisation != "float32":
+        raise ConfigError([f"--to {to} writes float32 alone; found --quantisation {quantisation}; {_quantised(to)}"])
+    if out is not None:
+        require_new(out)
     if (src is None) != (ref is None):
         raise ConfigError([f"--src and --ref go together; found only {src or ref}; give both"])
     if check is not None and src is not None:
@@ -53,3 +66,12 @@ def export(
     result(str(made.parity))
     if made.parity.share < made.enough:
         note(f"fewer than {100 * made.enough:.1f} % of the outputs are equal: compare BLEU with --src and --ref before you rely on it")
+
+
+def _quantised(to: str) -> str:
+    """Suggest how to get a quantised model."""
+    others = {
+        "onnx": "quantise its graphs by onnxruntime.quantization.quantize_dynamic",
+        "huggingface": "load it with torch_dtype or a quantization_config of transformers",
+    }
+    return f"{others[to]}, or use --to ctranslate2 --quantisation int8"

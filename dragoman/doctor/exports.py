@@ -13,8 +13,10 @@ from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines import Engine, Request
+from dragoman.engines.choosing import search_golden
 from dragoman.engines.folder import model_digest
 from dragoman.engines.installed import require
+from dragoman.engines.trust import is_trusted, record_trust, try_in_child
 from dragoman.errors import BundleError, CorruptError
 from dragoman.exchange.transformers_side import Transformers, quietly
 from dragoman.files import manifest
@@ -62,8 +64,14 @@ class HuggingFace:
         return Hypothesis([self._ids.get(piece, UNK) for piece in pieces], numbers, sum(numbers), finished)
 
 
-def open_export(directory: Path, bundle: Bundle) -> tuple[str, Callable[[], Engine]]:
-    """Read what an export is, and give its name and how to open it."""
+def try_export(path: str, directory: str) -> None:
+    """Load an export and search with it: a trial, to be run in a child process."""
+    bundle = Bundle.load(path)
+    search_golden(open_export(Path(directory), bundle, trial=False)[1](), bundle)
+
+
+def open_export(directory: Path, bundle: Bundle, *, trial: bool = True) -> tuple[str, Callable[[], Engine]]:
+    """Read what an export is; return its name and how to open it, after a trial in a child if it was not made here."""
     facts = manifest.read_manifest(directory)
     program = str(facts.get("program") or facts.get("engine"))
     if program not in _OPEN:
@@ -75,6 +83,12 @@ def open_export(directory: Path, bundle: Bundle) -> tuple[str, Callable[[], Engi
                 raise CorruptError(f"{directory / check.name} must be as it was written", found=check.problem, fix="export it again")
         if facts.get("model_sha256") != model_digest(bundle):
             raise BundleError(f"{directory} must be made from this model", found="one made from other weights", fix="export it again")
+        digest = manifest.manifest_digest(facts)
+        if trial and not is_trusted(digest):
+            size = sum(record["bytes"] for record in facts["files"].values())
+            arguments = [str(bundle.path), str(directory)]
+            try_in_child("dragoman.doctor.exports:try_export", arguments, what=str(directory), bytes=size)
+            record_trust(digest)
         return _OPEN[program](directory, bundle, facts)
 
     return f"{program}-{facts['quantisation']}" if "quantisation" in facts else program, opened

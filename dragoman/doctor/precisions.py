@@ -14,6 +14,7 @@ from dragoman.doctor.finding import Measured, NotApplicableError
 from dragoman.doctor.promises import tolerance
 from dragoman.doctor.subject import BEAM, Subject
 from dragoman.engines import Native
+from dragoman.engines.choosing import UntrustedError
 from dragoman.errors import ConfigError
 
 BFLOAT16 = 0.5  # of a piece's log-probability
@@ -57,7 +58,7 @@ def engine_agrees(subject: Subject, name: str) -> Measured:
     """Search by an engine that the bundle holds, and by the native one."""
     try:
         engine = subject.engines[name]()
-    except ConfigError as error:
+    except (ConfigError, UntrustedError) as error:
         raise NotApplicableError(str(error)) from error
     request = subject.request(Greedy(), range(len(subject.sources)))
     reason = engine.refusal(request.strategy, request.longest)

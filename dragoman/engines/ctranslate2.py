@@ -36,10 +36,19 @@ class CTranslate2:
     """An exported Transformer: several workers of one thread each, which on few cores is quicker than one of several threads."""
 
     def __init__(
-        self, folder: Path, tokenizers: Tokenizers, *, name: str, longest: int, workers: int, compute_type: str = "default"
+        self,
+        folder: Path,
+        tokenizers: Tokenizers,
+        *,
+        name: str,
+        longest: int,
+        workers: int,
+        compute_type: str = "default",
+        beams: bool = True,
     ) -> None:
         from ctranslate2 import Translator
 
+        self._beams = beams  # whether it may search with a beam, which it ends by another rule than ours
         self.name, self.workers, self.longest = name, workers, longest
         self.callers = 2 * workers  # while one reads what a worker found, or spells what it is to do next, another's batch is in the queue
         self._translator = Translator(str(folder), device="cpu", compute_type=compute_type, inter_threads=workers, intra_threads=1)
@@ -51,6 +60,8 @@ class CTranslate2:
         """Say why it cannot: only greedy and beam search under our length penalty, within the positions that were exported."""
         if not isinstance(strategy, (Greedy, Beam)):
             return f"knows no {type(strategy).__name__.lower()}"
+        if not self._beams and isinstance(strategy, Beam) and strategy.size > 1:
+            return "ends a beam search by another rule, and nobody asked for it"
         if not isinstance(strategy.penalty, WuPenalty):
             return f"knows no {type(strategy.penalty).__name__}"
         return f"was exported for {self.longest} positions" if longest > self.longest else ""

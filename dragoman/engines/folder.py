@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,15 +19,19 @@ from typing import Any
 from dragoman._version import __version__
 from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
-from dragoman.errors import BundleError, CorruptError
+from dragoman.engines.trust import record_trust
+from dragoman.errors import BundleError, CorruptError, DragomanError
 from dragoman.files import manifest
 from dragoman.files.atomic import FileRecord, open_regular, publish_directory, read_record, sync_directory, temporary_name
-from dragoman.files.disk import explaining, require_writable
+from dragoman.files.disk import explaining, require_new, require_parent_writable, require_writable
 from dragoman.files.processes import is_alive
 
 FOLDER = "engines"
 KIND = "dragoman engine"
+# By precision: what is asked for by default first.
+NAMES = ("ctranslate2-float32", "ctranslate2-int8", "ctranslate2-int8_float32")
 _LABEL = "engine"
+_LEFTOVER = re.compile(rf"\.tmp-{_LABEL}-(\d+)-[0-9a-f]{{8}}")
 # The most bytes that each file of an engine may have; no other is opened.
 CAPS = {
     "model.bin": 40 << 30,
@@ -38,11 +43,16 @@ CAPS = {
 
 
 def engine_names(bundle: Path) -> list[str]:
-    """Name the engines that a model's directory holds, whatever their state."""
+    """Name the engines that a model's directory holds, whatever their state; folders of other names are none of ours."""
     folder = bundle / FOLDER
     if folder.is_symlink() or not folder.is_dir():
         return []
-    return sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    return sorted(name for name in NAMES if (folder / name).is_dir())
+
+
+def engine_digest(folder: Path) -> str:
+    """Return the SHA-256 of an engine's manifest, by which it is trusted; raise CorruptError if that cannot be read."""
+    return manifest.manifest_digest(manifest.read_manifest(folder))
 
 
 def model_digest(bundle: Bundle) -> str:
@@ -54,23 +64,80 @@ def model_digest(bundle: Bundle) -> str:
 
 @contextlib.contextmanager
 def publish_folder(final: Path, fields: Mapping[str, Any], *, replace: bool = False) -> Iterator[Path]:
-    """Give a folder to be filled; afterwards its files are synced, listed in a manifest and moved to `final` by one rename.
+    """Yield a folder to be filled; afterwards its files are synced, listed in a manifest and renamed to `final`.
 
-    Whatever goes wrong on the way leaves nothing behind. `fields` are read when the block ends, so that it may add to them.
+    A failure leaves nothing behind. `fields` are read when the block ends, so that it may add to them. With `replace` an
+    engine may be at `final` already: exactly what its manifest lists is removed. What was made is recorded as trusted.
     """
-    require_writable(final.parent)
-    with explaining(final.parent):
+    require_replaceable(final) if replace else require_new(final)
+    with explaining(final.parent), _parents(final):
+        require_writable(final.parent)
         _remove_leftovers(final.parent)
         temporary = final.parent / temporary_name(_LABEL)
         os.mkdir(temporary)
         try:
             yield temporary
-            manifest.write_manifest(temporary, _synced(temporary), {**fields, "created_by": f"dragoman {__version__}"})
-            if replace and final.exists():
-                shutil.rmtree(final)
-            publish_directory(temporary, final)
+            made = manifest.write_manifest(temporary, _synced(temporary), {**fields, "created_by": f"dragoman {__version__}"})
+            if replace:
+                _replace(temporary, final)
+            else:
+                publish_directory(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+    record_trust(manifest.manifest_digest(made))
+
+
+def require_replaceable(final: Path) -> None:
+    """Raise BundleError unless a place for an engine is free, or holds one and nothing that its manifest does not list."""
+    for place in (final.parent, final):
+        if place.is_symlink():
+            found = f"a symbolic link to {os.readlink(place)!r:.120}"
+            raise BundleError(f"{place} must be a folder of the model itself", found=found, fix="remove the link, or use --out")
+    if not final.exists():
+        require_parent_writable(final)
+        return
+    must, fix = f"{final} must hold an engine and nothing else, to be replaced", "move it away or remove it, and export again"
+    if not final.is_dir():
+        raise BundleError(must, found="a file", fix=fix)
+    try:
+        listed = {*manifest.read_manifest(final)["files"], manifest.NAME}
+    except DragomanError as error:
+        raise BundleError(must, found=f"no manifest that can be read: {error.found}", fix=fix) from error
+    for entry in sorted(os.scandir(final), key=lambda entry: entry.name):
+        if entry.name not in listed:
+            raise BundleError(must, found=f"{entry.name!r:.120}, which its manifest does not list", fix=fix)
+        if entry.is_dir(follow_symlinks=False):
+            raise BundleError(must, found=f"a folder {entry.name!r:.120} in it", fix=fix)
+
+
+def _replace(temporary: Path, final: Path) -> None:
+    """Rename a finished folder to `final`; the engine that was there is set aside first, and then removed."""
+    require_replaceable(final)
+    if not final.exists():
+        publish_directory(temporary, final)
+        return
+    old = manifest.read_manifest(final)
+    aside = final.parent / temporary_name(_LABEL)
+    os.rename(final, aside)
+    publish_directory(temporary, final)
+    with contextlib.suppress(OSError):  # somebody put something in meanwhile: that stays
+        for name in old["files"]:
+            (aside / name).unlink(missing_ok=True)
+        (aside / manifest.NAME).unlink()
+        aside.rmdir()
+
+
+@contextlib.contextmanager
+def _parents(final: Path) -> Iterator[None]:
+    """Remove the parents of `final` that were made in the block, where it fails and they are empty."""
+    missing = [each for each in final.parents if not each.exists()]
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for each in missing:
+                each.rmdir()
+        raise
 
 
 def read_folder(folder: Path, bundle: Bundle) -> dict[str, Any]:
@@ -125,8 +192,8 @@ def _synced(folder: Path) -> dict[str, FileRecord]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what an export of ours left that was killed: the process that its name tells is gone."""
+    """Remove what a killed export of ours left: a folder of our own whose name holds the id of a process that is gone."""
     for each in folder.glob(f".tmp-{_LABEL}-*"):
-        pid = each.name.split("-")[2]
-        if pid.isdigit() and not is_alive(int(pid)) and not each.is_symlink():
-            shutil.rmtree(each, ignore_errors=True)
+        match = _LEFTOVER.fullmatch(each.name)
+        if match and not is_alive(int(match[1])) and each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)  # follows no links

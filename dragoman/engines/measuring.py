@@ -40,24 +40,26 @@ class Choice(NamedTuple):
     remembered: bool  # from an earlier time
 
 
-def choose_quickest(engines: Mapping[str, Engine], bundle: Bundle, strategy: Strategy, *, cache: Path | None = None) -> Choice | None:
-    """Name the quickest of some engines; None where a bundle has no sentences to measure with."""
+def choose_quickest(
+    engines: Mapping[str, Engine], bundle: Bundle, strategy: Strategy, *, precision: str = "float32", cache: Path | None = None
+) -> Choice | None:
+    """Name the quickest of some engines of one precision; None where a bundle has no sentences to measure with."""
     cases = bundle.golden["cases"]
     if not cases:
         return None
-    remembered = recall(bundle, strategy, cache=cache)
+    remembered = recall(bundle, strategy, precision=precision, cache=cache)
     if remembered is not None and set(remembered.rates) == set(engines):
         return remembered
     path = _place(cache)
     sources = [case["src"] for case in cases]
     rates = {name: round(measure(engine, sources, strategy), 2) for name, engine in engines.items()}
-    _write(path, {**_read(path), _key(bundle, strategy): rates})
+    _write(path, {**_read(path), _key(bundle, strategy, precision): rates})
     return Choice(_best(rates), rates, remembered=False)
 
 
-def recall(bundle: Bundle, strategy: Strategy, *, cache: Path | None = None) -> Choice | None:
-    """Say what was measured here before for a bundle and a search; None where nothing was."""
-    rates = _read(_place(cache)).get(_key(bundle, strategy))
+def recall(bundle: Bundle, strategy: Strategy, *, precision: str = "float32", cache: Path | None = None) -> Choice | None:
+    """Return what was measured here before for a bundle, a search and a precision; None where nothing was."""
+    rates = _read(_place(cache)).get(_key(bundle, strategy, precision))
     if isinstance(rates, dict) and rates and all(isinstance(rate, (int, float)) for rate in rates.values()):
         return Choice(_best(rates), rates, remembered=True)
     return None
@@ -96,11 +98,11 @@ def _place(cache: Path | None) -> Path:
     return (cache_folder() if cache is None else cache) / "engines.json"
 
 
-def _key(bundle: Bundle, strategy: Strategy) -> str:
+def _key(bundle: Bundle, strategy: Strategy, precision: str) -> str:
     """Hash all that a measurement depends on."""
     releases = [f"{name} {_release(name)}" for name in ("torch", "ctranslate2")]
     machine = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), platform.node()]
-    parts = [model_digest(bundle), __version__, *releases, *machine, str(torch.get_num_threads()), repr(strategy)]
+    parts = [model_digest(bundle), __version__, *releases, *machine, str(torch.get_num_threads()), repr(strategy), precision]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -80,7 +80,7 @@ def _quickest(bundle: Bundle, native: Native, other: Engine, strategy: Strategy)
     """Measure which engine translates a bundle's own sentences the quickest, or remember it, and say what was measured."""
     engines: dict[str, Engine] = {described(each): each for each in (native, native.undivided(), other)}
     try:
-        choice = choose_quickest(engines, bundle, strategy)
+        choice = choose_quickest(engines, bundle, strategy, precision=native.precision)
     except RuntimeError as error:
         said = next(iter(str(error).splitlines()), "")[:160]
         logger.warning(

@@ -28,7 +28,7 @@ from dragoman.text.specials import BOS, EOS, SPECIALS, UNK
 from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
 PROGRAM = "CTranslate2"
-QUANTISATIONS = ("int8", "int8_float32", "float32")
+QUANTISATIONS = ("float32", "int8", "int8_float32")
 LEAST_ROWS = 1024  # of a table of positions: room for prefixes, at next to no cost
 
 _ACTIVATIONS = {ReLU: "RELU", GELU: "GELU", Swish: "SWISH", SwiGLU: "SWISH", GEGLU: "GELU"}
@@ -45,8 +45,7 @@ _SETTINGS = {"norms": "norm", "within": "positions"}  # where the setting has an
 
 def save_ctranslate2(model: EncoderDecoder, tokenizers: Tokenizers, config: Config, directory: Path, *, quantisation: str) -> None:
     """Write a model into an existing directory as CTranslate2 reads it: `model.bin`, `config.json` and the vocabularies."""
-    if quantisation not in QUANTISATIONS:
-        raise ConfigError([f"the quantisation must be one of {', '.join(QUANTISATIONS)}; found {quantisation!r}; int8 is the quickest"])
+    require_quantisation(quantisation)
     require("ctranslate2")
     shape = read_shape(model, PROGRAM)
     refuse(_problems(shape))
@@ -62,6 +61,12 @@ def save_ctranslate2(model: EncoderDecoder, tokenizers: Tokenizers, config: Conf
     spec.validate()
     spec.optimize(quantization=quantisation)
     spec.save(str(directory))
+
+
+def require_quantisation(quantisation: str) -> None:
+    """Raise ConfigError for a quantisation that is not known."""
+    if quantisation not in QUANTISATIONS:
+        raise ConfigError([f"the quantisation must be one of {', '.join(QUANTISATIONS)}; found {quantisation!r}; float32 is exact"])
 
 
 def vocabulary(tokenizer: Tokenizer) -> list[str]:

@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 import torch
 
 from dragoman.bundle import Bundle
+from dragoman.bundle.format import require_bundle
 from dragoman.engines.choosing import golden_error
-from dragoman.engines.folder import FOLDER, KIND, model_digest, publish_folder
+from dragoman.engines.folder import FOLDER, KIND, model_digest, publish_folder, require_replaceable
 from dragoman.engines.installed import require
-from dragoman.errors import BundleError, CorruptError
+from dragoman.errors import CorruptError
 from dragoman.evaluate.scoring import check_aligned
-from dragoman.exchange.ctranslate2 import save_ctranslate2, table_rows
+from dragoman.exchange.ctranslate2 import require_quantisation, save_ctranslate2, table_rows
 from dragoman.exchange.huggingface import save_hugging_face
 from dragoman.exchange.onnx import refusing, save_onnx
 from dragoman.exchange.parity import Parity, compare, compare_texts
 from dragoman.exchange.transformers_side import Transformers
-from dragoman.files.disk import require_room
+from dragoman.files.disk import require_new, require_room
 
 EXACT, QUANTISED = 0.995, 0.8  # shares of equal outputs below which something may be wrong
 LEAST = 0.9  # the share of equal outputs below which it is another model
@@ -39,20 +40,27 @@ def export_ctranslate2(
     model: str | Path,
     out: str | Path | None = None,
     *,
-    quantisation: str = "int8",
+    quantisation: str = "float32",
     texts: Sequence[str] = (),
     references: Sequence[str] | None = None,
 ) -> Exported:
-    """Export a model to CTranslate2: into its own directory, where translating finds it, or to a new directory `out`."""
+    """Export a model to CTranslate2: into its own directory, where translating finds it, or to a new directory `out`.
+
+    Quantised to int8, translating uses it only where the precision int8 or that engine is asked for.
+    """
     require("ctranslate2")
     from ctranslate2 import __version__ as release
 
     from dragoman.engines.ctranslate2 import CTranslate2
 
+    require_quantisation(quantisation)
+    name = f"ctranslate2-{quantisation}"
+    final = Path(model) / FOLDER / name if out is None else new_directory(out)
+    if out is None:
+        require_bundle(Path(model))
+        require_replaceable(final)
     bundle = Bundle.load(model)
     require_aligned(texts, references)
-    name = f"ctranslate2-{quantisation}"
-    final = new_directory(out) if out is not None else bundle.path / FOLDER / name
     require_room(bundle.path, 6 * bundle.parameters, "an export")
     facts: dict[str, Any] = {"kind": KIND, "engine": "ctranslate2", "quantisation": quantisation, "made_with": f"ctranslate2 {release}"}
     facts |= {"model_sha256": model_digest(bundle), "longest": longest(bundle)}
@@ -104,12 +112,9 @@ def require_same(parity: Parity) -> None:
 
 
 def new_directory(out: str | Path) -> Path:
-    """Refuse a place that is taken."""
-    out = Path(out)
-    if out.exists() or out.is_symlink():
-        what = "a file" if out.is_file() else "an empty directory" if out.is_dir() and not any(out.iterdir()) else "a directory with files"
-        raise BundleError("--out must be a new directory", found=f"{what} at {out}", fix="choose another place, or remove it first")
-    return out
+    """Return a path at which nothing is and that can be made; raise an error otherwise, before any work."""
+    require_new(Path(out))
+    return Path(out)
 
 
 def copy_tokenizers(bundle: Bundle, folder: Path) -> None:
@@ -126,7 +131,7 @@ def export_hugging_face(
     require("transformers")
     from transformers import __version__ as release
 
-    bundle, final = Bundle.load(model), new_directory(out)
+    final, bundle = new_directory(out), Bundle.load(model)
     require_aligned(texts, references)
     facts: dict[str, Any] = {"kind": "dragoman export", "program": "huggingface", "made_with": f"transformers {release}"}
     with publish_folder(final, facts) as folder:
@@ -143,7 +148,7 @@ def export_onnx(model: str | Path, out: str | Path, *, texts: Sequence[str] = ()
     require("onnx", "onnxscript", "onnxruntime")
     from dragoman.exchange.onnx_side import OnnxRuntime
 
-    bundle, final = Bundle.load(model), new_directory(out)
+    final, bundle = new_directory(out), Bundle.load(model)
     require_aligned(texts, references)
     facts: dict[str, Any] = {"kind": "dragoman export", "program": "onnx", "made_with": f"torch {torch.__version__}"}
     with publish_folder(final, facts) as folder:

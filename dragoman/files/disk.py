@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from dragoman.errors import DiskError, DragomanError, ForbiddenError
+from dragoman.errors import BundleError, DiskError, DragomanError, ForbiddenError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -74,3 +74,25 @@ def require_writable(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+
+def require_new(out: Path) -> None:
+    """Raise an error where something is at `out`, or it cannot be made; makes nothing."""
+    with explaining(out):
+        if os.path.lexists(out):
+            what = "a symbolic link" if out.is_symlink() else "a directory" if out.is_dir() else "a file"
+            if what == "a directory":
+                what = "a directory with files" if any(out.iterdir()) else "an empty directory"
+            raise BundleError("--out must be a new directory", found=f"{what} at {out}", fix="choose another place, or remove it first")
+    require_parent_writable(out)
+
+
+def require_parent_writable(path: Path) -> None:
+    """Raise an error unless `path` can be made, its missing parents included; makes nothing."""
+    with explaining(path):
+        nearest = next(each for each in path.absolute().parents if os.path.lexists(each))
+        if not nearest.is_dir():
+            what = "a broken link" if nearest.is_symlink() else "a file"
+            raise BundleError(f"{path} must lie in a directory", found=f"{what} at {nearest}", fix="choose another place")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))

@@ -15,12 +15,17 @@ import torch
 from exchange_kit import LINES, made
 
 from dragoman.bundle import Bundle, write_bundle
-from dragoman.engines import Engine
+from dragoman.decoding.greedy import Greedy
+from dragoman.doctor import examine, load_subject
+from dragoman.engines import Engine, choosing, trust
 from dragoman.engines.choosing import choose_engine, open_engine
-from dragoman.engines.folder import engine_names
+from dragoman.engines.folder import engine_digest, engine_names
+from dragoman.engines.listing import list_engines
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange import exporting
 from dragoman.exchange.exporting import export_ctranslate2
+from dragoman.files.atomic import FileRecord, read_record
+from dragoman.files.manifest import read_manifest, write_manifest
 from dragoman.files.verify import verify_directory
 from dragoman.translator import Translator
 
@@ -52,17 +57,147 @@ def test_an_engine_in_the_bundle_is_found_and_says_the_same(bundle: Path) -> Non
     assert any(check.name == "engines/ctranslate2-float32/model.bin" for check in verify_directory(bundle))
 
 
-def test_the_quickest_engine_is_taken_and_one_may_be_named(bundle: Path) -> None:
-    for quantisation in ("float32", "int8"):
-        export_ctranslate2(bundle, quantisation=quantisation)
+@pytest.mark.parametrize("quantisation", ["float32", "int8", "int8_float32"])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_an_export_changes_no_output_of_the_default_options(bundle: Path, quantisation: str, beam: int, tmp_path: Path) -> None:
+    """An int8 engine that was exported once changed 11 % of all later translations."""
+    loaded = Bundle.load(bundle)
+    config = loaded.config.replace(decode={"beam": beam})
+    path = tmp_path / "another"
+    write_bundle(path, config=config, tokenizers=loaded.tokenizers, weights=loaded.model.state_dict(), golden=LINES)
+    before = list(Translator.load(path).stream(LINES))
+    export_ctranslate2(path, quantisation=quantisation)
+    for measure in (False, True):
+        after = Translator.load(path, measure=measure)
+        assert [each.text for each in after.stream(LINES)] == [each.text for each in before]
+        if quantisation != "float32" or beam > 1:
+            assert after.engine.name == "native"
+            assert [each.log_probs for each in after.stream(LINES)] == [each.log_probs for each in before]
+
+
+def test_the_default_export_is_exact(bundle: Path) -> None:
+    assert export_ctranslate2(bundle).path.name == "ctranslate2-float32"
+
+
+def test_int8_is_used_only_where_it_is_asked_for(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def named(**options: str) -> str:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="dragoman"):
+            return Translator.load(bundle, **options).engine.name  # type: ignore[arg-type]
+
+    export_ctranslate2(bundle, quantisation="int8")
+    assert (named(), caplog.records) == ("native", [])
+    assert named(precision="int8") == "ctranslate2-int8"
+    assert named(engine="ctranslate2-int8") == "ctranslate2-int8"
+    assert named(engine="ctranslate2") == "ctranslate2-int8"
+    assert "the engine ctranslate2-int8 computes in int8: some outputs differ" in caplog.text
+    for engine, fix in (("ctranslate2", "--quantisation float32"), ("ctranslate2-int8", "leave out --precision")):
+        with pytest.raises(ConfigError, match=f"must compute in float32; found one in int8; .*{fix}"):
+            named(engine=engine, precision="float32")
+    export_ctranslate2(bundle, quantisation="float32")
     assert engine_names(bundle) == ["ctranslate2-float32", "ctranslate2-int8"]
-    for wanted, expected in (("auto", "int8"), ("ctranslate2", "int8"), ("ctranslate2-float32", "float32")):
-        assert Translator.load(bundle, engine=wanted).engine.name == f"ctranslate2-{expected}"
+    assert (named(engine="ctranslate2"), caplog.records) == ("ctranslate2-float32", [])
+    assert named() == "ctranslate2-float32"
+    assert named(precision="int8") == "ctranslate2-int8"
+    assert named(engine="ctranslate2", precision="int8") == "ctranslate2-int8"
     with pytest.raises(ConfigError, match="found 'ctranslate'"):
         Translator.load(bundle, engine="ctranslate")
     with pytest.raises(ConfigError, match="found the device cuda"):
         choose_engine(Bundle.load(bundle), "ctranslate2", torch.device("cuda"))
     assert choose_engine(Bundle.load(bundle), "auto", torch.device("cuda")) is None
+
+
+def test_an_engine_that_nobody_named_leaves_beams_to_the_native_one(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = Translator.load(bundle).translate(LINES, beam=3)
+    export_ctranslate2(bundle)
+    translator = Translator.load(bundle)
+    assert translator.engine.name == "ctranslate2-float32"
+    with caplog.at_level(logging.INFO, logger="dragoman"):
+        assert translator.translate(LINES, beam=3) == before
+    assert "ctranslate2-float32 ends a beam search by another rule, and nobody asked for it: the native engine does it" in caplog.text
+
+
+@pytest.fixture
+def stranger(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Export an engine and forget that it was made here, as on a machine that the model was copied to."""
+    folder = export_ctranslate2(bundle, quantisation="float32").path
+    monkeypatch.setattr(trust, "trust_folder", lambda: tmp_path / "trusted")
+    return folder
+
+
+def resign(folder: Path) -> None:
+    """Write a manifest that fits the files of an engine, as somebody who means harm would."""
+    content = read_manifest(folder)
+    (folder / "manifest.json").unlink()
+    rest = {name: value for name, value in content.items() if name not in ("files", "format", "manifest_sha256")}
+    write_manifest(folder, {name: read_record(folder / name) for name in content["files"]}, rest)
+
+
+def without_heads(folder: Path) -> None:
+    """Give the encoder 0 heads, by which CTranslate2 divides: the process that reads it dies of SIGFPE."""
+    data = bytearray((folder / "model.bin").read_bytes())
+    at = data.index(b"encoder/num_heads\0") + len(b"encoder/num_heads\0")
+    assert data[at : at + 8] == bytes([0, 2, 2, 0, 0, 0, 4, 0]), "rank, type, bytes and value as CTranslate2 writes them"
+    data[at + 6] = 0
+    (folder / "model.bin").write_bytes(data)
+    resign(folder)
+
+
+def test_an_engine_of_a_stranger_is_not_opened_unless_named(
+    bundle: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_heads(stranger)
+    with caplog.at_level(logging.INFO, logger="dragoman"):
+        translator = Translator.load(bundle)
+    assert translator.engine.name == "native"
+    assert translator.translate(LINES)
+    assert "the engine ctranslate2-float32 must be made on this machine to be opened; found one that came with the model" in caplog.text
+    assert list_engines(Bundle.load(bundle), Greedy())[1].trouble == "not made here: opened only if --engine names it"
+    rows = {finding.name: finding for finding in examine(load_subject(bundle))}
+    assert rows["ctranslate2-float32"].passed is None
+    assert "must be made on this machine" in rows["ctranslate2-float32"].note
+    assert all(check.ok for check in verify_directory(bundle))
+    with pytest.raises(BundleError, match="must pass a trial in a process of its own; found a crash with SIGFPE; use --engine native"):
+        Translator.load(bundle, engine="ctranslate2")
+    assert not trust.is_trusted(engine_digest(stranger))
+
+
+def test_an_engine_of_a_stranger_is_tried_in_a_child_once(
+    bundle: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="dragoman"):
+        assert Translator.load(bundle, engine="ctranslate2").engine.name == "ctranslate2-float32"
+    assert "was not made on this machine: trying it in a process of its own, once" in caplog.text
+    monkeypatch.setattr(choosing, "try_in_child", lambda *_, **__: pytest.fail("tried twice"))
+    for engine in ("ctranslate2", "auto"):
+        assert Translator.load(bundle, engine=engine).engine.name == "ctranslate2-float32"
+    record = trust.trust_folder() / engine_digest(stranger)
+    assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_trial_that_hangs_is_ended(bundle: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "SECONDS", 0.2)
+    with pytest.raises(BundleError, match=r"found no answer within 0\.2 seconds"):
+        Translator.load(bundle, engine="ctranslate2")
+
+
+def test_a_record_of_trust_is_a_file_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "trust_folder", lambda: tmp_path)
+    digest = "a" * 64
+    assert not trust.is_trusted(digest)
+    trust.record_trust(digest)
+    assert trust.is_trusted(digest)
+    (tmp_path / ("b" * 64)).symlink_to(tmp_path / digest)
+    assert not trust.is_trusted("b" * 64)
+    assert not trust.is_trusted("../" + digest)
+
+
+def test_an_engine_is_used_by_name_where_no_record_can_be_written(
+    bundle: Path, stranger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "trusted").write_text("in the way")
+    assert Translator.load(bundle, engine="ctranslate2").engine.name == "ctranslate2-float32"
+    assert "no record that this engine may be opened could be written" in caplog.text
 
 
 def test_an_engine_that_is_not_there_is_told_with_the_command_that_makes_it(bundle: Path) -> None:
@@ -137,16 +272,13 @@ def test_an_engine_that_computes_something_else_is_not_used(bundle: Path) -> Non
 
 
 def test_an_engine_may_list_no_other_files(bundle: Path) -> None:
-    from dragoman.files.manifest import read_manifest, write_manifest
-
     folder = export_ctranslate2(bundle, quantisation="float32").path
     content = read_manifest(folder)
     (folder / "manifest.json").unlink()
-    from dragoman.files.atomic import FileRecord
-
     files = {name: FileRecord(**record) for name, record in content["files"].items()}
     rest = {name: value for name, value in content.items() if name not in ("files", "format", "manifest_sha256")}
     write_manifest(folder, {**files, "hook.py": FileRecord(0, "0" * 64)}, rest)
+    trust.record_trust(engine_digest(folder))
     with pytest.raises(BundleError, match=r"found 'hook\.py'"):
         open_engine(Bundle.load(bundle), "ctranslate2-float32")
 
