@@ -7,6 +7,7 @@ loading it says so; nothing of the run is touched.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +21,14 @@ from dragoman.bundle.card import Card, write_card
 from dragoman.bundle.golden import make_golden
 from dragoman.bundle.loading import assemble
 from dragoman.config import Config, to_dict
+from dragoman.errors import BundleError
 from dragoman.files import manifest
 from dragoman.files.atomic import FileRecord, sync_directory, temporary_name, write_file
 from dragoman.files.disk import explaining, require_writable
 from dragoman.text.tokenizer import Tokenizers, save_tokenizers
 from dragoman.training.tensors import require_finite, write_tensors
+
+_LEFTOVER = re.compile(re.escape(layout.TEMPORARY) + r"\d+-[0-9a-f]{8}")
 
 
 def write_bundle(
@@ -55,6 +59,9 @@ def write_bundle(
     }
     fields = {"kind": layout.KIND, "bundle_format": layout.FORMAT, "created_by": f"dragoman {__version__}", "parameters": parameters}
     require_writable(path)
+    if (path / layout.TEXT).is_symlink():
+        found = f"a symbolic link to {os.readlink(path / layout.TEXT)!r:.120}"
+        raise BundleError(f"{path / layout.TEXT} must be a folder of the model itself", found=found, fix="remove the link")
     with explaining(path):
         _remove_leftovers(path)
         temporary = path / temporary_name("bundle")
@@ -104,5 +111,5 @@ def _move_into_place(temporary: Path, path: Path) -> None:
 def _remove_leftovers(path: Path) -> None:
     """Remove what a write that was interrupted left behind."""
     for each in path.glob(f"{layout.TEMPORARY}*"):
-        if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each, ignore_errors=True)
+        if _LEFTOVER.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)  # follows no links

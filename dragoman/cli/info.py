@@ -95,8 +95,6 @@ def _show_engines(engines: list[Held]) -> None:
         )
     result()
     table(["engine", "type", "size", "as native", "sentences/s", ""], rows, title="What runs it", right=["size", "sentences/s"])
-    if not any(each.rate for each in engines):
-        result("(no rates yet: the first dragoman translate measures them on this machine)")
 
 
 def _parity(parity: dict[str, Any] | None) -> str:

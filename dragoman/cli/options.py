@@ -29,7 +29,8 @@ EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="What runs the model: auto (where the model holds an exported engine the quickest, measured once), native or ctranslate2.",
+        help="What runs the model: auto (never changes precision or search; else the quickest, measured once), native, "
+        "or an exported engine: ctranslate2, ctranslate2-int8.",
     ),
 ]
 PrecisionOption = Annotated[
@@ -37,7 +38,7 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         help="float32; on a CPU int8, two to three times as fast at a few tenths of a BLEU point less; on a GPU float16 or bfloat16. "
-        "By default float16 on a GPU that multiplies it, else float32, or that of the exported engine.",
+        "By default float16 on a GPU that multiplies it, else float32.",
         show_default=False,
     ),
 ]

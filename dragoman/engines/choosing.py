@@ -56,6 +56,7 @@ def choose_engine(bundle: Bundle, wanted: str, device: torch.device, precision: 
     if device.type != "cpu":
         raise ConfigError([f"the engine {wanted} runs on a CPU; found the device {device}; add --device cpu, or leave out --engine"])
     fitting = [name for name in NAMES if name in held and wanted in (CTRANSLATE2, name) and precision in (None, precision_of(name))]
+    fitting = [name for name in fitting if precision_of(name) == precision_of(fitting[0])]  # none stands in for one of another precision
     engine = _first_that_opens(bundle, fitting, named=True)
     if engine is not None and wanted == CTRANSLATE2 and precision is None and precision_of(engine.name) != FLOAT32:
         logger.info("the engine %s computes in int8: some outputs differ from those in float32", engine.name)

@@ -119,7 +119,12 @@ def _replace(temporary: Path, final: Path) -> None:
     old = manifest.read_manifest(final)
     aside = final.parent / temporary_name(_LABEL)
     os.rename(final, aside)
-    publish_directory(temporary, final)
+    try:
+        publish_directory(temporary, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.rename(aside, final)
+        raise
     with contextlib.suppress(OSError):  # somebody put something in meanwhile: that stays
         for name in old["files"]:
             (aside / name).unlink(missing_ok=True)

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import dragoman
 from dragoman.errors import BundleError, DragomanError
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ def try_in_child(function: str, arguments: list[str], *, what: str, bytes: int) 
     """
     module, _, name = function.partition(":")
     code = f"import sys; from {module} import {name}; from dragoman.engines.trust import run_trial; run_trial({name}, sys.argv[1:])"
-    root = str(Path(dragoman.__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     try:
         done = subprocess.run(
@@ -101,11 +100,9 @@ def run_trial(function: Callable[..., None], arguments: list[str]) -> None:
     try:
         function(*arguments[1:])
     except DragomanError as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
-        sys.exit(1)
+        sys.exit(str(error).splitlines()[0])  # to stderr, with exit code 1
     except Exception as error:  # native code raises what it likes
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _ending(code: int) -> str:

@@ -53,11 +53,13 @@ class Translator:
         measure: bool = False,
         shortlist: tuple[str | Path, str | Path] | None = None,
     ) -> Translator:
-        """Load a model directory; `auto` takes a GPU where there is one, and on a CPU an engine that the directory holds.
+        """Load a model directory; the device `auto` is a GPU where there is one.
 
-        The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`. The precision is `float32`, on a CPU
-        also `int8`, on a GPU also `float16` or `bfloat16`; by default float16 on a GPU that multiplies it, else float32, or that of
-        the directory's engine. With `measure`, `auto` takes whichever is the quickest here.
+        The precision is `float32`, on a CPU also `int8`, on a GPU also `float16` or `bfloat16`; by default float16 on a GPU that
+        multiplies it, else float32. The engine `auto` never changes it: an engine that the directory holds is used on a CPU only if it
+        computes in that precision, was made on this machine, and the model's own search is greedy; with `measure`, only if it is the
+        quickest. The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`, whatever it computes in;
+        one that was made elsewhere is tried in a child process first.
 
         A `shortlist`, two files of text and its translation such as the model was trained on, keeps each output on a CPU to the pieces
         that go with its source's: quicker where the vocabulary is large, and now and then another output.

@@ -31,7 +31,8 @@ def exported(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     made = {}
     for program, package in PACKAGES.items():
         pytest.importorskip(package)
-        made[program] = EXPORTS[program](bundle, folder / program).path
+        more = {"quantisation": "int8"} if program == "ctranslate2" else {}
+        made[program] = EXPORTS[program](bundle, folder / program, **more).path
     return made
 
 

@@ -52,23 +52,22 @@ def test_export_compares_bleu_and_writes_json(model: Path, texts: Path, capsys: 
 
 
 def test_what_the_engine_cannot_do_is_said_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(model), "--to", "ctranslate2"]) == 0
+    assert main(["export", str(model), "--to", "ctranslate2", "--quantization", "int8"]) == 0
     capsys.readouterr()
-    # By name, for which engine is the quicker here is measured, and either may be.
     assert main(["translate", "-m", str(model), "--engine", "ctranslate2-int8", "--sample", "Guten Morgen.", "Das ist ein Haus."]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "engine" in line]
     assert said == ["the engine ctranslate2-int8 knows no sampling: the native engine does it"]
 
 
 def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(model), "--to", "ctranslate2"]) == 0
+    assert main(["export", str(model), "--to", "ctranslate2", "--quantisation", "int8"]) == 0
     with (model / "engines" / "ctranslate2-int8" / "model.bin").open("r+b") as file:
         file.seek(200)
         file.write(b"\xff\xff")
     capsys.readouterr()
     assert main(["verify", str(model)]) == 65
     assert "engines/ctranslate2-int8/model.bin" in capsys.readouterr().err
-    assert main(["translate", "-m", str(model), "Guten Morgen."]) == 0
+    assert main(["translate", "-m", str(model), "--engine", "ctranslate2", "Guten Morgen."]) == 0
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 1
     [warning] = [line for line in captured.err.splitlines() if "warning" in line]
@@ -82,6 +81,9 @@ def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(model:
         (["--to", "tensorrt"], "found 'tensorrt'"),
         (["--to", "onnx"], "found no --out"),
         (["--to", "ctranslate2", "--quantisation", "int4"], "found 'int4'"),
+        (["--to", "onnx", "--quantisation", "int8", "--out", "new"], "found --quantisation int8; quantise its graphs by onnxruntime"),
+        (["--to", "huggingface", "--quantization", "int8", "--out", "new"], "found --quantisation int8; load it with"),
+        (["--to", "onnx", "--out", "OUT/below"], "found a file at"),
         (["--to", "ctranslate2", "--src", "a"], "found only a"),
         (["--to", "ctranslate2", "--check", "no-such-file"], "no-such-file"),
         (["--to", "huggingface", "--out", "OUT"], "a file at"),
@@ -89,7 +91,7 @@ def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(model:
 )
 def test_mistakes_cost_one_line(model: Path, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("mine")
-    arguments = [str(tmp_path / "taken") if each == "OUT" else each for each in arguments]
+    arguments = [each.replace("OUT", str(tmp_path / "taken")) for each in arguments]
     assert main(["export", str(model), *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert said in line

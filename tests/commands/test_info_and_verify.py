@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.app import main
 from dragoman.files.atomic import FileRecord
 from dragoman.files.manifest import write_manifest
@@ -109,6 +110,9 @@ def with_engines(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     from dragoman.exchange.exporting import export_ctranslate2
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    loaded = Bundle.load(copy)
+    config = loaded.config.replace(decode={"beam": 1})  # with a beam the native engine translates, and nothing is measured
+    write_bundle(copy, config=config, tokenizers=loaded.tokenizers, weights=loaded.model.state_dict(), golden=["Guten Morgen."])
     for quantisation in ("float32", "int8", "int8_float32"):
         folder = export_ctranslate2(copy, quantisation=quantisation).path
         if quantisation == "int8":
@@ -132,7 +136,6 @@ def test_info_lists_the_engines(with_engines: Path, capsys: pytest.CaptureFixtur
     assert "1 of 1 equal" in table
     assert "stale: export it again" in table
     assert "damaged: export it again" in table
-    assert "no rates yet" in table
     assert max(map(len, map(str.rstrip, table.splitlines()))) <= 100
 
 
