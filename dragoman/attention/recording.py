@@ -3,13 +3,18 @@
     with record(model) as notes:          notes["decoder.3.cross"].weights      (B, H, T, S)
     with edit(model, {"decoder.3.cross": heads_off([2])}):
 
+What is recorded or edited belongs to the thread of execution that entered the block, and to the calls it makes: it is kept in a
+`contextvars.ContextVar`, and nothing is set on the modules. Other threads and tasks run the same model as if nobody recorded.
+
 An attention that nobody watches pays one comparison a call. A watched one takes the plain path, which has weights to show.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -35,21 +40,63 @@ class Watch(NamedTuple):
     tell: tuple[Callable[[Note], None], ...] = ()
 
 
+class _Scope:
+    """What one `record` or `edit` block asks of its attentions; empty once the block has ended."""
+
+    def __init__(self, watches: dict[nn.Module, Watch], *, diverts: bool = False) -> None:
+        self.watches = watches
+        self.diverts = diverts  # whether its listeners hear the notes in place of those of the scopes around it
+
+
+# Scopes that are open in this context, outermost first. A generator that is closed in another context than it was started in leaves
+# its scope here, but empty; so does a task that was started within a block and outlives it.
+_scopes: ContextVar[tuple[_Scope, ...]] = ContextVar("dragoman_recording", default=())
+_counting = threading.Lock()
+_open = 0  # scopes, in all threads
+_any_open = False  # a plain global: torch.compile guards on it and recompiles, where reading a ContextVar breaks the graph
+
+
 class Watched(nn.Module):
     """An attention that can be recorded and edited; every kind of attention is one."""
 
-    watch: Watch | None = None  # on the class, so that an unwatched module carries nothing
+    @property
+    def watch(self) -> Watch | None:
+        """What the current thread of execution asks of this attention; None if it neither records nor edits it."""
+        return _asked_of(self) if _any_open else None
 
     def edited(self, weights: Tensor) -> Tensor:
         """Apply the edits to weights (B, H, T, S)."""
-        for change in self.watch.edits if self.watch else ():
+        watch = self.watch
+        for change in watch.edits if watch else ():
             weights = change(weights)
         return weights
 
     def noted(self, note: Note) -> None:
         """Tell whoever records what this call did."""
-        for tell in self.watch.tell if self.watch else ():
+        watch = self.watch
+        for tell in watch.tell if watch else ():
             tell(note)
+
+
+def is_watched(model: nn.Module) -> bool:
+    """Whether the current thread of execution records or edits any attention of a model."""
+    return _any_open and any(module.watch is not None for module in model.modules() if isinstance(module, Watched))
+
+
+def is_recording() -> bool:
+    """Whether the current thread of execution is within a `record` or `edit` block of any model."""
+    return _any_open and bool(_still_open())
+
+
+def _asked_of(attention: Watched) -> Watch | None:
+    """Combine what the open scopes ask of one attention."""
+    edits, tell = list[Edit](), list[Callable[[Note], None]]()
+    for scope in _scopes.get():
+        watch = scope.watches.get(attention)
+        if watch is not None:
+            edits += watch.edits
+            tell = [*watch.tell] if scope.diverts else [*tell, *watch.tell]
+    return Watch(tuple(edits), tuple(tell)) if edits or tell else None
 
 
 class Notes(Mapping[str, Note]):
@@ -120,23 +167,53 @@ def heads_off(heads: Sequence[int]) -> Edit:
 
 
 @contextmanager
+def one_note(attention: Watched) -> Iterator[None]:
+    """Join the notes of all calls of an attention within the block into one, along its positions."""
+    if attention.watch is None:
+        yield
+        return
+    notes: list[Note] = []
+    with _opened(_Scope({attention: Watch(tell=(notes.append,))}, diverts=True)):
+        yield
+    if notes:
+        weights, output = (torch.cat([getattr(note, name) for note in notes], dim=2) for name in ("weights", "output"))
+        attention.noted(Note(weights, notes[0].values, output))
+
+
+@contextmanager
 def _watching(found: Mapping[str, Watched], watches: Mapping[str, Watch]) -> Iterator[None]:
-    """Set watches on top of those that are there, and put the old ones back afterwards."""
+    """Watch attentions by their paths, in addition to what is watched already."""
     for path in watches:
         if path not in found:
             raise _unknown(path, found, "attentions are named by their module path")
-    before = {path: found[path].watch for path in watches}
+    with _opened(_Scope({found[path]: watch for path, watch in watches.items()})):
+        yield
+
+
+@contextmanager
+def _opened(scope: _Scope) -> Iterator[None]:
+    """Open a scope in the current context, and close it wherever the block ends."""
+    _count(1)
     try:
-        for path, watch in watches.items():
-            inner = found[path].watch or Watch()
-            found[path].watch = Watch(inner.edits + watch.edits, inner.tell + watch.tell)
+        _scopes.set((*_still_open(), scope))
         yield
     finally:
-        for path, watch_before in before.items():
-            if watch_before is None:
-                del found[path].watch  # back to the class's None
-            else:
-                found[path].watch = watch_before
+        scope.watches = {}  # closes it in every context that has a copy: blocks of interleaved generators end in any order
+        _scopes.set(_still_open())
+        _count(-1)
+
+
+def _still_open() -> tuple[_Scope, ...]:
+    """List the scopes of this context whose blocks have not ended."""
+    return tuple(scope for scope in _scopes.get() if scope.watches)
+
+
+def _count(more: int) -> None:
+    """Count the open scopes of all threads."""
+    global _open, _any_open
+    with _counting:
+        _open += more
+        _any_open = _open > 0
 
 
 def _path(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dragoman.attention.recording import Watched
+from dragoman.attention.recording import Watched, is_watched
 from dragoman.decoding.beam import Beam
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import pack_sources
@@ -55,7 +55,8 @@ class Native:
         self.precision, self.workers, self.shortlist = precision, workers, shortlist
         self._load, self._pairs = load, pairs
         self._threads = torch.get_num_threads()
-        self._making = threading.Lock()
+        self._making, self._loading = threading.Lock(), threading.Lock()
+        self._loaded: EncoderDecoder | None = None
         self._frozen: Frozen | Compiled | None = None
         self._made_from: Any = None
         self._on_device = OnDevice(precision)
@@ -79,10 +80,18 @@ class Native:
         """Fill a GPU, whose step takes as long for ten sentences as for hundreds; a batch that does not fit is halved."""
         return {"cuda": GPU_SLOTS, "cpu": CPU_SLOTS}.get(self.device.type)
 
-    @functools.cached_property
+    @property
     def model(self) -> EncoderDecoder:
-        """The model, in evaluation mode."""
-        return self._load()
+        """The model, in evaluation mode; loaded once, whichever thread asks first."""
+        if self._loaded is None:
+            with self._loading:
+                self._loaded = self._load() if self._loaded is None else self._loaded
+        return self._loaded
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the caller records or edits the model: then the caller's own thread must run it, as it is."""
+        return self._loaded is not None and is_watched(self._loaded)
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +104,7 @@ class Native:
 
     def generate(self, request: Request) -> list[list[Hypothesis]]:
         """Encode a batch and search."""
-        with self._alone(), torch.inference_mode():
+        with self.alone(), torch.inference_mode():
             found = self._recorded(request)
             if found is not None:
                 return found
@@ -141,11 +150,14 @@ class Native:
                 if made.refusal and self.precision != FLOAT32:
                     logger.warning("%s is not used, and the model runs in float32: %s", self.precision, made.refusal)
                 self._frozen, self._made_from = made.frozen, stamp
-        return model if self._frozen is None else self._frozen
+            return model if self._frozen is None else self._frozen
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Compute in one thread where several batches are computed at once; the number is each thread's own."""
+    def alone(self) -> Iterator[None]:
+        """Compute in one thread where several batches are computed at once; the number is each thread's own.
+
+        Whoever runs the model beside the workers does so within this too: sums over several threads round differently.
+        """
         if self.workers <= 1:
             yield
             return

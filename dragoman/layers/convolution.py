@@ -46,9 +46,10 @@ class NormedWeight(nn.Module):
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or any(part.is_inference() for part in parts):
             return self._made()
         now = [(part.data_ptr(), part._version, part.dtype, part.device) for part in parts]
-        if self._kept is None or self._kept[0] != now:
-            self._kept = (now, self._made())
-        return self._kept[1]
+        kept = self._kept  # read once: another thread may replace it
+        if kept is None or kept[0] != now:
+            kept = self._kept = (now, self._made())
+        return kept[1]
 
     def train(self, mode: bool = True) -> NormedWeight:
         """Forget what is kept: an optimiser may change weights without leaving a trace."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 
 from dragoman.attention.alignments import AlignmentState, Smoothed
 from dragoman.attention.mechanism import Mechanism, Prepared
-from dragoman.attention.recording import Note, Watch
+from dragoman.attention.recording import one_note
 from dragoman.attention.reinforced import Reinforced
 from dragoman.errors import DragomanError
 from dragoman.layers.asking import QUERIES, AskAfter, Asking
@@ -127,7 +125,7 @@ class RecurrentLayer(Block):
             return self.residual.leave(x, change)
         if self.has_cross and self.training and self.cross.alignment.adds_loss:
             told: list[Told] = []
-            with _one_note(self.cross):
+            with one_note(self.cross):
                 change, _ = self._ask(self.residual.enter(x), self.start(context), told)
             self._add_losses(told, context)
             return self.residual.leave(x, change)
@@ -135,7 +133,7 @@ class RecurrentLayer(Block):
             entered = self.residual.enter(x)
             hidden = self.asking.recurrence.run(entered, self._begin(context.memory)).output
             values = context.memory.values
-            with _one_note(self.cross):
+            with one_note(self.cross):
                 attended = self.cross(query=hidden, key=values, value=values, mask=context.memory.mask)
             return self.residual.leave(x, self.asking.read(hidden, attended.context))
         return self.extend(x, self.start(context)).output
@@ -158,7 +156,7 @@ class RecurrentLayer(Block):
         """Take T more positions (B, T, D)."""
         entered = self.residual.enter(x)
         if self.has_cross:
-            with _one_note(self.cross):
+            with one_note(self.cross):
                 change, carried = self._ask(entered, state)
         else:
             change, carried = self._plain().run(entered, state.carried)
@@ -266,22 +264,6 @@ class BiGRULayer(TwoSidedLayer):
     """Gated recurrent units from both ends: `bigru` in a configuration."""
 
     kind = GRU
-
-
-@contextmanager
-def _one_note(cross: Mechanism) -> Iterator[None]:
-    """Tell whoever records one note about all positions, not one a position."""
-    watch = cross.watch
-    if watch is None:
-        yield
-        return
-    notes: list[Note] = []
-    cross.watch = Watch(watch.edits, (notes.append,))
-    try:
-        yield
-    finally:
-        cross.watch = watch
-    cross.noted(Note(torch.cat([note.weights for note in notes], 2), notes[0].values, torch.cat([note.output for note in notes], 2)))
 
 
 def _residual(place: Place, skip: bool) -> Residual:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dragoman.attention.buckets import suggested
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.multihead import CrossAttention, SelfAttention
-from dragoman.attention.recording import Watched
+from dragoman.attention.recording import is_watched
 from dragoman.config import ModelConfig
 from dragoman.layers.chunked import ChunkedFeedForward
 from dragoman.layers.residual import PreNorm
@@ -204,8 +204,7 @@ class Reformer(Block):
         """Change every position of (B, T, D) at once."""
         changes = list(chain.from_iterable(layer.changes(context) for _, layer in self.layers()))
         memory = None if context.memory is None else context.memory.values
-        watched = any(module.watch is not None for module in self.modules() if isinstance(module, Watched))
-        if watched or not torch.is_grad_enabled():
+        if is_watched(self) or not torch.is_grad_enabled():
             return run_plainly(changes, x, memory)
         return run_reversibly(changes, x, memory, random=self.training and self.drops)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dragoman.attention.recording import is_recording
 from dragoman.data.batches import Batch
 from dragoman.kernels.capturing import Capturer
 from dragoman.training.loss import Loss
@@ -59,7 +60,7 @@ class Replay:
 
     def __call__(self, batch: Batch) -> Loss:
         """Leave a batch's gradients on the parameters and give its loss; the caller has just seeded the generators."""
-        if not self.possible:
+        if not self.possible or is_recording():  # captured kernels neither record nor edit attention weights
             return self._compute(batch)
         key = _key(batch)
         if key not in self._recordings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import threading
@@ -38,7 +37,8 @@ class Searcher:
         self.native, self.engine = native, engine
         self._tokenizers, self._config = tokenizers, config
         self._told = set[str]()
-        self._telling = threading.Lock()
+        self._telling, self._assembling = threading.Lock(), threading.Lock()
+        self._spared: Searcher | None = None
         self._room = sys.maxsize  # padded places of a batch that fit into the memory, as far as was found out
         # Learned positions end somewhere, and an end takes one as well.
         self._most = config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
@@ -67,6 +67,9 @@ class Searcher:
     def able(self, strategy: Strategy, longest: int = 0) -> Engine:
         """Choose who does it: the engine, or the native one where that cannot."""
         engine = self.engine
+        if engine is not self.native and self.native.is_watched:
+            self.stand_in("shows nothing of its inside")
+            return self.native
         reason = engine.refusal(strategy, longest)
         if not reason:
             return engine
@@ -126,13 +129,16 @@ class Searcher:
         self.engine = self.native
         return self.native.generate(request)
 
-    @functools.cached_property
+    @property
     def _spare(self) -> Searcher:
         """The same model on the CPU, for what a GPU has no room for."""
-        weights = {name: tensor.cpu() for name, tensor in self.native.model.state_dict().items()}
-        model = assemble(self._config, self._tokenizers, weights)
-        native = Native(lambda: model)
-        return Searcher(native, native, self._tokenizers, self._config)
+        with self._assembling:
+            if self._spared is None:
+                weights = {name: tensor.cpu() for name, tensor in self.native.model.state_dict().items()}
+                model = assemble(self._config, self._tokenizers, weights)
+                native = Native(lambda: model)
+                self._spared = Searcher(native, native, self._tokenizers, self._config)
+        return self._spared
 
     def _limit(self, part: Part, prefix: int) -> int:
         """The most pieces of an output: a matter of its own source alone."""

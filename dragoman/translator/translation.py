@@ -19,7 +19,7 @@ class Translation:
     pieces: list[str] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # one a piece, and one for the end where it was reached
     src_pieces: list[str] = field(default_factory=list)  # with `</s>`, the end that the model also looks at
-    # (T, S): where each piece looked, over all layers and heads; a row sums to 1. None unless asked for.
+    # (T, S): cross-attention weights averaged over layers and heads; a row sums to 1. None unless asked for, and where a model has none.
     alignment: NDArray[np.float32] | None = None
     alternatives: Sequence[Translation] = ()  # the n best, this one first, where more than one was asked for
     notes: Sequence[str] = ()  # whatever was out of the ordinary: split, stopped, tried again

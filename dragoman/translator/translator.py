@@ -20,6 +20,7 @@ from dragoman.engines.opening import open_engines
 from dragoman.engines.spreading import spread
 from dragoman.errors import ConfigError, DataError, nearest
 from dragoman.explain import Explanation
+from dragoman.explain.explanation import Weights
 from dragoman.explain.watching import align, watch
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import EOS
@@ -124,7 +125,8 @@ class Translator:
         if self.engine is not self._native:
             self._searcher.stand_in("shows nothing of its inside")
         [[best, *_]] = self._native.generate(self._searcher.request([part], chosen))
-        seen = watch(self.model, part.src, best.tokens, finished=best.finished)
+        with self._native.alone():
+            seen = watch(self.model, part.src, best.tokens, finished=best.finished)
         return Explanation(
             text=part.text,
             translation=self._searcher.spell([[best]])[0][0],
@@ -155,13 +157,16 @@ class Translator:
                 waiting.extend(window)
                 yield from self._batches(window, options, engine)
 
-        def find(batch: list[Part]) -> tuple[list[Part], Found]:
-            return batch, self._searcher.find(batch, options)
+        def find(batch: list[Part]) -> tuple[list[Part], Found, list[Weights] | None]:
+            found = self._searcher.find(batch, options)
+            return batch, found, self._aligned(batch, found) if options.alignment and not bare else None
 
-        # A GPU computes the next batch while this thread is busy with the words of the last.
-        ahead = engine is self._native and self.device.type == "cuda"
-        for batch, found in spread(find, batches(), engine.callers, ahead=ahead):
-            answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, found, options, bare), strict=True)}
+        # A GPU computes the next batch while this thread is busy with the words of the last. Whoever records or edits the model
+        # does so in this thread alone, so it does all the work, in order.
+        watched = self._native.is_watched
+        ahead = engine is self._native and self.device.type == "cuda" and not watched
+        for batch, found, aligned in spread(find, batches(), 1 if watched else engine.callers, ahead=ahead):
+            answers |= {part.key: answer for part, answer in zip(batch, self._dress(batch, found, aligned, bare), strict=True)}
             yield from self._whole(waiting, answers)
         yield from self._whole(waiting, answers)  # lines without words make no batch
 
@@ -185,12 +190,15 @@ class Translator:
         )
         return [[parts[number] for number in group] for group in groups]
 
-    def _dress(self, parts: Sequence[Part], found: Found, options: Options, bare: bool) -> list[Translation]:
-        """Turn what was found for a batch into translations, with alignments where they are asked for."""
+    def _aligned(self, parts: Sequence[Part], found: Found) -> list[Weights] | None:
+        """Align the best outputs of a batch with their sources; None if the model has no cross-attention."""
+        with self._native.alone():
+            return align(self.model, [part.src for part in parts], [hypotheses[0].tokens for hypotheses in found.hypotheses])
+
+    def _dress(self, parts: Sequence[Part], found: Found, aligned: list[Weights] | None, bare: bool) -> list[Translation]:
+        """Turn what was found for a batch into translations, with their alignments if there are any."""
         if bare:
             return [Translation(text=texts[0]) for texts in found.texts]
-        best = [hypotheses[0].tokens for hypotheses in found.hypotheses]
-        aligned = align(self.model, [part.src for part in parts], best) if options.alignment and parts else None
         return [
             self._translation(part, hypotheses, texts, retried=at in found.retried, alignment=None if aligned is None else aligned[at])
             for at, (part, hypotheses, texts) in enumerate(zip(parts, found.hypotheses, found.texts, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,6 +119,33 @@ def test_two_edits_apply_in_their_order(model: EncoderDecoder, batch: dict[str, 
     ):
         model(**batch)
     assert not notes["encoder.0.self"].weights.any()
+
+
+def test_compiled_blocks_are_one_graph_until_somebody_records(model: EncoderDecoder, batch: dict[str, Tensor]) -> None:
+    """A recording, or another thread's, must neither break the graph of an unrecorded model nor be baked into it."""
+    off = {"decoder.0.cross": heads_off([0])}
+    with torch.no_grad():
+        before = model(**batch)
+        with edit(model, off):
+            edited = model(**batch)
+        for block in [*model.encoder.blocks(), *model.decoder.blocks()]:
+            block[1].compile(backend="eager", fullgraph=True)
+        torch.testing.assert_close(model(**batch), before)
+        for block in [*model.encoder.blocks(), *model.decoder.blocks()]:
+            block[1].compile(backend="eager")
+        other: list[Tensor] = []
+        for _ in range(2):
+            torch.testing.assert_close(model(**batch), before)
+            with edit(model, off), record(model) as notes:
+                torch.testing.assert_close(model(**batch), edited)
+                assert [len(notes.calls(path)) for path in notes] == [1] * len(PATHS)
+                thread = threading.Thread(target=lambda: other.append(torch.no_grad()(model)(**batch)))
+                thread.start()
+                thread.join()
+                assert [len(notes.calls(path)) for path in notes] == [1] * len(PATHS)
+    for found in other:
+        torch.testing.assert_close(found, before)
+    assert len(other) == 2
 
 
 def test_wrong_names_are_answered(model: EncoderDecoder, batch: dict[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ from kernel_kit import needs_gpu
 from torch import Tensor, nn
 from training_kit import Pretended
 
+from dragoman.attention import SelfAttention, edit, heads_off, record
 from dragoman.config import ModelConfig, TrainConfig
 from dragoman.data.batches import Batch, make_batch
 from dragoman.models.build import build_model
@@ -93,6 +94,21 @@ def test_a_shape_is_recorded_when_it_comes_again_and_shapes_are_told_apart() -> 
     for _ in range(SIGHTINGS):
         replay(full), replay(padded)
     assert len(replay._recordings) == 3
+
+
+def test_passes_within_a_recording_of_attention_are_not_replayed() -> None:
+    plain, attention = Plain(), SelfAttention(4, 2)
+    replay = Pretended(plain, plain.parameters, CPU)
+    with record(attention):
+        for _ in range(SIGHTINGS + 1):
+            replay(batch())
+    assert not replay._recordings
+    for _ in range(SIGHTINGS + 1):
+        replay(batch())
+    with edit(attention, {"": heads_off([0])}):
+        before = plain.calls
+        replay(batch())
+    assert plain.calls == before + 1
 
 
 def test_what_was_recorded_can_be_forgotten_and_is_recorded_anew() -> None:
