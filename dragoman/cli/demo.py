@@ -74,6 +74,7 @@ def _show_attention(translator: Translator, pair: Pair, picture: Path) -> None:
 
     found = translator.explain(pair.text)
     src, tgt = found.src_pieces, found.tgt_pieces
+    assert found.alignment is not None, "the demo's model has cross-attention"
     result(f"\nWhere the model looked (across) while it wrote (down) {found.translation}:\n")
     Console(file=sys.stdout, highlight=False).print(attention_text(found.alignment, src_pieces=src, tgt_pieces=tgt))
     save_attention_map(picture, found.alignment, src_pieces=src, tgt_pieces=tgt, title=f"{found.text} → {found.translation}")

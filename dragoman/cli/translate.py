@@ -55,7 +55,7 @@ def translate(
     """Translate texts, or standard input, one line each; order and empty lines are kept.
 
     With --json each line is an object: text, score, pieces, log_probs (one a piece, and one for the end), and
-    alignment (a row for each target piece, a column for each source piece).
+    alignment (a row for each target piece, a column for each source piece; null for a model without cross-attention).
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}

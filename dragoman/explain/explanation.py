@@ -42,11 +42,11 @@ class Explanation:
         return f"Explanation({texts}, score={self.score:.4f}, {counts})"
 
     @property
-    def alignment(self) -> Weights:
-        """Where each target piece looked in the source, averaged over layers and heads: (T, S)."""
+    def alignment(self) -> Weights | None:
+        """Cross-attention weights averaged over layers and heads: (T, S); None if the decoder has no cross-attention."""
         crosses = [weights.mean(axis=0) for path, weights in self.attentions.items() if is_cross(path)]
         if not crosses:
-            return np.zeros((len(self.tgt_pieces), len(self.src_pieces)), dtype=np.float32)
+            return None
         mean: Weights = np.mean(np.stack(crosses), axis=0, dtype=np.float32)
         return mean
 
@@ -60,7 +60,7 @@ class Explanation:
             "src_pieces": self.src_pieces,
             "tgt_pieces": self.tgt_pieces,
             "log_probs": [round(each, 6) for each in self.log_probs],
-            "alignment": _rounded(self.alignment),
+            "alignment": None if self.alignment is None else _rounded(self.alignment),
             "attentions": {path: _rounded(weights) for path, weights in self.attentions.items()},
         }
 
@@ -74,8 +74,14 @@ def is_cross(path: str) -> bool:
     return path.startswith("decoder.") and not path.endswith(".self")
 
 
-def check_labels(weights: Weights, src_pieces: Sequence[str], tgt_pieces: Sequence[str]) -> None:
+def check_labels(weights: Weights | None, src_pieces: Sequence[str], tgt_pieces: Sequence[str]) -> None:
     """Refuse a picture whose labels would stand beside the wrong rows or columns."""
+    if weights is None:
+        raise DataError(
+            "an attention map must be drawn from attention weights",
+            found="None, the alignment of a model without cross-attention",
+            fix="draw one of the explanation's attentions instead, if it has any",
+        )
     if weights.shape != (len(tgt_pieces), len(src_pieces)):
         raise DataError(
             "an attention map must have a row for each target piece and a column for each source piece",

@@ -23,19 +23,20 @@ class Watched(NamedTuple):
 
 
 @torch.inference_mode()
-def align(model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Weights]:
-    """Average each row's attention to the source over layers and heads: (T, S), the source's end being a column.
+def align(model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Weights] | None:
+    """Average each row's cross-attention over layers and heads: (T, S), the source's end being a column.
 
-    A row per target token says where the model looked when it chose that token.
+    A row per target token says where the model looked when it chose that token. None if the decoder has no cross-attention.
     """
     device = next(model.parameters()).device
     crosses = [path for path in attentions(model) if is_cross(path)]
+    if not crosses:
+        return None
     memory = model.encode(*pack_sources(sources, device))
     tgt_in, mask = pack([[BOS, *target] for target in targets], device)
     with record(model, crosses) as notes:
         model.decode(tgt_in, memory, mask)
-    total = sum(notes[path].weights.float().mean(dim=1) for path in crosses)  # (B, T, S)
-    assert isinstance(total, torch.Tensor), "a decoder without attention to the source has no alignment"
+    total = torch.stack([notes[path].weights.float().mean(dim=1) for path in crosses]).sum(dim=0)  # (B, T, S)
     mean: Weights = (total / len(crosses)).cpu().numpy()
     return [mean[row, : len(target), : len(source) + 1] for row, (source, target) in enumerate(zip(sources, targets, strict=True))]
 

@@ -78,6 +78,21 @@ def test_n_best_lines_have_number_score_and_text(bundle: Path, capsys: pytest.Ca
     assert rows[0][2] == best[0], "the first of the n best is the translation"
 
 
+def test_json_of_a_model_without_attention_has_no_alignment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dragoman.bundle import write_bundle
+    from dragoman.config import read_config
+    from dragoman.models.build import build_model
+    from dragoman.text.tokenizer import train_tokenizers
+
+    sizes = ["model.width=16", "model.encoder=[lstm]", "model.decoder=[lstm]", "text.kind=characters", "decode.max_extra=2"]
+    config = read_config(overrides=[*sizes, "decode.max_ratio=1"])
+    tokenizers = train_tokenizers(["ein haus"] * 20, ["a house"] * 20, config.text)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    write_bundle(tmp_path / "model", config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["haus"])
+    found = [json.loads(line) for line in translate(tmp_path / "model", "--json", "ein haus", "haus", capsys=capsys)]
+    assert [each["alignment"] for each in found] == [None, None]
+
+
 def test_json_has_scores_pieces_and_alignment(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Attention asked for and not given (sockeye#385); every row sums to 1."""
     lines = translate(bundle, "--json", "--nbest", "2", "Guten Morgen.", capsys=capsys)
