@@ -21,21 +21,33 @@ class Moved(NamedTuple):
     target: Path
 
 
+class Removed(NamedTuple):
+    """A removed file."""
+
+    inode: int
+
+
 class SyncRecorder:
-    """Records every fsync and rename of this process, in order."""
+    """Records every fsync, rename and removal of a file by this process, in order."""
 
     def __init__(self, monkeypatch: Any) -> None:
-        self.events: list[Synced | Moved] = []
+        self.events: list[Synced | Moved | Removed] = []
         for name in ("rename", "replace"):
             monkeypatch.setattr(os, name, self._moving(getattr(os, name)))
-        sync = os.fsync
+        sync, unlink = os.fsync, os.unlink
 
         def fsync(descriptor: int) -> None:
             sync(descriptor)
             found = os.fstat(descriptor)
             self.events.append(Synced(found.st_ino, found.st_size))
 
+        def remove(path: Any, **options: Any) -> None:
+            inode = os.lstat(path, **options).st_ino
+            unlink(path, **options)
+            self.events.append(Removed(inode))
+
         monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "unlink", remove)
 
     def _moving(self, move: Any) -> Any:
         def call(source: Any, target: Any, **options: Any) -> None:
@@ -48,6 +60,10 @@ class SyncRecorder:
     def moved(self, path: Path) -> int:
         """Return the number of the event that gave a path its present contents."""
         return max(at for at, event in enumerate(self.events) if event == Moved(path.stat().st_ino, path))
+
+    def removed(self, inode: int) -> int:
+        """Return the number of the event that removed a file."""
+        return self.events.index(Removed(inode))
 
     def synced(self, path: Path) -> list[int]:
         """Return the numbers of the events that synced a file in its present size, or a directory."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from sync_kit import SyncRecorder
 
 from dragoman.bundle import Bundle, Card, Score, write_bundle
 from dragoman.bundle.card import write_card
@@ -95,6 +96,27 @@ def test_a_write_that_is_interrupted_leaves_no_bundle_and_says_so(tmp_path: Path
         Bundle.load(tmp_path)
     write(tmp_path, seed=1)
     assert Bundle.load(tmp_path).model
+
+
+def test_every_file_is_durable_before_the_manifest_is_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss must not leave a manifest beside files of which it tells something else."""
+    write(tmp_path)
+    old = (tmp_path / "manifest.json").stat().st_ino
+    recorder = SyncRecorder(monkeypatch)
+    write(tmp_path, seed=1)
+    names = [each for each in tmp_path.rglob("*") if each.is_file() and each.name != "manifest.json"]
+    moves, last = [recorder.moved(path) for path in names], recorder.moved(tmp_path / "manifest.json")
+    removed = recorder.removed(old)
+    assert len(names) == 6
+    assert removed < min(moves)
+    assert max(moves) < last
+    for path, moved in zip(names, moves, strict=True):
+        assert recorder.synced(path)[0] < removed, f"{path} was moved before it was synced"
+        assert any(moved < at < last for at in recorder.synced(path.parent)), f"the name {path} was not durable before the manifest's"
+    assert recorder.synced(tmp_path / "manifest.json")[0] < removed
+    directory = recorder.synced(tmp_path)
+    assert any(removed < at < min(moves) for at in directory), "the old manifest must be gone for good before anything changes"
+    assert max(directory) > last
 
 
 def test_a_write_that_fails_before_anything_moved_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from exchange_kit import LINES, made
+from sync_kit import SyncRecorder
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.decoding.greedy import Greedy
 from dragoman.doctor import examine, load_subject
 from dragoman.engines import Engine, choosing, trust
 from dragoman.engines.choosing import choose_engine, open_engine
-from dragoman.engines.folder import engine_digest, engine_names
+from dragoman.engines.folder import engine_digest, engine_names, publish_folder
 from dragoman.engines.listing import list_engines
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange import exporting
@@ -55,6 +56,18 @@ def test_an_engine_in_the_bundle_is_found_and_says_the_same(bundle: Path) -> Non
     assert Translator.load(bundle, engine="native").engine.name == "native"
     assert all(check.ok for check in verify_directory(bundle))
     assert any(check.name == "engines/ctranslate2-float32/model.bin" for check in verify_directory(bundle))
+
+
+def test_an_engine_is_durable_before_it_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, final = SyncRecorder(monkeypatch), tmp_path / "engines" / "some"
+    with publish_folder(final, {"kind": "engine"}) as folder:
+        (folder / "inside").mkdir()
+        for name in ("model.bin", "inside/words.json"):
+            (folder / name).write_bytes(b"0123")
+            (folder / name).chmod(0o600)
+    recorder.check_published(final)
+    assert sorted(read_manifest(final)["files"]) == ["inside/words.json", "model.bin"]
+    assert (final / "model.bin").stat().st_mode & 0o777 == (final / "manifest.json").stat().st_mode & 0o777
 
 
 @pytest.mark.parametrize("quantisation", ["float32", "int8", "int8_float32"])

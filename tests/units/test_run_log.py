@@ -7,6 +7,7 @@ import json
 import os
 
 import pytest
+from sync_kit import SyncRecorder
 
 from dragoman.errors import DiskError
 from dragoman.training.log import UpdateLog
@@ -35,6 +36,17 @@ def test_a_resumed_run_counts_no_update_twice(tmp_path):
     log.close()
     assert [record["update"] for record in log.records()] == [1, 2, 3, 4, 5, 6]
     assert [json.loads(line)["update"] for line in log.discarded.read_text().splitlines()] == [4, 5]
+
+
+def test_lines_are_durable_after_a_sync_and_kept_before_they_are_taken_back(tmp_path, monkeypatch):
+    log, recorder = UpdateLog(tmp_path), SyncRecorder(monkeypatch)
+    write(log, 1, 2, 3)
+    assert not recorder.events
+    log.sync()
+    assert recorder.synced(log.path) == [0]
+    log.truncate(1)
+    assert recorder.synced(log.discarded) == [1]
+    assert recorder.synced(log.path) == [2]  # cut only when the lines are safe elsewhere
 
 
 def test_a_line_cut_off_by_a_crash_is_taken_back(tmp_path):
