@@ -9,6 +9,7 @@ import typer
 
 from dragoman.cli.options import BundleArgument
 from dragoman.cli.show import result
+from dragoman.files.disk import require_parent_writable
 
 
 def average(
@@ -19,6 +20,7 @@ def average(
     """Average a run's newest checkpoints into a new model; the run need not have finished."""
     from dragoman.runs.averaging import average_run
 
+    require_parent_writable(out / "model")
     made = average_run(model, out, last=last)
     steps = ", ".join(f"{step:,}" for step in made.steps)
     result(f"{made.out}: the average of steps {steps}" if len(made.steps) > 1 else f"{made.out}: the weights of step {steps} alone")

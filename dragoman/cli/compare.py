@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dragoman.cli.options import DeviceOption, JsonOption, LowercaseOption, TargetLanguageOption, TokenizeOption
+from dragoman.cli.progress import advancing, progress
 from dragoman.cli.show import as_json, note, result, table
 from dragoman.errors import ConfigError
 
@@ -29,31 +32,77 @@ def compare(
     device: DeviceOption = "auto",
 ) -> None:
     """Compare translations by paired bootstrap, and show the sentences that moved most."""
+    from dragoman.evaluate.compare import check_enough, check_metric
     from dragoman.evaluate.compare import compare as run
     from dragoman.evaluate.files import read_text
+    from dragoman.evaluate.scoring import check_tokenizer
 
-    names = [str(path) for path in systems]
-    if len(set(names)) != len(names):
-        raise ConfigError([f"each system must be named once; found {', '.join(names)}; name two different ones"])
-    outputs = {str(path): _translated(path, src, device) if path.is_dir() else read_text(path) for path in systems}
-    found = run(outputs, read_text(ref), lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, by=by, show=show, samples=samples)
+    check_tokenizer(tokenize)
+    check_metric(by)
+    check_enough(len(systems))
+    real = [path.resolve() for path in systems]
+    if len(set(real)) != len(real):
+        raise ConfigError([f"each system must be named once; found {', '.join(map(str, systems))}; name two different ones"])
+    references = read_text(ref)
+    outputs = _outputs(systems, src, references, device)  # every model and file is opened before anything is translated
+    language = tgt_lang or next((each.language for each in outputs if each.language), "")
+    texts = {name: each.texts() for name, each in zip(map(str, systems), outputs, strict=True)}
+    with progress("comparing"):
+        found = run(texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language, by=by, show=show, samples=samples)
     if json:
         as_json(found.as_dict())
     else:
         _draw(found, by)
 
 
-def _translated(model: Path, src: Path | None, device: str) -> list[str]:
-    """Translate the source with a model that was named instead of its output."""
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """What a system wrote, or will write when it is asked."""
+
+    texts: Callable[[], list[str]]
+    language: str = ""
+
+
+def _outputs(systems: list[Path], src: Path | None, references: list[str], device: str) -> list[_Output]:
+    """Open every system: read the files of translations and load the models, all checked against the references."""
+    from dragoman.evaluate.compare import check_systems
     from dragoman.evaluate.files import read_text
+
+    models = [path for path in systems if path.is_dir()]
+    if models and src is None:
+        raise ConfigError(
+            [f"a model directory needs --src to translate; found {models[0]} and no --src; add it, or name a file of translations"]
+        )
+    sources = read_text(src) if src is not None and models else []
+    texts = {str(path): read_text(path) for path in systems if path not in models}
+    check_systems({**texts, **({f"{src} (--src)": sources} if models else {})}, references)
+    loaded = {path: _load(path, src, sources, device) for path in models}
+    return [loaded[path] if path in models else _Output(lambda path=path: texts[str(path)]) for path in systems]  # type: ignore[misc]
+
+
+def _load(model: Path, src: Path | None, sources: list[str], device: str) -> _Output:
+    """Load a model that was named instead of its output."""
     from dragoman.translator import Translator
 
-    if src is None:
-        raise ConfigError(
-            [f"a model directory needs --src to translate; found {model} and no --src; add it, or name a file of translations"]
-        )
-    note(f"translating {src} with {model}")
-    return [each.text for each in Translator.load(model, device=device).stream(read_text(src))]
+    translator = Translator.load(model, device=device)
+    translator.translate(sources[:1])  # weights are read when they are first needed, and found wanting then
+
+    def translate() -> list[str]:
+        note(f"translating {src} with {model}")
+        with progress("translating", len(sources), "lines") as bar:
+            return [each.text for each in advancing(translator.stream(sources, scored=False), bar)]
+
+    return _Output(translate, translator.config.data.tgt_lang)
+
+
+def short_names(paths: list[Path]) -> list[str]:
+    """Return the systems' names for a line: as many last parts of each path as tell them apart."""
+    parts = [(path if path.name not in ("", "..") else path.resolve()).parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = [str(Path(*each[-length:])) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
 
 
 def _draw(found: Comparison, by: str) -> None:
@@ -68,9 +117,12 @@ def _draw(found: Comparison, by: str) -> None:
         result(f"{name}: {signature}")
     for sentence in found.notes:
         note(sentence)
+    first, second = short_names([Path(name) for name in dict.fromkeys(each.system for each in found.results)])[:2]
+    width = max(map(len, ("reference", first, second)))
     if found.moved:
         result()
-        result(f"Sentences that moved most from the first system to the second (change in sentence {by}):")
+        result(f"Sentences that moved most from {first} to {second} (change in sentence {by}):")
     for moved in found.moved:
         result(f"\nline {moved.line}  {moved.change:+.1f}")
-        result(f"  reference  {moved.reference}\n  first      {moved.before}\n  second     {moved.after}")
+        for name, text in (("reference", moved.reference), (first, moved.before), (second, moved.after)):
+            result(f"  {name:<{width}}  {text}")

@@ -11,6 +11,7 @@ import typer
 
 from dragoman.cli.durations import say_duration
 from dragoman.cli.show import result, table
+from dragoman.files.disk import require_parent_writable
 
 if TYPE_CHECKING:
     from dragoman.demo.dates import Pair
@@ -32,6 +33,7 @@ def demo(
     from dragoman.training.progress import open_progress
     from dragoman.translator import Translator
 
+    require_parent_writable(out / "model")
     Writer()  # tells at once when Babel is missing
     result(f"Dates as people write them, in {len({name.partition('_')[0] for name in LOCALES})} languages, to be turned into ISO dates.\n")
     began = time.monotonic()

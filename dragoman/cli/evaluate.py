@@ -20,7 +20,9 @@ from dragoman.cli.options import (
     TargetLanguageOption,
     TokenizeOption,
 )
+from dragoman.cli.progress import advancing, progress
 from dragoman.cli.show import as_json, note, result, table
+from dragoman.files.outputs import check_output_file, open_output
 
 
 def evaluate(
@@ -33,7 +35,7 @@ def evaluate(
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     batch_size: BatchSizeOption = None,
-    hyp: Annotated[Path | None, typer.Option(help="Also keep the translations in this file.")] = None,
+    hyp: Annotated[Path | None, typer.Option(help="Also write the translations to this file.")] = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
@@ -43,19 +45,25 @@ def evaluate(
     from dragoman.evaluate.scoring import check_aligned, check_tokenizer, score
     from dragoman.translator import Translator
 
-    check_tokenizer(tokenize)  # a mistyped name is told now, not after an hour of translating
+    check_tokenizer(tokenize)  # mistakes are told now, not after an hour of translating
+    if hyp:
+        check_output_file("--hyp", hyp, inputs=[src, ref])
     sources, references = read_text(src), read_text(ref)
     check_aligned(sources, references)
     translator = Translator.load(model, device=device, engine=engine)
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size, "scored": False}
     started = time.monotonic()
-    translations = list(translator.stream(sources, **{name: value for name, value in options.items() if value is not None}))
+    given = {name: value for name, value in options.items() if value is not None}
+    with progress("translating", len(sources), "lines") as bar:
+        translations = list(advancing(translator.stream(sources, **given), bar))
     seconds = time.monotonic() - started
     texts = [each.text for each in translations]
     if hyp:
-        hyp.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        with open_output(hyp) as file:
+            file.writelines(f"{text}\n" for text in texts)
     language = tgt_lang or translator.config.data.tgt_lang
-    scores = score(texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language)
+    with progress("scoring"):
+        scores = score(texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language)
     pieces = sum(len(each.pieces) for each in translations)
     speed = {
         "seconds": round(seconds, 3),

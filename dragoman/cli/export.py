@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import BundleArgument, JsonOption
+from dragoman.cli.progress import progress
 from dragoman.cli.show import as_json, note, result
 from dragoman.errors import ConfigError, DataError, nearest
 from dragoman.files.disk import require_new
@@ -58,7 +59,8 @@ def export(
     if place and not any(text.strip() for text in texts):
         raise DataError("the sentences to compare on must be some", found=f"none in {place}", fix="give a file with text")
     more = {"quantisation": quantisation} if to == "ctranslate2" else {}
-    made = EXPORTS[to](model, out, texts=texts, references=read_text(ref) if ref else None, **more)
+    with progress(f"exporting to {to}"):
+        made = EXPORTS[to](model, out, texts=texts, references=read_text(ref) if ref else None, **more)
     if json:
         as_json({"path": str(made.path), "parity": made.parity.facts()})
         return

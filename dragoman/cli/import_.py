@@ -9,6 +9,7 @@ import typer
 
 from dragoman.cli.options import JsonOption
 from dragoman.cli.show import as_json, note, result
+from dragoman.files.disk import require_new
 
 
 def import_(
@@ -20,6 +21,7 @@ def import_(
     json: JsonOption = False,
 ) -> None:
     """Turn a Hugging Face Marian model into one of ours, and say how far the two agree."""
+    require_new(out)
     from dragoman.evaluate.files import read_text
     from dragoman.exchange.marian import import_marian
 

@@ -27,7 +27,9 @@ class Bar:
         self._ended = False
         self._changing = threading.Lock()
         self._timer = threading.Timer(PATIENCE_SECONDS, self._start)
-        if stream is not None:
+        if stream is not None and PATIENCE_SECONDS <= 0:
+            self._start()
+        elif stream is not None:
             self._timer.daemon = True
             self._timer.start()
 

@@ -1,14 +1,18 @@
-"""Standard input as lines of text, and whether more of them are there already."""
+"""Standard input and files as lines of text, and whether more of them are there already."""
 
 from __future__ import annotations
 
 import os
 import select
 import stat
+import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import BinaryIO
 
+from dragoman.data.encodings import guess_encoding, utf16_by_head
+from dragoman.data.streams import TextStream, open_text
 from dragoman.errors import DataError
 
 _CHUNK = 1 << 16  # bytes: what a pipe holds
@@ -73,15 +77,99 @@ def open_lines(stream: BinaryIO) -> Iterable[str]:
         return read_lines(stream)
 
 
-def read_lines(stream: Iterable[bytes]) -> Iterator[str]:
-    """Read lines that end in LF or CRLF and nothing else; the first one that is not UTF-8 ends the command."""
+class InputFiles:
+    """The lines of files, one after the other; all of a file is there already, so windows of them are full."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self.read = 0  # lines handed on so far
+        self._waiting = False  # whether lines come from a pipe, whose writer may be slow
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the lines of all files."""
+        for path in self._paths:
+            for line in self._lines(path):
+                self.read += 1
+                yield line
+
+    def ready(self) -> bool:
+        """Whether another line can be had without waiting."""
+        return not self._waiting
+
+    def count(self) -> int | None:
+        """Count the lines of all files; None where one can be read only once."""
+        if not all(path.is_file() for path in self._paths):
+            return None
+        total = 0
+        for path in self._paths:
+            last = b"\n"
+            for chunk in TextStream(path).chunks():
+                total, last = total + chunk.count(b"\n"), chunk[-1:]
+            total += last != b"\n"
+        return total
+
+    def _lines(self, path: Path) -> Iterator[str]:
+        """Yield one file's lines."""
+        self._waiting = str(path) == "-" or not path.is_file()
+        if str(path) == "-":
+            yield from read_lines(sys.stdin.buffer)
+        elif self._waiting:
+            with open(path, "rb") as stream:
+                yield from read_lines(stream, str(path))
+        else:
+            yield from read_lines(_raw_lines(TextStream(path)), str(path))
+
+
+def check_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Raise the error that reading a file would raise, before any work is done."""
+    for path in paths:
+        if str(path) != "-" and (path.is_file() or path.is_dir() or not path.exists()):
+            open_text(path).close()
+    return list(paths)
+
+
+def _raw_lines(stream: TextStream) -> Iterator[bytes]:
+    """Yield a file's lines as bytes, their ends included."""
+    begun = list[bytes]()
+    for chunk in stream.chunks():
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            yield b"".join([*begun, line, b"\n"])
+            begun.clear()
+        if rest:
+            begun.append(rest)
+    if begun:
+        yield b"".join(begun)
+
+
+def read_lines(stream: Iterable[bytes], name: str = "standard input") -> Iterator[str]:
+    """Read lines that end in LF or CRLF and nothing else; the first one that is not UTF-8 text ends the command."""
     for number, raw in enumerate(stream, start=1):
+        if number == 1 or b"\0" in raw:
+            _check_text(raw, number, name)
         try:
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"line {number} of standard input must be UTF-8",
+                f"line {number} of {name} must be UTF-8",
                 found=f"the byte 0x{raw[error.start]:02x} at position {error.start + 1}",
-                fix="convert the text first, for example with iconv -f latin1 -t utf-8",
+                fix=f"convert the text first, for example with iconv -f {guess_encoding(raw) or 'latin1'} -t utf-8",
             ) from error
         yield text.removesuffix("\n").removesuffix("\r")
+
+
+def _check_text(raw: bytes, number: int, name: str) -> None:
+    """Raise DataError for UTF-16, UTF-32 and other bytes that are no text, as reading a corpus does."""
+    head = raw
+    if b"\0" in raw and len(raw) <= 16:  # too short to tell, and cut within the two bytes of its line feed
+        head = raw.rstrip(b"\r\n\0")
+        head = (head + b"\0" * (len(head) % 2)) * 8
+    encoding = utf16_by_head(head) if number == 1 else ""
+    if encoding:
+        raise DataError(f"{name} must be UTF-8", found=encoding, fix=f"convert it first: iconv -f {encoding} -t UTF-8")
+    if b"\0" in raw:
+        raise DataError(
+            f"line {number} of {name} must be text",
+            found=f"a NUL byte at byte {raw.index(0) + 1}",
+            fix="is it text? UTF-16 must be converted first: iconv -f UTF-16 -t UTF-8",
+        )

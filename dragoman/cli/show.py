@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 WIDE = 200  # columns of a table that goes into a file or a pipe, where wrapping would only hurt
@@ -25,9 +25,9 @@ def result(text: str = "") -> None:
     print(text, flush=True)
 
 
-def as_json(value: Any) -> None:
+def as_json(value: Any, write: Callable[[str], object] = result) -> None:
     """Write a result as one line of JSON, text in its own script."""
-    result(json.dumps(value, ensure_ascii=False))
+    write(json.dumps(value, ensure_ascii=False))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: Sequence[str] = ()) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -17,23 +19,34 @@ from dragoman.cli.options import (
     EngineOption,
     JsonOption,
     LengthPenaltyOption,
+    ModelOption,
     PrecisionOption,
     ShortlistOption,
 )
-from dragoman.cli.reading import open_lines, read_lines
+from dragoman.cli.progress import Bar, is_terminal, progress
+from dragoman.cli.reading import InputFiles, check_inputs, open_lines, read_lines
 from dragoman.cli.show import as_json, count, note, result
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, CorruptError
+from dragoman.files.outputs import check_output_file, open_output
 
 if TYPE_CHECKING:
     from dragoman.translator import Translation
 
 NOTES_SHOWN = 3
 _SAMPLING = "Sampling"
+_OF_ALTERNATIVES = ("text", "score", "pieces", "log_probs")
 
 
 def translate(
-    model: Annotated[Path, typer.Option("--model", "-m", help="The model's directory.", show_default=False)],
+    model: ModelOption,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts to translate; standard input when there are none.")] = None,
+    input_: Annotated[
+        list[Path] | None,
+        typer.Option("--input", "-i", help="File to translate line by line, plain, .gz or .xz; - is standard input. May be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write instead of standard output; it appears when all is done.")
+    ] = None,
     beam: BeamOption = None,
     nbest: Annotated[int, typer.Option(min=1, max=256, help="Translations of each line: `line TAB score TAB text`, best first.")] = 1,
     length_penalty: LengthPenaltyOption = None,
@@ -52,10 +65,13 @@ def translate(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Where chance starts; the same seed draws the same.", rich_help_panel=_SAMPLING)] = None,
 ) -> None:
-    """Translate texts, or standard input, one line each; order and empty lines are kept.
+    """Translate texts, files, or standard input, one line each; order and empty lines are kept.
 
-    With --json each line is an object: text, score, pieces, log_probs (one a piece, and one for the end), and
-    alignment (a row for each target piece, a column for each source piece; null for a model without cross-attention).
+    With --json each line is an object: line, text, score, pieces, log_probs
+    (one a piece, and one for the end), alignment (a row for each target piece,
+    a column for each source piece; null for a model without cross-attention),
+    and alternatives: the --nbest translations, best first, the line's own
+    among them.
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}
@@ -64,6 +80,14 @@ def translate(
         raise ConfigError([f"--{name.replace('_', '-')} belongs to --sample; found it alone; add --sample"])
     if sample and beam is not None:
         raise ConfigError([f"--sample draws and --beam searches; found both, with --beam {beam}; keep one"])
+    if texts and input_:
+        raise ConfigError([f"texts and --input both say what to translate; found {texts[0]!r:.60} and {input_[0]}; keep one"])
+    for text in texts or ():
+        _warn_about_file(text)
+    inputs = check_inputs(input_ or [])
+    target = None if output is None or str(output) == "-" else output
+    if target is not None:
+        check_output_file("--output", target, inputs=[Path("/dev/stdin") if str(each) == "-" else each for each in inputs or [Path("-")]])
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size, "nbest": nbest}
     options |= {"prefix": prefix or None, "alignment": json, "scored": json or nbest > 1, "sample": sample, **given}
 
@@ -71,31 +95,67 @@ def translate(
 
     translator = Translator.load(model, device=device, engine=engine, precision=precision, measure=True, shortlist=shortlist)
     lines: Iterable[str] = texts or ()
-    if not texts and sys.stdin.isatty():
+    typed = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
+    if typed:
         note("type or paste text, a line at a time; end with Ctrl-D")
         options["window"] = 1  # whoever types wants an answer to each line
         lines = read_lines(sys.stdin.buffer)
     elif not texts:
-        lines = open_lines(sys.stdin.buffer)
-    show(translator.stream(lines, **{name: value for name, value in options.items() if value is not None}), nbest=nbest, json=json)
+        lines = InputFiles(inputs) if inputs and inputs != [Path("-")] else open_lines(sys.stdin.buffer)
+    given = {name: value for name, value in options.items() if value is not None}
+    shown = not texts and not typed and (target is not None or not is_terminal(sys.stdout))
+    total = lines.count() if shown and isinstance(lines, InputFiles) and is_terminal(sys.stderr) else None
+    with contextlib.ExitStack() as stack:
+        write = result if target is None else _line_writer(stack.enter_context(open_output(target)))
+        bar = stack.enter_context(progress("translating", total, "lines", shown=shown))
+        written = show(translator.stream(lines, **given), nbest=nbest, json=json, write=write, bar=bar)
+        if isinstance(lines, InputFiles) and lines.read != written:
+            raise CorruptError(
+                "as many lines must be written as were read", found=f"{lines.read:,} read and {written:,} written", fix="report it, please"
+            )
 
 
-def show(translations: Iterable[Translation], *, nbest: int, json: bool) -> None:
-    """Write translations as they come, and say what was out of the ordinary: the first few at once, all of it counted at the end."""
-    noted = 0
+def _warn_about_file(text: str) -> None:
+    """Warn where a text is the name of a file, which somebody may have wanted to translate instead."""
+    try:
+        is_file = Path(text).is_file()
+    except (OSError, ValueError):  # longer than any name, or no name at all
+        return
+    if is_file:
+        note(f"warning: {text} is the name of a file and is translated as text; to translate the file's lines: --input {shlex.quote(text)}")
+
+
+def _line_writer(file: TextIO) -> Callable[[str], object]:
+    """Return what writes a line to a file."""
+    return lambda text: file.write(f"{text}\n")
+
+
+def show(
+    translations: Iterable[Translation],
+    *,
+    nbest: int,
+    json: bool,
+    write: Callable[[str], object] = result,
+    bar: Bar | None = None,
+) -> int:
+    """Write translations as they come, with the first few notes at once and all of them counted at the end; return their number."""
+    number = noted = 0
     for number, each in enumerate(translations, start=1):
         if json:
-            as_json({"line": number, **plain(each)})
+            as_json({"line": number, **plain(each)}, write)
         elif nbest > 1:
-            for one in each.alternatives or (each,):
-                result(f"{number}\t{one.score:.4f}\t{one.text}")
+            for one in each.alternatives:
+                write(f"{number}\t{one.score:.4f}\t{one.text}")
         else:
-            result(each.text)
+            write(each.text)
+        if bar is not None:
+            bar.advance()
         noted += bool(each.notes)
         if each.notes and noted <= NOTES_SHOWN:
             note(f"line {number}: {'; '.join(each.notes)}")
     if noted > NOTES_SHOWN:
         note(f"{count(noted, 'line')} had such notes in all; --json writes them with each line")
+    return number
 
 
 def plain(translation: Translation) -> dict[str, Any]:
@@ -104,7 +164,7 @@ def plain(translation: Translation) -> dict[str, Any]:
     for field in dataclasses.fields(translation):
         value = getattr(translation, field.name)
         if field.name == "alternatives":
-            values[field.name] = [plain(each) for each in value or ()]
+            values[field.name] = [{name: _rounded(getattr(each, name)) for name in _OF_ALTERNATIVES} for each in value]
         else:
             values[field.name] = _rounded(value)
     return values

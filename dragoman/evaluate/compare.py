@@ -80,15 +80,9 @@ def compare(
     samples: int = SAMPLES,
 ) -> Comparison:
     """Compare systems with the first one by paired bootstrap, and find the sentences that the second moved most."""
-    if len(systems) < 2:
-        raise DataError("comparing needs two sets of translations or more", found=str(len(systems)), fix="name at least two")
-    for name, lines in systems.items():
-        if len(lines) != len(references):
-            raise DataError(
-                f"{name} must have as many lines as the reference",
-                found=f"{len(lines):,} and {len(references):,}",
-                fix="translate the same file with every system",
-            )
+    check_metric(by)
+    check_enough(len(systems))
+    check_systems(systems, references)
     first, second = list(systems.values())[:2]
     check_aligned(first, references)
     chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, references=references)
@@ -96,6 +90,29 @@ def compare(
     signatures, results = _bootstrap(systems, references, named, samples)
     moved = most_moved(first, second, references, by=by, show=show, tgt_lang=tgt_lang, lowercase=lowercase, tokenize=tokenize)
     return Comparison(tuple(results), signatures, tuple(moved), samples, chosen.notes)
+
+
+def check_enough(systems: int) -> None:
+    """Raise DataError unless there are systems to compare."""
+    if systems < 2:
+        raise DataError("comparing needs two sets of translations or more", found=str(systems), fix="name at least two")
+
+
+def check_systems(systems: Mapping[str, Sequence[str]], references: Sequence[str]) -> None:
+    """Raise DataError unless every system has a line for each reference."""
+    for name, lines in systems.items():
+        if len(lines) != len(references):
+            raise DataError(
+                f"{name} must have as many lines as the reference",
+                found=f"{len(lines):,} and {len(references):,}",
+                fix="translate the same file with every system",
+            )
+
+
+def check_metric(by: str) -> None:
+    """Raise ConfigError unless sentences can be ranked by this metric."""
+    if by not in ("chrf", "bleu"):
+        raise ConfigError([f"--by must be chrf or bleu; found {by!r}; TER has no upper bound and one bad line would hide the rest"])
 
 
 def most_moved(
@@ -112,8 +129,7 @@ def most_moved(
     """Find the sentences whose own score changed most, the largest change first, losses and gains alike."""
     chosen = metrics(lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, references=references, sentence=True)
     by_name: dict[str, BLEU | CHRF] = {"chrf": chosen.chrf, "bleu": chosen.bleu}
-    if by not in by_name:
-        raise ConfigError([f"--by must be chrf or bleu; found {by!r}; TER has no upper bound and one bad line would hide the rest"])
+    check_metric(by)
     metric = by_name[by]
     moved = []
     for line, (old, new, reference) in enumerate(zip(before, after, references, strict=True), start=1):

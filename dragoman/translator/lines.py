@@ -42,7 +42,7 @@ class Line:
     def translation(self, answers: Sequence[Translation]) -> Translation:
         """Put the answers to the parts together."""
         if not self.parts:
-            return Translation(text="")
+            return Translation(text="", alternatives=[Translation(text="")])
         if len(answers) == 1:
             return replace(answers[0], notes=[*self.notes, *answers[0].notes]) if self.notes else answers[0]
         texts = itertools.pairwise(answer.text for answer in answers)

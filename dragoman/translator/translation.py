@@ -21,12 +21,14 @@ class Translation:
     src_pieces: list[str] = field(default_factory=list)  # with `</s>`, the end that the model also looks at
     # (T, S): cross-attention weights averaged over layers and heads; a row sums to 1. None unless asked for, and where a model has none.
     alignment: NDArray[np.float32] | None = None
-    alternatives: Sequence[Translation] = ()  # the n best, this one first, where more than one was asked for
+    alternatives: Sequence[Translation] = ()  # the n best, this one first; they have no alternatives of their own
     notes: Sequence[str] = ()  # whatever was out of the ordinary: split, stopped, tried again
 
     def __repr__(self) -> str:
         """Write the text and the score in one short line; numbers of tokens instead of the tokens."""
-        counts = [f"{len(self.alternatives)} alternatives"] * bool(self.alternatives) + [f"notes={list(self.notes)}"] * bool(self.notes)
+        counts = [f"{len(self.alternatives)} alternatives"] * (len(self.alternatives) > 1) + [f"notes={list(self.notes)}"] * bool(
+            self.notes
+        )
         return f"Translation({', '.join([shortened(self.text), f'score={self.score:.4f}', f'{len(self.pieces)} tokens', *counts])})"
 
 

@@ -232,7 +232,7 @@ class Translator:
         if round_and_round and not circle(part.src):
             pattern = self.tokenizers.tgt.decode(round_and_round.pattern).strip()
             notes.append(f"the output goes round in circles: {pattern!r} comes {round_and_round.times} times")
-        alternatives = [dressed(*each) for each in zip(hypotheses, texts, strict=True)] if len(hypotheses) > 1 else []
+        alternatives = [dressed(*each) for each in zip(hypotheses, texts, strict=True)]
         return dressed(best, texts[0], alignment=alignment, alternatives=alternatives, notes=notes)
 
 

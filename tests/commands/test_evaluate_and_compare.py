@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import sacrebleu
 
 from dragoman.cli.app import main
+from dragoman.cli.compare import short_names
 
 
 @pytest.fixture
@@ -135,3 +139,92 @@ def test_the_tokenizer_is_chosen_and_told(
     captured = capsys.readouterr()
     assert f"tok:{tokenizer}|" in captured.out
     assert words in captured.err
+
+
+def test_outputs_are_checked_before_any_work(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Translations were lost when --hyp named a folder that was not there."""
+    files = ["--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en")]
+    for hyp, words in (
+        (tmp_path / "missing" / "out.txt", f"--hyp must lie in a directory that exists; found no {tmp_path / 'missing'}"),
+        (corpus / "dev.en", "--hyp must not be a file that the command reads"),
+        (tmp_path, f"--hyp must name a file; found the directory {tmp_path}"),
+    ):
+        assert main(["evaluate", "no-model", *files, "--hyp", str(hyp)]) == 2
+        err = capsys.readouterr().err
+        assert words in err
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["average", "{model}"], ["demo"], ["import", "{model}"], ["export", "{model}", "--to", "onnx"]])
+def test_a_directory_below_a_file_is_told_before_any_work(
+    command: list[str], bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    arguments = [each.format(model=bundle) for each in command]
+    assert main([*arguments, "--out", str(tmp_path / "file" / "model")]) == 2
+    err = capsys.readouterr().err
+    assert f"must lie in a directory; found a file at {tmp_path / 'file'}" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_compare_opens_every_system_before_it_translates(
+    bundle: Path, corpus: Path, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = Path(shutil.copytree(bundle, tmp_path / "damaged"))
+    (damaged / "weights.safetensors").write_bytes(b"no weights")
+    options = ["--ref", str(corpus / "dev.en"), "--src", str(corpus / "dev.de"), "--samples", "50"]
+    for second, code, words in (
+        (damaged, 65, "weights.safetensors"),
+        (tmp_path / "nowhere", 2, "nowhere must exist"),
+        (files["good"], 2, "must have as many lines as the reference; found 30 and 6"),
+    ):
+        assert main(["compare", *options, str(bundle), str(second)]) == code
+        err = capsys.readouterr().err
+        assert words in err
+        assert "translating" not in err, "nothing was translated in vain"
+    assert main(["compare", *options, str(bundle)]) == 2
+    assert "found 1; name at least two" in capsys.readouterr().err
+    assert main(["compare", *options, "--by", "ter", str(bundle), str(corpus / "dev.en")]) == 2
+    assert "--by must be chrf or bleu; found 'ter'" in capsys.readouterr().err
+
+
+def test_compare_names_the_systems(bundle: Path, corpus: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--ref", str(files["ref"]), "--samples", "50", "--show", "1"]
+    assert main(["compare", *options, str(files["bad"]), str(files["good"])]) == 0
+    out = capsys.readouterr().out
+    assert "moved most from bad to good" in out
+    assert "\n  bad        The" in out
+    assert "\n  good       The" in out
+    assert main(["compare", *options, "--json", str(files["bad"]), str(files["good"])]) == 0
+    assert {each["system"] for each in json.loads(capsys.readouterr().out)["results"]} == {str(files["bad"]), str(files["good"])}
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["a/model", "b/model"], ["a/model", "b/model"]),
+        (["x/a/m", "y/a/m", "m"], ["x/a/m", "y/a/m", "m"]),
+    ],
+)
+def test_short_names_tell_systems_apart(paths: list[str], names: list[str]) -> None:
+    assert short_names([Path(path) for path in paths]) == names
+
+
+def test_evaluate_shows_progress_on_a_terminal_alone(
+    bundle: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("dragoman.cli.progress.PATIENCE_SECONDS", 0.0)
+    screen = Terminal()
+    arguments = ["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en"), "--json"]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert "translating" not in captured.err
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["scores"] == json.loads(captured.out)["scores"]
+    assert "translating" in screen.getvalue()
