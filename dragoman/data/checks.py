@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,21 +15,41 @@ from numpy.typing import NDArray
 from dragoman.data.corpus import BadPair, Corpus, Pair, UnequalError
 from dragoman.data.drift import Slip, Traits, find_slip, traits
 
-_NAMED = 5  # line numbers shown for each check
 _NO_LETTERS = re.compile(r"[\W_]+")
 # What word tokenizers leave behind: a space before a comma or full stop, parted endings, Moses' escapes, joined-up hyphens.
 _TOKENISED = re.compile(r"\s[.,](?:\s|$)|\s(?:n't|'(?:s|re|ve|ll|d|m))\b|@@\s|\s@-@\s|&(?:apos|quot|amp|#91|#93);")
 _MIN_LENGTH = 20  # characters of the longer side under which a length ratio says nothing
 
 
+_CODES = {
+    "line counts": "line-counts",
+    "misaligned lines": "misaligned",
+    "invalid UTF-8 or NUL": "invalid",
+    "broken rows": "broken",
+    "overlong lines": "overlong",
+    "empty lines": "empty",
+    "duplicate pairs": "duplicate",
+    "length ratio": "length-ratio",
+    "source equals target": "copy",
+    "already tokenised text": "tokenised",
+    "held-out pairs in the corpus": "leak",
+    "held-out sources in the corpus": "source-leak",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found: how many pairs, the first of their lines, and what to do about them."""
+    """What a check found: how many pairs, all of their lines, and what to do about them."""
 
     check: str
     count: int
     lines: list[int]
     advice: str
+
+    @property
+    def code(self) -> str:
+        """The check's name in one word, for options and JSON."""
+        return _CODES[self.check]
 
     @property
     def ok(self) -> bool:
@@ -38,25 +58,57 @@ class Finding:
 
 
 class _Tally:
-    """Counts pairs and remembers the first lines."""
+    """The lines that a check objects to, eight bytes each."""
 
     def __init__(self, check: str, advice: str) -> None:
         self.check, self.advice = check, advice
-        self.count = 0
-        self.lines: list[int] = []
+        self.lines = array("Q")
 
     def add(self, number: int) -> None:
-        self.count += 1
-        if len(self.lines) < _NAMED:
-            self.lines.append(number)
+        self.lines.append(number)
 
     def finding(self) -> Finding:
-        return Finding(self.check, self.count, self.lines, self.advice if self.count else "")
+        return Finding(self.check, len(self.lines), self.lines.tolist(), self.advice if self.lines else "")
 
 
 def check_corpus(corpus: Corpus, *, held_out: Corpus | None = None, progress: Callable[[int], None] | None = None) -> list[Finding]:
     """Check a corpus and return a row for every check, clean ones too; leakage is looked for when held-out pairs are given."""
-    return _Checker(held_out, progress).run(corpus)
+    return examine(corpus, held_out=held_out, progress=progress).findings
+
+
+def examine(corpus: Corpus, *, held_out: Corpus | None = None, progress: Callable[[int], None] | None = None) -> Examined:
+    """Check a corpus and return the findings with what is needed to remove their lines."""
+    checker = _Checker(held_out, progress)
+    findings = checker.run(corpus)
+    return Examined(findings, checker.pairs, checker.unequal, checker)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A corpus that was checked: its findings, and how many pairs it has."""
+
+    findings: list[Finding]
+    pairs: int
+    unequal: UnequalError | None
+    _checker: _Checker
+
+    def removals(self, codes: Sequence[str]) -> dict[str, NDArray[np.uint64]]:
+        """Return the lines to remove for each code, in the order of the codes, no line twice.
+
+        Length ratios are compared again without the lines removed for other reasons, until all that are left agree: what is
+        written would be found clean.
+        """
+        lines = {each.code: np.array(each.lines, np.uint64) for each in self.findings}
+        removed = {code: np.zeros(0, np.uint64) for code in codes}
+        gone = np.zeros(0, np.uint64)
+        for code in codes:
+            if code != "length-ratio" and code in lines:
+                removed[code] = np.setdiff1d(lines[code], gone)
+                gone = np.union1d(gone, removed[code])
+        while "length-ratio" in codes and len(more := self._checker.outliers(gone)):
+            removed["length-ratio"] = np.union1d(removed["length-ratio"], more)
+            gone = np.union1d(gone, more)
+        return {code: each for code, each in removed.items() if len(each)}
 
 
 def overlap_key(text: str) -> str:
@@ -69,7 +121,8 @@ class _Checker:
 
     def __init__(self, held_out: Corpus | None, progress: Callable[[int], None] | None) -> None:
         self._progress = progress
-        self._seen = 0
+        self.pairs = 0
+        self.unequal: UnequalError | None = None
         self._held_out = _keys(held_out) if held_out else None
         self.bad = _Tally(
             "invalid UTF-8 or NUL", "convert the file to UTF-8 or repair the lines; data.on_bad_line=skip leaves the pairs out"
@@ -89,17 +142,16 @@ class _Checker:
 
     def run(self, corpus: Corpus) -> list[Finding]:
         """Read it all and gather the rows."""
-        unequal: UnequalError | None = None
         slip: Slip | None = None
         try:
             slip = find_slip(self._traits(corpus))
             for _ in self._rest:
                 pass
         except UnequalError as error:
-            unequal, slip = error, error.slip
+            self.unequal, slip = error, error.slip
         if self._progress:
-            self._progress(self._seen)
-        rows = [self._alignment(unequal), self._slip(slip), self.bad.finding()]
+            self._progress(self.pairs)
+        rows = [self._alignment(self.unequal), self._slip(slip), self.bad.finding()]
         rows += [self.broken.finding()] if len(corpus.files) == 1 else []  # only a file of pairs has rows
         rows += [self.overlong.finding(), self.empty.finding()]
         rows += [self._duplicates(), self._outliers(), self.copies.finding(), self.tokenised.finding()]
@@ -115,7 +167,7 @@ class _Checker:
 
     def _looked_at(self, corpus: Corpus) -> Iterator[Pair]:
         for count, record in enumerate(corpus.records(), 1):
-            self._seen = count
+            self.pairs = count
             if self._progress and not count % 10_000:
                 self._progress(count)
             if isinstance(record, BadPair):
@@ -168,17 +220,28 @@ class _Checker:
 
     def _outliers(self) -> Finding:
         """Find pairs whose length ratio is far from the corpus's own: three times, and six of its usual deviations."""
-        ratios = np.frombuffer(self._ratios, np.float32) if self._ratios else np.zeros(0, np.float32)
+        return self._named(
+            "length ratio",
+            self._outside(np.frombuffer(self._ratios, np.float32) if self._ratios else np.zeros(0, np.float32)),
+            "look at these pairs: one side may be cut off, merged with the next, or not a translation",
+        )
+
+    def outliers(self, gone: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the lines with odd length ratios among those that are not gone."""
+        numbers = np.array(self._numbers, np.uint64)
+        left = ~np.isin(numbers, gone)
+        return numbers[left][self._outside(np.array(self._ratios, np.float32)[left])]
+
+    @staticmethod
+    def _outside(ratios: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the places of odd ratios."""
         known = ratios[~np.isnan(ratios)]
         middle = float(np.median(known)) if len(known) else 0.0
         usual = float(np.median(np.abs(known - middle))) if len(known) else 0.0
-        outside = np.flatnonzero(np.abs(ratios - middle) > max(math.log(3), 6 * 1.4826 * usual))  # 1.4826: for normal data
-        return self._named(
-            "length ratio", outside, "look at these pairs: one side may be cut off, merged with the next, or not a translation"
-        )
+        return np.flatnonzero(np.abs(ratios - middle) > max(math.log(3), 6 * 1.4826 * usual))  # 1.4826: for normal data
 
     def _named(self, check: str, places: NDArray[np.int64], advice: str) -> Finding:
-        lines = sorted(self._numbers[place] for place in np.sort(places)[:_NAMED].tolist())
+        lines = sorted(self._numbers[place] for place in places.tolist())
         return Finding(check, len(places), lines, advice if len(places) else "")
 
 

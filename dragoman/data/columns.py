@@ -65,7 +65,7 @@ def csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLi
     if isinstance(first, BadLine):
         yield first
         return
-    reader = csv.reader(feed(first, source), delimiter=_delimiter(first), strict=True)
+    reader = csv.reader(feed(first, source), delimiter=delimiter(first), strict=True)
     while True:
         start = fed + 1
         try:
@@ -81,14 +81,14 @@ def csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[Row | BadLi
         yield Row(start, values)
 
 
-def _delimiter(first: str) -> str:
-    """Take the comma, or the semicolon where only that cuts the first line into columns."""
+def delimiter(first: str) -> str:
+    """Return the delimiter of a CSV file: the comma, or the semicolon where only that cuts the first line into columns."""
     if ";" not in first:
         return ","
-    for delimiter in (",", ";"):
+    for each in (",", ";"):
         try:
-            if len(next(csv.reader([first], delimiter=delimiter, strict=True), [])) > 1:
-                return delimiter
+            if len(next(csv.reader([first], delimiter=each, strict=True), [])) > 1:
+                return each
         except csv.Error:  # a quote that does not end where this delimiter wants it to
             continue
     return ","

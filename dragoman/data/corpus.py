@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import csv
+import io
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.config.tree import DataConfig
-from dragoman.data.columns import FORMATS, Columns, Row, Wanted, find_columns
+from dragoman.data.columns import FORMATS, Columns, Row, Wanted, delimiter, find_columns
 from dragoman.data.drift import Slip, find_slip, traits
 from dragoman.data.lines import BadLine, line_blocks
 from dragoman.data.streams import Caps, TextStream
@@ -146,8 +148,10 @@ class PairsFile(Corpus):
         super().__init__(max_line_bytes=max_line_bytes, on_bad_line=on_bad_line, caps=caps)
         self.path, self.wanted = Path(path), wanted or Wanted()
         suffixes = [suffix.lower() for suffix in self.path.suffixes if suffix.lower() not in (".gz", ".xz")]
-        self._format = suffixes[-1] if suffixes else ""
-        if self._format not in FORMATS:
+        self.format = suffixes[-1] if suffixes else ""
+        self.columns: Columns | None = None  # of the last reading, once its first row was read
+        self.header: list[str] = []  # the names of its columns, where the first row has them
+        if self.format not in FORMATS:
             raise DataError(
                 "a file of pairs must be .tsv, .csv or .jsonl, plain or with .gz or .xz behind",
                 found=self.path.name,
@@ -161,23 +165,44 @@ class PairsFile(Corpus):
 
     def layout(self) -> dict[str, object]:
         """The format, and what was said about the columns."""
-        return {"reader": self._format, "packing": [self.path.suffix], "columns": list(self.wanted)}
+        return {"reader": self.format, "packing": [self.path.suffix], "columns": list(self.wanted)}
 
     def records(self) -> Iterator[Pair | BadPair]:
         """Go through the rows; a row without both texts is bad."""
         self.streams = []
         columns: Columns | None = None
-        for row in FORMATS[self._format](self.path, self._lines(self.path)):
+        for row in FORMATS[self.format](self.path, self._lines(self.path)):
             if isinstance(row, BadLine):
                 yield BadPair(row.number, row)
                 continue
             if columns is None:
                 if not row.values:
                     continue
-                columns = find_columns(self.path, row, self.wanted)
+                columns = self.columns = find_columns(self.path, row, self.wanted)
+                self.header = [str(name) for name in row.values] if columns.header or isinstance(row.values, Mapping) else []
                 if columns.header:
                     continue
             yield self._pair(row, columns)
+
+    def raw_records(self) -> Iterator[tuple[int, str]]:
+        """Yield each record's number and its text with all its columns, the header included; what cannot be decoded is left out.
+
+        A line of TSV or JSONL is as the file has it; a row of CSV is written anew, with quotes where it needs them.
+        """
+        self.streams = []
+        lines = self._lines(self.path)
+        if self.format != ".csv":
+            yield from ((number, line) for number, line in enumerate(lines, 1) if isinstance(line, str))
+            return
+        first = next(lines, None)
+        if first is None:
+            return
+        between = delimiter(first) if isinstance(first, str) else ","
+        for row in FORMATS[self.format](self.path, itertools.chain([first], lines)):
+            if isinstance(row, Row):
+                written = io.StringIO()
+                csv.writer(written, delimiter=between, lineterminator="").writerow(row.values)
+                yield row.number, written.getvalue()
 
     def _pair(self, row: Row, columns: Columns) -> Pair | BadPair:
         values = row.values

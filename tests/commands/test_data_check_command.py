@@ -110,3 +110,61 @@ def test_rows_that_are_broken_are_not_called_bad_utf8(tmp_path: Path, capsys: py
     (row,) = [line for line in out.splitlines() if line.startswith("broken rows")]
     assert row.split()[2:4] == ["1", "2"], "one, in line 2"
     assert "3 pairs: 1 check found something" in out
+
+
+def test_json_has_all_lines_and_a_table_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = write(tmp_path, SOURCES, [*TARGETS[:-20], *[""] * 20])
+    assert check(capsys, *options)["empty lines"] == (20, list(range(281, 301)))
+    assert main(["data", "check", *options]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("empty lines")]
+    assert "281, 282, 283, 284, 285, …" in row
+
+
+def test_strict_exits_with_1_on_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = write(tmp_path, SOURCES, TARGETS)
+    assert main(["data", "check", *options, "--strict"]) == 0
+    options = write(tmp_path, SOURCES, ["", *TARGETS[1:]])
+    for more in ([], ["--json"]):
+        assert main(["data", "check", *options, "--strict", *more]) == 1
+        captured = capsys.readouterr()
+        assert "empty lines" in captured.out, "the findings are written all the same"
+        assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "row", "options", "columns"),
+    [
+        (
+            "a.tsv",
+            "id\tenglisch\tdeutsch\n",
+            "{n}\t{t}\t{s}\n",
+            ["--src-field", "deutsch", "--tgt-field", "englisch"],
+            ("deutsch", "englisch"),
+        ),
+        ("a.tsv", "id\ten\tde\n", "{n}\t{t}\t{s}\n", ["--src-lang", "de", "--tgt-lang", "en"], ("de", "en")),
+        ("a.csv", "", '{n},"{t}","{s}"\n', ["--src-field", "3", "--tgt-field", "2"], (3, 2)),
+        ("a.jsonl", "", '{{"x": "{s}", "y": "{t}"}}\n', ["--src-field", "x", "--tgt-field", "y"], ("x", "y")),
+    ],
+)
+def test_columns_are_named_and_told(
+    name: str, first: str, row: str, options: list[str], columns: tuple[object, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [row.format(n=n, s=s, t=t) for n, (s, t) in enumerate(zip(SOURCES, TARGETS, strict=True))]
+    path = tmp_path / name
+    path.write_text(first + "".join([*lines, lines[3]]), encoding="utf-8")
+    assert main(["data", "check", "--pairs", str(path), *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["columns"]["src"], found["columns"]["tgt"]) == columns
+    assert found["columns"]["header"] == (first.strip().split("\t") if first else None)
+    assert found["pairs"] == 301
+    assert [each["code"] for each in found["findings"] if each["count"]] == ["duplicate"]
+    assert main(["data", "check", "--pairs", str(path), *options]) == 0
+    err = capsys.readouterr().err
+    assert f"source from column {columns[0]}, target from column {columns[1]}" in err
+    assert ("the first row is a header: id" in err) == bool(first)
+
+
+def test_a_column_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.tsv").write_text("id\ten\tde\n1\ta\tb\n")
+    assert main(["data", "check", "--pairs", str(tmp_path / "a.tsv"), "--src-field", "fr", "--tgt-field", "en"]) == 2
+    assert "must be called fr; found id, en, de" in capsys.readouterr().err
