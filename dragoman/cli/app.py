@@ -30,6 +30,7 @@ from dragoman.cli import (
     translate,
     verify,
 )
+from dragoman.cli.help import build_command
 from dragoman.cli.show import complain, note
 from dragoman.errors import DragomanError
 
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = _take_debug(arguments)
     _log_to_stderr()
     try:
-        result = app(arguments, prog_name="dragoman", standalone_mode=False)
+        result = build_command(app)(arguments, prog_name="dragoman", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         result = _explain(error, arguments)

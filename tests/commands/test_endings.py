@@ -168,6 +168,8 @@ def test_the_exit_code_leaves_the_process() -> None:
     ("words", "expected"),
     [
         ("dragoman tr", {"train", "translate"}),
+        ("dragoman sc", {"score"}),
+        ("dragoman data c", {"check", "clean"}),
         ("dragoman recipes show vas", {"vaswani2017_base", "vaswani2017_big", "vaswani2017_restricted"}),
         ("dragoman train --recipe ti", {"tiny"}),
         ("dragoman train --set model.wid", {"model.width="}),
