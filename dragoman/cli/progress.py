@@ -42,7 +42,7 @@ class Bar:
     def end(self) -> None:
         """Remove the bar from the terminal."""
         self._timer.cancel()
-        with self._changing:
+        with self._changing, contextlib.suppress(OSError, ValueError):  # a terminal that hung up costs the bar, not the work
             self._ended = True
             if self._drawn is not None:
                 self._drawn.stop()
@@ -60,7 +60,7 @@ class Bar:
         else:
             count = [TextColumn(f"{{task.completed:,.0f}} {self._unit}", markup=False)] * bool(self._unit)
             columns += [SpinnerColumn("line"), *count, TimeElapsedColumn()]
-        with self._changing:
+        with self._changing, contextlib.suppress(OSError, ValueError):
             if not self._ended:
                 # Results on stdout must stay there: by default rich would print them on its own console.
                 console = Console(file=self._stream, force_terminal=True)
