@@ -63,4 +63,4 @@ def _rise(update: int, config: TrainConfig) -> float:
 
 def _left(update: int, config: TrainConfig, start: int) -> float:
     """Fall from 1 at `start` to 0 just past the last update; a warm-up longer than the run leaves nothing to fall."""
-    return min(1.0, max(0.0, (config.steps + 1 - update) / max(config.steps + 1 - start, 1)))
+    return max(0.0, (config.steps + 1 - update) / max(config.steps + 1 - start, 1))

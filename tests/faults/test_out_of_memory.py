@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from training_kit import Corpus, assert_same_run, log_of, state_of, tiny_model, tiny_trainer
@@ -185,3 +186,15 @@ def test_parts_have_seeds_of_their_own():
     guard = MemoryGuard({f"{batch.src.shape[1]}x{batch.tgt_in.shape[1]}": 1})
     guard.run(batch, lambda part, path: paths.append(path) or TranslateTask(smoothing=0.0).loss(model, part))
     assert len(set(paths)) == len(paths) == len(batch)
+
+
+def test_halves_are_as_equal_as_may_be_and_hold_every_row_once():
+    corpus = Corpus(8)
+    for count in (2, 3, 5, 8):
+        batch = corpus.collate(corpus.plan())(np.arange(count), 0)
+        rows = len(batch.examples)  # a shape may ask for more rows than there are pairs
+        halves = memory._halves(memory.Part(batch, "1"))
+        assert [half.path for half in halves] == ["10", "11"]
+        assert [len(half.batch.examples) for half in halves] == [rows - rows // 2, rows // 2]
+        assert torch.equal(torch.cat([half.batch.src for half in halves]), batch.src)
+        assert torch.equal(torch.cat([half.batch.tgt_out for half in halves]), batch.tgt_out)

@@ -119,6 +119,23 @@ def test_every_file_is_durable_before_the_manifest_is_in_its_place(tmp_path: Pat
     assert max(directory) > last
 
 
+def test_only_leftovers_of_our_own_are_removed(tmp_path: Path) -> None:
+    write(tmp_path)
+    ours, theirs = tmp_path / ".tmp-bundle-77-00ff00ff", tmp_path / ".tmp-bundle-of-mine"
+    for folder in (ours, theirs):
+        folder.mkdir()
+        (folder / "notes.txt").write_text("mine")
+    (tmp_path / ".tmp-bundle-78-00ff00ff").write_text("a file")
+    (tmp_path / ".tmp-bundle-79-00ff00ff").symlink_to(theirs)
+    write(tmp_path, seed=1)
+    assert sorted(path.name for path in tmp_path.glob(".tmp-bundle*")) == [
+        ".tmp-bundle-78-00ff00ff",
+        ".tmp-bundle-79-00ff00ff",
+        ".tmp-bundle-of-mine",
+    ]
+    assert (theirs / "notes.txt").read_text() == "mine"
+
+
 def test_a_write_that_fails_before_anything_moved_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     before = (tmp_path / "weights.safetensors").read_bytes()

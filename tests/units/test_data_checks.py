@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,8 +176,17 @@ def test_another_shift_must_fit_clearly_better(monkeypatch: pytest.MonkeyPatch, 
     """By 0.3 of a correlation: sound corpora stay under 0.1."""
     rows = np.array(table(*range(60)))
     fits = iter([0.4, 0.1, 0.1, 0.4 + gain, 0.1, 0.1, 0.1])  # of the shifts 0, 1, -1, 2, -2, 3, -3
-    monkeypatch.setattr(drift, "_fit", lambda src, tgt: next(fits))
+    compared: list[tuple[list[float], list[float]]] = []
+
+    def fit(src: Any, tgt: Any) -> float:
+        compared.append((src[:, 0].tolist(), tgt[:, 0].tolist()))
+        return next(fits)
+
+    monkeypatch.setattr(drift, "_fit", fit)
     assert drift._best_shift(drift._Window(1, rows, rows)) == (shift, pytest.approx(gain))
+    # All shifts are tried on the same lines, those whose neighbours are in the window, each beside another's.
+    lines = np.arange(3, 57)
+    assert compared == [(lines.tolist(), (lines + by).tolist()) for by in (0, 1, -1, 2, -2, 3, -3)]
 
 
 @pytest.mark.parametrize(

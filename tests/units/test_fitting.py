@@ -95,6 +95,18 @@ def test_a_budget_leaves_time_to_close():
     assert 0 < clock.left() < 200
 
 
+def test_three_hundredths_and_eight_seconds_are_kept_to_close_of_which_some_to_write():
+    time = Time()
+    clock = Clock(600.0, now=time)
+    time.now += 400
+    assert clock.closing() == pytest.approx(0.03 * 600 + 8)
+    assert clock.left() == pytest.approx(200 - 26)
+    assert clock.left_to_score() == pytest.approx(200 - 0.01 * 600 - 6)
+    time.now += 500
+    assert clock.left_to_score() == 0.0
+    assert Clock(0.0).left_to_score() == float("inf")
+
+
 def test_without_a_budget_there_is_always_time():
     assert Clock(0.0).left() == float("inf")
     assert not Clock(0.0).limited

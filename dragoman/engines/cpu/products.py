@@ -75,7 +75,7 @@ def rounding(seen: Range, levels: int = 255) -> Rounding:
     """Spread a range, nought always within, over so many steps."""
     low, high = min(seen.low, 0.0), max(seen.high, 0.0)
     scale = max((high - low) / levels, 1e-8)
-    return Rounding(scale, min(max(round(-low / scale), 0), levels))
+    return Rounding(scale, round(-low / scale))
 
 
 def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
