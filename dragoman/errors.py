@@ -13,12 +13,39 @@
 
 Every message has three parts: what must hold, what was found, what to do. The command line prints it as one
 line and ends with the class's exit code; the exit codes follow the BSD sysexits.
+
+A message may quote what a stranger's file says, so it is made `printable` when it is rendered: it cannot move the cursor,
+reverse the direction of writing, begin another line or fill the screen.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+MOST_CHARACTERS = 2000  # of each part of a message; a path may have 4096, and then its middle is left out
+MOST_PROBLEMS = 50  # of a configuration that are listed; the rest are counted
+_LONGEST_NAME = 100  # a longer name resembles none of ours, and comparing takes its time
+# C0 and C1 controls, DEL, surrogates, directions of writing (Unicode's bidirectional formatting) and line separators.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE_BUT_LINES = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+
+
+def printable(text: str, *, lines: bool = False, most: int | None = None) -> str:
+    """Return a text that a terminal shows as it is: controls are escaped as Python writes them.
+
+    With `lines`, line ends and tabs stay. A text longer than `most` loses its middle.
+    """
+    if most is not None and len(text) > most:
+        text = f"{text[: most * 3 // 4]} … {text[len(text) - most // 4 :]}"
+    pattern = _UNPRINTABLE_BUT_LINES if lines else _UNPRINTABLE
+    return pattern.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def escape_json(text: str) -> str:
+    """Return the same JSON with the characters that control a terminal escaped; they can only stand inside of strings."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 class DragomanError(Exception):
@@ -32,7 +59,7 @@ class DragomanError(Exception):
 
     def __str__(self) -> str:
         """Join the three parts into the line that a person reads."""
-        return f"{self.must}; found {self.found}; {self.fix}"
+        return "; ".join(printable(str(part), most=MOST_CHARACTERS) for part in (self.must, f"found {self.found}", self.fix))
 
 
 class ConfigError(DragomanError):
@@ -42,15 +69,18 @@ class ConfigError(DragomanError):
         super().__init__(
             "the configuration must hold together",
             found=f"{len(problems)} problem{'s' if len(problems) != 1 else ''}",
-            fix="; ".join(problems),
+            fix="; ".join(problems[:MOST_PROBLEMS]),
         )
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
         """One problem stands alone; several are numbered, a line each."""
+        shown = [printable(problem, most=MOST_CHARACTERS) for problem in self.problems[:MOST_PROBLEMS]]
         if len(self.problems) == 1:
-            return self.problems[0]
-        return "\n".join([f"{len(self.problems)} problems in the configuration:", *(f"  - {p}" for p in self.problems)])
+            return shown[0]
+        more = len(self.problems) - len(shown)
+        rest = [f"  - and {more:,} more"] if more else []
+        return "\n".join([f"{len(self.problems)} problems in the configuration:", *(f"  - {each}" for each in shown), *rest])
 
 
 class DataError(DragomanError):
@@ -100,13 +130,13 @@ class ForbiddenError(DragomanError):
 def nearest(name: str, names: Iterable[str]) -> str:
     """Suggest the nearest right name, or list them all: the end of a message about a wrong name."""
     known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if len(name) <= _LONGEST_NAME else []
     return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
 
 
 def nearest_few(name: str, names: Iterable[str]) -> str:
     """Suggest the three nearest names where there are too many to list; those that hold what was written come first."""
-    written = name.lower()
+    written = name[:_LONGEST_NAME].lower()
 
     def distance(known: str) -> tuple[bool, float]:
         return not (written and written in known.lower()), -difflib.SequenceMatcher(None, written, known.lower()).ratio()

@@ -32,7 +32,7 @@ from dragoman.cli import (
 )
 from dragoman.cli.help import build_command
 from dragoman.cli.show import complain, note
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, printable
 
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 PIPE_CLOSED = 141  # and for one whose reader went away
@@ -174,6 +174,6 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         if record.levelno < logging.WARNING:
-            print(record.getMessage(), file=sys.stderr, flush=True)
+            print(printable(record.getMessage(), lines=True), file=sys.stderr, flush=True)
         else:
             note(f"{record.levelname.lower()}: {record.getMessage()}")

@@ -1,4 +1,8 @@
-"""How commands show things: results on stdout, everything else on stderr."""
+"""How commands show things: results on stdout, everything else on stderr.
+
+Names, cards and messages may come from a stranger's file: everything but a translation is made `printable` here, so that
+nothing a file holds can control a terminal.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,34 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from dragoman.errors import escape_json, printable
+
 WIDE = 200  # columns of a table that goes into a file or a pipe, where wrapping would only hurt
 
 
 def complain(message: str) -> None:
     """Say what went wrong, on stderr, the way every Unix command does."""
-    print(f"dragoman: error: {message}", file=sys.stderr, flush=True)
+    print(f"dragoman: error: {printable(message, lines=True)}", file=sys.stderr, flush=True)
 
 
 def note(message: str) -> None:
     """Say something that is not a result, on stderr."""
-    print(f"dragoman: {message}", file=sys.stderr, flush=True)
+    print(f"dragoman: {printable(message, lines=True)}", file=sys.stderr, flush=True)
 
 
 def result(text: str = "") -> None:
     """Write a line of the result, and let a pipe have it at once."""
+    print(printable(text, lines=True), flush=True)
+
+
+def output(text: str) -> None:
+    """Write a line of text as the model gave it, character by character: it is data, and somebody may compare it."""
     print(text, flush=True)
 
 
-def as_json(value: Any, write: Callable[[str], object] = result) -> None:
-    """Write a result as one line of JSON, text in its own script."""
-    write(json.dumps(value, ensure_ascii=False))
+def as_json(value: Any, write: Callable[[str], object] = output) -> None:
+    """Write a result as one line of JSON, text in its own script; controls are escaped, which is the same JSON."""
+    write(escape_json(json.dumps(value, ensure_ascii=False)))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: Sequence[str] = ()) -> None:
@@ -40,10 +51,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     for column in columns:
         drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        drawn.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE)
     if title:
-        console.print(Text(title, style="bold"), soft_wrap=True)
+        console.print(Text(printable(title), style="bold"), soft_wrap=True)
     console.print(drawn)
 
 

@@ -25,7 +25,7 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.progress import Bar, is_terminal, progress
 from dragoman.cli.reading import InputFiles, check_inputs, open_lines, read_lines
-from dragoman.cli.show import as_json, count, note, result
+from dragoman.cli.show import as_json, count, note, output as write_output
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.files.outputs import check_output_file, open_output
 
@@ -106,7 +106,7 @@ def translate(
     shown = not texts and not typed and (target is not None or not is_terminal(sys.stdout))
     total = lines.count() if shown and isinstance(lines, InputFiles) and is_terminal(sys.stderr) else None
     with contextlib.ExitStack() as stack:
-        write = result if target is None else _line_writer(stack.enter_context(open_output(target)))
+        write = write_output if target is None else _line_writer(stack.enter_context(open_output(target)))
         bar = stack.enter_context(progress("translating", total, "lines", shown=shown))
         written = show(translator.stream(lines, **given), nbest=nbest, json=json, write=write, bar=bar)
         if isinstance(lines, InputFiles) and lines.read != written:
@@ -135,7 +135,7 @@ def show(
     *,
     nbest: int,
     json: bool,
-    write: Callable[[str], object] = result,
+    write: Callable[[str], object] = write_output,
     bar: Bar | None = None,
 ) -> int:
     """Write translations as they come, with the first few notes at once and all of them counted at the end; return their number."""
