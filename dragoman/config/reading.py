@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import os
+import re
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,9 @@ from dragoman.errors import ConfigError, nearest
 from dragoman.registry import catalogue
 
 MAX_YAML_BYTES = 1 << 20  # a configuration is a page; anything larger is a mistake or an attack
+_MAX_DEPTH = 32
+_MAX_DIGITS = 300  # of a number, which floats end at
+_MAX_UNKNOWN = 20  # settings or sections that are answered one by one; of more, the number is told
 
 
 def read_config(
@@ -33,11 +40,11 @@ def read_config(
     there before anything is laid over it.
     """
     from_file = read_yaml(Path(file)) if file else {}
-    name = recipe or str(from_file.pop("recipe", "") or "")
+    problems: list[str] = []
+    name = recipe or _recipe(from_file, problems)
     from_file.pop("recipe", None)
     config = dataclasses.replace(catalogue("recipe").load(name)(), recipe=name) if name else base or Config()
     config = scale(config) if scale else config
-    problems: list[str] = []
     config = _merge(config, from_file, problems)
     config = _merge(config, _nest(overrides, problems), problems)
     return _sound(config, problems)
@@ -53,7 +60,16 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     """Rebuild a configuration from `to_dict`'s result, as strictly as from a file."""
     problems: list[str] = []
     rest = {key: value for key, value in values.items() if key != "recipe"}
-    return _sound(dataclasses.replace(_merge(Config(), rest, problems), recipe=str(values.get("recipe", ""))), problems)
+    return _sound(dataclasses.replace(_merge(Config(), rest, problems), recipe=_recipe(values, problems)), problems)
+
+
+def _recipe(values: Mapping[str, Any], problems: list[str]) -> str:
+    """Return the name of the recipe, empty where there is none; one that is no text goes into `problems`."""
+    name = values.get("recipe") or ""
+    if isinstance(name, str):
+        return name
+    problems.append(f"recipe must be a name; found {_said(name)}; see `dragoman recipes`")
+    return ""
 
 
 def _sound(config: Config, problems: list[str]) -> Config:
@@ -91,14 +107,39 @@ def config_digest(config: Config) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without aliases (they can expand without end) and without duplicate keys (one would be lost)."""
+    """YAML as JSON would have it, since anybody may have written it.
+
+    No aliases, which can expand without end, no tags, no duplicate keys, of which one would be lost, no depth without
+    end; a date is text. What the constructors of PyYAML trip over becomes a YAMLError.
+    """
+
+    depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse `*name` where it stands."""
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, f"the alias *{event.anchor} is not allowed", event.start_mark)
-        return super().compose_node(parent, index)
+        """Refuse aliases, tags and depth where they stand."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        found, mark = "", event.start_mark
+        if isinstance(event, yaml.AliasEvent):
+            found = f"the alias *{event.anchor} is not allowed"
+        elif getattr(event, "tag", None):
+            found = f"the tag {event.tag} is not allowed"
+        elif self.depth >= _MAX_DEPTH:
+            found = f"values nested deeper than {_MAX_DEPTH}"
+        if found:
+            raise yaml.constructor.ConstructorError(None, None, found, mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Build a value, or raise a YAMLError that names its place."""
+        if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int" and len(node.value) > _MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(None, None, f"a number of {len(node.value)} digits", node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError) as error:  # such as 0b_, which it takes for a number
+            raise yaml.constructor.ConstructorError(None, None, f"a value that is none ({error})", node.start_mark) from error
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Refuse a key that stands twice."""
@@ -106,24 +147,40 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r:.100} is not text", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r:.100} stands twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
+# Of what YAML takes plain words for: no dates, no merge keys (<<) and no default keys (=); no number in base sixty, 1:30.
+_KINDS = {"null", "bool", "float", "int"}
+_NUMBERS = re.compile(r"(?![-+0-9_.:]*:)")
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [
+        (tag, re.compile(_NUMBERS.pattern + f"(?:{pattern.pattern})", pattern.flags) if tag.endswith(("int", "float")) else pattern)
+        for tag, pattern in found
+        if tag.rpartition(":")[2] in _KINDS
+    ]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load_yaml(text: str) -> Any:
+    """Parse YAML that anybody may have written; raise yaml.YAMLError where it is not plain."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader, made stricter
+    except (ValueError, ArithmeticError, LookupError, RecursionError) as error:  # of the scanner: "\U00110000"
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
+
+
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML file of settings: no tags, no aliases, no duplicate keys, at most 1 MiB."""
+    raw = _read_bytes(file)
     try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise ConfigError([f"--config must name a readable YAML file; found {file}: {error.strerror}; check the path"]) from error
-    if len(raw) > MAX_YAML_BYTES:
-        raise ConfigError([f"{file} must be at most 1 MiB; found {len(raw)} bytes; is it the right file?"])
-    try:
-        values = yaml.load(raw.decode("utf-8-sig"), Loader=_StrictLoader)  # noqa: S506 - a SafeLoader, made stricter
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        values = load_yaml(raw.decode("utf-8-sig"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         found = " ".join(str(error).split())[:300]
         raise ConfigError([f"{file} must be plain YAML in UTF-8; found {found}; correct that place"]) from error
     if values is None:
@@ -131,6 +188,25 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError([f"{file} must hold sections such as 'model:'; found {type(values).__name__}; see `dragoman recipes show tiny`"])
     return values
+
+
+def _read_bytes(file: Path) -> bytes:
+    """Read a regular file of at most 1 MiB; a pipe or a device could make us wait for ever."""
+    try:
+        # Not open_regular of dragoman.files, which stands above: the person's own file may well be a link.
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(0, "neither a file nor a link to one")
+            if status.st_size > MAX_YAML_BYTES:
+                raise ConfigError([f"{file} must be at most 1 MiB; found {status.st_size} bytes; is it the right file?"])
+            return os.read(descriptor, MAX_YAML_BYTES)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        found = f"{file}: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError([f"--config must name a readable YAML file; found {found}; check the path"]) from error
 
 
 def _nest(overrides: Iterable[str], problems: list[str]) -> dict[str, Any]:
@@ -143,7 +219,7 @@ def _nest(overrides: Iterable[str], problems: list[str]) -> dict[str, Any]:
             problems.append(f"--set needs section.name=value; found {text!r}; for example --set model.width=256")
             continue
         try:
-            parsed = yaml.load(value, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader, made stricter
+            parsed = load_yaml(value)
         except yaml.YAMLError:
             parsed = value
         if parsed is None and value.strip() not in ("null", "~"):
@@ -154,27 +230,34 @@ def _nest(overrides: Iterable[str], problems: list[str]) -> dict[str, Any]:
 
 def _merge(config: Config, values: Mapping[str, Any], problems: list[str]) -> Config:
     """Lay nested values over a configuration; what does not fit goes into `problems`."""
+    problems += _few([section for section in values if section not in SECTIONS], _unknown_section, "sections")
     for section, changes in values.items():
         if section not in SECTIONS:
-            problems.append(_unknown_section(section))
             continue
         if not isinstance(changes, Mapping):
             if changes is not None:
-                problems.append(f"{section} must hold settings; found {changes!r}; write them below it, indented")
+                problems.append(f"{section} must hold settings; found {_said(changes)}; write them below it, indented")
             continue
         current = getattr(config, section)
         fields = {each.name: each for each in settings_of(type(current))}
         accepted: dict[str, Any] = {}
+        known = functools.partial(_unknown_setting, section, known=list(fields))
+        problems += _few([str(name) for name in changes if name not in fields], known, f"settings in {section}")
         for name, value in changes.items():
             if name not in fields:
-                problems.append(_unknown_setting(section, str(name), list(fields)))
                 continue
             try:
                 accepted[name] = convert(fields[name].setting.spelt(value), fields[name].type)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, OverflowError):
                 problems.append(f"{section}.{name} must be {fields[name].allowed()}; found {_said(value)}; {_example(fields[name])}")
         config = dataclasses.replace(config, **{section: dataclasses.replace(current, **accepted)})
     return config
+
+
+def _few(names: list[str], answer: Callable[[str], str], what: str) -> list[str]:
+    """Answer the first unknown names one by one, and count the others: each answer takes a search."""
+    more = len(names) - _MAX_UNKNOWN
+    return [*map(answer, names[:_MAX_UNKNOWN]), *([f"there are {more:,} more unknown {what}; is it the right file?"] if more > 0 else [])]
 
 
 def _said(value: Any) -> str:
@@ -190,6 +273,7 @@ def _example(field: Field) -> str:
 
 def _unknown_section(section: str) -> str:
     """Answer a wrong section: perhaps it is a setting without its section."""
+    section = section[:200]
     owners = [f"{owner}.{section}" for owner in SECTIONS if section in _names(owner)]
     hint = f"did you mean {' or '.join(owners)}?" if owners else nearest(section, SECTIONS)
     return f"there is no section {section!r} in the configuration; {hint}"
@@ -197,11 +281,13 @@ def _unknown_section(section: str) -> str:
 
 def _unknown_setting(section: str, name: str, known: list[str]) -> str:
     """Answer a wrong setting with the nearest right one, here or in another section."""
+    name = name[:200]
     owners = [f"{owner}.{name}" for owner in SECTIONS if name in _names(owner)]
     hint = f"did you mean {' or '.join(owners)}?" if owners else nearest(name, known)
     return f"there is no setting {section}.{name}; {hint}"
 
 
+@functools.cache
 def _names(section: str) -> set[str]:
     """List a section's settings."""
     return {each.name for each in settings_of(type(getattr(Config(), section)))}

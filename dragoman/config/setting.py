@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -13,6 +15,9 @@ from typing import Any
 
 from dragoman.errors import nearest
 from dragoman.registry import catalogue
+
+# NUL, which no file name may have, and halves of characters other than those that stand for bytes of a file name.
+_NOT_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +95,19 @@ class Field(typing.NamedTuple):
         return limits if self.setting.names() else ", ".join(filter(None, (type_text(self.type), limits)))
 
 
-def settings_of(section: type) -> Iterator[Field]:
-    """Go through the settings of a section class."""
+def settings_of(section: Any) -> tuple[Field, ...]:
+    """List the settings of a section class."""
+    return _listed(section)
+
+
+@functools.cache
+def _listed(section: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(section)
-    for field in dataclasses.fields(section):
-        if "setting" in field.metadata:
-            yield Field(field.name, hints[field.name], field.default, field.metadata["setting"])
+    return tuple(
+        Field(field.name, hints[field.name], field.default, field.metadata["setting"])
+        for field in dataclasses.fields(section)
+        if "setting" in field.metadata
+    )
 
 
 def type_text(kind: Any) -> str:
@@ -109,7 +121,10 @@ def type_text(kind: Any) -> str:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Turn a value read from YAML or the command line into a field's type; raise ValueError where it does not fit."""
+    """Turn a value read from YAML or the command line into a field's type.
+
+    Raise ValueError, TypeError or OverflowError where it does not fit.
+    """
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         if value is None:
             return None
@@ -128,7 +143,9 @@ def convert(value: Any, kind: Any) -> Any:
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if kind is str and isinstance(value, os.PathLike):
-        return os.fspath(value)
+        value = os.fspath(value)
+    if kind is str and isinstance(value, str) and _NOT_TEXT.search(value):
+        raise ValueError
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -139,10 +156,11 @@ def convert(value: Any, kind: Any) -> Any:
 def _rejoined(parts: Iterable[str]) -> Iterator[str]:
     """Join again what YAML tore apart at commas inside brackets: [lstm(layers=2, skip=false)] is one entry."""
     torn: list[str] = []
+    open_brackets = 0
     for part in parts:
         torn.append(part)
-        joined = ", ".join(torn)
-        if joined.count("(") <= joined.count(")"):
-            yield joined
-            torn = []
+        open_brackets += part.count("(") - part.count(")")
+        if open_brackets <= 0:
+            yield ", ".join(torn)
+            torn, open_brackets = [], 0
     yield from torn  # a bracket that nobody closed: what is read next says so

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,72 @@ def test_a_missing_or_huge_file_is_named(tmp_path):
         read_yaml(tmp_path / "missing.yaml")
     with pytest.raises(ConfigError, match="1048577 bytes"):
         read_yaml(write(tmp_path, "x" * ((1 << 20) + 1)))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["a pipe", "a folder", "a device"])
+def test_what_is_no_file_is_refused_without_waiting(tmp_path, what):
+    path = tmp_path / "config.yaml"
+    {"a pipe": os.mkfifo, "a folder": os.mkdir, "a device": lambda place: os.symlink("/dev/zero", place)}[what](path)
+    with pytest.raises(ConfigError, match=f"found {path}: neither a file nor a link to one"):
+        read_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("2001-99-99", "found '2001-99-99'"),
+        ("0b_", "found '0b_'"),
+        ("9" * 5000, "found '9999"),
+        ("0x" + "f" * 5000, "found '0xff"),
+        ("[" * 100_000, "found '[[["),
+        ("[" * 40 + "]" * 40, "found '[[["),
+        ("!!int x", "found '!!int x'"),
+        ("&a [*a]", "found '&a [*a]'"),
+        ("1:30", "found '1:30'"),
+        ('"\\U00110000"', "found '\"\\\\U00110000\"'"),
+        ("{<<: 1}", "found {'<<': 1}"),
+    ],
+)
+def test_an_override_that_is_no_plain_value_is_quoted(value, said):
+    with pytest.raises(ConfigError) as caught:
+        read_config(overrides=[f"model.width={value}"])
+    assert f"model.width must be a whole number, 1 to 65,536; {said}" in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_text_with_a_nul_or_half_a_character_is_refused():
+    for value in ("a\0b", "\ud800"):
+        with pytest.raises(ConfigError, match=r"data\.src must be text; found"):
+            from_dict({"data": {"src": value, "tgt": "x"}})
+    assert from_dict({"data": {"src": "caf\udce9", "tgt": "x"}}).data.src == "caf\udce9", "a byte of a file name"
+
+
+def test_a_number_that_no_float_holds_is_refused():
+    with pytest.raises(ConfigError, match=r"model.dropout must be a number.*; found 1000"):
+        from_dict({"model": {"dropout": 10**400}})
+
+
+def test_thirty_thousand_unknown_names_are_counted(tmp_path):
+    text = "model:\n" + "".join(f"  unknown{number}: 1\n" for number in range(30_000))
+    with pytest.raises(ConfigError) as caught:
+        read_config(file=write(tmp_path, text))
+    assert "there is no setting model.unknown19; " in str(caught.value)
+    assert "there are 29,980 more unknown settings in model; is it the right file?" in str(caught.value)
+    with pytest.raises(ConfigError, match="there are 29,980 more unknown sections"):
+        read_config(file=write(tmp_path, text.replace("model:\n", "").replace("  ", "")))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"), [([], None), ({}, None), (["tiny"], "found ['tiny']"), (7, "found 7"), ({"a": 1}, "found {'a': 1}")]
+)
+def test_a_recipe_is_a_name(recipe, said):
+    if said is None:
+        assert from_dict({"recipe": recipe}).recipe == ""
+    else:
+        with pytest.raises(ConfigError) as caught:
+            from_dict({"recipe": recipe})
+        assert f"recipe must be a name; {said}" in str(caught.value)
 
 
 def test_an_empty_file_changes_nothing(tmp_path):
