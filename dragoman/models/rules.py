@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, get_type_hints
@@ -13,7 +14,7 @@ from dragoman.config.setting import Field, convert, setting, type_text
 from dragoman.errors import ConfigError, nearest
 from dragoman.models.catalogue import BLOCKS
 from dragoman.models.options import HEADS, Options
-from dragoman.models.spec import BlockSpec, parse_blocks
+from dragoman.models.spec import MOST_BLOCKS, BlockSpec, parse_blocks
 from dragoman.registry import catalogue
 
 
@@ -40,12 +41,19 @@ def stack_problems(config: ModelConfig) -> list[str]:
         except ConfigError as error:
             found.extend(error.problems)
             continue
+        layers = 0
+        times = Counter(str(spec) for spec in specs)
         for spec in {str(spec): spec for spec in specs}.values():  # a repeated block has each problem once
             kinds.append(options_of(spec.name))
             try:
-                reads |= settle(spec, config, where, memory=decoder, causal=decoder).options.reads_source() and decoder
+                options = settle(spec, config, where, memory=decoder, causal=decoder).options
             except ConfigError as error:
                 found.extend(error.problems)
+                continue
+            reads |= options.reads_source() and decoder
+            layers += times[str(spec)] * int(getattr(options, "layers", 1))
+        if layers > MOST_BLOCKS:
+            found.append(f"{where} must have at most {MOST_BLOCKS} layers in all; found {layers:,}; lower the number after * or layers")
     if not reads and not found:
         blocks = ", ".join(config.decoder)
         found.append(
@@ -57,6 +65,18 @@ def stack_problems(config: ModelConfig) -> list[str]:
     if not found:
         found.extend(_idle_layers(config, {name for kind in kinds for name in kind.overrides}))
     return found
+
+
+def count_layers(config: ModelConfig) -> int:
+    """Return the number of layers of both stacks, without building them; raise ConfigError for stacks that make no model."""
+    if problems := stack_problems(config):
+        raise ConfigError(problems)
+    sides = ((config.encoder, "model.encoder", False), (config.decoder, "model.decoder", True))
+    return sum(
+        int(getattr(settle(spec, config, where, memory=decoder, causal=decoder).options, "layers", 1))
+        for texts, where, decoder in sides
+        for spec in parse_blocks(texts, where)
+    )
 
 
 def settle(spec: BlockSpec, config: ModelConfig, where: str, *, memory: bool, causal: bool) -> Settled:
@@ -100,7 +120,7 @@ def _values(spec: BlockSpec, kind: type[Options], where: str) -> dict[str, Any]:
             continue
         try:
             values[name] = convert(value, known[name].type)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             problems.append(f"{name} of '{spec}' in {where} must be {type_text(known[name].type)}; found {value!r}; correct it")
             continue
         problem = _range_problem(known[name], values[name], f"{name} of '{spec}' in {where}", kind)

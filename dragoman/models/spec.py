@@ -12,10 +12,12 @@ from dragoman.models.catalogue import BLOCKS
 Value = int | float | bool | str
 
 MOST_BLOCKS = 1000  # a stack deeper than this is a typing mistake
+_LONGEST = 1000  # characters of an entry; anybody may have written it, and reading it must not take long
 # What people call blocks elsewhere; by spelling alone a transformer would be taken for a reformer.
 _ALSO_CALLED = {"transformer": "self", "attention": "self", "selfattention": "self", "self_attention": "self", "cross": "attend"}
 _ALSO_CALLED |= {"rnn": "lstm", "birnn": "bilstm", "cnn": "conv", "convolution": "conv", "ffn": "feedforward", "lsh": "reformer"}
-_SHAPE = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\((?P<options>[^()]*)\))?\s*(?:\*\s*(?P<times>[^\s*]+))?\s*")
+# Possessive repetitions: without them a run of spaces that nothing follows is tried in every division among the three.
+_SHAPE = re.compile(r"(?P<name>[A-Za-z_]\w*+)\s*+(?:\((?P<options>[^()]*+)\))?\s*+(?:\*\s*+(?P<times>[^\s*]++))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,9 @@ class BlockSpec:
 def parse_blocks(texts: Iterable[str], setting: str = "model.encoder") -> list[BlockSpec]:
     """Read a list of blocks, repetitions written out; every problem names the part that it is about."""
     problems: list[str] = []
+    texts = list(texts)
+    if len(texts) > MOST_BLOCKS:
+        raise ConfigError([f"{setting} must list at most {MOST_BLOCKS} blocks; found {len(texts)} entries; write self*6 for six of a kind"])
     specs = [spec for text in texts for spec in _parse(text, setting, problems)]
     if not specs and not problems:
         problems.append(f"{setting} must list at least one block; found none; for example [self*6]")
@@ -46,7 +51,10 @@ def parse_blocks(texts: Iterable[str], setting: str = "model.encoder") -> list[B
 
 def _parse(text: str, setting: str, problems: list[str]) -> list[BlockSpec]:
     """Read one entry; what is wrong goes into `problems`."""
-    shape = _SHAPE.fullmatch(text)
+    if len(text) > _LONGEST:
+        problems.append(f"{setting} must list blocks of at most {_LONGEST} characters; found {len(text)}, {text[:40]!r} …; shorten it")
+        return []
+    shape = _SHAPE.fullmatch(text.strip())
     if shape is None:
         problems.append(f"{setting} must list blocks such as self, self*6 or lstm(attention=additive); found {text!r}; {_blame(text)}")
         return []
@@ -54,7 +62,7 @@ def _parse(text: str, setting: str, problems: list[str]) -> list[BlockSpec]:
     if name not in BLOCKS:
         hint = f"did you mean {_ALSO_CALLED[name.lower()]}?" if name.lower() in _ALSO_CALLED else nearest(name, BLOCKS)
         problems.append(f"{setting} must list known blocks; found {name!r} in {text!r}; {hint}")
-    count = int(times) if times.isdecimal() else 0
+    count = int(times) if times.isdecimal() and times.isascii() else 0
     if count < 1:
         problems.append(f"{setting} must repeat a block a whole number of times; found {times!r} in {text!r}; for example {name}*6")
     spec = BlockSpec(name, _options(shape["options"] or "", text, setting, problems))

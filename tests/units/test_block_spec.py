@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dragoman.config import read_config
 from dragoman.errors import ConfigError
 from dragoman.models.catalogue import BLOCKS
 from dragoman.models.spec import _ALSO_CALLED, MOST_BLOCKS, BlockSpec, parse_blocks
@@ -65,6 +66,36 @@ def test_no_blocks_and_too_many_are_refused() -> None:
         parse_blocks([])
     with pytest.raises(ConfigError, match=f"at most {MOST_BLOCKS} blocks; found 1001"):
         parse_blocks(["self*999999999"])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("self" + " " * 200_000 + "!", "at most 1000 characters; found 200005, 'self    "),
+        ("self(" + " " * 200_000 + "*", "at most 1000 characters; found 200006"),
+        ("self" + "(" * 100_000, "at most 1000 characters; found 100004"),
+        ("self" + " " * 900 + "!", "remove or correct '!'"),
+        ("self*" + "9" * 900, "blocks; found 1001"),
+        ("self*\u0663", "found '\u0663' in"),
+    ],
+)
+def test_long_entries_are_refused_at_once(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_blocks([text])
+    assert said in str(error.value)
+
+
+def test_a_long_list_is_refused_before_its_entries_are_read() -> None:
+    with pytest.raises(ConfigError, match=f"at most {MOST_BLOCKS} blocks; found 100000 entries"):
+        parse_blocks(["nonsense"] * 100_000)
+
+
+@pytest.mark.parametrize("blocks", [["lstm(layers=1000)*1000"], ["reformer(layers=500)*2", "self"], ["conv(layers=1000)", "self*1"]])
+def test_layers_inside_blocks_are_counted(blocks: list[str]) -> None:
+    found = sum(int(spec.options.get("layers", 1)) for spec in parse_blocks(blocks))
+    with pytest.raises(ConfigError, match=f"model.encoder must have at most {MOST_BLOCKS} layers in all; found {found:,};"):
+        read_config(overrides=[f"model.encoder={blocks}"])
 
 
 def test_every_block_is_known_to_the_reader() -> None:
