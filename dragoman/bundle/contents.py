@@ -14,7 +14,7 @@ from dragoman.bundle import format as layout
 from dragoman.config import Config, from_dict
 from dragoman.errors import BundleError, ConfigError
 from dragoman.files import manifest
-from dragoman.files.atomic import open_regular
+from dragoman.files.atomic import open_regular, read_regular
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers
 
 
@@ -43,7 +43,7 @@ def read_contents(path: Path) -> Contents:
         path=path,
         manifest=listed,
         config=_read_config(path / layout.CONFIG),
-        tokenizers=load_tokenizers(path / layout.TEXT),
+        tokenizers=load_tokenizers(path / layout.TEXT, [name.removeprefix(f"{layout.TEXT}/") for name in listed["files"]]),
         card=_read_text(path / layout.CARD),
         golden=manifest.read_json(path / layout.GOLDEN, max_bytes=layout.CAPS[layout.GOLDEN]),
     )
@@ -126,9 +126,7 @@ def _read_config(path: Path) -> Config:
 
 def _read_text(path: Path) -> str:
     """Read a text file of at most its cap."""
-    with open_regular(path) as descriptor:
-        data = os.read(descriptor, layout.CAPS[path.name])
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
+        return read_regular(path, layout.CAPS[path.name]).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{path} must be UTF-8", found=str(error), fix="copy the model directory anew") from error

@@ -17,8 +17,9 @@ from dragoman.config import Config
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.rules import count_layers
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.training.tensors import read_tensors, require_finite
+from dragoman.training.tensors import read_header, read_tensors, require_finite
 
 
 class Bundle:
@@ -50,8 +51,9 @@ class Bundle:
 
     @property
     def parameters(self) -> int:
-        """Count the model's weights without loading them."""
-        return int(self.manifest.get("parameters", 0))
+        """Count the model's weights without loading them, as the manifest has them; 0 where it does not say."""
+        count = self.manifest.get("parameters", 0)
+        return count if type(count) is int and 0 <= count <= layout.PARAMETERS else 0
 
     def facts(self) -> Mapping[str, Any]:
         """What the manifest says besides the files: release, number of parameters, and what the writer added."""
@@ -74,6 +76,7 @@ def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str
         found = f"{path.stat().st_size} bytes for a model.width of {config.model.width}"
         raise BundleError(f"{path} must hold the model's embeddings, {least} bytes", found=found, fix="copy the model directory anew")
     try:
+        _require_tensors(path, config)
         expected = expected_weights(config, tokenizers)
     except ConfigError as error:
         must = f"{path.parent / layout.CONFIG} must describe a model that can be built"
@@ -84,6 +87,17 @@ def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str
     except DivergedError as error:
         raise CorruptError(f"{path} must hold finite numbers", found=error.found, fix="restore it from a copy") from error
     return weights
+
+
+def _require_tensors(path: Path, config: Config) -> None:
+    """Refuse a file with fewer tensors than the model has layers, before building them, which takes time even without memory."""
+    layers, tensors = count_layers(config.model), len(read_header(path))
+    if layers > tensors:
+        raise BundleError(
+            f"{path} must hold the weights of the model's {layers:,} layers",
+            found=f"{tensors:,} tensors",
+            fix="copy the model directory anew",
+        )
 
 
 def assemble(config: Config, tokenizers: Tokenizers, weights: Mapping[str, Tensor]) -> EncoderDecoder:

@@ -71,6 +71,20 @@ def open_regular(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the contents of a regular file that anybody may have written; raise OSError where it is none or larger."""
+    with open_regular(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size > max_bytes:
+            raise OSError(errno.EFBIG, f"more than {max_bytes} bytes: {size}", str(path))
+        data = bytearray()
+        while block := os.read(descriptor, min(_CHUNK, size + 1 - len(data))):
+            data += block
+            if len(data) > size:
+                raise OSError(errno.EIO, "a file that grows while it is read", str(path))
+        return bytes(data)
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Give a small file new contents: readers see the old or the new, never a part."""
     temporary = path.with_name(temporary_name(path.name))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.errors import BundleError, CorruptError
-from dragoman.files.atomic import FileRecord, open_regular, read_record, sync_directory, write_file
+from dragoman.files.atomic import FileRecord, open_regular, read_record, read_regular, sync_directory, write_file
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -48,14 +48,11 @@ def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     Raises CorruptError, which names the file.
     """
     try:
-        with open_regular(path) as descriptor:
-            data = os.read(descriptor, max_bytes + 1)
+        data = read_regular(path, max_bytes)
     except OSError as error:
         raise corrupt(path, error.strerror or str(error)) from error
-    if len(data) > max_bytes:
-        raise corrupt(path, f"more than {max_bytes} bytes")
     try:
-        value = json.loads(data, object_pairs_hook=_without_repeats)
+        value = json.loads(data, object_pairs_hook=without_repeats)
     except RecursionError as error:
         raise corrupt(path, f"values nested deeper than {_MAX_DEPTH}") from error
     except ValueError as error:  # JSON and UTF-8 errors are both ValueErrors
@@ -85,9 +82,12 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise BundleError(
             f"{path} must have format {FORMAT}", found=f"format {manifest.get('format')}", fix="use a release of dragoman that knows it"
         )
-    with open_regular(path) as descriptor:
-        if os.read(descriptor, _MAX_BYTES) != canonical_json(manifest):
-            raise corrupt(path, "the right values in another form than was written")
+    try:
+        same = read_regular(path, _MAX_BYTES) == canonical_json(manifest)
+    except (OSError, ValueError):  # changed under our eyes
+        same = False
+    if not same:
+        raise corrupt(path, "the right values in another form than was written")
     if not _well_formed(manifest.get("files")):
         raise corrupt(path, "a list of files that is not one")
     return manifest
@@ -139,10 +139,9 @@ def remove_listed(directory: Path, manifest: Mapping[str, Any], passing: str = "
 def _check_file(directory: Path, name: str, record: Mapping[str, Any], sizes_only: bool) -> FileCheck:
     path = directory / name
     try:
-        if sizes_only:
-            with open_regular(path) as descriptor:
-                found = FileRecord(os.fstat(descriptor).st_size, record["sha256"])
-        else:
+        with open_regular(path) as descriptor:
+            found = FileRecord(os.fstat(descriptor).st_size, record["sha256"])
+        if found.bytes == record["bytes"] and not sizes_only:  # a file of another size need not be read, however large
             found = read_record(path)
     except FileNotFoundError:
         return FileCheck(name, 0, "missing")
@@ -188,12 +187,13 @@ def _self_hash(manifest: Mapping[str, Any]) -> str:
         return ""
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object, refusing a key that comes twice: one of its values would be lost."""
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object of JSON, for `object_pairs_hook`; raise ValueError for a key that comes twice: a value would be lost."""
     value = dict(pairs)
     if len(value) != len(pairs):
-        repeated = next(key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1)
-        raise ValueError(f"the key {repeated!r} twice")
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {repeated!r:.100} twice")
     return value
 
 

@@ -10,12 +10,11 @@ my-model/
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dragoman.config import Config, from_dict, to_dict
-from dragoman.errors import BundleError, ConfigError, CorruptError
+from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
 from dragoman.files import manifest
 from dragoman.files.atomic import replace_file
 from dragoman.files.disk import explaining
@@ -114,8 +113,9 @@ class Place:
     def _read(self, name: str) -> Config:
         path = self.training / name
         try:
-            return from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            return from_dict(manifest.read_json(path))
+        except DragomanError as error:
+            found = "; ".join(error.problems[:3]) if isinstance(error, ConfigError) else error.found
             raise CorruptError(
-                f"{path} must hold the run's settings", found=str(error), fix="restore it, or train in another directory"
+                f"{path} must hold the run's settings", found=found, fix="restore it, or train in another directory"
             ) from error

@@ -15,6 +15,7 @@ import numpy as np
 import sentencepiece
 
 from dragoman.errors import BundleError, DataError
+from dragoman.files.atomic import read_regular
 from dragoman.text.merges import SPACE
 from dragoman.text.settings import FORMAT, write_settings
 from dragoman.text.specials import SPECIALS, UNK
@@ -53,14 +54,15 @@ class ForeignTokenizer(Tokenizer):
     def read(cls, directory: Path, side: str, model: bytes, kind: str) -> ForeignTokenizer:
         """Read the list of pieces beside a SentencePiece model."""
         path = pieces_path(directory, side)
-        data = path.read_bytes()[: _MAX_BYTES + 1]
+        fix = "copy the model directory anew"
         try:
-            pieces = json.loads(data)["pieces"]
-            sound = isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces)
-        except (ValueError, RecursionError, KeyError, TypeError):
-            sound = False
-        if not sound:
-            raise BundleError(f"{path} must be a list of pieces", found="something else", fix="copy the model directory anew")
+            pieces = json.loads(read_regular(path, _MAX_BYTES))["pieces"]
+        except OSError as error:
+            raise BundleError(f"{path} must be a list of tokens", found=error.strerror or str(error), fix=fix) from error
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            raise BundleError(f"{path} must be a list of tokens", found=f"{error!r:.200}", fix=fix) from error
+        if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+            raise BundleError(f"{path} must be a list of tokens", found=f"{pieces!r:.100}", fix=fix)
         return cls(model, pieces, kind=kind)
 
     def save(self, directory: Path, side: str) -> None:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 from dragoman.errors import BundleError
+from dragoman.files.atomic import read_regular
 from dragoman.text.normalise import FORMS
 
 FORMAT = 1
+_MAX_BYTES = 1 << 20
 
 
 def write_settings(directory: Path, *, kind: str, normalisation: str) -> None:
@@ -21,7 +23,7 @@ def read_settings(directory: Path) -> dict[str, str]:
     """Read and check `text.json`, which says what the models beside it are."""
     path = directory / "text.json"
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(read_regular(path, _MAX_BYTES))
     except OSError as error:
         raise BundleError(
             "a model directory must hold text/text.json", found=f"{path}: {error.strerror}", fix="copy the whole model directory"
@@ -29,7 +31,7 @@ def read_settings(directory: Path) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise BundleError("text.json must be JSON", found=f"{path}: {error}", fix="copy the model directory anew") from error
     kinds = ("bpe", "unigram", "characters")
-    if not isinstance(settings, dict) or settings.get("kind") not in kinds or settings.get("normalisation") not in FORMS:
+    if not isinstance(settings, dict) or settings.get("kind") not in kinds or settings.get("normalisation") not in [*FORMS]:
         raise BundleError(
             "text.json must name a known kind and normalisation", found=f"{path}: {settings!r:.200}", fix="copy the model directory anew"
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.tree import TextConfig
 from dragoman.errors import BundleError, DataError
+from dragoman.files.atomic import read_regular
 from dragoman.text.learning import learn_model
 from dragoman.text.merges import SPACE, Merges
 from dragoman.text.normalise import normalise
@@ -67,22 +69,20 @@ class Tokenizer:
         return cls(learn_model(prepared, config), kind=config.kind, normalisation=config.normalisation)
 
     @classmethod
-    def load(cls, directory: Path, side: str) -> Tokenizer:
-        """Read the tokenizer of a side (`source`, `target` or `shared`) from a model's `text/` directory."""
+    def load(cls, directory: Path, side: str, names: Collection[str] | None = None) -> Tokenizer:
+        """Read the tokenizer of a side (`source`, `target` or `shared`) from a model's `text/` directory.
+
+        `names` are the files that its manifest lists, and no other is opened; by default, those that are there.
+        """
         path = Path(directory) / f"{side}.model"
         settings = read_settings(Path(directory))
         try:
-            with path.open("rb") as file:
-                model = file.read(_MAX_MODEL_BYTES + 1)
+            model = read_regular(path, _MAX_MODEL_BYTES)
         except OSError as error:
             raise BundleError(
                 "a model directory must hold its tokenizer", found=f"{path}: {error.strerror}", fix="copy the whole model directory"
             ) from error
-        if len(model) > _MAX_MODEL_BYTES:
-            raise BundleError(
-                f"a tokenizer must be at most {_MAX_MODEL_BYTES} bytes", found=f"{path} with more", fix="copy the model directory anew"
-            )
-        if (Path(directory) / f"{side}.pieces.json").exists():
+        if f"{side}.pieces.json" in (_names_in(directory) if names is None else names):
             from dragoman.text.foreign import ForeignTokenizer
 
             return ForeignTokenizer.read(Path(directory), side, model, settings["kind"])
@@ -189,12 +189,21 @@ def save_tokenizers(tokenizers: Tokenizers, directory: Path) -> None:
         tokenizers.tgt.save(directory, "target")
 
 
-def load_tokenizers(directory: Path) -> Tokenizers:
-    """Read a model's `text/` directory."""
-    if (Path(directory) / "shared.model").exists():
-        shared = Tokenizer.load(directory, "shared")
+def load_tokenizers(directory: Path, names: Collection[str] | None = None) -> Tokenizers:
+    """Read a model's `text/` directory: of the files that `names` lists, by default of those that are there."""
+    names = _names_in(directory) if names is None else names
+    if "shared.model" in names:
+        shared = Tokenizer.load(directory, "shared", names)
         return Tokenizers(shared, shared)
-    return Tokenizers(Tokenizer.load(directory, "source"), Tokenizer.load(directory, "target"))
+    return Tokenizers(Tokenizer.load(directory, "source", names), Tokenizer.load(directory, "target", names))
+
+
+def _names_in(directory: Path) -> list[str]:
+    """List a directory; one that cannot be read has nothing in it, which is refused when a file of it is wanted."""
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def bad_text(texts: Sequence[str]) -> DataError:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dragoman.errors import BundleError, CorruptError, DivergedError
 from dragoman.files.atomic import Bytes, FileRecord, open_regular, write_file
+from dragoman.files.manifest import without_repeats
 
 _MAX_HEADER = 16 << 20
 _MAX_TENSORS = 100_000
@@ -73,7 +74,7 @@ def read_header(path: Path) -> dict[str, Shape]:
             if length > _MAX_HEADER:
                 raise corrupt(path, f"a header of {length} bytes")
             text = os.read(descriptor, length)
-        entries = json.loads(text, object_pairs_hook=_without_repeats)
+        entries = json.loads(text, object_pairs_hook=without_repeats)
         entries.pop("__metadata__", None)
         header = {name: Shape(entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -127,13 +128,6 @@ def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
 
 def _describe(name: str, shape: Shape | None) -> str:
     return f"no {name}" if shape is None else f"{name} {shape.dtype} {list(shape.shape)}"
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a name comes twice")
-    return value
 
 
 def corrupt(path: Path, problem: str) -> CorruptError:

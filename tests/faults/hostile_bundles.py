@@ -248,9 +248,19 @@ def configuration_of_a_giant_width(path: Path) -> None:
     edit_json(path, "config.json", lambda content: content["model"].update(width=65_536))
 
 
-@case("at most 10,000,000,000 parameters")
+@case("must hold the weights of the model's 901 layers; found 34 tensors")
 def configuration_of_a_giant_depth(path: Path) -> None:
     edit_json(path, "config.json", lambda content: content["model"].update(feedforward=1_000_000, encoder=["self*900"]))
+
+
+@case("at most 10,000,000,000 parameters")
+def configuration_of_giant_heads(path: Path) -> None:
+    edit_json(path, "config.json", lambda content: content["model"].update(heads=1024, head_width=4096, decoder=["self*32"]))
+
+
+@case("at most 1000 layers in all; found 1,000,000")
+def configuration_of_a_thousand_times_a_thousand_layers(path: Path) -> None:
+    edit_json(path, "config.json", lambda content: content["model"].update(encoder=["lstm(layers=1000)*1000"]))
 
 
 @case("at most 1000 blocks")

@@ -102,7 +102,7 @@ ONE = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 @pytest.mark.parametrize(
     ("header", "found"),
     [
-        (f'{{"a":{ONE},"a":{ONE}}}', "a name comes twice"),
+        (f'{{"a":{ONE},"a":{ONE}}}', "the key 'a' twice"),
         (f'{{"../../etc/x":{ONE}}}', "'../../etc/x'"),
         (f'{{"a/b":{ONE}}}', "'a/b'"),
         ("[" * 100_000, "cannot be read"),
