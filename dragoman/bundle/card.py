@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from dragoman._version import __version__
 from dragoman.config import Config
@@ -30,6 +32,15 @@ class Card:
     scores: tuple[Score, ...] = ()
     limits: tuple[str, ...] = ()
     licence: str = ""
+
+
+def command_line(arguments: Iterable[str]) -> str:
+    """Return a command as it was typed, but with the base names of files: where they lay is nobody else's business."""
+    shown = []
+    for argument in arguments:
+        before, equals, value = argument.rpartition("=") if "/" in argument else ("", "", argument)
+        shown.append(f"{before}{equals}{PurePath(value).name or value}" if "/" in value else argument)
+    return shlex.join(["dragoman", *shown])
 
 
 def write_card(card: Card, config: Config, *, parameters: int) -> str:

@@ -43,9 +43,11 @@ def write_bundle(
 ) -> None:
     """Write a bundle into a directory, in place of one that is there; `golden` are inputs whose outputs are kept.
 
+    Of the files that the configuration names, the bundle keeps the base names: where they lay is nobody else's business.
     `card` is the facts for the card, or its whole text. `facts` go into the manifest, for `dragoman info`.
     """
     path = Path(path)
+    config = without_folders(config)
     weights = {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
     require_finite(weights, "weight")
     model = assemble(config, tokenizers, weights)
@@ -70,6 +72,12 @@ def write_bundle(
             _move_into_place(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def without_folders(config: Config) -> Config:
+    """Return a configuration with the base names of its corpus files, and without its cache folder."""
+    files = ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs")
+    return config.replace(data={**{name: Path(getattr(config.data, name)).name for name in files}, "cache": ""})
 
 
 def _write_beside(

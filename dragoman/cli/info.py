@@ -30,20 +30,46 @@ def info(
         _show_run(model, run, json=json)
         return
     bundle = Bundle.load(model)
-    facts = _facts(bundle, run)
     changed = _changed(bundle)
     if card:
         result(bundle.card)
     elif json:
         differences = {path: {"value": value, "was": was} for path, value, was, _ in changed}
-        as_json({**facts, "engines": [each.facts() for each in _engines(bundle)], "changed": differences, "run": run})
+        engines = [each.facts() for each in _engines(bundle)]
+        as_json({**_values(bundle), "engines": engines, "changed": differences, "run": run})
     else:
-        table(["", ""], facts.items())
+        table(["", ""], _facts(bundle, run).items())
         _show_engines(_engines(bundle))
         if changed:
             result()
             title = f"What differs from the recipe {bundle.config.recipe}" if bundle.config.recipe else "What differs from the defaults"
             table(["setting", "here", "there", "meaning"], changed, title=title)
+
+
+def _values(bundle: Bundle) -> dict[str, Any]:
+    """Return what `info --json` says of a model: numbers as numbers, and the same keys for every model."""
+    config, tokenizers = bundle.config, bundle.tokenizers
+    return {
+        "model": str(bundle.path),
+        "recipe": config.recipe,
+        "src_lang": config.data.src_lang,
+        "tgt_lang": config.data.tgt_lang,
+        "parameters": bundle.parameters,
+        "encoder": list(config.model.encoder),
+        "decoder": list(config.model.decoder),
+        "width": config.model.width,
+        "tokenizer": config.text.kind,
+        "joint_vocabulary": tokenizers.joint,
+        "src_vocabulary": len(tokenizers.src),
+        "tgt_vocabulary": len(tokenizers.tgt),
+        "bytes": _bytes(bundle),
+        "facts": {name: value for name, value in bundle.facts().items() if name not in ("kind", "parameters")},
+    }
+
+
+def _bytes(bundle: Bundle) -> int:
+    """Return the size of a model's files."""
+    return sum(int(record["bytes"]) for record in bundle.manifest["files"].values())
 
 
 def _facts(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +86,7 @@ def _facts(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
         "decoder": " ".join(config.model.decoder),
         "width": config.model.width,
         "pieces": f"{pieces}, {config.text.kind}",
-        "size": size(sum(int(record["bytes"]) for record in bundle.manifest["files"].values())),
+        "size": size(_bytes(bundle)),
     }
     facts |= {
         name.replace("_", " "): value
@@ -101,9 +127,10 @@ def _parity(parity: dict[str, Any] | None) -> str:
     """Say in a few words how an export compared with the native engine."""
     if not parity:
         return ""
-    line = f"{parity.get('equal', '?')} of {parity.get('sentences', '?')} equal"
-    if "bleu" in parity:
-        line += f", BLEU {parity['bleu'] - parity['bleu_native']:+.2f}"
+    line = f"{parity.get('equal', '?')!s:.20} of {parity.get('sentences', '?')!s:.20} equal"
+    scores = [score for score in (parity.get("bleu"), parity.get("bleu_native")) if isinstance(score, float)]
+    if len(scores) == 2:
+        line += f", BLEU {scores[0] - scores[1]:+.2f}"
     return line
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import JsonOption
-from dragoman.cli.show import as_json, count, result, size, table
+from dragoman.cli.show import as_json, count, note, result, size, table
 from dragoman.errors import CorruptError
 
 
@@ -16,13 +16,18 @@ def verify(
     model: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A model, a run or one checkpoint.", show_default=False)],
     json: JsonOption = False,
 ) -> None:
-    """Check every file of a model and of its checkpoints against the SHA-256 written when it was made."""
-    from dragoman.files.verify import verify_directory
+    """Check every file of a model and of its checkpoints against the SHA-256 written when it was made.
 
-    checks = verify_directory(model)
+    Files that are not part of the model are named; they do no harm, for nothing opens them.
+    """
+    from dragoman.files.verify import extra_files, verify_directory
+
+    checks, extra = verify_directory(model), extra_files(model)
     bad = [check for check in checks if not check.ok]
+    if extra and not json:
+        note(f"{count(len(extra), 'extra file')}, not part of the model: {', '.join(extra[:10])}{', …' if len(extra) > 10 else ''}")
     if json:
-        as_json({"files": [{**check._asdict(), "ok": check.ok} for check in checks], "ok": not bad})
+        as_json({"files": [{**check._asdict(), "ok": check.ok} for check in checks], "extra": extra, "ok": not bad})
     elif bad:
         table(["file", "what is wrong"], [(check.name, check.problem) for check in bad])
     else:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dragoman.bundle import Bundle, Card, write_bundle
+from dragoman.bundle.card import command_line
 from dragoman.bundle.loading import expected_weights
 from dragoman.config import Config
 from dragoman.engines.installed import is_installed
@@ -71,7 +72,7 @@ def import_marian(directory: str | Path, out: str | Path, *, texts: Sequence[str
     config = _config(theirs, tokenizers, weights, joint=joint, src_lang=src_lang, tgt_lang=tgt_lang)
     ours = _weights(weights, theirs, src, tgt, config)
     _require_fit(ours, expected_weights(config, tokenizers), directory / _WEIGHTS)
-    card = Card(title=f"{directory.resolve().name}, imported", command=f"dragoman import {directory} --out {out}")
+    card = Card(title=f"{directory.resolve().name}, imported", command=command_line(["import", str(directory), "--out", str(out)]))
     write_bundle(out, config=config, tokenizers=tokenizers, weights=ours, card=card, golden=list(texts)[:8], facts={"imported": "marian"})
     return Imported(out, _compare(directory, out, texts))
 

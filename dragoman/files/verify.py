@@ -24,10 +24,30 @@ def verify_directory(path: Path) -> list[FileCheck]:
     return checks
 
 
+def extra_files(path: Path) -> list[str]:
+    """Name what lies in a model's directory, or beside its engines, without being part of it; a folder ends in a slash."""
+    if not (path / NAME).exists():
+        return []
+    own = {NAME, "training", "engines"}
+    with contextlib.suppress(CorruptError, BundleError):
+        own |= {name.split("/")[0] for name in read_manifest(path)["files"]}
+    found = [name for name in sorted(os.listdir(path)) if name not in own or (path / name).is_symlink()]
+    if _is_folder(path / "engines"):
+        found += [f"engines/{name}" for name in sorted(os.listdir(path / "engines")) if not _is_folder(path / "engines" / name)]
+    return [f"{name}/" if _is_folder(path / name) else name for name in found]
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a path is a folder itself, not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
 def _manifested(path: Path) -> Iterator[Path]:
-    """Find the directories that should have a manifest: the model, its engines, and the steps of its run."""
-    steps = [place for run in (path, path / "training") for pattern in ("step-*", "keep/step-*") for place in sorted(run.glob(pattern))]
-    engines = sorted(place for place in path.glob("engines/[!.]*") if place.is_dir())
+    """Find the directories that should have a manifest: the model, its engines, and the steps of its run. Links lead elsewhere."""
+    runs = [run for run in (path, path / "training") if run == path or _is_folder(run)]
+    folders = [folder for run in runs for folder in (run, run / "keep") if folder == run or _is_folder(folder)]
+    steps = [place for folder in folders for place in sorted(folder.glob("step-*"))]
+    engines = sorted(filter(_is_folder, path.glob("engines/[!.]*"))) if _is_folder(path / "engines") else []
     # A model that lost its manifest still has weights; that is damage, not another kind of directory.
     if (path / NAME).exists() or (path / "weights.safetensors").exists():
         yield path
@@ -42,7 +62,7 @@ def _strangers(place: Path) -> set[str]:
     """
     if place.name.startswith("step-"):
         return set()
-    with contextlib.suppress(CorruptError):
+    with contextlib.suppress(CorruptError, BundleError):
         listed = {name.split("/")[0] for name in read_manifest(place)["files"]}
         return {name for name in os.listdir(place) if name not in listed}
     return set()

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.bundle import Bundle, Card, write_bundle
+from dragoman.bundle import format as layout
+from dragoman.bundle.card import command_line
+from dragoman.bundle.golden import golden_cases
 from dragoman.errors import BundleError
 from dragoman.runs.place import Place
 from dragoman.text.tokenizer import load_tokenizers
@@ -44,15 +47,24 @@ def average_run(model: str | Path, out: str | Path, *, last: int) -> Averaged:
     # The weights themselves, not their running averages: an average of averages has looked too far back.
     weights = average_weights(checkpoint.load_weights() for checkpoint in newest)
     chosen = f"average of steps {', '.join(map(str, steps))}"
-    card = Card(command=f"dragoman average {place.out} --last {last} --out {target.out}", training={"weights": chosen})
-    golden = [case["input"] for case in Bundle.load(place.out).golden["cases"]] if place.finished else []
+    card = Card(
+        command=command_line(["average", str(place.out), "--last", str(last), "--out", str(target.out)]), training={"weights": chosen}
+    )
+    tokenizers = load_tokenizers(place.text)
     write_bundle(
         target.out,
         config=place.config(),
-        tokenizers=load_tokenizers(place.text),
+        tokenizers=tokenizers,
         weights=weights,
         card=card,
-        golden=golden,
+        golden=_golden_texts(place) if place.finished else [],
         facts={"updates": steps[0], "weights_from": chosen},
     )
     return Averaged(target.out, steps)
+
+
+def _golden_texts(place: Place) -> list[str]:
+    """Return the inputs of the finished model's golden vectors."""
+    bundle = Bundle.load(place.out)
+    sizes = len(bundle.tokenizers.src), len(bundle.tokenizers.tgt)
+    return [case["input"] for case in golden_cases(bundle.golden, *sizes, str(place.out / layout.GOLDEN))]

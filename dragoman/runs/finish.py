@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from dragoman.bundle import Card
 from dragoman.bundle import Score as CardScore
+from dragoman.bundle.card import command_line
 from dragoman.config import Config
 from dragoman.data.corpus import Pair
 from dragoman.errors import CorruptError
@@ -70,7 +70,7 @@ def make_card(
         "time": f"{duration(seconds)} on {machine}",
         "seed": str(config.train.seed),
     }
-    return Card(command=shlex.join(["dragoman", *sys.argv[1:]]), data=facts, training=training, scores=tuple(scores))
+    return Card(command=command_line(sys.argv[1:]), data=facts, training=training, scores=tuple(scores))
 
 
 def sentences_to_score(sentences: Sequence[Pair], clock: Clock, seconds_each: float) -> list[Pair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -42,6 +43,28 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = json.loads(capsys.readouterr().out)
     assert values["changed"]["model.width"] == {"value": "16", "was": "128"}
     assert values["recipe"] == "tiny"
+    assert {name: type(value) for name, value in values.items()} == {
+        "model": str,
+        "recipe": str,
+        "src_lang": str,
+        "tgt_lang": str,
+        "parameters": int,
+        "encoder": list,
+        "decoder": list,
+        "width": int,
+        "tokenizer": str,
+        "joint_vocabulary": bool,
+        "src_vocabulary": int,
+        "tgt_vocabulary": int,
+        "bytes": int,
+        "facts": dict,
+        "engines": list,
+        "changed": dict,
+        "run": dict,
+    }
+    assert values["parameters"] > 1000
+    assert values["bytes"] == sum(each.stat().st_size for each in bundle.rglob("*") if each.is_file() and each.name != "manifest.json")
+    assert values["facts"]["bundle_format"] == 1
 
 
 def test_the_card(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +113,26 @@ def test_one_flipped_bit_is_found_and_the_file_named(copy: Path, name: str, caps
     assert main(["verify", str(copy), "--json"]) == 65
     report = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in report["files"] if not each["ok"]] == [name]
+
+
+def test_extra_files_are_named_and_do_no_harm(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "notes \x1b[31m.txt").write_text("mine")
+    (copy / "more").mkdir()
+    (copy / "engines").symlink_to(copy.parent)
+    (copy / "training").mkdir()
+    assert main(["verify", str(copy)]) == 0
+    captured = capsys.readouterr()
+    assert "3 extra files, not part of the model: engines, more/, notes \\x1b[31m.txt" in captured.err
+    assert "every byte is as it was written" in captured.out
+    assert main(["verify", str(copy), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["extra"] == ["engines", "more/", "notes \x1b[31m.txt"]
+
+
+def test_names_that_are_not_utf8_are_shown(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open(os.fsencode(copy / "text") + b"/caf\xe9", "wb"):
+        pass
+    assert main(["verify", str(copy)]) == 65
+    assert "text/caf\\udce9" in capsys.readouterr().out
 
 
 def test_a_missing_file_is_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

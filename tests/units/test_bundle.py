@@ -13,7 +13,8 @@ import yaml
 from sync_kit import SyncRecorder
 
 from dragoman.bundle import Bundle, Card, Score, write_bundle
-from dragoman.bundle.card import write_card
+from dragoman.bundle import format as layout
+from dragoman.bundle.card import command_line, write_card
 from dragoman.bundle.golden import check_golden, make_golden
 from dragoman.config import Config
 from dragoman.errors import BundleError, CorruptError, DivergedError, ForbiddenError
@@ -50,6 +51,40 @@ def test_what_is_written_is_read(tmp_path: Path, joint: bool) -> None:
     for name, tensor in bundle.model.state_dict().items():
         assert torch.equal(tensor, weights[name]), name
     assert not bundle.model.training
+
+
+def test_a_bundle_keeps_base_names_of_its_makers_files(tmp_path: Path) -> None:
+    """Where somebody's corpus lay, and under which user's name, is nobody else's business."""
+    config, tokenizers, weights = make()
+    files = {name: f"/home/somebody/secret/{name}.txt" for name in ("src", "tgt", "valid_src", "valid_tgt")}
+    config = config.replace(data={**files, "cache": "/home/somebody/cache"})
+    named = ["--src", files["src"], f"--tgt={files['tgt']}", "--set", f"data.cache={config.data.cache}"]
+    card = Card(command=command_line(["train", *named, "--budget", "1h"]))
+    write_bundle(tmp_path / "m", config=config, tokenizers=tokenizers, weights=weights, card=card)
+    for each in (tmp_path / "m").rglob("*"):
+        assert not each.is_file() or b"somebody" not in each.read_bytes(), each
+    bundle = Bundle.load(tmp_path / "m")
+    assert (bundle.config.data.src, bundle.config.data.valid_tgt, bundle.config.data.cache) == ("src.txt", "valid_tgt.txt", "")
+    assert "dragoman train --src src.txt --tgt=tgt.txt --set data.cache=cache --budget 1h" in bundle.card
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["shared.pieces.json", "source.pieces.json", "source.model"])
+@pytest.mark.parametrize("what", ["a pipe", "a device", "another list"])
+def test_files_that_the_manifest_does_not_list_are_not_opened(tmp_path: Path, name: str, what: str) -> None:
+    write(tmp_path / "m")
+    path = tmp_path / "m" / "text" / name
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text('{"pieces": []}')
+    if name in layout.TEXT_FILES:
+        with pytest.raises(CorruptError, match=f"{name} must be as it was written; found not listed"):
+            Bundle.load(tmp_path / "m")
+    else:
+        assert len(Bundle.load(tmp_path / "m").tokenizers.src) == 300
 
 
 def test_the_files_are_those_of_the_design(tmp_path: Path) -> None:

@@ -1,0 +1,327 @@
+"""Run the command's real code on hostile directories or settings: a process that forks a child for each case.
+
+    python hostile_driver.py FOLDER KIND COUNT SEED
+
+KIND is `model`, `run`, `import` or `settings`. Each case is one line of JSON on stdout: its name and what went wrong, if anything.
+A child has a limit of CPU seconds for each command, and of memory; the wall clock only ends what waits for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+CPU_SECONDS, WALL_SECONDS = 5.0, 60
+MEMORY = 2 << 30  # bytes more than the process has when it is forked
+NOBODY = 65_534
+# Control characters, directions of writing and line separators: nothing that a file holds may send one to a terminal.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+OWN_TEXT = {"translate"}  # whose stdout is text that a model wrote
+
+
+def main(folder: Path, kind: str, count: int, seed: int) -> None:
+    """Build what is sound, then run every case on a copy of it."""
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    report = os.fdopen(os.dup(1), "w")
+    for name in ("HOME", "XDG_CACHE_HOME", "DRAGOMAN_CACHE", "XDG_CONFIG_HOME"):
+        os.environ[name] = str(folder / "home")
+    (folder / "home").mkdir(exist_ok=True)
+    for place in (folder, folder / "home"):
+        place.chmod(0o777)
+    import hostile_settings
+    from hostile_directories import generate
+
+    _import_torch()
+    if kind == "settings":
+        _learn_imports(folder, lambda place: None, lambda place: [["train", "--out", str(place / "target"), "--set", "model.width=x"]])
+        for case in hostile_settings.generate(count, seed):
+            problems = _run(folder, case.prepare, lambda place, case=case: [case.command(place)], user=False)
+            print(json.dumps({"case": case.name, "problems": problems}), file=report, flush=True)
+        return
+    sound = folder / "sound"
+    if not sound.exists():
+        _in_child(lambda: BUILDERS[kind](sound))
+    doors = DOORS[kind]
+    _learn_imports(folder, lambda place: shutil.copytree(sound, place / "target"), lambda place: doors(place, 0))
+    for number, case in enumerate(generate(kind, sound, count, seed)):
+
+        def prepare(place: Path, case: Any = case) -> None:
+            shutil.copytree(sound, place / "target", symlinks=True)
+            case.spoil(place / "target")
+
+        problems = _run(folder, prepare, lambda place, number=number: doors(place, number), user=case.user)
+        print(json.dumps({"case": case.name, "problems": problems}), file=report, flush=True)
+
+
+# What is sound
+
+
+def _build_model(path: Path) -> None:
+    """Write a small bundle whose tokenizers are apart."""
+    import torch
+
+    from dragoman.bundle import write_bundle
+    from dragoman.config import Config
+    from dragoman.models.build import build_model
+    from dragoman.text.tokenizer import train_tokenizers
+
+    sizes = {"width": 16, "heads": 2, "feedforward": 16, "encoder": ("self",), "decoder": ("self",), "tie": "target"}
+    config = Config().replace(text={"vocabulary": 300, "joint": False}, model=sizes)
+    lines = ["ein mann geht", "eine frau steht", "zwei kinder"] * 10
+    tokenizers = train_tokenizers(lines, [line.upper() for line in lines], config.text)
+    torch.manual_seed(0)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["ein mann"])
+
+
+def _build_run(path: Path) -> None:
+    """Train four steps, so that a directory holds a run, its checkpoints and a model."""
+    from dragoman.config import read_config
+    from dragoman.runs.train import train
+
+    corpus = [path.parent / "corpus.src", path.parent / "corpus.tgt"]
+    lines = [f"{first} {second}" for first in "abcdefghij" for second in "klmnopqrst"] * 3
+    corpus[0].write_text("\n".join(lines) + "\n", "utf-8")
+    corpus[1].write_text("\n".join(line.upper() for line in lines) + "\n", "utf-8")
+    settings = {
+        "data.src": corpus[0], "data.tgt": corpus[1], "text.kind": "characters", "model.width": 16, "model.heads": 2,
+        "model.feedforward": 16, "model.encoder": "[self]", "model.decoder": "[self]", "train.steps": 4, "train.batch_tokens": 64,
+        "train.checkpoint_every": 2, "train.validate_every": 2, "train.validate_sentences": 4, "train.device": "cpu",
+        "train.threads": 1,
+    }  # fmt: skip
+    train(read_config(overrides=[f"{name}={value}" for name, value in settings.items()]), path)
+
+
+def _build_import(path: Path) -> None:
+    """Write a Marian directory as Hugging Face lays it out."""
+    from exchange_kit import made
+
+    from dragoman.exchange.huggingface import save_hugging_face
+
+    model, tokenizers, config = made(encoder=["self"], decoder=["self"], width=16, heads=2, feedforward=16)
+    path.mkdir()
+    save_hugging_face(model, tokenizers, config, path)
+
+
+BUILDERS = {"model": _build_model, "run": _build_run, "import": _build_import}
+
+
+# The commands that are tried on a directory
+
+
+def _model_doors(place: Path, number: int) -> list[list[str]]:
+    target = str(place / "target")
+    doors = [
+        ["info", target],
+        ["info", "--json", target],
+        ["info", "--card", target],
+        ["verify", target],
+        ["verify", "--json", target],
+        ["translate", "-m", target, "--device", "cpu", "ein mann"],
+        ["average", target, "--last", "1", "--out", str(place / "new")],
+    ]
+    if number % 8 == 0:
+        doors.append(["doctor", target, "--device", "cpu", "--sentences", "2"])
+    return doors
+
+
+def _run_doors(place: Path, number: int) -> list[list[str]]:
+    target = str(place / "target")
+    return [
+        ["info", target],
+        ["info", "--json", target],
+        ["verify", target],
+        ["average", target, "--last", "1", "--out", str(place / "new")],
+        ["train", "--out", target, "--resume", "--set", "train.steps=6"],
+    ]
+
+
+def _import_doors(place: Path, number: int) -> list[list[str]]:
+    return [["import", str(place / "target"), "--out", str(place / "new")]]
+
+
+DOORS: dict[str, Callable[[Path, int], list[list[str]]]] = {"model": _model_doors, "run": _run_doors, "import": _import_doors}
+
+
+# Running one case
+
+
+def _run(
+    folder: Path,
+    prepare: Callable[[Path], object],
+    commands: Callable[[Path], list[list[str]]],
+    *,
+    user: bool,
+    names: Path | None = None,
+) -> list[str]:
+    """Prepare a case in a folder of its own, run its commands in a child, and return all that went wrong."""
+    place = folder / "case"
+    outside = place / "outside"
+    outside.mkdir(parents=True)
+    place.chmod(0o777)
+    (outside / "secret.txt").write_text("a secret, which no command may print or change\n")
+    prepare(place)
+    listed = commands(place)
+    before = _snapshot(outside)
+    log = place / "log"
+    pid = os.fork()
+    if not pid:
+        _child(listed, place, log, user=user, names=names)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    problems = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
+    begun = [each["begun"] for each in problems if "begun" in each]
+    found = [each["problem"] for each in problems if "problem" in each]
+    if code:
+        how = {-signal.SIGPROF: f"more than {CPU_SECONDS} CPU seconds", -signal.SIGALRM: "waits for ever"}.get(code, f"exit {code}")
+        found.append(f"{' '.join(begun[-1:])}: {how}")
+    if _snapshot(outside) != before:
+        found.append("something outside the target was changed")
+    strangers = sorted(set(os.listdir(place)) - {"outside", "target", "log", "new", "config.yaml"})
+    found += [f"left {name} beside the target" for name in strangers]
+    for path in [place, *place.rglob("*")]:
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o700)
+    shutil.rmtree(place)
+    return found
+
+
+def _child(commands: Sequence[Sequence[str]], place: Path, log: Path, *, user: bool, names: Path | None) -> None:
+    """Run commands under limits and write down what each one does that it must not; never returns."""
+    code = 1
+    try:
+        with log.open("w") as notes:
+            if user and os.getuid() == 0:
+                for path in [place, *place.rglob("*")]:
+                    os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            known = set(sys.modules)
+            size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY,) * 2)
+            for command in commands:
+                print(json.dumps({"begun": command[0]}), file=notes, flush=True)
+                for problem in _problems(command, place, CPU_SECONDS if names is None else 60.0):
+                    print(json.dumps({"problem": f"{command[0]}: {problem}"}), file=notes, flush=True)
+        if names is not None:
+            names.write_text("\n".join(name for name in list(sys.modules) if name not in known))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _problems(command: Sequence[str], place: Path, seconds: float) -> Iterator[str]:
+    """Run one command in this process and say what it did that it must not."""
+    from dragoman.cli.app import main as dragoman
+
+    descriptors = []
+    for number in (1, 2):
+        with tempfile.TemporaryFile() as file:
+            descriptors.append(os.dup(file.fileno()))
+        os.dup2(descriptors[-1], number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    os.chdir(place)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(WALL_SECONDS)
+    code = dragoman([*command])
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.alarm(0)
+    with contextlib.suppress(ValueError, OSError):
+        sys.stdout.flush()
+    sys.stderr.flush()
+    texts = []
+    for descriptor in descriptors:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        texts.append(os.read(descriptor, 8 << 20).decode("utf-8", "replace"))
+        os.close(descriptor)
+    yield from _complaints(command, code, *texts)
+    if code and command[0] == "import" and (place / "new" / "manifest.json").exists():
+        yield "left a finished model behind"
+    if (place / "new").exists():
+        shutil.rmtree(place / "new")
+
+
+def _complaints(command: Sequence[str], code: int, out: str, err: str) -> Iterator[str]:
+    last = err.strip().rsplit("\n", 1)[-1]
+    if "Traceback" in err or code == 1:
+        yield f"a traceback: {' | '.join(err.strip().splitlines()[-4:])[-600:]}"
+    elif code == 71:
+        yield f"memory was exhausted: {last[:300]}"
+    elif code and "dragoman: error: " not in err:
+        yield f"exit {code} without a word: {last[:300]}"
+    shown = err if command[0] in OWN_TEXT else out + err
+    if found := UNPRINTABLE.search(shown):
+        yield f"prints {found.group()!r} raw: {shown[max(0, found.start() - 60) : found.end() + 20]!r}"
+    if "a secret, which" in shown:
+        yield "prints a file outside the target"
+    if len(err) > 20_000:
+        yield f"{len(err)} characters of errors"
+
+
+def _snapshot(folder: Path) -> list[tuple[str, int, int, str]]:
+    """List what lies in a folder, with modes, sizes and hashes."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
+        found.append((str(path), status.st_mode, status.st_size if digest else 0, digest))
+    return found
+
+
+def _import_torch() -> None:
+    """Import torch once for all children. No backward pass: autograd's threads must not be forked."""
+    import torch
+
+    from dragoman.runs import forecast
+
+    forecast.REHEARSAL_SECONDS = 0.0  # how fast this machine is does not matter here
+    torch.set_num_threads(1)
+
+
+def _learn_imports(folder: Path, prepare: Callable[[Path], object], commands: Callable[[Path], list[list[str]]]) -> None:
+    """Run the commands on what is sound, which must have no problems, and import what they import, once for all."""
+    names = folder / "imported"
+    problems = _run(folder, prepare, commands, user=False, names=names)
+    assert not problems, f"what is sound must have no problems; found {problems}"
+    for name in names.read_text().split():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def _in_child(work: Callable[[], None]) -> None:
+    """Do something in a child, so that no thread of it is forked later."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.dup2(2, 1)
+            work()
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 0, f"what is sound could not be built: exit {code}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

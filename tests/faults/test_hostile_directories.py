@@ -1,0 +1,50 @@
+"""Directories and settings that nobody vouches for: one line of error, in bounded time and memory, and nothing outside is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path(__file__).with_name("hostile_driver.py")
+
+
+def run_cases(folder: Path, kind: str, count: int, seed: int) -> None:
+    """Run generated cases in a process of their own and report every case that has a problem."""
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), str(folder), kind, str(count), str(seed)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    cases = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(cases) == count
+    bad = [case for case in cases if case["problems"]]
+    assert not bad, f"{len(bad)} of {count} cases have problems: {json.dumps(bad, indent=1)[:5000]}"
+
+
+@pytest.fixture
+def folder(memory: Path, tmp_path: Path) -> Path:
+    """A folder in memory: runs are synced to disk at every checkpoint."""
+    place = memory / tmp_path.name
+    place.mkdir()
+    return place
+
+
+@pytest.mark.parametrize(("kind", "count"), [("model", 30), ("settings", 70)])
+def test_hostile_input_ends_in_one_line(kind: str, count: int, folder: Path, fault_seed: int) -> None:
+    run_cases(folder, kind, count, fault_seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("kind", "count"), [("model", 250), ("settings", 500)])
+def test_much_hostile_input_ends_in_one_line(kind: str, count: int, folder: Path, fault_seed: int) -> None:
+    run_cases(folder, kind, count, fault_seed + 100)
