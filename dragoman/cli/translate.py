@@ -25,7 +25,8 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.progress import Bar, is_terminal, progress
 from dragoman.cli.reading import InputFiles, check_inputs, open_lines, read_lines
-from dragoman.cli.show import as_json, count, note, output as write_output
+from dragoman.cli.show import as_json, count, note
+from dragoman.cli.show import output as write_output
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.files.outputs import check_output_file, open_output
 

@@ -56,12 +56,13 @@ class ForeignTokenizer(Tokenizer):
         path = pieces_path(directory, side)
         fix = "copy the model directory anew"
         try:
-            pieces = json.loads(read_regular(path, _MAX_BYTES))["pieces"]
+            content = json.loads(read_regular(path, _MAX_BYTES))
         except OSError as error:
             raise BundleError(f"{path} must be a list of tokens", found=error.strerror or str(error), fix=fix) from error
-        except (ValueError, RecursionError, KeyError, TypeError) as error:
-            raise BundleError(f"{path} must be a list of tokens", found=f"{error!r:.200}", fix=fix) from error
-        if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+        except (ValueError, RecursionError) as error:
+            raise BundleError(f"{path} must be a list of tokens", found=f"{error!s:.200}", fix=fix) from error
+        pieces = content.get("pieces") if isinstance(content, dict) else content
+        if not isinstance(content, dict) or not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
             raise BundleError(f"{path} must be a list of tokens", found=f"{pieces!r:.100}", fix=fix)
         return cls(model, pieces, kind=kind)
 

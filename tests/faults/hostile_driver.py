@@ -20,6 +20,7 @@ import signal
 import stat
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 CPU_SECONDS, WALL_SECONDS = 5.0, 60
 MEMORY = 2 << 30  # bytes more than the process has when it is forked
 NOBODY = 65_534
+DOCTOR = 40  # one case in so many is examined by the doctor too, which takes its time
 # Control characters, directions of writing and line separators: nothing that a file holds may send one to a terminal.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 OWN_TEXT = {"translate"}  # whose stdout is text that a model wrote
@@ -55,7 +57,7 @@ def main(folder: Path, kind: str, count: int, seed: int) -> None:
     if not sound.exists():
         _in_child(lambda: BUILDERS[kind](sound))
     doors = DOORS[kind]
-    _learn_imports(folder, lambda place: shutil.copytree(sound, place / "target"), lambda place: doors(place, 0))
+    _learn_imports(folder, lambda place: shutil.copytree(sound, place / "target"), lambda place: doors(place, min(count, DOCTOR) - 1))
     for number, case in enumerate(generate(kind, sound, count, seed)):
 
         def prepare(place: Path, case: Any = case) -> None:
@@ -133,7 +135,7 @@ def _model_doors(place: Path, number: int) -> list[list[str]]:
         ["translate", "-m", target, "--device", "cpu", "ein mann"],
         ["average", target, "--last", "1", "--out", str(place / "new")],
     ]
-    if number % 8 == 0:
+    if number % DOCTOR == DOCTOR - 1:
         doors.append(["doctor", target, "--device", "cpu", "--sentences", "2"])
     return doors
 
@@ -219,6 +221,9 @@ def _child(commands: Sequence[Sequence[str]], place: Path, log: Path, *, user: b
         if names is not None:
             names.write_text("\n".join(name for name in list(sys.modules) if name not in known))
         code = 0
+    except BaseException:
+        with log.open("a") as notes:
+            print(json.dumps({"problem": traceback.format_exc()[-600:]}), file=notes)
     finally:
         os._exit(code)
 
@@ -314,8 +319,6 @@ def _in_child(work: Callable[[], None]) -> None:
             work()
             code = 0
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             os._exit(code)

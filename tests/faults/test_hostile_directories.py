@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,11 +33,12 @@ def run_cases(folder: Path, kind: str, count: int, seed: int) -> None:
 
 
 @pytest.fixture
-def folder(memory: Path, tmp_path: Path) -> Path:
-    """A folder in memory: runs are synced to disk at every checkpoint."""
-    place = memory / tmp_path.name
-    place.mkdir()
-    return place
+def folder() -> Iterator[Path]:
+    """A folder in memory, for runs are synced to disk at every checkpoint, and open to the user whom file modes stop."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="dragoman-hostile-", dir=memory if os.access(memory, os.W_OK) else None) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.mark.parametrize(("kind", "count"), [("model", 30), ("settings", 70)])
