@@ -13,14 +13,17 @@ from dragoman.files.disk import require_new
 
 
 def import_(
-    directory: Annotated[Path, typer.Argument(help="A Hugging Face Marian directory, such as one of OPUS-MT.", show_default=False)],
+    directory: Annotated[
+        Path,
+        typer.Argument(help="A Hugging Face directory of a Marian model, such as OPUS-MT, or a Pegasus one.", show_default=False),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="A new directory for the model.", show_default=False)],
     check: Annotated[Path | None, typer.Option(help="Sentences to compare greedy outputs on, where transformers is installed.")] = None,
     src_lang: Annotated[str, typer.Option(help="Source language, such as de, for the model's card.")] = "",
     tgt_lang: Annotated[str, typer.Option(help="Target language, such as en, for the card and the scorer.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Turn a Hugging Face Marian model into one of ours, and say how far the two agree."""
+    """Turn a Hugging Face Marian or Pegasus model into one of ours, and print how far the two agree."""
     require_new(out)
     from dragoman.evaluate.files import read_text
     from dragoman.exchange.marian import import_marian

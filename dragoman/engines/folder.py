@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,16 +20,14 @@ from dragoman.bundle import format as layout
 from dragoman.engines.trust import record_trust
 from dragoman.errors import BundleError, CorruptError, DragomanError
 from dragoman.files import manifest
-from dragoman.files.atomic import FileRecord, open_regular, publish_directory, read_record, sync_directory, temporary_name
-from dragoman.files.disk import explaining, require_new, require_parent_writable, require_writable
-from dragoman.files.processes import is_alive
+from dragoman.files.atomic import FileRecord, open_regular, publish_directory, read_record, staged_directory, sync_directory, temporary_name
+from dragoman.files.disk import explaining, require_new, require_parent_writable
 
 FOLDER = "engines"
 KIND = "dragoman engine"
 # By precision: what is asked for by default first.
 NAMES = ("ctranslate2-float32", "ctranslate2-int8", "ctranslate2-int8_float32")
 _LABEL = "engine"
-_LEFTOVER = re.compile(rf"\.tmp-{_LABEL}-(\d+)-[0-9a-f]{{8}}")
 # The most bytes that each file of an engine may have; no other is opened.
 CAPS = {
     "model.bin": 40 << 30,
@@ -70,20 +66,9 @@ def publish_folder(final: Path, fields: Mapping[str, Any], *, replace: bool = Fa
     engine may be at `final` already: exactly what its manifest lists is removed. What was made is recorded as trusted.
     """
     require_replaceable(final) if replace else require_new(final)
-    with explaining(final.parent), _parents(final):
-        require_writable(final.parent)
-        _remove_leftovers(final.parent)
-        temporary = final.parent / temporary_name(_LABEL)
-        os.mkdir(temporary)
-        try:
-            yield temporary
-            made = manifest.write_manifest(temporary, _synced(temporary), {**fields, "created_by": f"dragoman {__version__}"})
-            if replace:
-                _replace(temporary, final)
-            else:
-                publish_directory(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    with explaining(final.parent), staged_directory(final, _LABEL, _replace if replace else publish_directory) as temporary:
+        yield temporary
+        made = manifest.write_manifest(temporary, _synced(temporary), {**fields, "created_by": f"dragoman {__version__}"})
     record_trust(manifest.manifest_digest(made))
 
 
@@ -130,19 +115,6 @@ def _replace(temporary: Path, final: Path) -> None:
             (aside / name).unlink(missing_ok=True)
         (aside / manifest.NAME).unlink()
         aside.rmdir()
-
-
-@contextlib.contextmanager
-def _parents(final: Path) -> Iterator[None]:
-    """Remove the parents of `final` that were made in the block, where it fails and they are empty."""
-    missing = [each for each in final.parents if not each.exists()]
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            for each in missing:
-                each.rmdir()
-        raise
 
 
 def read_folder(folder: Path, bundle: Bundle) -> dict[str, Any]:
@@ -194,11 +166,3 @@ def _synced(folder: Path) -> dict[str, FileRecord]:
         if each.is_dir():
             sync_directory(each)
     return records
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what a killed export of ours left: a folder of our own whose name holds the id of a process that is gone."""
-    for each in folder.glob(f".tmp-{_LABEL}-*"):
-        match = _LEFTOVER.fullmatch(each.name)
-        if match and not is_alive(int(match[1])) and each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each, ignore_errors=True)  # follows no links

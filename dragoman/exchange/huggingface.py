@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dragoman.layers.norms import LayerNorm
 from dragoman.layers.residual import PostNorm, PreNorm
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import BOS, EOS, PAD, UNK
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
 PROGRAM = "Hugging Face"
 _ACTIVATIONS = {ReLU: "relu", GELU: "gelu", Swish: "swish"}
@@ -88,6 +89,12 @@ def _model(shape: Shape, model: EncoderDecoder, config: Config, tokenizers: Toke
     assert not rest, f"weights that were not given: {rest[:3]}"
     assert not unexpected, f"weights that it has no place for: {unexpected[:3]}"
     _generation(theirs.generation_config, config)
+    # What no setting of theirs says, for `dragoman import` to restore.
+    data = {name: getattr(config.data, name) for name in ("src_lang", "tgt_lang", "max_length")}
+    noted: dict[str, Any] = {"data": data, "decode": asdict(config.decode)}
+    if all(type(tokenizer) is Tokenizer for tokenizer in tokenizers):
+        noted["text"] = {"kind": tokenizers.src.kind, "normalisation": tokenizers.src.normalisation}
+    theirs.config.dragoman = noted
     return theirs
 
 

@@ -1,13 +1,17 @@
-"""From Hugging Face's Marian, such as OPUS-MT: a directory becomes a bundle that translates as it did.
+"""From Hugging Face's Marian, such as OPUS-MT, and Pegasus: a directory becomes a bundle that translates as it did.
 
-Its vocabulary has another order and no beginning: an output starts from the padding's vector. Here that vector becomes our `<s>`,
-which is never written. Weights are read from safetensors alone: the older `.bin` files are pickles, which run code.
+Marian's vocabulary has another order and no beginning: an output starts from the padding's vector. Here that vector becomes
+our `<s>`, which is never written. The bundle appears only after it was compared with the original.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,26 +21,27 @@ from torch import Tensor
 from dragoman.bundle import Bundle, Card, write_bundle
 from dragoman.bundle.card import command_line
 from dragoman.bundle.loading import expected_weights
-from dragoman.config import Config
+from dragoman.config import Config, from_dict, to_dict
 from dragoman.engines.installed import is_installed
-from dragoman.errors import BundleError, ConfigError
-from dragoman.exchange.exporting import golden_texts, new_directory
+from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError, DragomanError
+from dragoman.exchange.directory import ACTIVATIONS, AGAIN, SIDES, Source, read_sentencepiece, read_source, read_vocabulary
+from dragoman.exchange.exporting import golden_texts, new_directory, require_close
 from dragoman.exchange.names import from_hugging_face
 from dragoman.exchange.parity import Parity, compare_texts
 from dragoman.exchange.transformers_side import Transformers
-from dragoman.files.atomic import open_regular
-from dragoman.files.manifest import read_json
+from dragoman.files.atomic import staged_directory
+from dragoman.files.disk import explaining
 from dragoman.text.foreign import ForeignTokenizer
+from dragoman.text.normalise import FORMS
+from dragoman.text.settings import KINDS
 from dragoman.text.specials import BOS, SPECIALS
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.training.tensors import read_tensors
+from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
-_WEIGHTS = "model.safetensors"
-_MOST = 64 << 20  # bytes of a tokenizer or a vocabulary
-_NEVER = -1e9  # what makes a piece impossible
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
-# What would be another model than the one that Marian's name stands for.
-_FIXED = {"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False, "static_position_embeddings": True}
+logger = logging.getLogger(__name__)
+
+_NEVER = -1e9  # the output bias of a token that is never written
+_ARCHITECTURES = {"marian": "MarianMTModel", "pegasus": "PegasusForConditionalGeneration"}
+_ODD = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, RuntimeError, TypeError, ValueError)
 
 
 class Imported(NamedTuple):
@@ -47,174 +52,211 @@ class Imported(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """One side's numbers there, in the order that they have here."""
+    """One side's ids there, in the order that they have here."""
 
-    order: list[int]  # their number of each of our pieces
+    order: list[int]  # their id of each of our tokens
     pieces: list[str]
     start_is_copied: bool  # whether our `<s>` is a copy, which must never be written
 
 
 def import_marian(directory: str | Path, out: str | Path, *, texts: Sequence[str] = (), src_lang: str = "", tgt_lang: str = "") -> Imported:
-    """Turn a Marian directory into a bundle at `out`; compare them where `transformers` is installed."""
+    """Turn a Marian or Pegasus directory into a bundle at `out`; compare them where `transformers` is installed.
+
+    Raise BundleError or CorruptError for a directory that is damaged; then nothing is left behind.
+    """
     directory, out = Path(directory), new_directory(out)
-    theirs = _read_config(directory)
-    joint = bool(theirs.get("share_encoder_decoder_embeddings", True))
-    src = _vocabulary(directory / "vocab.json", int(theirs.get("vocab_size", 0)), theirs)
-    tgt = src
-    if not joint:
-        own = directory / "target_vocab.json"
-        size = int(theirs.get("decoder_vocab_size") or theirs.get("vocab_size", 0))
-        tgt = _vocabulary(own if own.exists() else directory / "vocab.json", size, theirs)
-    tokenizers = Tokenizers(
-        ForeignTokenizer(_bytes(directory / "source.spm"), src.pieces), ForeignTokenizer(_bytes(directory / "target.spm"), tgt.pieces)
-    )
-    weights = _read_weights(directory)
-    config = _config(theirs, tokenizers, weights, joint=joint, src_lang=src_lang, tgt_lang=tgt_lang)
-    ours = _weights(weights, theirs, src, tgt, config)
-    _require_fit(ours, expected_weights(config, tokenizers), directory / _WEIGHTS)
-    card = Card(title=f"{directory.resolve().name}, imported", command=command_line(["import", str(directory), "--out", str(out)]))
-    write_bundle(out, config=config, tokenizers=tokenizers, weights=ours, card=card, golden=list(texts)[:8], facts={"imported": "marian"})
-    return Imported(out, _compare(directory, out, texts))
+    with _refusing(directory), explaining(out), staged_directory(out, "import") as temporary:
+        source = read_source(directory)
+        listed = _vocabularies(source)
+        tgt = _vocabulary(listed[1], source.tgt_vocabulary, _start(listed[1], source))
+        src = tgt if source.joint else _vocabulary(listed[0], source.settings["vocab_size"], listed[0]["<pad>"])
+        models = [read_sentencepiece(directory / f"{side}.spm", each) for side, each in zip(("source", "target"), listed, strict=True)]
+        tokenizers = _tokenizers(source, models, src, tgt)
+        config = _config(source, tokenizers, src_lang=src_lang, tgt_lang=tgt_lang)
+        weights = _weights(source.weights(), source, src, tgt, config)
+        _require_fit(weights, expected_weights(config, tokenizers), directory)
+        card = Card(title=f"{directory.resolve().name}, imported", command=command_line(["import", str(directory), "--out", str(out)]))
+        golden, facts = list(texts)[:8], {"imported": source.kind}
+        write_bundle(temporary, config=config, tokenizers=tokenizers, weights=weights, card=card, golden=golden, facts=facts)
+        parity = _compare(source, listed, models, temporary, texts)
+    return Imported(out, parity)
 
 
-def _compare(directory: Path, out: Path, texts: Sequence[str]) -> Parity | None:
-    """Translate with both, where the other is installed."""
-    if not is_installed("transformers"):
-        return None
-    bundle = Bundle.load(out)
-    return compare_texts(bundle, "huggingface", Transformers(directory).translate, texts or golden_texts(bundle), None)
+@contextlib.contextmanager
+def _refusing(directory: Path) -> Iterator[None]:
+    """Turn whatever a damaged directory causes into one line: transformers and SentencePiece raise what they like."""
+    try:
+        yield
+    except DivergedError as error:
+        raise BundleError(f"{directory} must compute finite numbers", found=error.found, fix=AGAIN) from error
+    except ConfigError as error:
+        raise BundleError(f"{directory} must be a model that can be built here", found="; ".join(error.problems[:3]), fix=AGAIN) from error
+    except DragomanError:
+        raise
+    except _ODD as error:
+        logger.debug("the import failed", exc_info=True)
+        found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise BundleError(f"{directory} must be a model that can be imported", found=found, fix=f"{AGAIN}; nothing was kept") from error
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    """Read `config.json` and refuse what is not Marian's model."""
-    must = "an import must be a directory of a Hugging Face Marian model"
-    if not (directory / "config.json").is_file():
-        found = f"no config.json in {directory}" if directory.is_dir() else f"no directory at {directory}"
-        raise BundleError(must, found=found, fix="give a directory such as one of Helsinki-NLP/opus-mt")
-    theirs = read_json(directory / "config.json")
-    if theirs.get("model_type") != "marian":
-        raise BundleError(must, found=f"model_type {theirs.get('model_type')!r:.60}", fix="only Marian's models can be imported")
-    problems = [
-        f"{directory / 'config.json'} must have {name}={value}, as Marian's models do; found {theirs[name]!r}; it cannot be imported"
-        for name, value in _FIXED.items()
-        if theirs.get(name, value) != value
-    ]
-    if theirs.get("activation_function") not in _ACTIVATIONS:
-        found = f"{theirs.get('activation_function')!r:.60}"
-        problems.append(f"activation_function must be one of {', '.join(_ACTIVATIONS)}; found {found}; it cannot be imported")
-    if problems:
-        raise ConfigError(problems)
-    return theirs
+def _vocabularies(source: Source) -> tuple[dict[str, int], dict[str, int]]:
+    """Read the vocabularies of both sides, which may be one."""
+    shared = source.path / "vocab.json"
+    src = read_vocabulary(shared, source.settings["vocab_size"])
+    if source.joint:
+        return src, src
+    own = source.path / "target_vocab.json"
+    return src, read_vocabulary(own if os.path.lexists(own) else shared, source.tgt_vocabulary)
 
 
-def _vocabulary(path: Path, size: int, theirs: Mapping[str, Any]) -> Vocabulary:
-    """Read a vocabulary and put it into our order: padding, beginning, end and unknown first, the rest as it was."""
-    listed = read_json(path, max_bytes=_MOST)
-    if not all(isinstance(number, int) and 0 <= number < size for number in listed.values()) or len(set(listed.values())) != len(listed):
-        raise BundleError(f"{path} must give each piece a number below {size} of its own", found="others", fix="download it again")
-    missing = [name for name in (SPECIALS[0], SPECIALS[2], SPECIALS[3]) if name not in listed]
-    if missing:
-        raise BundleError(f"{path} must hold <pad>, </s> and <unk>", found=f"no {missing[0]}", fix="download it again")
-    pad, end, unknown = (int(listed[SPECIALS[place]]) for place in (0, 2, 3))
-    start = int(theirs.get("decoder_start_token_id", pad))
+def _start(listed: Mapping[str, int], source: Source) -> int:
+    """Return the id from which an output starts; raise BundleError where config.json has other ids than the vocabulary."""
+    for name, token in (("pad_token_id", "<pad>"), ("eos_token_id", "</s>")):
+        given = source.settings[name]
+        if given not in (None, listed[token]):
+            must = f"the vocabulary in {source.path} must fit config.json, by which {name} is {given}"
+            raise BundleError(must, found=f"{listed[token]} for {token}", fix=AGAIN)
+    start = source.settings["decoder_start_token_id"]
+    return listed["<pad>"] if start is None else int(start)
+
+
+def _vocabulary(listed: Mapping[str, int], size: int, start: int) -> Vocabulary:
+    """Put a vocabulary into our order: padding, beginning, end and unknown first, the rest as it was."""
+    pad, end, unknown = (listed[SPECIALS[each]] for each in (0, 2, 3))
     first = [pad, start, end, unknown]
     spelt = {number: piece for piece, number in listed.items()}
     rest = [number for number in range(size) if number not in first]
-    # A spelling of ours that is an ordinary piece there, and numbers without a piece, get one that no text is cut into.
+    # A spelling of ours that is an ordinary token there, and ids without a token, get one that no text is cut into.
     taken = set(SPECIALS)
     pieces = [spelt[each] if each in spelt and spelt[each] not in taken else f"<unused {each}>" for each in rest]
     return Vocabulary([*first, *rest], [*SPECIALS, *pieces], start in (pad, end, unknown))
 
 
-def _config(
-    theirs: Mapping[str, Any], tokenizers: Tokenizers, weights: Mapping[str, Tensor], *, joint: bool, src_lang: str, tgt_lang: str
-) -> Config:
-    """Write its settings as ours."""
-    untied = not theirs.get("tie_word_embeddings", True) and "lm_head.weight" in weights
-    tie = "none" if untied else "all" if joint else "target"
+def _tokenizers(source: Source, models: Sequence[bytes], src: Vocabulary, tgt: Vocabulary) -> Tokenizers:
+    """Make tokenizers of SentencePiece models and vocabularies; one that our own export noted becomes what it was."""
+    noted = source.extra.get("text")
+    if isinstance(noted, dict) and noted.get("kind") in KINDS and noted.get("normalisation") in [*FORMS]:
+        with contextlib.suppress(BundleError):
+            ours = [Tokenizer(model, kind=noted["kind"], normalisation=noted["normalisation"]) for model in models]
+            if all(each.pieces(range(len(each))) == there.pieces for each, there in zip(ours, (src, tgt), strict=True)):
+                return Tokenizers(ours[0], ours[0] if source.joint and models[0] == models[1] else ours[1])
+    return Tokenizers(ForeignTokenizer(models[0], src.pieces), ForeignTokenizer(models[1], tgt.pieces))
+
+
+def _config(source: Source, tokenizers: Tokenizers, *, src_lang: str, tgt_lang: str) -> Config:
+    """Translate its settings into ours; what our own export noted is restored."""
+    theirs, pre = source.settings, source.kind == "pegasus"
+    tie = "none" if not theirs["tie_word_embeddings"] else "all" if source.joint else "target"
     blocks = {
         side: f"self(heads={theirs[f'{side}_attention_heads']}, feedforward={theirs[f'{side}_ffn_dim']})*{theirs[f'{side}_layers']}"
-        for side in ("encoder", "decoder")
+        for side in SIDES
     }
-    return Config().replace(
-        text={"kind": "unigram", "vocabulary": max(map(len, tokenizers)), "joint": joint, "byte_fallback": False, "normalisation": "none"},
-        data={"src_lang": src_lang, "tgt_lang": tgt_lang, "max_length": int(theirs.get("max_position_embeddings", 512)) - 12},
+    noted = {name: part if isinstance(part := source.extra.get(name), dict) else {} for name in ("data", "decode")}
+    longest = theirs["max_position_embeddings"] - 12
+    data = {"src_lang": "", "tgt_lang": "", "max_length": longest, **noted["data"]}
+    data |= {name: value for name, value in (("src_lang", src_lang), ("tgt_lang", tgt_lang)) if value}
+    size, first = max(map(len, tokenizers)), tokenizers.src
+    kind = {"kind": first.kind, "normalisation": first.normalisation}
+    config = Config().replace(
+        text={"vocabulary": size, "joint": source.joint, "byte_fallback": False, **kind},
+        data=data,
         model={
             "encoder": [blocks["encoder"]],
             "decoder": [blocks["decoder"]],
             "width": theirs["d_model"],
             "heads": theirs["encoder_attention_heads"],
             "feedforward": theirs["encoder_ffn_dim"],
-            "activation": _ACTIVATIONS[theirs["activation_function"]],
+            "activation": ACTIVATIONS[theirs["activation_function"]],
             "positions": "sinusoidal_halves",
-            "residual": "post",
+            "residual": "pre" if pre else "post",
             "norm_epsilon": 1e-5,
             "tie": tie,
-            "scale_embeddings": bool(theirs.get("scale_embedding", False)),
+            "scale_embeddings": theirs["scale_embedding"],
             "output_bias": True,
-            "dropout": float(theirs.get("dropout", 0.1)),
+            "dropout": float(theirs["dropout"]),
         },
-        decode={"beam": int(theirs.get("num_beams") or 4), "length_penalty": 1.0},
+        decode={"beam": source.beam, "length_penalty": 1.0, **noted["decode"]},
     )
+    return from_dict(to_dict(config))  # which validates what `replace` takes as it is
 
 
-def _weights(
-    theirs: Mapping[str, Tensor], settings: Mapping[str, Any], src: Vocabulary, tgt: Vocabulary, config: Config
-) -> dict[str, Tensor]:
-    """Give every weight its name here, and the rows of pieces their order."""
-    try:
-        ours = from_hugging_face(theirs, "encoder", settings["encoder_layers"])
-        ours |= from_hugging_face(theirs, "decoder", settings["decoder_layers"])
-        shared = theirs.get("model.shared.weight")
-        tables = {side: theirs.get(f"model.{side}.embed_tokens.weight", shared) for side in ("encoder", "decoder")}
-        if tables["encoder"] is None or tables["decoder"] is None:
-            raise KeyError("model.shared.weight")
-        source, target = tables["encoder"][src.order], tables["decoder"][tgt.order]
-        if config.model.tie == "all":
-            ours["embeddings.shared.weight"] = target
-        else:
-            ours |= {"embeddings.src.weight": source, "embeddings.tgt.weight": target}
-        if config.model.tie == "none":
-            ours["output.weight"] = theirs["lm_head.weight"][tgt.order]
-    except (KeyError, IndexError) as error:
-        found = f"no {error.args[0]}" if isinstance(error, KeyError) else "too few rows of pieces"
-        raise BundleError("the weights must be those that config.json describes", found=found, fix="download them again") from error
-    bias = theirs.get("final_logits_bias", torch.zeros(1, max(tgt.order) + 1))[0][tgt.order].clone()
+def _weights(theirs: Mapping[str, Tensor], source: Source, src: Vocabulary, tgt: Vocabulary, config: Config) -> dict[str, Tensor]:
+    """Give every weight its name here, and the rows of tokens their order."""
+    ours: dict[str, Tensor] = {}
+    for side in SIDES:
+        ours |= from_hugging_face(theirs, side, source.settings[f"{side}_layers"])
+    own = [f"model.{side}.embed_tokens.weight" for side in SIDES]
+    shared = "model.shared.weight" if "model.shared.weight" in theirs else own[1]
+    tables = [theirs[shared if config.model.tie == "all" or name not in theirs else name] for name in own]
+    if config.model.tie == "all":
+        ours["embeddings.shared.weight"] = tables[1][tgt.order]
+    else:
+        ours |= {"embeddings.src.weight": tables[0][src.order], "embeddings.tgt.weight": tables[1][tgt.order]}
+    if config.model.tie == "none":
+        ours["output.weight"] = theirs["lm_head.weight"][tgt.order]
+    bias = theirs.get("final_logits_bias", torch.zeros(1, source.tgt_vocabulary))[0][tgt.order].clone()
     if tgt.start_is_copied:
         bias[BOS] = _NEVER
     ours["output.bias"] = bias
     return {name: tensor.float().contiguous() for name, tensor in ours.items()}
 
 
-def _read_weights(directory: Path) -> dict[str, Tensor]:
-    """Read the weights, from safetensors alone."""
-    if not (directory / _WEIGHTS).exists():
-        old = sorted(each.name for each in directory.glob("*.bin"))
-        again = f"MarianMTModel.from_pretrained('{directory}').save_pretrained('NEW')"
-        fix = f"""make one with transformers, which reads them more safely: python -c "from transformers import MarianMTModel; {again}" """
-        found = f"only {old[0]}, a pickle, which is not opened because it can run code" if old else "none"
-        raise BundleError(f"{directory} must hold {_WEIGHTS}", found=found, fix=fix.strip() if old else "download the whole directory")
-    return read_tensors(directory / _WEIGHTS)
-
-
 def _require_fit(ours: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse weights of other shapes than the settings give."""
-    for name, wanted in expected.items():
-        found = list(ours[name].shape) if name in ours else "none"
-        if found != list(wanted.shape):
-            must = f"{path} must fit its config.json, by which {name} is {list(wanted.shape)}"
-            raise BundleError(must, found=str(found), fix="download the directory again")
+    """Raise BundleError for weights of other names or shapes than our model has."""
+    for name in sorted({*ours, *expected}):
+        wanted, found = (list(each[name].shape) if name in each else "none" for each in (expected, ours))
+        if found != wanted:
+            raise BundleError(f"{path} must fit its config.json, by which {name} is {wanted}", found=str(found), fix=AGAIN)
 
 
-def _bytes(path: Path) -> bytes:
-    """Read a small file whole."""
+def _compare(
+    source: Source, listed: Sequence[Mapping[str, int]], models: Sequence[bytes], made: Path, texts: Sequence[str]
+) -> Parity | None:
+    """Translate with both, where the other is installed; raise CorruptError where they differ by more than rounding."""
+    if not is_installed("transformers"):
+        return None
+    bundle = Bundle.load(made)
+    original = made / ".tmp-original"
+    _write_original(source, listed, models, original)
     try:
-        with open_regular(path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
-            data = file.read(_MOST + 1)
-    except OSError as error:
-        raise BundleError(
-            "a Marian directory must hold source.spm and target.spm", found=f"{path}: {error.strerror}", fix="download it whole"
-        ) from error
-    if len(data) > _MOST:
-        raise BundleError(f"{path} must have at most {_MOST} bytes", found="more", fix="download it again")
-    return data
+        translate = Transformers(original).translate
+        parity = compare_texts(bundle, "huggingface", translate, texts or golden_texts(bundle), None)
+    finally:
+        shutil.rmtree(original, ignore_errors=True)
+    require_close(parity.difference, exact=True)
+    if parity.sentences and not parity.equal:
+        raise CorruptError(
+            "an import must translate as the original does",
+            found=f"0 of {parity.sentences} greedy outputs equal",
+            fix="nothing was kept; please report the model's settings",
+        )
+    return parity
+
+
+def _write_original(source: Source, listed: Sequence[Mapping[str, int]], models: Sequence[bytes], directory: Path) -> None:
+    """Write what was validated for `transformers` to read, and nothing else of a directory that may be anybody's."""
+    special = {name: listed[1][token] for name, token in (("pad_token_id", "<pad>"), ("eos_token_id", "</s>"))}
+    special["decoder_start_token_id"] = _start(listed[1], source)
+    # What our search never writes: the two are compared as models, not as searches.
+    never = {special["pad_token_id"], special["decoder_start_token_id"], listed[1]["<unk>"]} - {special["eos_token_id"]}
+    settings = {**source.settings, **special, "model_type": source.kind, "architectures": [_ARCHITECTURES[source.kind]]}
+    if source.kind == "pegasus":
+        del settings["share_encoder_decoder_embeddings"], settings["decoder_vocab_size"]
+    files: dict[str, Any] = {
+        "config.json": settings,
+        "generation_config.json": {**special, "suppress_tokens": sorted(never)},
+        "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", "separate_vocabs": not source.joint},
+        "vocab.json": listed[0],
+    }
+    if not source.joint:
+        files["target_vocab.json"] = listed[1]
+    if len(set(source.places.values())) > 1:
+        names = {name: path.name for name, path in source.places.items()}
+        files["model.safetensors.index.json"] = {"metadata": {}, "weight_map": names}
+    directory.mkdir()
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content), encoding="utf-8")
+    for name, model in zip(("source.spm", "target.spm"), models, strict=True):
+        (directory / name).write_bytes(model)
+    for path in set(source.places.values()):
+        (directory / path.name).symlink_to(path.resolve())

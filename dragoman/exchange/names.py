@@ -48,6 +48,9 @@ def from_hugging_face(theirs: Mapping[str, Tensor], stack: str, layers: int) -> 
             for name, norm in _NORMS.items():
                 if name != "cross" or stack == "decoder":
                     ours[f"{here}.{name}_residual.norm.{part}"] = theirs[f"{there}.{norm}.{part}"]
+    for part in ("weight", "bias"):
+        if f"model.{stack}.layer_norm.{part}" in theirs:  # of a pre-norm model
+            ours[f"{stack}.norm.{part}"] = theirs[f"model.{stack}.layer_norm.{part}"]
     return ours
 
 

@@ -46,8 +46,11 @@ class Transformers:
         import transformers
 
         with quietly():
-            self.tokenizer: Any = transformers.MarianTokenizer.from_pretrained(str(directory))
-            self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(directory)).eval()
+            safely: Any = {"local_files_only": True, "trust_remote_code": False}
+            self.tokenizer: Any = transformers.MarianTokenizer.from_pretrained(str(directory), **safely)
+            self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+                str(directory), use_safetensors=True, dtype=torch.float32, **safely
+            ).eval()
 
     def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[Said]:
         """Translate greedily, none longer than its limit of pieces."""

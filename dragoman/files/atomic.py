@@ -6,13 +6,16 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
+import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.files import faults
+from dragoman.files.processes import is_alive
 
 Bytes = bytes | bytearray | memoryview
 
@@ -114,6 +117,37 @@ def publish_directory(temporary: Path, final: Path, *, point: str = "publish") -
     if point == "publish":
         faults.point("publish.fsync_dir")
     sync_directory(final.parent)
+
+
+@contextlib.contextmanager
+def staged_directory(final: Path, label: str, publish: Callable[[Path, Path], None] = publish_directory) -> Iterator[Path]:
+    """Yield a new directory beside `final` to be filled; afterwards `publish` renames it to `final`.
+
+    A failure leaves nothing behind, parents that were made for it included. What a killed process left under the same
+    label is removed: directories whose whole name is that of a temporary one, and whose process is gone.
+    """
+    missing = [each for each in final.parents if not each.exists()]
+    temporary = final.parent / temporary_name(label)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(final.parent, label)
+        os.mkdir(temporary)
+        yield temporary
+        publish(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for each in missing:
+                each.rmdir()
+        raise
+
+
+def _remove_leftovers(folder: Path, label: str) -> None:
+    """Remove temporary directories of processes that are gone; follows no links."""
+    for each in folder.glob(f".tmp-{label}-*"):
+        match = re.fullmatch(rf"\.tmp-{label}-(\d+)-[0-9a-f]{{8}}", each.name)
+        if match and not is_alive(int(match[1])) and each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def sync_directory(directory: Path) -> None:

@@ -11,6 +11,7 @@ from dragoman.text.normalise import FORMS
 
 FORMAT = 1
 _MAX_BYTES = 1 << 20
+KINDS = ("bpe", "unigram", "characters")
 
 
 def write_settings(directory: Path, *, kind: str, normalisation: str) -> None:
@@ -30,8 +31,7 @@ def read_settings(directory: Path) -> dict[str, str]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise BundleError("text.json must be JSON", found=f"{path}: {error}", fix="copy the model directory anew") from error
-    kinds = ("bpe", "unigram", "characters")
-    if not isinstance(settings, dict) or settings.get("kind") not in kinds or settings.get("normalisation") not in [*FORMS]:
+    if not isinstance(settings, dict) or settings.get("kind") not in KINDS or settings.get("normalisation") not in [*FORMS]:
         raise BundleError(
             "text.json must name a known kind and normalisation", found=f"{path}: {settings!r:.200}", fix="copy the model directory anew"
         )

@@ -127,10 +127,6 @@ def test_import_prints_the_place_and_the_parity(model: Path, texts: Path, tmp_pa
     pytest.importorskip("transformers")
     assert main(["export", str(model), "--to", "huggingface", "--out", str(tmp_path / "theirs")]) == 0
     capsys.readouterr()
-    if "pegasus" in (tmp_path / "theirs" / "config.json").read_text():
-        assert main(["import", str(tmp_path / "theirs"), "--out", str(tmp_path / "back")]) == 2
-        assert "model_type 'pegasus'" in capsys.readouterr().err
-        return
     assert main(["import", str(tmp_path / "theirs"), "--out", str(tmp_path / "back"), "--check", str(texts)]) == 0
     place, parity = capsys.readouterr().out.splitlines()
     assert place == str(tmp_path / "back")

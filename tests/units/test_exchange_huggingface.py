@@ -16,6 +16,7 @@ from dragoman.config import Config
 from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange import exporting
 from dragoman.exchange.exporting import export_hugging_face
+from dragoman.exchange.marian import import_marian
 from dragoman.exchange.parity import Parity
 from dragoman.models.build import build_model
 from dragoman.translator import Translator
@@ -55,6 +56,10 @@ def test_transformers_loads_it_and_says_the_same(kind: str, model: dict[str, Any
     assert (done.parity.equal, done.parity.sentences) == (5, 5)
     assert done.parity.difference < 2e-4
     assert json.loads((done.path / "config.json").read_text())["architectures"][0].startswith(kind)
+    back = import_marian(done.path, tmp_path / "back").path
+    for options in ({}, {"beam": 1}, {"beam": 3, "nbest": 1}):
+        assert Translator.load(back).translate(LINES, **options) == Translator.load(bundle).translate(LINES, **options), "a round trip"
+    assert Bundle.load(back).config.decode == Bundle.load(bundle).config.decode
     assert {"model.safetensors", "vocab.json", "source.spm", "target.spm", "manifest.json"} <= {each.name for each in done.path.iterdir()}
 
 
