@@ -36,7 +36,9 @@ def train(
     ] = "",
     mini: Annotated[
         bool,
-        typer.Option("--mini", help="Scale the recipe down to learn a toy task in a minute; by characters.", rich_help_panel=_SETTINGS),
+        typer.Option(
+            "--mini", help="Scale the recipe down to a toy that trains until it has learnt; by characters.", rich_help_panel=_SETTINGS
+        ),
     ] = False,
     config: Annotated[Path | None, typer.Option(help="Lay a YAML file over the recipe.", rich_help_panel=_SETTINGS)] = None,
     set_: Annotated[

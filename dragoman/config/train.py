@@ -53,6 +53,12 @@ class TrainConfig:
     validate_every: int = setting(1000, "Updates between validations.", at_least=1)
     validate_sentences: int = setting(200, "Validation sentences that are also translated and scored; 0 for none.", at_least=0)
     best_by: str = setting("loss", "What the best checkpoint is the best in.", choices=("loss", "bleu"))
+    target_exact: float = setting(
+        0.0,
+        "Stop once this fraction of the translated validation sentences equals the reference; 0 disables it.",
+        at_least=0.0,
+        at_most=1.0,
+    )
     patience: int = setting(0, "Validations without improvement after which training stops; 0 for never.", at_least=0)
     budget: float = setting(0.0, "Seconds that the whole run may take; 0 for no limit.", at_least=0.0)
     deterministic: bool = setting(False, "Whether a GPU must give the same bits each time, and slower.")
@@ -65,3 +71,6 @@ class TrainConfig:
             yield f"train.average needs that many kept checkpoints; found {found}; raise train.keep"
         if self.best_by == "bleu" and not self.validate_sentences:
             yield "train.best_by=bleu needs sentences to translate; found train.validate_sentences=0; raise it, or set train.best_by=loss"
+        if self.target_exact and not self.validate_sentences:
+            found = f"train.validate_sentences=0 with train.target_exact={self.target_exact:g}"
+            yield f"train.target_exact needs sentences to translate; found {found}; raise the first, or set the second to 0"

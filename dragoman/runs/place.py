@@ -24,8 +24,8 @@ TRAINING = "training"
 # What a person may change when a run goes on. Anything else would make it another run.
 CHANGEABLE = {
     "train": {
-        "steps", "checkpoint_every", "validate_every", "validate_sentences", "keep", "average", "choose", "patience", "budget",
-        "device", "threads", "compile", "shard", "tensorboard", "deterministic",
+        "steps", "checkpoint_every", "validate_every", "validate_sentences", "keep", "average", "choose", "patience", "target_exact",
+        "budget", "device", "threads", "compile", "shard", "tensorboard", "deterministic",
     },
     "decode": None,  # any
     "data": {"cache"},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +38,10 @@ from dragoman.training.distributed import World, join_world
 from dragoman.training.environment import describe_environment
 from dragoman.training.loop import Result, Trainer
 from dragoman.training.progress import Progress, QuietProgress
+from dragoman.training.standing import Standing
 from dragoman.translator.device import where_it_fits
+
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -151,7 +155,7 @@ class _Run:
                 stopping.raise_if_requested()
             run.data_digest, run.config_digest = prepared.digest, config_digest(self.config)
             result = self._trainer(prepared, run).run(resume=True)
-            if result.stopped and result.stopped not in ("deadline", "patience"):
+            if result.stopped and result.stopped not in ("deadline", "patience", "target"):
                 raise StoppedError(
                     "training runs to its end unless it is asked to stop",
                     found=f"{result.stopped} at update {result.step:,}",
@@ -161,10 +165,29 @@ class _Run:
                 raise self.clock.too_short()
             if self.world.leads:
                 self._finish(prepared, run, result)
+                self._report_target(result)
             return place.out
         finally:
             if self.world.leads:
                 run.close()
+
+    def _report_target(self, result: Result) -> None:
+        """Report whether a run that was to reach `train.target_exact` did, and how to train on where it did not."""
+        target = self.config.train.target_exact
+        if not target:
+            return
+        if result.best.get("exact", 0.0) >= target:
+            self.progress.note(f"learnt at step {result.step:,}: {_exact(result.best)}")
+            return
+        found = _exact(result.metrics) if "exact" in result.metrics else "there were no validation sentences to translate"
+        fix = f"dragoman train --out {shlex.quote(str(self.place.out))} --resume --set train.steps={2 * result.step}"
+        logger.warning(
+            "not learnt after %s steps: %s, and train.target_exact is %.0f %%; more steps: %s",
+            f"{result.step:,}",
+            found,
+            100 * target,
+            fix,
+        )
 
     @contextmanager
     def _telling(self, run: RunDirectory) -> Iterator[None]:
@@ -183,7 +206,13 @@ class _Run:
     def _nothing_left(self, run: RunDirectory) -> bool:
         """Say so where a run is finished: a command that silently does nothing is a riddle (OpenNMT-py#1364, #886)."""
         newest = next(run.verified(), None) if self.begun and self.place.finished else None
-        if newest is None or newest.step < (newest.state["steps"] if self.clock.limited else self.config.train.steps):
+        if newest is None:
+            return False
+        if Standing.from_state(newest.state).reached(self.config.train.target_exact):
+            self.progress.note(f"nothing to do: {self.place.out} is finished, {_exact(newest.state['metrics'])}")
+            self.progress.note(f"to train it further: dragoman train --out {self.place.out} --resume --set train.target_exact=0")
+            return True
+        if newest.step < (newest.state["steps"] if self.clock.limited else self.config.train.steps):
             return False
         more = f"dragoman train --out {self.place.out} --resume --set train.steps={2 * newest.step}"
         self.progress.note(f"nothing to do: {self.place.out} is finished, with all {newest.step:,} updates made")
@@ -292,3 +321,8 @@ class _Run:
         on = f"validation, {'all' if len(pairs) == len(prepared.sentences) else 'the first'} {len(pairs):,} pairs"
         self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
         return [CardScore(each.name, each.value, each.signature, on) for each in found]
+
+
+def _exact(metrics: Mapping[str, float]) -> str:
+    """Return how many validation sentences are right, in words."""
+    return f"{100 * metrics['exact']:.0f} % of the validation sentences translated exactly"

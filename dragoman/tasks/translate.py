@@ -109,12 +109,18 @@ class TranslateValidation:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Give "loss" and "perplexity", and "bleu" where a sample is translated; raises StoppedError at a request to stop."""
+        """Return "loss" and "perplexity", and where a sample is translated "bleu" and "exact", the fraction that equals its reference.
+
+        Raises StoppedError at a request to stop.
+        """
         loss = self._loss(model)
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, MOST_NATS))}
         if self.sample is not None and self.translate is not None and self.score is not None and len(self.sample.src):
             stopping.raise_if_requested()
-            metrics["bleu"] = self.score(self.translate(model, self.sample.src), self.sample.tgt)
+            translations = self.translate(model, self.sample.src)
+            metrics["bleu"] = self.score(translations, self.sample.tgt)
+            same = [one.split() == other.split() for one, other in zip(translations, self.sample.tgt, strict=True)]
+            metrics["exact"] = sum(same) / len(same)
         return metrics
 
     def _loss(self, model: nn.Module) -> float:

@@ -23,7 +23,7 @@ from dragoman.training.standing import Standing
 from dragoman.training.update import Requests
 from dragoman.training.validating import Validate, measure
 
-DONE, STOP, DEADLINE, PATIENCE = "done", "stop", "deadline", "patience"
+DONE, STOP, DEADLINE, PATIENCE, TARGET = "done", "stop", "deadline", "patience", "target"
 
 Replan = Callable[[int, float], int]  # (updates done, seconds an update) -> updates planned in all
 Observe = Callable[[Mapping[str, Any]], None]
@@ -80,6 +80,8 @@ class Interlude:
                 return STOP
         if last:
             return DONE
+        if standing.reached(config.target_exact):
+            return TARGET
         if config.patience and standing.stale >= config.patience:
             return PATIENCE
         if self.requests.late:
@@ -109,6 +111,9 @@ class Interlude:
             self.requests = self.requests._replace(stop=True)
             return
         better = standing.judge(standing.update, metrics, self._config.best_by)
+        if standing.reached(self._config.target_exact):
+            # Training ends here, so the finished model takes these weights, whatever an earlier loss was.
+            standing.best, standing.stale, better = {**standing.metrics, "update": standing.update}, 0, True
         self.tell({"event": "validation", "update": standing.update, **metrics})
         view.validated(metrics, standing.best)
         self._validation_seconds = time.monotonic() - began

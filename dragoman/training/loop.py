@@ -53,7 +53,7 @@ class Result(NamedTuple):
     step: int  # the last update
     metrics: dict[str, float]  # of the newest validation
     best: dict[str, float]  # of the best one, with its "update"
-    stopped: str | None  # why it ended before its last update: a signal's name, "deadline" or "patience"
+    stopped: str | None  # why it ended before its last update: a signal's name, "deadline", "patience" or "target"
 
 
 class _Launched(NamedTuple):

@@ -291,5 +291,11 @@ def phase_line(name: str, meter: Meter, unit: str) -> str:
 
 def validation_line(update: int, metrics: Mapping[str, float], best: Mapping[str, float]) -> str:
     """Say how a validation went."""
-    figures = " · ".join(f"{name} {value:.3f}" if name != "bleu" else f"BLEU {value:.1f}" for name, value in metrics.items())
+    figures = " · ".join(_figure(name, value) for name, value in metrics.items())
     return f"validation at {update:,}: {figures}" + (" · the best so far" if best.get("update") == update else "")
+
+
+def _figure(name: str, value: float) -> str:
+    """Write one metric as people read it."""
+    shown = {"bleu": f"BLEU {value:.1f}", "exact": f"{100 * value:.0f} % exact"}
+    return shown.get(name, f"{name} {value:.3f}")

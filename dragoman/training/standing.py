@@ -53,6 +53,10 @@ class Standing:
         self.stale = 0 if better else self.stale + 1
         return better
 
+    def reached(self, target_exact: float) -> bool:
+        """Whether the newest step was validated and translates this fraction of the sample exactly; never for 0."""
+        return 0 < target_exact <= self.metrics.get("exact", 0.0) and self.validated == self.update
+
     def export_state(self) -> dict[str, Any]:
         """Give everything as JSON."""
         return asdict(self)

@@ -61,13 +61,13 @@ def test_training_shows_loss_speed_padding_time_left_and_best() -> None:
         for update in range(1, 101):
             clock.now += 0.125
             view.update(record(update))
-        view.validated({"loss": 1.5, "perplexity": 4.48, "bleu": 31.25}, {"loss": 1.5, "bleu": 31.25, "update": 100})
+        view.validated({"loss": 1.5, "perplexity": 4.48, "bleu": 31.25, "exact": 0.125}, {"loss": 1.5, "bleu": 31.25, "update": 100})
         clock.now += 6
         view.update(record(101))
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("update 16 of 1,000 · loss 2.000 · 8,000 tokens/s")
     assert "tokens/s · padding 5.0 % · 2 min 03 s left" in lines[0]
-    assert lines[-2] == "validation at 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · the best so far"
+    assert lines[-2] == "validation at 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · 12 % exact · the best so far"
     assert "best at 100: BLEU 31.25" in lines[-1]
     assert len(lines) <= 5
 

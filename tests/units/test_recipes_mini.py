@@ -12,7 +12,7 @@ from dragoman.config import Config, from_dict, read_config, to_dict
 from dragoman.models.build import build_model, count_parameters
 from dragoman.models.spec import parse_blocks
 from dragoman.recipes.catalogue import RECIPES
-from dragoman.recipes.mini import LAYERS, WIDTH, mini
+from dragoman.recipes.mini import LAYERS, LEARNT, STEPS, WIDTH, mini
 
 SIZES = {"layers", "heads", "kv_heads", "head_width", "feedforward", "buckets", "penalty"}
 
@@ -55,6 +55,15 @@ def test_the_miniature_keeps_what_the_recipe_is(name: str) -> None:
 def test_what_is_asked_for_wins(name: str) -> None:
     config = read_config(recipe=name, overrides=["model.width=32", "train.steps=7", "text.kind=bpe", "text.vocabulary=300"], scale=mini)
     assert (config.model.width, config.train.steps, config.text.kind, config.text.vocabulary) == (32, 7, "bpe", 300)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_miniature_trains_until_validation_says_that_it_has_learnt(name: str) -> None:
+    """The same for every recipe: no table of steps for names, and a schedule that does not depend on a planned end."""
+    train = read_config(recipe=name, scale=mini).train
+    assert (train.steps, train.target_exact, train.schedule, train.patience) == (STEPS, LEARNT, "inverse_sqrt", 0)
+    assert train.validate_sentences >= 1 / (1 - LEARNT)  # or one mistake would be too many
+    assert 20 * train.validate_every <= STEPS
 
 
 def test_mixed_blocks_and_their_own_sizes() -> None:

@@ -14,6 +14,7 @@ from dragoman.runs.place import Place
 from dragoman.runs.prepare import open_corpora
 from dragoman.runs.survey import survey
 from dragoman.runs.train import train
+from dragoman.tasks.translate import TranslateValidation
 from dragoman.training.progress import QuietProgress
 
 SETTINGS = [
@@ -250,3 +251,26 @@ def test_segmentations_sampled_in_training_fit_learned_positions(corpus, dropout
     text = ["text.kind=bpe", "text.vocabulary=80", f"text.dropout={dropout}", "model.positions=learned", "train.batch_tokens=16"]
     out = train(configured(corpus, *text, "data.max_length=9", "model.max_positions=10"), corpus / "model")
     assert (out / "weights.safetensors").exists()
+
+
+def test_a_run_that_reaches_its_target_ends_there_and_has_nothing_left(corpus, monkeypatch):
+    monkeypatch.setattr(TranslateValidation, "__call__", lambda self, model: {"loss": 1.0, "exact": 0.98})
+    told = Told()
+    out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model", progress=told)
+    assert json.loads((out / "manifest.json").read_text())["updates"] == 3  # the first validation
+    assert "learnt at step 3: 98 % of the validation sentences translated exactly" in told.notes
+    again = Told()
+    train(None, out, resume=True, progress=again)
+    assert any("nothing to do" in note and "98 % of the validation sentences" in note for note in again.notes)
+    assert any("--set train.target_exact=0" in note for note in again.notes)
+    train(configured(corpus, "train.target_exact=0"), out, resume=True)
+    assert json.loads((out / "manifest.json").read_text())["updates"] == 6
+
+
+def test_a_run_that_ends_below_its_target_warns(corpus, caplog):
+    out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model")
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(
+        "not learnt after 6 steps: 0 % of the validation sentences translated exactly, and train.target_exact is 90 %"
+    )
+    assert f"--out {out} --resume --set train.steps=12" in warning

@@ -149,6 +149,25 @@ def test_early_stopping_and_the_best(tmp_path) -> None:
     assert best.metrics == {"loss": 2.0}
 
 
+@pytest.mark.parametrize(("target", "step", "stopped"), [(0.9, 6, "target"), (0.8, 4, "target"), (1.0, 12, None), (0.0, 12, None)])
+def test_training_stops_once_validation_sentences_are_exactly_right(tmp_path, target: float, step: int, stopped: str | None) -> None:
+    """The model takes the weights of that step, though an earlier loss was lower; a resumed run has nothing left to do."""
+    found = iter([(0.0, 0.5), (0.85, 1.0), (0.95, 1.2), (0.5, 2.0), (0.7, 2.0), (0.7, 2.0)])
+
+    def validate(model):
+        return dict(zip(("exact", "loss"), next(found), strict=True))
+
+    options = {"steps": 12, "validate_every": 2, "target_exact": target, "checkpoint_every": 50, "parts": {"validate": validate}}
+    _, result = train(tmp_path, **options)
+    assert (result.step, result.stopped) == (step, stopped)
+    best = RunDirectory(tmp_path).best()
+    assert best is not None
+    assert best.step == result.best["update"] == (step if stopped else 2)
+    if stopped:
+        _, again = train(tmp_path, **options, resume=True)
+        assert (again.step, again.stopped) == (step, stopped)
+
+
 def test_the_best_by_bleu_is_the_highest(tmp_path) -> None:
     scores = iter([5.0, 9.0, 7.0])
     _, result = train(
@@ -253,6 +272,8 @@ def test_a_validation_without_a_number_is_never_the_best(tmp_path) -> None:
 
 
 def test_best_by_bleu_needs_sentences() -> None:
+    (target,) = TrainConfig(target_exact=0.9, validate_sentences=0).problems()
+    assert "needs sentences to translate; found train.validate_sentences=0 with train.target_exact=0.9" in target
     problems = list(TrainConfig(best_by="bleu", validate_sentences=0).problems())
     assert any("found train.validate_sentences=0" in problem for problem in problems)
 

@@ -117,6 +117,13 @@ def test_a_sample_is_translated_and_scored() -> None:
     assert seen == [(["AB", "C"], ["x", "y"])]
 
 
+def test_the_exact_fraction_counts_whole_sentences() -> None:
+    sample = Sample(["a", "b", "c", "d"], ["A b", "B", "x", ""])
+    said = ["A  b ", "B", "X", ""]  # spaces do not matter, letters do
+    check = validation(sample=sample, translate=lambda model, texts: said, score=lambda *_: 0.0)
+    assert check(tiny_model().eval())["exact"] == 0.75
+
+
 def test_an_empty_sample_is_not_scored() -> None:
     check = validation(sample=Sample([], []), translate=lambda model, texts: pytest.fail("translated"), score=lambda *_: 0.0)
     assert "bleu" not in check(tiny_model().eval())
