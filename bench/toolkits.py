@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.engines.measuring import cache_folder
+from dragoman.files.cache import cache_folder
 
 
 class InstallError(Exception):

@@ -1,7 +1,22 @@
 """A bundle: the self-contained model directory that training writes and every other command takes."""
 
-from dragoman.bundle.card import Card, Score
-from dragoman.bundle.loading import Bundle
-from dragoman.bundle.writing import write_bundle
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dragoman.bundle.card import Card, Score
+    from dragoman.bundle.loading import Bundle
+    from dragoman.bundle.writing import write_bundle
 
 __all__ = ["Bundle", "Card", "Score", "write_bundle"]
+
+_MODULES = {"Bundle": "loading", "Card": "card", "Score": "card", "write_bundle": "writing"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: whether a path is a model is answered without torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -15,7 +15,7 @@ from dragoman.bundle.contents import Contents, read_contents
 from dragoman.bundle.golden import check_golden, chooses
 from dragoman.config import Config
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
-from dragoman.models.build import build_model
+from dragoman.models.build import build_meta_model
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.rules import count_layers
 from dragoman.text.tokenizer import Tokenizers
@@ -109,5 +109,4 @@ def assemble(config: Config, tokenizers: Tokenizers, weights: Mapping[str, Tenso
 
 def _build(config: Config, tokenizers: Tokenizers) -> EncoderDecoder:
     """Build the model on the meta device: no memory, no time, no random numbers."""
-    with torch.device("meta"):
-        return build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    return build_meta_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))

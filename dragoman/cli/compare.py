@@ -65,10 +65,13 @@ class _Output:
 
 def _outputs(systems: list[Path], src: Path | None, references: list[str], device: str) -> list[_Output]:
     """Open every system: read the files of translations and load the models, all checked against the references."""
+    from dragoman.bundle.format import require_bundle
     from dragoman.evaluate.compare import check_systems
     from dragoman.evaluate.files import read_text
 
     models = [path for path in systems if path.is_dir()]
+    for path in models:
+        require_bundle(path)
     if models and src is None:
         raise ConfigError(
             [f"a model directory needs --src to translate; found {models[0]} and no --src; add it, or name a file of translations"]

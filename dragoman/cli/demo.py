@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.durations import say_duration
+from dragoman.cli.options import DeviceOption
 from dragoman.cli.show import result, table
 from dragoman.files.disk import require_parent_writable
 
@@ -25,13 +26,12 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the model.")] = Path("demo-model"),
     seconds: Annotated[float, typer.Option(min=0.0, help="Train for so long instead; 0 for the usual number of updates.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Which dates are held out, and where chance starts.")] = 1,
-    device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1 or mps.")] = "",
+    device: DeviceOption = "",
 ) -> None:
     """Make a corpus of dates in many languages, train on it, translate new ones, and show where the model looked."""
     from dragoman.demo.dates import LOCALES, Writer
     from dragoman.demo.run import examples, measure, train_dates
     from dragoman.training.progress import open_progress
-    from dragoman.translator import Translator
 
     require_parent_writable(out / "model")
     Writer()  # tells at once when Babel is missing
@@ -39,6 +39,9 @@ def demo(
     began = time.monotonic()
     corpus = train_dates(out, seed=seed, seconds=seconds, device=device, progress=open_progress(sys.stderr))
     result(f"trained on {len(corpus.train):,} pairs in {say_duration(time.monotonic() - began)}, all told")
+
+    from dragoman.translator import Translator  # here, so that a mistake is found before torch is imported
+
     translator = Translator.load(out, device=device or "auto")
     _show_score(measure(translator, corpus.test))
     shown = examples(corpus.test)

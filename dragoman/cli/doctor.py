@@ -13,7 +13,7 @@ import typer
 
 from dragoman.cli.options import BundleArgument, DeviceOption, JsonOption
 from dragoman.cli.show import as_json, count, result, table
-from dragoman.errors import CorruptError, DataError
+from dragoman.errors import BundleError, CorruptError, DataError
 
 if TYPE_CHECKING:
     from dragoman.doctor import Finding
@@ -36,12 +36,19 @@ def doctor(
 
     Each check has its largest error and what a sound model may have, in log-probability of a piece where nothing else is said.
     """
-    from dragoman.doctor import examine, load_subject
     from dragoman.evaluate.files import read_text
 
     texts = [text for text in read_text(src) if text.strip()] if src else []
     if src and not texts:
         raise DataError("the sentences to try a model on must be some", found=f"none in {src}", fix="give a file with text")
+
+    for directory in export or ():
+        if not directory.is_dir():
+            found = f"the file {directory}" if directory.exists() else f"nothing at {directory}"
+            raise BundleError("--export must be a directory that dragoman export made", found=found, fix="check the path")
+
+    from dragoman.doctor import examine, load_subject  # here, so that a mistake is found before torch is imported
+
     with _status() as tell:
         tell("reading the model")
         subject = load_subject(model, texts=texts, sentences=sentences, exports=export or (), device=device)

@@ -43,13 +43,15 @@ def evaluate(
     """Score a model on a test set: BLEU, chrF and TER by sacreBLEU with their signatures, and the speed."""
     from dragoman.evaluate.files import read_text
     from dragoman.evaluate.scoring import check_aligned, check_tokenizer, score
-    from dragoman.translator import Translator
 
     check_tokenizer(tokenize)  # mistakes are told now, not after an hour of translating
     if hyp:
         check_output_file("--hyp", hyp, inputs=[src, ref])
     sources, references = read_text(src), read_text(ref)
     check_aligned(sources, references)
+
+    from dragoman.translator import Translator  # here, so that a mistake in the texts is found before torch is imported
+
     translator = Translator.load(model, device=device, engine=engine)
     options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size, "scored": False}
     started = time.monotonic()

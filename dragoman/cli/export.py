@@ -10,6 +10,7 @@ import typer
 from dragoman.cli.options import BundleArgument, JsonOption
 from dragoman.cli.progress import progress
 from dragoman.cli.show import as_json, note, result
+from dragoman.config import names
 from dragoman.errors import ConfigError, DataError, nearest
 from dragoman.files.disk import require_new
 
@@ -46,21 +47,26 @@ def export(
         raise ConfigError([f"--to {to} writes float32 alone; found --quantisation {quantisation}; {_quantised(to)}"])
     if out is not None:
         require_new(out)
+    if to == "ctranslate2":
+        names.check_quantisation(quantisation)
     if (src is None) != (ref is None):
         raise ConfigError([f"--src and --ref go together; found only {src or ref}; give both"])
     if check is not None and src is not None:
         raise ConfigError([f"--check and --src both give sentences to compare on; found {check} and {src}; keep one"])
 
     from dragoman.evaluate.files import read_text
-    from dragoman.exchange.exporting import EXPORTS
 
     place = src or check
     texts = read_text(place) if place else []
     if place and not any(text.strip() for text in texts):
         raise DataError("the sentences to compare on must be some", found=f"none in {place}", fix="give a file with text")
+    references = read_text(ref) if ref else None
+
+    from dragoman.exchange.exporting import EXPORTS  # here, so that a mistake is found before torch is imported
+
     more = {"quantisation": quantisation} if to == "ctranslate2" else {}
     with progress(f"exporting to {to}"):
-        made = EXPORTS[to](model, out, texts=texts, references=read_text(ref) if ref else None, **more)
+        made = EXPORTS[to](model, out, texts=texts, references=references, **more)
     if json:
         as_json({"path": str(made.path), "parity": made.parity.facts()})
         return

@@ -9,6 +9,7 @@ import typer
 
 from dragoman.cli.options import JsonOption
 from dragoman.cli.show import as_json, note, result
+from dragoman.errors import BundleError
 from dragoman.files.disk import require_new
 
 
@@ -26,9 +27,15 @@ def import_(
     """Turn a Hugging Face Marian or Pegasus model into one of ours, and print how far the two agree."""
     require_new(out)
     from dragoman.evaluate.files import read_text
-    from dragoman.exchange.marian import import_marian
 
-    made = import_marian(directory, out, texts=read_text(check) if check else [], src_lang=src_lang, tgt_lang=tgt_lang)
+    if not directory.is_dir():
+        found = f"the file {directory}" if directory.exists() else f"no directory at {directory}"
+        raise BundleError("a model to import must be a directory", found=found, fix="give the directory with its config.json")
+    texts = read_text(check) if check else []
+
+    from dragoman.exchange.marian import import_marian  # here, so that a mistake is found before torch is imported
+
+    made = import_marian(directory, out, texts=texts, src_lang=src_lang, tgt_lang=tgt_lang)
     if json:
         as_json({"path": str(made.path), "parity": made.parity.facts() if made.parity else None})
         return

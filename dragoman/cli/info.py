@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import BundleArgument, JsonOption
+from dragoman.cli.options import JsonOption, RunArgument
 from dragoman.cli.settings import differing
 from dragoman.cli.show import as_json, result, size, table
 from dragoman.errors import ConfigError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: BundleArgument,
+    model: RunArgument,
     card: Annotated[bool, typer.Option("--card", help="Show the model's card instead.")] = False,
     json: JsonOption = False,
 ) -> None:

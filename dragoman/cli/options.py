@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dragoman.config import names
 
 
 def recipe_names(incomplete: str) -> list[str]:
@@ -22,15 +25,65 @@ def setting_paths(incomplete: str) -> list[str]:
     return [f"{row.path}=" for row in every_setting() if row.path.startswith(incomplete)]
 
 
-BundleArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False)]
-ModelOption = Annotated[Path, typer.Option("--model", "-m", help="The model's directory.", show_default=False)]
-DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda, cuda:1 or mps.")]
+# Each check runs while the arguments are parsed, before a command imports torch: a mistake is answered at once.
+
+
+def check_model(context: typer.Context, path: Path) -> Path:
+    """Raise BundleError unless the path is a finished model directory; its files are verified later."""
+    from dragoman.bundle.format import require_bundle
+
+    if not context.resilient_parsing:
+        require_bundle(path)
+    return path
+
+
+def check_run(context: typer.Context, path: Path) -> Path:
+    """Raise BundleError unless the path is a directory with a model or a training run in it."""
+    begun = any((path / "training" / name).exists() for name in ("config.json", "status.json"))
+    return path if begun else check_model(context, path)
+
+
+def check_text(context: typer.Context, path: Path | None) -> Path | None:
+    """Raise DataError unless a regular file can be opened."""
+    from dragoman.data.streams import open_text
+
+    if path is not None and not context.resilient_parsing:
+        open_text(path).close()
+    return path
+
+
+def check_texts(context: typer.Context, paths: tuple[Path, Path] | None) -> tuple[Path, Path] | None:
+    """Raise DataError unless both text files can be opened."""
+    for path in paths or ():
+        check_text(context, path)
+    return paths
+
+
+def _checked(check: Callable[[str], None]) -> Callable[[typer.Context, str | None], str | None]:
+    """Make a parser's callback of a check of a name."""
+
+    def callback(context: typer.Context, name: str | None) -> str | None:
+        if name and not context.resilient_parsing:
+            check(name)
+        return name
+
+    return callback
+
+
+ModelOption = Annotated[Path, typer.Option("--model", "-m", help="The model's directory.", show_default=False, callback=check_model)]
+BundleArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False, callback=check_model)]
+RunArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False, callback=check_run)]
+DeviceOption = Annotated[
+    str,
+    typer.Option("--device", help="Where to run: auto, cpu, cuda, cuda:1 or mps.", callback=_checked(names.check_device)),
+]
 EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
         help="What runs the model: auto (never changes precision or search; else the quickest, measured once), native, "
         "or an exported engine: ctranslate2, ctranslate2-int8.",
+        callback=_checked(names.check_engine),
     ),
 ]
 PrecisionOption = Annotated[
@@ -40,6 +93,7 @@ PrecisionOption = Annotated[
         help="float32; on a CPU int8, two to three times as fast at a few tenths of a BLEU point less; on a GPU float16 or bfloat16. "
         "By default float16 on a GPU that multiplies it, else float32.",
         show_default=False,
+        callback=_checked(names.check_precision),
     ),
 ]
 ShortlistOption = Annotated[
@@ -50,6 +104,7 @@ ShortlistOption = Annotated[
         help="Training text and its translation: on a CPU, score only pieces that go with a sentence's own. Quicker where there are tens "
         "of thousands, and not always the same.",
         show_default=False,
+        callback=check_texts,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]

@@ -36,10 +36,12 @@ def show(name: Annotated[str, typer.Argument(help="The recipe's name.", autocomp
     """Show a recipe: its stack with shapes and parameters, and every setting that it chose."""
     from dragoman.cli.drawing import draw_stack
     from dragoman.config import read_config, to_dict
-    from dragoman.models.build import describe
     from dragoman.registry import catalogue
 
     config = read_config(recipe=name)
+
+    from dragoman.models.build import describe  # here, so that a mistyped name is found before torch is imported
+
     size = config.text.vocabulary
     rows = describe(config.model, src_vocabulary=size, tgt_vocabulary=size)
     total = sum(row.parameters for row in rows)

@@ -87,9 +87,7 @@ def _run(
     """Read the settings, then begin a run or go on with one."""
     from dragoman.config import apply_overrides, read_config
     from dragoman.recipes.mini import mini
-    from dragoman.runs.place import Place  # here, with what it needs of torch, so that --help stays quick
-    from dragoman.runs.train import train as run
-    from dragoman.training.progress import open_progress
+    from dragoman.runs.place import Place
 
     def over(base: Config | None) -> Config:
         return read_config(recipe=recipe, file=file, overrides=asked, base=base, scale=mini if small else None)
@@ -109,6 +107,15 @@ def _run(
         hint = f"; there is no run in {out} to go on with" if resume else ""
         raise ConfigError([f"training needs text; found neither --src and --tgt nor --pairs{hint}; see dragoman train --help"])
     fitted = settled is not None and not settled.recipe
+    if place.begun:
+        place.go_on(settled)
+    else:
+        place.check_empty_enough()
+        _check_files(settled)
+
+    from dragoman.runs.train import train as run  # here, so that a mistake is found before torch is imported
+    from dragoman.training.progress import open_progress
+
     run(
         settled,
         out,
@@ -118,3 +125,14 @@ def _run(
         progress=open_progress(sys.stderr),
         spent=time.process_time(),  # importing took this long, and a budget is for the whole command
     )
+
+
+def _check_files(config: Config | None) -> None:
+    """Raise DataError unless every corpus file that the settings name can be opened."""
+    from dragoman.data.streams import open_text
+
+    for name in ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs"):
+        named = getattr(config.data, name) if config else ""
+        for path in [named] if isinstance(named, str) else named:
+            if path:
+                open_text(Path(path)).close()

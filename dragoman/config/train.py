@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dragoman.config.names import device_problem
 from dragoman.config.setting import setting
 
 
@@ -66,6 +67,8 @@ class TrainConfig:
 
     def problems(self) -> Iterator[str]:
         """Say what is wrong between fields."""
+        if problem := device_problem(self.device):
+            yield problem
         if self.average > self.keep:
             found = f"train.average={self.average} and train.keep={self.keep}"
             yield f"train.average needs that many kept checkpoints; found {found}; raise train.keep"

@@ -25,6 +25,7 @@ from dragoman.data.preparing import Progress, StoreReport, prepare_folder
 from dragoman.data.streams import file_digest
 from dragoman.errors import CorruptError
 from dragoman.files.atomic import read_record
+from dragoman.files.cache import cache_folder
 from dragoman.files.disk import explaining
 from dragoman.files.manifest import canonical_json, read_manifest
 from dragoman.text.specials import PAD
@@ -166,9 +167,6 @@ def store_key(corpus: Corpus, digests: list[str], tokenizers: Tokenizers, data: 
     return hashlib.sha256(canonical_json(inputs)).hexdigest()
 
 
-def cache_folder(data: DataConfig) -> Path:
-    """Say where prepared data goes: `data.cache`, or dragoman's folder in the person's cache."""
-    if data.cache:
-        return Path(data.cache)
-    base = os.environ.get("DRAGOMAN_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dragoman")
-    return Path(base)
+def prepared_folder(data: DataConfig) -> Path:
+    """Return where prepared data goes: `data.cache`, or the cache folder."""
+    return Path(data.cache) if data.cache else cache_folder()

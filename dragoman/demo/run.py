@@ -73,17 +73,20 @@ def demo_config(folder: Path, *, seed: int, seconds: float = 0.0, device: str = 
 def train_dates(out: Path, *, seed: int, seconds: float, device: str, progress: Progress) -> Split:
     """Train the demo's model into a directory, unless a finished one of the same seed is there; returns the corpus."""
     from dragoman.runs.place import Place
-    from dragoman.runs.train import train
 
     place = Place(out)
     folder = place.training / "dates"
     if place.finished and not folder.is_dir():
         raise BundleError("the demo needs a directory of its own", found=f"another model in {out}", fix="choose another --out")
+    place.check_empty_enough()
     corpus = make_corpus(folder, seed=seed)
     config = demo_config(folder, seed=seed, seconds=seconds, device=device)
     if place.finished and place.config().train.seed == seed:
         progress.note(f"{out} was trained before and is used as it is; delete it to train anew")
         return corpus
+
+    from dragoman.runs.train import train  # here, so that a mistake is found before torch is imported
+
     try:
         train(config, out, progress=progress)
     except StoppedError as error:

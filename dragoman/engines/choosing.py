@@ -10,13 +10,14 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.golden import golden_cases
+from dragoman.config.names import check_engine, check_precision
 from dragoman.decoding.greedy import Greedy
-from dragoman.engines.cpu.freezing import FLOAT32, HALVES, INT8, PRECISIONS
+from dragoman.engines.cpu.freezing import FLOAT32, HALVES, INT8
 from dragoman.engines.face import Engine, Request
 from dragoman.engines.folder import FOLDER, NAMES, engine_digest, engine_names, read_folder
 from dragoman.engines.installed import lack, remedy, require
 from dragoman.engines.trust import is_trusted, record_trust, try_in_child
-from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError, nearest
+from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
 from dragoman.files import manifest
 
 logger = logging.getLogger(__name__)
@@ -154,8 +155,7 @@ def golden_error(score: Callable[[Rows, Rows], list[list[float]]], bundle: Bundl
 
 def settle_precision(precision: str | None, device: torch.device) -> str | None:
     """Refuse a precision that is not known or belongs to another device; where the GPU that it belongs to is missing, take float32."""
-    if precision is not None and precision not in PRECISIONS:
-        raise ConfigError([f"the precision must be one of {', '.join(PRECISIONS)}; found {precision!r}; {nearest(precision, PRECISIONS)}"])
+    check_precision(precision)
     if precision == INT8 and device.type != "cpu":
         raise ConfigError([f"the precision int8 runs on a CPU; found the device {device}; add --device cpu, or leave out --precision"])
     if precision in HALVES and device.type != "cuda":
@@ -202,9 +202,7 @@ def _instead(name: str, engine: Engine | None) -> str:
 
 def _check_name(bundle: Bundle, wanted: str, held: Sequence[str], precision: str | None) -> None:
     """Raise ConfigError for an engine that is unknown, that a bundle does not hold, or that computes in another precision."""
-    if wanted != CTRANSLATE2 and wanted not in NAMES:
-        known = ["auto", "native", CTRANSLATE2, *NAMES]
-        raise ConfigError([f"the engine must be auto, native or ctranslate2; found {wanted!r}; {nearest(wanted, known)}"])
+    check_engine(wanted)
     fitting = [name for name in held if wanted in (CTRANSLATE2, name)]
     quantisation = wanted.removeprefix(f"{CTRANSLATE2}-") if wanted in NAMES else precision or FLOAT32
     command = f"dragoman export {bundle.path} --to ctranslate2 --quantisation {quantisation}"

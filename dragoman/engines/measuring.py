@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,8 @@ from dragoman.decoding.stepping import Strategy
 from dragoman.engines.face import Engine, Request
 from dragoman.engines.folder import model_digest
 from dragoman.engines.spreading import spread
+from dragoman.files.atomic import read_regular, replace_file
+from dragoman.files.cache import cache_folder, distrust, make_private
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def choose_quickest(
 def recall(bundle: Bundle, strategy: Strategy, *, precision: str = "float32", cache: Path | None = None) -> Choice | None:
     """Return what was measured here before for a bundle, a search and a precision; None where nothing was."""
     rates = _read(_place(cache)).get(_key(bundle, strategy, precision))
-    if isinstance(rates, dict) and rates and all(isinstance(rate, (int, float)) for rate in rates.values()):
+    if isinstance(rates, dict) and rates and all(_is_rate(rate) for rate in rates.values()):
         return Choice(_best(rates), rates, remembered=True)
     return None
 
@@ -83,9 +84,9 @@ def measure(engine: Engine, sources: Sequence[Sequence[int]], strategy: Strategy
     return done / (time.perf_counter() - begin)
 
 
-def cache_folder() -> Path:
-    """Give the folder for what can be found out again: `dragoman` in $XDG_CACHE_HOME, by default in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dragoman"
+def _is_rate(value: object) -> bool:
+    """Whether a value read from the cache can be a number of sentences a second."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
 
 
 def _best(rates: Mapping[str, float]) -> str:
@@ -117,20 +118,18 @@ def _release(name: str) -> str:
 def _read(path: Path) -> dict[str, dict[str, float]]:
     """Read what is remembered; whatever is wrong with it, it can be measured again."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if distrust(path):
             return {}
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(read_regular(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _write(path: Path, content: Mapping[str, Mapping[str, float]]) -> None:
     """Remember, where that can be done: whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content), "utf-8")
-        os.replace(temporary, path)
+        make_private(path.parent)
+        replace_file(path, json.dumps(content).encode("utf-8"), mode=0o600)
     except OSError as error:
         logger.debug("%s cannot be written: %s", path, error)

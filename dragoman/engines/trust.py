@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dragoman.errors import BundleError, DragomanError
+from dragoman.files.cache import cache_folder, distrust, make_private
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def trust_folder() -> Path:
     """Return the folder with a record for each trusted engine."""
-    from dragoman.engines.measuring import cache_folder  # which imports what imports this
-
     return cache_folder() / "trusted-engines"
 
 
@@ -39,19 +38,18 @@ def is_trusted(digest: str) -> bool:
         return False
     try:
         found = os.lstat(trust_folder() / digest)
-    except (OSError, RuntimeError):  # RuntimeError: no home directory
+        return stat.S_ISREG(found.st_mode) and not distrust(trust_folder() / digest)
+    except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == _user(found.st_uid)
 
 
 def record_trust(digest: str) -> None:
     """Record that an engine may be opened; where that cannot be written, it is opened by name only, after a trial each time."""
     try:
-        folder = trust_folder()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = make_private(trust_folder())
         flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         os.close(os.open(folder / digest, flags, 0o600))
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         logger.warning("no record that this engine may be opened could be written (%s), so it is used only where --engine names it", error)
 
 
@@ -113,8 +111,3 @@ def _ending(code: int) -> str:
         return f"a crash with {signal.Signals(-code).name}"
     except ValueError:
         return f"a crash with signal {-code}"
-
-
-def _user(default: int) -> int:
-    """Return our user id, or a default where the system has none."""
-    return os.geteuid() if hasattr(os, "geteuid") else default

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dragoman.attention.positions import Learned
 from dragoman.attention.relative import BucketBias, RelativeKeys, Rotation
 from dragoman.config import Config
+from dragoman.config.names import check_quantisation
 from dragoman.engines.installed import require
 from dragoman.errors import ConfigError
 from dragoman.exchange.shape import Shape, Side, embedding_table, output_matrix, problem, read_shape, refuse
@@ -28,7 +29,6 @@ from dragoman.text.specials import BOS, EOS, SPECIALS, UNK
 from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
 PROGRAM = "CTranslate2"
-QUANTISATIONS = ("float32", "int8", "int8_float32")
 LEAST_ROWS = 1024  # of a table of positions: room for prefixes, at next to no cost
 
 _ACTIVATIONS = {ReLU: "RELU", GELU: "GELU", Swish: "SWISH", SwiGLU: "SWISH", GEGLU: "GELU"}
@@ -45,7 +45,7 @@ _SETTINGS = {"norms": "norm", "within": "positions"}  # where the setting has an
 
 def save_ctranslate2(model: EncoderDecoder, tokenizers: Tokenizers, config: Config, directory: Path, *, quantisation: str) -> None:
     """Write a model into an existing directory as CTranslate2 reads it: `model.bin`, `config.json` and the vocabularies."""
-    require_quantisation(quantisation)
+    check_quantisation(quantisation)
     require("ctranslate2")
     shape = read_shape(model, PROGRAM)
     refuse(_problems(shape))
@@ -61,12 +61,6 @@ def save_ctranslate2(model: EncoderDecoder, tokenizers: Tokenizers, config: Conf
     spec.validate()
     spec.optimize(quantization=quantisation)
     spec.save(str(directory))
-
-
-def require_quantisation(quantisation: str) -> None:
-    """Raise ConfigError for a quantisation that is not known."""
-    if quantisation not in QUANTISATIONS:
-        raise ConfigError([f"the quantisation must be one of {', '.join(QUANTISATIONS)}; found {quantisation!r}; float32 is exact"])
 
 
 def vocabulary(tokenizer: Tokenizer) -> list[str]:

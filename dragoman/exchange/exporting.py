@@ -11,12 +11,13 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.bundle.format import require_bundle
+from dragoman.config.names import check_quantisation
 from dragoman.engines.choosing import golden_error
 from dragoman.engines.folder import FOLDER, KIND, model_digest, publish_folder, require_replaceable
 from dragoman.engines.installed import require
 from dragoman.errors import CorruptError
 from dragoman.evaluate.scoring import check_aligned
-from dragoman.exchange.ctranslate2 import require_quantisation, save_ctranslate2, table_rows
+from dragoman.exchange.ctranslate2 import save_ctranslate2, table_rows
 from dragoman.exchange.huggingface import save_hugging_face
 from dragoman.exchange.onnx import refusing, save_onnx
 from dragoman.exchange.parity import Parity, compare, compare_texts
@@ -53,7 +54,7 @@ def export_ctranslate2(
 
     from dragoman.engines.ctranslate2 import CTranslate2
 
-    require_quantisation(quantisation)
+    check_quantisation(quantisation)
     name = f"ctranslate2-{quantisation}"
     final = Path(model) / FOLDER / name if out is None else new_directory(out)
     if out is None:

@@ -88,11 +88,11 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         return bytes(data)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Give a small file new contents: readers see the old or the new, never a part."""
     temporary = path.with_name(temporary_name(path.name))
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, mode)
         try:
             _write_all(descriptor, data)
             os.fsync(descriptor)

@@ -37,7 +37,9 @@ class NormedWeight(nn.Module):
         super().__init__()
         self.direction = nn.Parameter(torch.empty(shape))  # v
         nn.init.normal_(self.direction, std=deviation)
-        self.length = nn.Parameter(self._norms().detach().clone())  # g; one axis, like a bias: weight decay leaves it alone
+        # g; one axis, like a bias: weight decay leaves it alone. On the meta device there is nothing to measure.
+        lengths = torch.empty(shape[0]) if self.direction.is_meta else self._norms().detach().clone()
+        self.length = nn.Parameter(lengths)
         self._kept: tuple[object, Tensor] | None = None
 
     def forward(self) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 Noted = dict[str, Tensor]  # what a change decided: empty on the way forward, filled on the way back
 
@@ -36,7 +37,7 @@ def run_plainly(changes: Sequence[Change], x: Tensor, memory: Tensor | None) -> 
     return (written + read) / 2
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler would keep what this takes care not to keep
+@_disable_dynamo  # torch.compile would keep what this takes care not to keep; torch.compiler.disable imports torch._dynamo at once
 def run_reversibly(changes: Sequence[Change], x: Tensor, memory: Tensor | None, *, random: bool) -> Tensor:
     """Do the same, keeping nothing in between; `random` says that changes draw numbers, which must be drawn again alike."""
     parameters = list(dict.fromkeys(each for change in changes for each in change.parameters if each.requires_grad))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
@@ -33,10 +34,7 @@ class Row(NamedTuple):
 
 
 def build_model(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int) -> EncoderDecoder:
-    """Build a translator's model with fresh weights, the same after the same `torch.manual_seed`.
-
-    Under `torch.device("meta")` nothing is allocated; `load_state_dict(weights, assign=True)` then fills it.
-    """
+    """Build a translator's model with fresh weights, the same after the same `torch.manual_seed`."""
     problems = [*config.problems(), *stack_problems(config)]  # again, for a configuration that nobody read
     if config.tie == "all" and src_vocabulary != tgt_vocabulary:
         problems.append(
@@ -64,6 +62,37 @@ def build_model(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int
     return model
 
 
+def build_meta_model(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int) -> EncoderDecoder:
+    """Build a model on the meta device: names, shapes and dtypes without memory, time or random numbers.
+
+    `load_state_dict(weights, assign=True)` then fills it.
+    """
+    with torch.device("meta"), _SkipInitialisation():
+        return build_model(config, src_vocabulary=src_vocabulary, tgt_vocabulary=tgt_vocabulary)
+
+
+class _SkipInitialisation(TorchFunctionMode):
+    """Leave tensors uninitialised: `nn.init` and random in-place fills return them as they are.
+
+    On the meta device these compute nothing, but their Python decompositions import torch._dynamo, which takes longer
+    than importing torch.
+    """
+
+    FACTORIES = frozenset({torch.randn, torch.rand})
+    FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_})
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Skip an initialisation; call anything else."""
+        kwargs = kwargs or {}
+        if func is torch.eye:
+            return torch.empty(args[0], args[-1], **kwargs)
+        if func in self.FACTORIES:
+            return torch.empty(*args, **kwargs)
+        if func in self.FILLS or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def count_parameters(model: nn.Module) -> int:
     """Count the weights, shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
@@ -71,8 +100,7 @@ def count_parameters(model: nn.Module) -> int:
 
 def describe(config: ModelConfig, *, src_vocabulary: int, tgt_vocabulary: int) -> list[Row]:
     """List the layers of a model with their shapes and sizes, allocating nothing."""
-    with torch.device("meta"):
-        model = build_model(config, src_vocabulary=src_vocabulary, tgt_vocabulary=tgt_vocabulary)
+    model = build_meta_model(config, src_vocabulary=src_vocabulary, tgt_vocabulary=tgt_vocabulary)
     rows, seen = [], set[nn.Parameter]()
     for path, module in _parts(model):
         weights = dict(module.named_parameters())

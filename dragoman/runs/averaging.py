@@ -27,15 +27,8 @@ class Averaged(NamedTuple):
 def average_run(model: str | Path, out: str | Path, *, last: int) -> Averaged:
     """Average the newest checkpoints of the run in a model's directory and write the result as a model of its own."""
     place, target = Place(model), Place(out)
-    if not place.begun:
-        raise BundleError(
-            f"{place.out} must hold the run whose checkpoints are averaged",
-            found=f"no {place.training / 'config.json'}",
-            fix="give a directory that dragoman train wrote, with its training/ in it",
-        )
-    target.check_empty_enough()
-    if target.begun:
-        raise BundleError("--out must be a new directory", found=f"a run in {target.out}", fix="choose another")
+    place.require_run()
+    target.require_no_run()
     newest = list(itertools.islice(RunDirectory(place.training).verified(), last))
     if len(newest) < last:
         raise BundleError(

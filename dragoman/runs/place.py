@@ -71,6 +71,21 @@ class Place:
                 fix="choose another directory",
             )
 
+    def require_run(self) -> None:
+        """Raise BundleError unless there is a run whose checkpoints can be averaged."""
+        if not self.begun:
+            raise BundleError(
+                f"{self.out} must hold the run whose checkpoints are averaged",
+                found=f"no {self.training / 'config.json'}",
+                fix="give a directory that dragoman train wrote, with its training/ in it",
+            )
+
+    def require_no_run(self) -> None:
+        """Raise BundleError if there is a run, or anybody's other files."""
+        self.check_empty_enough()
+        if self.begun:
+            raise BundleError("--out must be a new directory", found=f"a run in {self.out}", fix="choose another")
+
     def request(self) -> Config:
         """Read what was asked for when the run began."""
         return self._read("request.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -14,8 +15,9 @@ from dragoman import stopping
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
 from dragoman.data.corpus import Corpus, Pair, corpus_from_config
 from dragoman.data.preparing import Progress as Preparing
-from dragoman.data.store import Store, cache_folder
+from dragoman.data.store import Store, prepared_folder
 from dragoman.errors import DataError
+from dragoman.files.cache import make_private
 from dragoman.files.disk import explaining
 from dragoman.files.manifest import canonical_json
 from dragoman.runs.holding_out import EVERY, HeldOut
@@ -66,7 +68,7 @@ def prepare(config: Config, text_folder: Path, progress: Progress, *, begun: boo
     A run that was begun keeps its tokenizers, whatever has become of the cache.
     """
     corpora = open_corpora(config.data)
-    cache = cache_folder(config.data)
+    cache = _writable_cache(config.data, text_folder.parent, progress)
     own = begun and (text_folder / "text.json").exists()
     tokenizers = load_tokenizers(text_folder) if own else _tokenizers(corpora.train, config.text, text_folder, cache, progress)
     for note in filter(None, (corpora.note, _same_file(config.data))):
@@ -86,6 +88,23 @@ def prepare(config: Config, text_folder: Path, progress: Progress, *, begun: boo
         if len(sentences) >= most_sentences:
             break
     return Prepared(tokenizers, train, valid, sentences)
+
+
+def _writable_cache(data: DataConfig, run: Path, progress: Progress) -> Path:
+    """Return the folder for prepared data: the run's own directory where the cache folder cannot be used and nobody chose one."""
+    folder = prepared_folder(data)
+    if data.cache:
+        return folder
+    try:
+        if not folder.exists():
+            make_private(folder)
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return folder
+    except OSError as error:
+        own = run / "prepared"
+        progress.note(f"the cache folder {folder} cannot be used ({error.strerror or error}): prepared data goes to {own}")
+        return own
 
 
 def _store(what: str, corpus: Corpus, tokenizers: Tokenizers, config: Config, cache: Path, progress: Progress) -> Store:

@@ -20,7 +20,7 @@ from dragoman.bundle.loading import assemble
 from dragoman.config import Config, config_digest, from_dict, require_config, to_dict
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.evaluate.scoring import score
-from dragoman.models.build import build_model
+from dragoman.models.build import build_meta_model
 from dragoman.runs.assembling import Assembly
 from dragoman.runs.clock import Clock, seconds_spent
 from dragoman.runs.finish import choose_weights, golden_texts, make_card, sentences_to_score
@@ -75,8 +75,8 @@ def train(
     else:
         place.check_empty_enough()
         settled = config
-    with torch.device("meta"):  # a list of blocks that makes no model is refused before anything is prepared
-        build_model(settled.model, src_vocabulary=settled.text.vocabulary, tgt_vocabulary=settled.text.vocabulary)
+    # A list of blocks that makes no model is refused before anything is prepared.
+    build_meta_model(settled.model, src_vocabulary=settled.text.vocabulary, tgt_vocabulary=settled.text.vocabulary)
     if settled.train.threads:
         torch.set_num_threads(settled.train.threads)
     clock.budget = settled.train.budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dragoman.config import DataConfig, TrainConfig
-from dragoman.data.store import cache_folder
+from dragoman.config import TrainConfig
 from dragoman.errors import DragomanError
+from dragoman.files.cache import cache_folder, make_private
 from dragoman.kernels import enable_short_attention
 from dragoman.models.blocks import Block
 from dragoman.training.memory import is_out_of_memory
@@ -73,7 +74,8 @@ class Compiled:
         limits.recompile_limit = max(limits.recompile_limit, MOST_VARIANTS)
         limits.specialize_float = True  # rates are settings: as numbers that may change they break the code into pieces
         # Torch keeps what it compiled in the system's folder for passing files, which a restart clears.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder(DataConfig()) / "compiled"))
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = _folder_for_torch()
         self._function = function
         self._begun = False
 
@@ -83,6 +85,15 @@ class Compiled:
             compile_blocks(model)
             self._begun = True
         return self._function(model, *arguments)
+
+
+def _folder_for_torch() -> str:
+    """Return a folder that nobody else can write to, for torch loads code from it: within the cache, or for this process alone."""
+    try:
+        return str(make_private(cache_folder() / "compiled"))
+    except OSError as error:
+        log.warning("what torch compiles is not kept for the next run: found %s", error)
+        return tempfile.mkdtemp(prefix="dragoman-compiled-")
 
 
 def compile_blocks(model: nn.Module) -> None:

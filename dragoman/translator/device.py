@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from dragoman.config.names import check_device
 from dragoman.errors import ConfigError
 from dragoman.training.memory import free, is_out_of_memory
 
@@ -57,14 +58,8 @@ def where_it_fits(device: torch.device, make: Callable[[torch.device], _Made]) -
 
 def _parsed(name: str | torch.device) -> torch.device:
     """Read a device's name."""
-    try:
-        device = torch.device("cuda" if name == "auto" else name)
-        known = device.type in ("cpu", "cuda", "mps")
-    except (RuntimeError, TypeError):
-        known = False
-    if not known:
-        raise ConfigError([f"the device must be auto, cpu, cuda, cuda:1 or mps; found {name!r}; try auto"]) from None
-    return device
+    check_device(str(name))
+    return torch.device("cuda" if name == "auto" else name)
 
 
 def _no_mps() -> str:

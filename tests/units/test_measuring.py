@@ -17,7 +17,7 @@ from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.engines import Native, Request
 from dragoman.engines import opening as opening_module
-from dragoman.engines.measuring import cache_folder, choose_quickest, measure
+from dragoman.engines.measuring import choose_quickest, measure
 from dragoman.engines.opening import described, open_engines
 from dragoman.errors import ConfigError
 from dragoman.models.build import build_model
@@ -91,11 +91,6 @@ def test_all_workers_are_measured_together() -> None:
     engine = Sleeper("two", 0.02)
     engine.workers = engine.callers = 2  # type: ignore[misc]
     assert measure(engine, [[5, 6]], Greedy(), seconds=0.05) > measure(Sleeper("one", 0.02), [[5, 6]], Greedy(), seconds=0.05)
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "dragoman"
 
 
 def test_auto_takes_and_names_the_quickest(

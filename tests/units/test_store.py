@@ -14,7 +14,7 @@ from store_kit import ENGLISH, GERMAN, corpus_of, prepared
 from dragoman.config.tree import DataConfig, TextConfig
 from dragoman.data.corpus import Corpus, PairedFiles, PairsFile
 from dragoman.data.preparing import StoreReport
-from dragoman.data.store import cache_folder, store_key
+from dragoman.data.store import prepared_folder, store_key
 from dragoman.errors import DataError
 from dragoman.text.specials import PAD
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
@@ -194,11 +194,11 @@ def test_data_is_read_and_prepared_without_torch() -> None:
 
 
 def test_where_prepared_data_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder(DataConfig(cache="/there")) == Path("/there")
+    assert prepared_folder(DataConfig(cache="/there")) == Path("/there")
     monkeypatch.setenv("DRAGOMAN_CACHE", "/mine")
-    assert cache_folder(DataConfig()) == Path("/mine")
+    assert prepared_folder(DataConfig()) == Path("/mine")
     monkeypatch.delenv("DRAGOMAN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache_folder(DataConfig()) == Path("/xdg/dragoman")
+    assert prepared_folder(DataConfig()) == Path("/xdg/dragoman")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder(DataConfig()) == Path.home() / ".cache" / "dragoman"
+    assert prepared_folder(DataConfig()) == Path.home() / ".cache" / "dragoman"

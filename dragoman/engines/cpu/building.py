@@ -1,5 +1,7 @@
 """The kernels in `cpu/`, compiled for the machine they run on: once, by whatever C++ compiler it has, and kept in the user's cache folder.
 
+What is in the cache is loaded only if it can be trusted (`dragoman/files/cache.py`); else it is compiled again.
+
 A machine without a compiler, or with one that fails, uses torch's operations instead: the same results, more slowly. That is said once.
 """
 
@@ -13,10 +15,12 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from dragoman.engines.measuring import cache_folder
+from dragoman.files import cache
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +37,7 @@ _building = threading.Lock()
 def kernels() -> ctypes.CDLL | None:
     """Give the compiled kernels; None where there are none, for the reason that was told the first time."""
     with _building:
-        return _kernels(cache_folder(), os.environ.get("CXX", ""))
+        return _kernels(cache.cache_folder(), os.environ.get("CXX", ""))
 
 
 @functools.cache
@@ -46,33 +50,70 @@ def _kernels(folder: Path, wanted: str) -> ctypes.CDLL | None:
         )
         return None
     library = folder / f"kernels-{_key(compiler)}.so"
+    found = _from_cache(library)
+    if found is not None:
+        return found
+    logger.info("compiling the kernels for this processor, once, with %s", compiler)
+    problem: Exception | None = None
+    for make_scratch in (_scratch_in(folder), _scratch_in(None)):  # the second for a cache that cannot be used
+        try:
+            with make_scratch() as scratch:
+                return _built(compiler, Path(scratch) / library.name, library)
+        except subprocess.TimeoutExpired as error:
+            problem = error
+            break
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            problem = problem or error
+    told = getattr(problem, "stderr", None) or str(problem)
+    line = next((each.strip() for each in told.splitlines() if each.strip()), type(problem).__name__)
+    logger.warning("the kernels could not be compiled, and torch's operations are used, which are slower: %s: %.200s", compiler, line)
+    return None
+
+
+def _from_cache(library: Path) -> ctypes.CDLL | None:
+    """Load what an earlier run compiled, if every byte of it is as it was written and nobody else could write it."""
+    if cache.fetch(library) is None:
+        return None
     try:
-        if library.exists():
-            return _loaded(library)
-    except (OSError, AttributeError):
-        logger.debug("%s is damaged, and is made again", library)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        logger.info("compiling the kernels for this processor, once, with %s", compiler)
-        _compile(compiler, library)
         return _loaded(library)
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", None) or str(error)
-        line = next((each.strip() for each in told.splitlines() if each.strip()), type(error).__name__)
-        logger.warning("the kernels could not be compiled, and torch's operations are used, which are slower: %s: %.200s", compiler, line)
+    except (OSError, AttributeError) as error:
+        logger.debug("%s cannot be loaded and is made again: %s", library, error)
         return None
 
 
-def _compile(compiler: str, library: Path) -> None:
-    """Compile into place, whole or not at all; several processes may do so at once."""
-    temporary = library.with_suffix(f".{os.getpid()}")
-    tuned = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i386") else "-mcpu=native"
-    command = [compiler, *FLAGS, tuned, "-o", str(temporary), str(SOURCES / MAIN)]
+def _scratch_in(folder: Path | None) -> Callable[[], tempfile.TemporaryDirectory[str]]:
+    """Return what makes a private folder to compile in: within the cache, or in the system's temporary directory."""
+
+    def make() -> tempfile.TemporaryDirectory[str]:
+        place = None if folder is None else cache.make_private(folder)
+        return tempfile.TemporaryDirectory(prefix=".tmp-kernels-", dir=place, ignore_cleanup_errors=True)
+
+    return make
+
+
+def _built(compiler: str, scratch: Path, library: Path) -> ctypes.CDLL:
+    """Compile and load the kernels, and store them in the cache; without it they are compiled anew in every run.
+
+    They are loaded from the private folder that they were compiled in, so several processes may do this at once.
+    """
+    _compile(compiler, scratch)
+    found = _loaded(scratch)
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
-        os.replace(temporary, library)
-    finally:
-        temporary.unlink(missing_ok=True)
+        cache.make_private(library.parent)
+        cache.store(library, scratch.read_bytes())
+    except OSError as error:
+        logger.warning(
+            "the compiled kernels cannot be kept, and every run compiles them anew: found %s (%s); repair the folder, or set %s",
+            error.strerror or error, library.parent, cache.VARIABLE,
+        )  # fmt: skip
+    return found
+
+
+def _compile(compiler: str, library: Path) -> None:
+    """Compile the kernels into a file."""
+    tuned = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i386") else "-mcpu=native"
+    command = [compiler, *FLAGS, tuned, "-o", str(library), str(SOURCES / MAIN)]
+    subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS)
 
 
 def _loaded(library: Path) -> ctypes.CDLL:

@@ -1,0 +1,75 @@
+"""How long `dragoman translate` takes for one sentence, beside `python -c "import torch"` in the same run.
+
+    python bench/startup.py -m MODEL [--repeats 7]
+
+The two commands alternate, so that whatever else the machine does falls on both alike. A table for people and one line of JSON
+for scripts: seconds of the median with its quartiles, and the ratio of the medians, which should stay at or below 1.6.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+GOAL = 1.6  # of the ratio
+SENTENCE = "Guten Morgen."
+
+
+def main() -> None:
+    """Time both commands and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("-m", "--model", type=Path, help="a model directory; by default a small one with random weights")
+    parser.add_argument("--repeats", type=int, default=7, help="measured runs of each command")
+    parser.add_argument("--warmups", type=int, default=2, help="runs before that, which fill the disk cache and compile the kernels")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = chosen.model or write_random_model(Path(folder) / "model")
+        commands = {
+            "import torch": [sys.executable, "-c", "import torch"],
+            "translate": [sys.executable, "-m", "dragoman", "translate", "-m", str(model), SENTENCE],
+        }
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(chosen.warmups + chosen.repeats):
+            for name, command in commands.items():
+                begin = time.perf_counter()
+                subprocess.run(command, check=True, capture_output=True)
+                times[name].append(time.perf_counter() - begin)
+    found = {}
+    for name, all_times in times.items():
+        low, middle, high = statistics.quantiles(all_times[chosen.warmups :], n=4)
+        found[name] = middle
+        print(f"{name:<14}{middle:6.2f} s  (quartiles {low:.2f} to {high:.2f})")
+    ratio = found["translate"] / found["import torch"]
+    print(f"{'ratio':<14}{ratio:6.2f}    (goal: at most {GOAL})")
+    signature = {"torch": metadata.version("torch"), "python": platform.python_version(), "repeats": chosen.repeats}
+    seconds = {"translate_s": round(found["translate"], 3), "import_torch_s": round(found["import torch"], 3)}
+    print(json.dumps({"bench": "startup", **seconds, "ratio": round(ratio, 3), "goal": GOAL, **signature}))
+
+
+def write_random_model(path: Path) -> Path:
+    """Write a tiny model: how long it takes to load does not depend on what it has learnt."""
+    import torch
+
+    from dragoman.bundle import write_bundle
+    from dragoman.config import read_config
+    from dragoman.models.build import build_model
+    from dragoman.text.tokenizer import train_tokenizers
+
+    config = read_config(recipe="tiny", overrides=["text.kind=characters", "decode.max_ratio=1", "decode.max_extra=4"])
+    tokenizers = train_tokenizers([SENTENCE] * 20, ["Good morning."] * 20, config.text)
+    torch.manual_seed(1)
+    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=[SENTENCE])
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What a command imports: no heavy module to translate a sentence, and not even torch to find a mistake in its arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Each takes from a tenth of a second to longer than torch itself, and none has a part in translating.
+HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.onnx", "sympy", "matplotlib", "sacrebleu", "rich")
+HEAVY += ("transformers", "onnxruntime", "triton", "pandas", "dragoman.runs", "dragoman.training.loop", "dragoman.exchange")
+
+# MODEL is a model; s and t are texts of the same length; x does not exist; full is a directory with files in it.
+MISTAKES = [
+    ("translate -m x text", "nothing at x"),
+    ("translate -m s text", "the file s"),
+    ("translate -m MODEL --device cqu text", "'cqu'"),
+    ("translate -m MODEL --engine nativ text", "'nativ'"),
+    ("translate -m MODEL --precision int9 text", "'int9'"),
+    ("translate -m MODEL --shortlist s x text", "x must exist"),
+    ("translate -m MODEL --sample --beam 3 text", "--beam 3"),
+    ("translate -m MODEL --top-k 3 text", "--top-k belongs to --sample"),
+    ("translate -m MODEL --beam 0 text", "'0'"),
+    ("evaluate x --src s --ref t", "nothing at x"),
+    ("evaluate MODEL --src x --ref t", "x must exist"),
+    ("evaluate MODEL --src s --ref x", "x must exist"),
+    ("evaluate MODEL --src s --ref t --tokenize nine", "'nine'"),
+    ("evaluate MODEL --src s --ref t --device cqu", "'cqu'"),
+    ("compare x t --ref t", "x must exist"),
+    ("compare MODEL t --ref t", "no --src"),
+    ("compare MODEL t --ref t --src x", "x must exist"),
+    ("compare full t --ref t --src s", "found full with a"),
+    ("compare t s --ref x", "x must exist"),
+    ("compare t s --ref t --by ter", "'ter'"),
+    ("info x", "nothing at x"),
+    ("verify x", "found nothing there"),
+    ("doctor x", "nothing at x"),
+    ("doctor MODEL --src x", "x must exist"),
+    ("doctor MODEL --export x", "nothing at x"),
+    ("average x -o y", "found no x/training/config.json"),
+    ("average full -o y", "found no full/training/config.json"),
+    ("export x --to onnx -o y", "nothing at x"),
+    ("export MODEL --to onyx -o y", "'onyx'"),
+    ("export MODEL --to onnx", "no --out"),
+    ("export MODEL --to onnx -o full", "a directory with files at full"),
+    ("export MODEL --to onnx -o y --check x", "x must exist"),
+    ("export MODEL --to onnx -o y --src s", "found only s"),
+    ("export MODEL --to ctranslate2 --quantisation int3", "'int3'"),
+    ("import x -o y", "no directory at x"),
+    ("import MODEL -o full", "a directory with files at full"),
+    ("import MODEL -o y --check x", "x must exist"),
+    ("train -o y", "found neither --src and --tgt nor --pairs"),
+    ("train -o y --src s", "found only s"),
+    ("train -o y --src x --tgt t", "x must exist"),
+    ("train -o y --src s --tgt t --valid-src x --valid-tgt t", "x must exist"),
+    ("train -o y --pairs x", "x must exist"),
+    ("train -o s --src s --tgt t", "the file s"),
+    ("train -o full --src s --tgt t", "found a in it"),
+    ("train -o y --src s --tgt t --device cqu", "'cqu'"),
+    ("train -o y --src s --tgt t --set train.device=cqu", "'cqu'"),
+    ("train -o y --src s --tgt t --recipe x", "'x'"),
+    ("train -o y --src s --tgt t --config x", "found x"),
+    ("train -o y --src s --tgt t --budget 3", "'3'"),
+    ("train -o y --src s --tgt t --set model.encoder=[x]", "'x'"),
+    ("demo -o s", "the file s"),
+    ("demo -o full", "found a in it"),
+    ("demo --device cqu", "'cqu'"),
+    ("data check --src x --tgt t", "x must exist"),
+    ("recipes show x", "'x'"),
+    ("settings x", "'x'"),
+]
+
+# Each command runs in a fork of one interpreter that has parsed none: a fresh interpreter for each would take a minute.
+RUN = """
+import io, json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+import dragoman.demo.run, dragoman.evaluate.compare, dragoman.runs.place
+from dragoman.cli.app import main
+
+for words in json.loads(sys.argv[1]):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    told = io.StringIO()
+    with redirect_stderr(told), redirect_stdout(io.StringIO()):
+        code = main(words)
+    print(json.dumps([code, told.getvalue(), "torch" in sys.modules]), flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, bool]]:
+    """Make every mistake once: exit code, stderr, and whether torch was imported."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    for name in ("s", "t"):
+        (folder / name).write_text(f"{name} one\n{name} two\n")
+    (folder / "full").mkdir()
+    (folder / "full" / "a").write_text("mine")
+    typed = [[str(bundle) if word == "MODEL" else word for word in line.split()] for line, _ in MISTAKES]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(typed)],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert sorted(path.name for path in folder.iterdir()) == ["full", "s", "t"], "a mistake must leave nothing behind"
+    return {line: tuple(json.loads(answer)) for (line, _), answer in zip(MISTAKES, done.stdout.splitlines(), strict=True)}
+
+
+@pytest.mark.parametrize(("line", "found"), MISTAKES)
+def test_a_mistake_in_the_arguments_is_found_before_torch_is_imported(
+    line: str, found: str, answers: dict[str, tuple[int, str, bool]]
+) -> None:
+    code, told, torch_imported = answers[line]
+    assert code == 2
+    assert found in told
+    assert "Traceback" not in told
+    assert not torch_imported
+
+
+def test_translating_imports_nothing_heavy(bundle: Path) -> None:
+    code = """
+import json, sys
+from dragoman.cli.app import main
+code = main(["translate", "-m", sys.argv[1], "Guten Morgen."])
+print(json.dumps([code, sorted(sys.modules)]))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(bundle)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    result, modules = json.loads(done.stdout.splitlines()[-1])
+    assert result == 0
+    assert [name for name in HEAVY if name in modules] == []
+
+
+def test_no_recipe_needs_more_than_torch_to_be_laid_out() -> None:
+    """A model is laid out on the meta device before its weights are read; initialising it there would import torch._dynamo."""
+    code = """
+import sys
+from dragoman.config import read_config
+from dragoman.models.build import build_meta_model
+from dragoman.registry import catalogue
+
+for name in catalogue("recipe"):
+    model = build_meta_model(read_config(recipe=name).model, src_vocabulary=300, tgt_vocabulary=300)
+    assert all(tensor.is_meta for tensor in model.parameters()), name
+    assert "torch._dynamo" not in sys.modules, name
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,257 @@
+"""The cache folder: a damaged, foreign or unusable cache costs time, never a crash, a wrong result or somebody else's code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dragoman.engines.cpu import building
+from dragoman.files import cache
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = next(filter(None, map(shutil.which, building.COMPILERS)), None)
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a cache folder of the test's own."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_warned", set())
+    return cache.make_private(cache.cache_folder())
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file, keeping its mode."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def link(path: Path) -> None:
+    """Put a symbolic link to the same contents where a file was."""
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def pipe(path: Path) -> None:
+    """Put a pipe without a writer where a file was."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def give_away(path: Path) -> None:
+    """Make a file another user's."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    os.chown(path, 12345, 12345)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "emptied": lambda path: os.truncate(path, 0),
+    "bit flipped": flip,
+    "bit of the hash flipped": lambda path: flip(cache.digest_path(path)),
+    "hash gone": lambda path: cache.digest_path(path).unlink(),
+    "gone": lambda path: path.unlink(),
+    "writable by all": lambda path: path.chmod(0o666),
+    "writable by the group": lambda path: path.chmod(0o620),
+    "hash writable by all": lambda path: cache.digest_path(path).chmod(0o666),
+    "a symbolic link": link,
+    "a pipe": pipe,
+    "another user's": give_away,
+    "hash of another user": lambda path: give_away(cache.digest_path(path)),
+    "folder writable by all": lambda path: path.parent.chmod(0o777),
+    "folder of another user": lambda path: give_away(path.parent),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_foreign_file_is_not_returned(folder: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder / "thing.so"
+    cache.store(path, b"what was computed" * 100)
+    assert cache.fetch(path) == b"what was computed" * 100
+    DAMAGE[damage](path)
+    assert cache.fetch(path) is None
+
+
+def test_what_is_stored_is_for_its_owner_alone_whatever_the_umask(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        inner = cache.make_private(folder / "a" / "b")
+        cache.store(inner / "thing", b"x")
+    finally:
+        os.umask(before)
+    found = {path.relative_to(folder).as_posix(): path.stat().st_mode & 0o777 for path in folder.rglob("*")}
+    assert found == {"a": 0o700, "a/b": 0o700, "a/b/thing": 0o600, "a/b/thing.sha256": 0o600}
+    assert cache.fetch(inner / "thing") == b"x"
+
+
+def test_a_folder_above_within_the_cache_counts_too(folder: Path) -> None:
+    inner = cache.make_private(folder / "a" / "b")
+    cache.store(inner / "thing", b"x")
+    (folder / "a").chmod(0o770)
+    assert cache.fetch(inner / "thing") is None
+
+
+def test_the_default_folder_of_an_earlier_release_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cache.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "dragoman").mkdir()
+    (tmp_path / "dragoman").chmod(0o775)
+    assert cache.make_private(cache.cache_folder()).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_chosen_folder_that_others_write_to_is_left_alone_and_not_trusted(folder: Path) -> None:
+    folder.chmod(0o775)
+    with pytest.raises(PermissionError, match=r"others may write to .* \(mode 0775\)"):
+        cache.make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o775
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"DRAGOMAN_CACHE": "/mine", "XDG_CACHE_HOME": "/xdg", "HOME": "/me"}, "/mine"),
+        ({"XDG_CACHE_HOME": "/xdg", "HOME": "/me"}, "/xdg/dragoman"),
+        ({"HOME": "/me"}, "/me/.cache/dragoman"),
+        ({"DRAGOMAN_CACHE": "mine", "XDG_CACHE_HOME": "./xdg", "HOME": "/me"}, "/me/.cache/dragoman"),
+        ({"DRAGOMAN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/me"}, "/me/.cache/dragoman"),
+        ({"DRAGOMAN_CACHE": "~/mine", "HOME": "/me"}, "/me/.cache/dragoman"),
+    ],
+)
+def test_one_folder_by_one_rule(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache, "_warned", set())
+    for name in ("DRAGOMAN_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert [cache.cache_folder() for _ in range(3)] == [Path(expected)] * 3
+    relative = [name for name, value in variables.items() if value and not value.startswith("/")]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{name} must be an absolute path; found {variables[name]!r}: it is ignored" for name in relative
+    ]
+
+
+def test_without_a_home_the_folder_is_the_users_own_in_the_temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("DRAGOMAN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it returns for a user that the system does not know
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert cache.cache_folder() == tmp_path / f"dragoman-cache-{os.getuid()}"
+    cache.cache_folder().symlink_to(tmp_path)  # somebody was there first
+    with pytest.raises(PermissionError, match="is a symbolic link"):
+        cache.make_private(cache.cache_folder())
+
+
+def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Compile an empty library with the kernels' names instead of the kernels: a fraction of a second, not several."""
+    made: list[Path] = []
+    names = ("has_int8", "panel", "read", "prepare", "step", "largest", "normaliser", "walk")
+    source = "".join(f'extern "C" long dragoman_{name}() {{ return 7; }}\n' for name in names)
+
+    def compile_(compiler: str, library: Path) -> None:
+        made.append(library)
+        subprocess.run([compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)], input=source, text=True, check=True)
+
+    monkeypatch.setattr(building, "_compile", compile_)
+    building._kernels.cache_clear()
+    return made
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_kernels_are_compiled_again(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A truncated library was a SIGBUS in every translation, one with a flipped bit another translation."""
+    made = fake_compiler(monkeypatch)
+    for _ in range(2):
+        building._kernels.cache_clear()
+        assert building._kernels(folder, "") is not None
+    assert len(made) == 1
+    [library] = folder.glob("*.so")
+    DAMAGE[damage](library)
+    building._kernels.cache_clear()
+    found = building._kernels(folder, "")
+    assert found is not None
+    assert found.dragoman_panel() == 7
+    assert len(made) == 2
+    assert not list(folder.glob(".tmp-*"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("trouble", ["a file", "another user's", "writable by all", "a full disk"])
+def test_kernels_without_a_cache_to_keep_them_in(
+    folder: Path, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = fake_compiler(monkeypatch)
+    if trouble == "a file":
+        folder.rmdir()
+        folder.write_text("in the way")
+    elif trouble == "another user's":
+        give_away(folder)
+    elif trouble == "writable by all":
+        folder.chmod(0o777)
+    else:
+
+        def full(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(cache, "replace_file", full)
+    with caplog.at_level(logging.WARNING, logger="dragoman"):
+        for _ in range(2):
+            assert building._kernels(folder, "") is not None
+    assert len(made) == 1
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "every run compiles them anew" in told
+    assert str(folder) in told
+
+
+@needs_compiler
+def test_two_builders_at_once_leave_a_sound_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fake_compiler(monkeypatch)
+    compile_ = building._compile
+
+    def with_another(compiler: str, library: Path) -> None:
+        compile_(compiler, library)
+        cache.store(folder / library.name, b"what another process compiled meanwhile")
+
+    monkeypatch.setattr(building, "_compile", with_another)
+    found = building._kernels(folder, "")
+    assert found is not None
+    assert found.dragoman_panel() == 7
+    assert len(made) == 1
+    assert building._from_cache(folder / made[0].name) is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+@pytest.mark.parametrize("variables", [{}, {"HOME": "/nowhere"}, {"HOME": "/"}, {"HOME": ""}])
+def test_an_unknown_user_without_a_home_has_a_cache_or_does_without(variables: dict[str, str]) -> None:
+    """As in a container that is started with a number for a user."""
+    code = """
+import os, sys
+from dragoman.engines.cpu import building
+from dragoman.engines.measuring import _place, _read, _write
+from dragoman.files import cache
+from dragoman.training.compiling import _folder_for_torch
+os.setgid(54321); os.setuid(54321)  # now, for the interpreter's own files may be closed to others
+building.COMPILERS = ()
+_write(_place(None), {"a": {"b": 1.0}})
+print(building.kernels(), cache.cache_folder(), sorted(_read(_place(None))), os.path.isabs(_folder_for_torch()))
+"""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    shutil.rmtree(Path(tempfile.gettempdir()) / "dragoman-cache-54321", ignore_errors=True)
+    assert done.returncode == 0, done.stderr
+    kept = variables != {"HOME": "/nowhere"}  # a home that cannot be made
+    assert done.stdout.startswith("None /")
+    assert done.stdout.endswith("['a'] True\n" if kept else "[] True\n")
