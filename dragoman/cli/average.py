@@ -19,12 +19,12 @@ def average(
     """Average a run's newest checkpoints into a new model; the run need not have finished."""
     from dragoman.runs.place import Place
 
+    require_parent_writable(out / "model")
     Place(model).require_run()
     Place(out).require_no_run()
 
     from dragoman.runs.averaging import average_run  # here, so that a mistake is found before torch is imported
 
-    require_parent_writable(out / "model")
     made = average_run(model, out, last=last)
     steps = ", ".join(f"{step:,}" for step in made.steps)
     result(f"{made.out}: the average of steps {steps}" if len(made.steps) > 1 else f"{made.out}: the weights of step {steps} alone")

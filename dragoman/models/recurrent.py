@@ -68,7 +68,7 @@ class RecurrentLayer(Block):
             self.recurrence = recurrence
         self.summary = summary
         if summary is not None and memory_width is not None:
-            reader, inputs = self._reader(), summary(torch.empty(1, 1, memory_width), None).size(1)
+            reader, inputs = self._reader(), summary(torch.zeros(1, 1, memory_width, device="cpu"), None).size(1)
             self.initial = nn.Linear(inputs, reader.layers * reader.width)
             if initial_cell:
                 self.initial_cell = nn.Linear(inputs, reader.layers * reader.width)

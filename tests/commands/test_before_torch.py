@@ -68,7 +68,7 @@ MISTAKES = [
     ("train -o y --src s --tgt t --config x", "found x"),
     ("train -o y --src s --tgt t --budget 3", "'3'"),
     ("train -o y --src s --tgt t --set model.encoder=[x]", "'x'"),
-    ("demo -o s", "the file s"),
+    ("demo -o s", "found a file at "),
     ("demo -o full", "found a in it"),
     ("demo --device cqu", "'cqu'"),
     ("data check --src x --tgt t", "x must exist"),

@@ -144,12 +144,15 @@ def test_the_tokenizer_is_chosen_and_told(
 def test_outputs_are_checked_before_any_work(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Translations were lost when --hyp named a folder that was not there."""
     files = ["--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en")]
+    model = tmp_path / "damaged-model"
+    model.mkdir()
+    (model / "manifest.json").write_text("no JSON")
     for hyp, words in (
         (tmp_path / "missing" / "out.txt", f"--hyp must lie in a directory that exists; found no {tmp_path / 'missing'}"),
         (corpus / "dev.en", "--hyp must not be a file that the command reads"),
         (tmp_path, f"--hyp must name a file; found the directory {tmp_path}"),
     ):
-        assert main(["evaluate", "no-model", *files, "--hyp", str(hyp)]) == 2
+        assert main(["evaluate", str(model), *files, "--hyp", str(hyp)]) == 2
         err = capsys.readouterr().err
         assert words in err
         assert len(err.splitlines()) == 1
