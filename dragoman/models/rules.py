@@ -17,6 +17,8 @@ from dragoman.models.options import HEADS, Options
 from dragoman.models.spec import MOST_BLOCKS, BlockSpec, parse_blocks
 from dragoman.registry import catalogue
 
+MOST_PARAMETERS = 10_000_000_000
+
 
 class Settled(NamedTuple):
     """What a block is built with."""
@@ -41,19 +43,24 @@ def stack_problems(config: ModelConfig) -> list[str]:
         except ConfigError as error:
             found.extend(error.problems)
             continue
-        layers = 0
+        layers = parameters = 0
         times = Counter(str(spec) for spec in specs)
         for spec in {str(spec): spec for spec in specs}.values():  # a repeated block has each problem once
             kinds.append(options_of(spec.name))
             try:
-                options = settle(spec, config, where, memory=decoder, causal=decoder).options
+                settled, options = settle(spec, config, where, memory=decoder, causal=decoder)
             except ConfigError as error:
                 found.extend(error.problems)
                 continue
             reads |= options.reads_source() and decoder
-            layers += times[str(spec)] * int(getattr(options, "layers", 1))
+            here = times[str(spec)] * int(getattr(options, "layers", 1))
+            layers += here
+            parameters += here * 2 * settled.width * settled.feedforward if "feedforward" in options.overrides else 0
         if layers > MOST_BLOCKS:
             found.append(f"{where} must have at most {MOST_BLOCKS} layers in all; found {layers:,}; lower the number after * or layers")
+        if parameters > MOST_PARAMETERS:  # those of the feed-forward networks alone, counted before anything is built
+            problem = f"found {parameters:,} in its feed-forward networks"
+            found.append(f"{where} must have at most {MOST_PARAMETERS:,} parameters; {problem}; lower model.feedforward or model.width")
     if not reads and not found:
         blocks = ", ".join(config.decoder)
         found.append(

@@ -10,6 +10,7 @@ from dragoman.bundle import Bundle, Card, write_bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.card import command_line
 from dragoman.bundle.golden import golden_cases
+from dragoman.bundle.loading import expected_weights
 from dragoman.errors import BundleError
 from dragoman.runs.place import Place
 from dragoman.text.tokenizer import load_tokenizers
@@ -43,10 +44,13 @@ def average_run(model: str | Path, out: str | Path, *, last: int) -> Averaged:
     card = Card(
         command=command_line(["average", str(place.out), "--last", str(last), "--out", str(target.out)]), training={"weights": chosen}
     )
-    tokenizers = load_tokenizers(place.text)
+    config, tokenizers = place.config(), load_tokenizers(place.text)
+    expected = expected_weights(config, tokenizers)
+    for checkpoint in newest:
+        checkpoint.require_fit({"weights": expected})
     write_bundle(
         target.out,
-        config=place.config(),
+        config=config,
         tokenizers=tokenizers,
         weights=weights,
         card=card,

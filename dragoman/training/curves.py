@@ -10,6 +10,7 @@ from typing import Any
 
 INK, PALE, MARK = "#1f4e79", "#b8cde0", "#c0504d"
 MOST_POINTS = 2000  # a picture has no more columns
+_LARGEST = 1e30
 
 
 def draw_curves(log: Path, picture: Path) -> bool:
@@ -44,9 +45,9 @@ def read_log(log: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     updates: list[dict[str, Any]] = []
     validations: dict[int, dict[str, Any]] = {}
     for record in _records(log):
-        if record.get("event") == "validation":
+        if record.get("event") == "validation" and _has_numbers(record, "update", "loss"):
             validations[record["update"]] = record
-        elif isinstance(record.get("nll"), float) and not record.get("skipped"):
+        elif _has_numbers(record, "update", "lr", "nll", "norm", "tokens", "seconds") and not record.get("skipped"):
             updates.append(record)
     return updates[:: max(1, len(updates) // MOST_POINTS)], [validations[update] for update in sorted(validations)]
 
@@ -55,14 +56,19 @@ def _records(log: Path) -> Iterator[dict[str, Any]]:
     """Go through the log's lines; one that a crash cut off is passed over."""
     if not log.exists():
         return
-    with log.open(encoding="utf-8") as lines:
+    with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 yield record
+
+
+def _has_numbers(record: dict[str, Any], *names: str) -> bool:
+    """Whether a record of the log has finite numbers under these names: anybody may have written into it."""
+    return all(type(record.get(name)) in (int, float) and abs(record[name]) < _LARGEST for name in names)
 
 
 def _draw_loss(axes: Any, updates: list[dict[str, Any]], validations: list[dict[str, Any]]) -> None:
@@ -77,7 +83,7 @@ def _draw_loss(axes: Any, updates: list[dict[str, Any]], validations: list[dict[
 
 def _draw_score(axes: Any, updates: list[dict[str, Any]], validations: list[dict[str, Any]]) -> None:
     """Draw the validation's score, or the speed where nothing was translated."""
-    scored = [record for record in validations if "bleu" in record]
+    scored = [record for record in validations if _has_numbers(record, "bleu")]
     if scored:
         best = max(scored, key=lambda record: record["bleu"])
         axes.plot(*_column(scored, "bleu"), "o-", color=MARK, markersize=4, label=f"highest {best['bleu']:.1f} at {best['update']:,}")

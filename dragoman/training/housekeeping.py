@@ -50,7 +50,7 @@ def quarantine(place: Path, error: CorruptError) -> Path:
     """Set a step aside that did not verify, with the reason beside it; it is never deleted."""
     bad = place.with_name(f"bad-{place.name}-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(2)}")
     os.rename(place, bad)
-    if bad.is_dir():
+    if bad.is_dir() and not bad.is_symlink():
         (bad / "WHY.txt").write_text(f"{error}\n", encoding="utf-8")
     sync_directory(place.parent)
     return bad

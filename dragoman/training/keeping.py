@@ -26,7 +26,7 @@ class Kept:
 
     def steps(self) -> list[int]:
         """List the kept steps, unverified: one, but for a moment."""
-        return list_steps(self.path)
+        return [] if self.path.is_symlink() else list_steps(self.path)
 
     def open(self) -> Checkpoint | None:
         """Open the newest kept step that verifies."""
@@ -37,6 +37,8 @@ class Kept:
 
     def replace(self, checkpoint: Checkpoint) -> None:
         """Keep a verified step; the earlier one is removed only when this one is durable."""
+        if self.path.is_symlink():
+            raise manifests.corrupt(self.path, "a symbolic link")
         if not self.path.is_dir():
             os.mkdir(self.path)
             sync_directory(self.run)

@@ -53,7 +53,8 @@ class UpdateLog:
             return 0
         cut = 0
         for end, record in self._lines():
-            if int(record.get("update", 0)) > update:
+            number = record.get("update", 0)
+            if type(number) is not int or number > update:  # what is not ours goes to the discarded lines too
                 break
             cut = end
         with explaining(self.path), self.path.open("rb+") as file:
@@ -93,7 +94,7 @@ class UpdateLog:
                 end += len(line)
                 try:
                     record = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     return
                 if not line.endswith(b"\n") or not isinstance(record, dict):
                     return

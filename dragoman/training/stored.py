@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -16,11 +16,29 @@ from dragoman.errors import DivergedError, StoppedError
 from dragoman.files import faults, manifest
 from dragoman.files.atomic import FileRecord, publish_directory, remove_flat, sync_directory, temporary_name, write_file
 from dragoman.training.pieces import Pieces, Rows, file_names
+from dragoman.training.standing import Standing
 from dragoman.training.tensors import write_tensors
 
 PARTS = ("weights", "optimizer", "ema")
 _STEP = re.compile(r"step-(\d{8,})")
 _MAX_STATE = 256 << 20  # bytes; learnt token caps and excluded examples make it grow
+_LARGEST = 1 << 62
+# Types of what is read of a step's manifest, and of what `divergence.py` keeps in the state.
+_FIELDS: dict[str, Any] = {
+    "step": int,
+    "run_id": str,
+    "data_sha256": str,
+    "config_sha256": str,
+    "env": dict,
+    "metrics": dict,
+    "suspect": bool,
+}
+_DIVERGENCE: dict[str, Any] = {
+    **dict.fromkeys(("skipped", "row"), int),
+    **dict.fromkeys(("recent", "excluded"), list[int]),
+    **dict.fromkeys(("mean", "variance", "seen"), float),
+    **dict.fromkeys(("rolled_back", "suspect"), bool),
+}
 
 Tensors = Mapping[str, Mapping[str, Tensor] | None]
 Write = Callable[[Path, Tensors], Mapping[str, FileRecord]]
@@ -36,8 +54,11 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Everything but tensors that the run goes on from."""
-        return manifest.read_json(self.path / "state.json", max_bytes=_MAX_STATE)
+        """Everything but tensors that the run resumes from; raises CorruptError where a value is none that we write."""
+        state = manifest.read_json(self.path / "state.json", max_bytes=_MAX_STATE)
+        for name, problem in state_problems(state):
+            raise manifest.corrupt(self.path / "state.json", f"{name} {problem}")
+        return state
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -81,19 +102,48 @@ def step_name(step: int) -> str:
 def list_steps(run: Path) -> list[int]:
     """List the steps in a directory by number, oldest first, unverified."""
     names = os.listdir(run) if run.is_dir() else []
-    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+    return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match and step_name(int(match[1])) == match[0])
 
 
 def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:
     """Verify a step's directory and open it; raises CorruptError naming the first wrong file."""
+    if path.is_symlink():  # what it leads to is not ours to prune
+        raise manifest.corrupt(path, "a symbolic link")
     content = manifest.verify(path, sizes_only=sizes_only)
     names = set(content["files"])
     known = {part: file_names(part, names) for part in PARTS}
     if not known["weights"] or names != {"state.json"}.union(*known.values()):
         raise manifest.corrupt(path / manifest.NAME, f"the files {', '.join(sorted(names))}")
-    if path.name != step_name(int(content.get("step", -1))):
+    for field, kind in _FIELDS.items():
+        if not _fits(content.get(field, kind()), kind):
+            raise manifest.corrupt(path / manifest.NAME, f"{field} {content[field]!r:.100}")
+    if path.name != step_name(content.get("step", -1)):
         raise manifest.corrupt(path / manifest.NAME, f"step {content.get('step')} under the name {path.name}")
-    return Checkpoint(int(content["step"]), path, content)
+    return Checkpoint(content["step"], path, content)
+
+
+def state_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names in a checkpoint's state whose values are of another type than a run writes, with what was found."""
+    hints = get_type_hints(Standing)
+    for name, value in state.items():
+        if name in hints and not _fits(value, hints[name]):
+            yield name, f"{value!r:.100}"
+    divergence = state.get("divergence")
+    for name, value in divergence.items() if isinstance(divergence, dict) else ():
+        if not _fits(value, _DIVERGENCE.get(name, Any)):
+            yield f"divergence.{name}", f"{value!r:.100}"
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is of a type, numbers being those that a run can count."""
+    if kind is int:
+        return type(value) is int and 0 <= value <= _LARGEST
+    if kind is float:
+        return type(value) in (int, float) and -_LARGEST <= value <= _LARGEST  # NaN is neither
+    if get_origin(kind) in (dict, list):
+        parts = value.values() if isinstance(value, dict) else value
+        return isinstance(value, get_origin(kind)) and all(_fits(part, get_args(kind)[-1]) for part in parts)
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
 
 
 def write_parts(folder: Path, tensors: Tensors, *, label: str = "") -> dict[str, FileRecord]:

@@ -98,6 +98,12 @@ def test_layers_inside_blocks_are_counted(blocks: list[str]) -> None:
         read_config(overrides=[f"model.encoder={blocks}"])
 
 
+def test_parameters_are_counted_before_anything_is_built() -> None:
+    said = r"at most 10,000,000,000 parameters; found 1,024,000,000,000 in its feed-forward networks; lower"
+    with pytest.raises(ConfigError, match=said):
+        read_config(overrides=["model.decoder=self(feedforward=1000000)*1000"])
+
+
 def test_every_block_is_known_to_the_reader() -> None:
     assert [spec.name for spec in parse_blocks(list(BLOCKS))] == list(BLOCKS)
 

@@ -79,6 +79,22 @@ def test_a_validation_that_was_repeated_counts_once(tmp_path) -> None:
     assert read_log(log)[1] == [{"event": "validation", "update": 4, "loss": 2.5}]
 
 
+def test_values_of_wrong_types_are_left_out(tmp_path) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    with log.open("ab") as file:
+        for line in (
+            '{"event": "validation"}',
+            '{"event": "validation", "update": [1], "loss": 1}',
+            '{"update": 1, "nll": 2.0}',
+            "[" * 100_000,
+        ):
+            file.write(line.encode() + b"\n")
+        file.write(b'{"update": "x", "lr": null, "nll": 1e999, "norm": {}}\n\xff\xfe\n')
+    assert draw_curves(log, tmp_path / "curves.png")
+    updates, validations = read_log(log)
+    assert (len(updates), len(validations)) == (200, 4)
+
+
 def test_nothing_is_drawn_from_nothing(tmp_path) -> None:
     assert not draw_curves(tmp_path / "missing.jsonl", tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +16,8 @@ from run_kit import flip, publish, tensors
 
 from dragoman import stopping
 from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
-from dragoman.files import faults
+from dragoman.files import faults, manifest
+from dragoman.files.atomic import FileRecord, read_record
 from dragoman.training import checkpoint as checkpoints
 from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.stored import write_parts
@@ -307,3 +312,81 @@ def test_a_run_is_begun_once(tmp_path):
 
 def test_names_that_others_import():
     assert set(checkpoints.__all__) == {"Checkpoint", "RunDirectory", "Tensors"}
+
+
+def rewrite_signed(step: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a step's JSON file and sign its manifest anew, as somebody who means harm would."""
+    content = json.loads((step / name).read_bytes())
+    change(content)
+    listed = content if name == manifest.NAME else json.loads((step / manifest.NAME).read_bytes())
+    if name != manifest.NAME:
+        (step / name).write_bytes(manifest.canonical_json(content))
+        listed["files"][name] = read_record(step / name)._asdict()
+    listed.pop("manifest_sha256")
+    files = {each: FileRecord(**record) for each, record in listed.pop("files").items()}
+    (step / manifest.NAME).unlink()
+    manifest.write_manifest(step, files, listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("update", None),
+        ("update", True),
+        ("update", -1),
+        ("batch", 1 << 70),
+        ("seconds", "1"),
+        ("metrics", []),
+        ("metrics", {"loss": "low"}),
+        ("best", {"update": [4]}),
+        ("caps", {"8x8": None}),
+        ("precision", 7),
+        ("divergence", {"recent": True}),
+        ("divergence", {"excluded": ["4"]}),
+        ("divergence", {"mean": {}}),
+    ],
+)
+def test_a_state_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        publish(run, 4)
+    step = tmp_path / "run" / "step-00000004"
+    rewrite_signed(step, "state.json", lambda state: state.update({name: value}))
+    wrong = value if name != "divergence" else next(iter(value.values()))
+    with pytest.raises(CorruptError) as caught:
+        _ = RunDirectory(tmp_path / "run").at(4).state
+    assert f"state.json must be as it was written; found {name}" in str(caught.value)
+    assert repr(wrong) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("step", [4]), ("step", 4.0), ("env", []), ("metrics", "x"), ("data_sha256", 7), ("run_id", None), ("suspect", 1)]
+)
+def test_a_manifest_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        publish(run, 4)
+    rewrite_signed(tmp_path / "run" / "step-00000004", manifest.NAME, lambda content: content.update({name: value}))
+    with pytest.raises(CorruptError, match=re.escape(f"found {name} {value!r}")):
+        RunDirectory(tmp_path / "run").at(4)
+
+
+def test_a_linked_step_is_set_aside_and_nothing_behind_it_is_touched(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        publish(run, 2, 4)
+        outside = tmp_path / "outside"
+        (tmp_path / "run" / "step-00000004").rename(outside)
+        (tmp_path / "run" / "step-00000004").symlink_to(outside)
+        before = sorted(each.name for each in outside.iterdir())
+        newest = run.newest()
+        assert newest is not None
+        assert newest.step == 2
+        assert run.prune(keep=1) == []
+    assert sorted(each.name for each in outside.iterdir()) == before
+    [bad] = (tmp_path / "run").glob("bad-step-*")
+    assert bad.is_symlink()
+
+
+def test_other_spellings_of_a_step_are_not_steps(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        publish(run, 4)
+        (tmp_path / "run" / f"step-{'0' * 30}9").mkdir()
+        assert run.steps() == [4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 from sync_kit import SyncRecorder
@@ -109,3 +110,15 @@ def test_another_disk_error_is_told_at_once(tmp_path, monkeypatch):
     failing(monkeypatch, errno.EIO)
     with pytest.raises(DiskError, match="Input/output error"):
         write(log, 1)
+
+
+@pytest.mark.parametrize("line", ['{"update": null}', '{"update": [1]}', '{"update": 1e999}', '{"update": true}', "[" * 100_000, "[1]"])
+def test_a_line_of_another_form_goes_to_the_discarded_ones(tmp_path: Path, line: str) -> None:
+    log = UpdateLog(tmp_path)
+    log.append({"update": 1})
+    log.close()
+    with log.path.open("a") as file:
+        file.write(line + "\n")
+    assert log.truncate(5) == 1
+    assert log.path.read_text() == '{"update": 1}\n'
+    assert log.discarded.read_text() == line + "\n"
