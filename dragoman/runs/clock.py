@@ -70,4 +70,4 @@ class Clock:
 def seconds_spent(run: RunDirectory) -> float:
     """Ask the newest checkpoint how long the run has trained."""
     checkpoint = next(run.verified(), None)
-    return float(checkpoint.state.get("seconds", 0.0)) if checkpoint else 0.0
+    return float(checkpoint.standing.get("seconds", 0.0)) if checkpoint else 0.0

@@ -208,11 +208,12 @@ class _Run:
         newest = next(run.verified(), None) if self.begun and self.place.finished else None
         if newest is None:
             return False
-        if Standing.from_state(newest.state).reached(self.config.train.target_exact):
-            self.progress.note(f"nothing to do: {self.place.out} is finished, {_exact(newest.state['metrics'])}")
+        standing = Standing.from_state(newest.standing)
+        if standing.reached(self.config.train.target_exact):
+            self.progress.note(f"nothing to do: {self.place.out} is finished, {_exact(standing.metrics)}")
             self.progress.note(f"to train it further: dragoman train --out {self.place.out} --resume --set train.target_exact=0")
             return True
-        if newest.step < (newest.state["steps"] if self.clock.limited else self.config.train.steps):
+        if newest.step < (standing.steps if self.clock.limited else self.config.train.steps):
             return False
         more = f"dragoman train --out {self.place.out} --resume --set train.steps={2 * newest.step}"
         self.progress.note(f"nothing to do: {self.place.out} is finished, with all {newest.step:,} updates made")

@@ -168,7 +168,7 @@ class Saver:
         if not self._holding.lockstep:
             self._load(checkpoint)
         self._run.truncate_log(checkpoint.step)
-        state = checkpoint.state
+        state = checkpoint.standing
         self._run.settle_best(int(state.get("best", {}).get("update", 0)))
         return {"step": checkpoint.step, "state": state}
 

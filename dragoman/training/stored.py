@@ -54,8 +54,13 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Everything but tensors that the run resumes from; raises CorruptError where a value is none that we write."""
-        state = manifest.read_json(self.path / "state.json", max_bytes=_MAX_STATE)
+        """Everything but tensors that the run resumes from, as whoever published it gave it."""
+        return manifest.read_json(self.path / "state.json", max_bytes=_MAX_STATE)
+
+    @property
+    def standing(self) -> dict[str, Any]:
+        """The state as the trainer publishes it; raises CorruptError where a value has a type that it never writes."""
+        state = self.state
         for name, problem in state_problems(state):
             raise manifest.corrupt(self.path / "state.json", f"{name} {problem}")
         return state
@@ -132,6 +137,8 @@ def state_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in divergence.items() if isinstance(divergence, dict) else ():
         if not _fits(value, _DIVERGENCE.get(name, Any)):
             yield f"divergence.{name}", f"{value!r:.100}"
+    if "steps" not in state:
+        yield "steps", "missing"
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -353,7 +353,7 @@ def test_a_state_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any
     rewrite_signed(step, "state.json", lambda state: state.update({name: value}))
     wrong = value if name != "divergence" else next(iter(value.values()))
     with pytest.raises(CorruptError) as caught:
-        _ = RunDirectory(tmp_path / "run").at(4).state
+        _ = RunDirectory(tmp_path / "run").at(4).standing
     assert f"state.json must be as it was written; found {name}" in str(caught.value)
     assert repr(wrong) in str(caught.value)
 
