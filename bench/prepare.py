@@ -2,6 +2,7 @@
 
 python bench/prepare.py                          200,000 generated pairs, half a minute
 python bench/prepare.py --pairs 2000000          the size for claims about memory
+python bench/prepare.py --pairs 2000000 --train  the peak memory of a whole `dragoman train`, vocabulary and a few steps included
 
 The text is drawn: made-up words with Zipf's frequencies, lengths like those of sentences. The peer is a plain loop over
 SentencePiece's own batch encoder that reads the same files and throws the ids away: it neither checks nor stores anything.
@@ -46,6 +47,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, nargs="+", default=sorted({0, 1, len(os.sched_getaffinity(0))}), help="0 is the peer")
     parser.add_argument("--folder", default=None, help="where to write; some 700 bytes a pair, store included")
+    parser.add_argument("--train", action="store_true", help="measure the memory of the whole command, and nothing else")
+    parser.add_argument("--kind", default="bpe", help="text.kind of --train")
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "CORES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -54,6 +57,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         size = generate(folder, options.pairs)
+        if options.train:
+            print(json.dumps(whole_training(folder, options.pairs, options.kind, options.vocabulary) | {"text_bytes": size}))
+            return
         sample = PairedFiles(folder / "sample.src", folder / "sample.tgt")
         text = TextConfig(vocabulary=options.vocabulary)
         save_tokenizers(train_tokenizers(sample.src_texts(), sample.tgt_texts(), text), folder / "text")
@@ -111,6 +117,18 @@ def measured(folder: Path, cores: int, repeats: int) -> dict[str, Any]:
     return row
 
 
+def whole_training(folder: Path, pairs: int, kind: str, vocabulary: int) -> dict[str, Any]:
+    """Run `dragoman train` for a few steps of a small model and return the peak memory of its processes."""
+    command = [sys.executable, "-m", "dragoman", "train", "--src", str(folder / "src"), "--tgt", str(folder / "tgt")]
+    command += ["--out", str(folder / "model"), "--recipe", "tiny"]
+    settings = {"train.steps": 5, "text.kind": kind, "text.vocabulary": vocabulary, "data.cache": folder / "cache"}
+    for name, value in settings.items():
+        command += ["--set", f"{name}={value}"]
+    began = time.monotonic()
+    _, peak = watch(command)
+    return {"bench": "train_memory", "pairs": pairs, "kind": kind, "MiB": peak / 2**20, "seconds": time.monotonic() - began}
+
+
 class Watched(NamedTuple):
     """What a process reported, and the most memory that it and its children had together."""
 
@@ -119,7 +137,13 @@ class Watched(NamedTuple):
 
 
 def run_watched(command: list[str]) -> Watched:
-    """Run a command to its end, sampling the memory of its tree."""
+    """Run a command that ends with a line of JSON, sampling the memory of its tree."""
+    out, peak = watch(command)
+    return Watched(json.loads(out.strip().splitlines()[-1]), peak)
+
+
+def watch(command: list[str]) -> tuple[str, int]:
+    """Run a command to its end; return its output and the most memory that its processes had together."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak, ended = 0, threading.Event()
 
@@ -135,7 +159,7 @@ def run_watched(command: list[str]) -> Watched:
     watcher.join()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return Watched(json.loads(out.strip().splitlines()[-1]), peak)
+    return out, peak
 
 
 def tree(root: int) -> list[int]:

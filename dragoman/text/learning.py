@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import heapq
+import contextlib
 import io
+import json
 import logging
+import os
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sentencepiece
 
+from dragoman import stopping
 from dragoman.config.tree import TextConfig
-from dragoman.errors import DataError
+from dragoman.errors import DataError, DiskError
 from dragoman.text.draws import mixed
 from dragoman.text.specials import BOS, EOS, PAD, UNK
 
@@ -28,6 +35,11 @@ _RESERVED = "\u2585"  # lines with the trainer's own mark for unknown are skippe
 # A fixed number, for the sums of unigram's expectations are added thread by thread and the result depends on the
 # number of threads, though not on their timing.
 _THREADS = {"bpe": 1, "unigram": 8, "characters": 1}
+# UTF-8 bytes of the sample, at most. SentencePiece needs about 5 bytes of memory for each with BPE and 25 with unigram,
+# whose suffix array holds every position: with these bounds a whole training stays below 1 GiB.
+SAMPLE_BYTES = {"bpe": 32 << 20, "unigram": 16 << 20, "characters": 32 << 20}
+_IN_PROCESS = 2 << 20  # bytes of sample below which starting a process takes longer than learning
+_POLL_SECONDS = 0.2
 
 
 class VocabularyError(DataError):
@@ -44,10 +56,9 @@ class VocabularyError(DataError):
 
 def learn_model(lines: Iterable[str], config: TextConfig) -> bytes:
     """Learn a SentencePiece model from lines that are normalised already, and return its bytes."""
-    writer = io.BytesIO()
-    sample = sample_lines(lines, config.sample_lines)
-    if not any(line.strip() for line in sample):
-        found = f"{len(sample):,} lines, all blank" if sample else "no lines at all"
+    sample = sample_lines(lines, config.sample_lines, SAMPLE_BYTES[config.kind])
+    if not any(line.strip() for line in sample.texts()):
+        found = f"{sample.seen:,} lines, all blank" if sample.seen else "no lines at all"
         raise DataError("the training text must hold words", found=found, fix="check the training files")
     options: dict[str, Any] = {
         "model_type": _MODEL_TYPES[config.kind],
@@ -66,32 +77,125 @@ def learn_model(lines: Iterable[str], config: TextConfig) -> bytes:
         "minloglevel": 2,
     }
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=_parts(sample), model_writer=writer, **options)
+        if sample.bytes < _IN_PROCESS:
+            return _train(sample.texts(), options)
+        return _train_in_child(sample, options)
     except RuntimeError as error:
         raise _explained(str(error), config) from error
+
+
+class Sample(NamedTuple):
+    """Lines in UTF-8, in their order, and how many were seen; `bytes` is their size together."""
+
+    lines: list[bytes]
+    bytes: int
+    seen: int
+
+    def texts(self) -> Iterator[str]:
+        """Yield the lines as text."""
+        return (line.decode("utf-8", "surrogatepass") for line in self.lines)
+
+
+def sample_lines(lines: Iterable[str], most_lines: int, most_bytes: int) -> Sample:
+    """Keep at most so many lines and bytes, chosen evenly over the whole stream and always the same, in their order.
+
+    Every line has a rank that depends on its position alone; the lowest ranks stay. What is held is at most half as
+    much again as what is returned, however long the stream is.
+    """
+    kept: list[bytes] = []
+    ranks: list[int] = []
+    size = seen = 0
+    block: list[int] = []
+    cutoff = 1 << 64  # no rank from here on can be kept
+    for line in lines:
+        if not seen % 65_536:
+            block = mixed(0, np.arange(seen, seen + 65_536)).tolist()
+        rank = block[seen % 65_536]
+        seen += 1
+        if rank >= cutoff:
+            continue
+        raw = line.encode("utf-8", "surrogatepass")
+        kept.append(raw)
+        ranks.append(rank)
+        size += len(raw)
+        if len(kept) > 1.5 * most_lines + 1 or size > 1.5 * most_bytes:
+            kept, ranks, size, cutoff = _lowest(kept, ranks, most_lines, most_bytes, cutoff)
+    kept, ranks, size, cutoff = _lowest(kept, ranks, most_lines, most_bytes, cutoff)
+    if len(kept) < seen:
+        shown = f"{len(kept):,} lines ({size / 2**20:.1f} MiB)"
+        logger.info("the vocabulary is learnt from %s, spread evenly over %s (text.sample_lines)", shown, f"{seen:,}")
+    return Sample(kept, size, seen)
+
+
+def _lowest(kept: list[bytes], ranks: list[int], most_lines: int, most_bytes: int, cutoff: int) -> tuple[list[bytes], list[int], int, int]:
+    """Keep the lines of the lowest ranks that fit, one at least; return them, their ranks, their size and the new cutoff."""
+    order = np.argsort(np.asarray(ranks, np.uint64), kind="stable")
+    sizes = np.cumsum(np.fromiter((len(kept[index]) for index in order), np.int64, len(order)))
+    fitting = min(most_lines, max(1, int(np.searchsorted(sizes, most_bytes, side="right"))))
+    if fitting >= len(order):
+        return kept, ranks, int(sizes[-1]) if len(sizes) else 0, cutoff
+    cutoff = ranks[order[fitting]]
+    chosen = np.sort(order[:fitting]).tolist()
+    return [kept[index] for index in chosen], [ranks[index] for index in chosen], int(sizes[fitting - 1]), cutoff
+
+
+def _train(lines: Iterable[str], options: dict[str, Any]) -> bytes:
+    """Run SentencePiece's trainer in this process."""
+    writer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=_parts(lines), model_writer=writer, **options)
     return writer.getvalue()
 
 
-def sample_lines(lines: Iterable[str], limit: int) -> list[str]:
-    """Keep at most `limit` lines, chosen evenly over the whole stream and always the same, in their order."""
-    kept: list[tuple[int, int, str]] = []  # a heap on the negated rank: the highest rank leaves first
-    count = 0
-    ranks: list[int] = []
-    for number, line in enumerate(lines):
-        if not number % 65_536:
-            ranks = mixed(0, np.arange(number, number + 65_536)).tolist()
-        count += 1
-        entry = (-ranks[number % 65_536], number, line)
-        if len(kept) < limit:
-            kept.append(entry)
-            if len(kept) == limit:
-                heapq.heapify(kept)
-        elif entry > kept[0]:
-            heapq.heapreplace(kept, entry)
-    if count > limit:
-        logger.info("the vocabulary is learnt from %d lines, spread evenly over %d (text.sample_lines)", limit, count)
-    kept.sort(key=lambda entry: entry[1])
-    return [line for _, _, line in kept]
+def _train_in_child(sample: Sample, options: dict[str, Any]) -> bytes:
+    """Run the trainer in a process of its own: its memory goes back to the system, and a request to stop ends it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", "from dragoman.text.learning import serve; serve()"]
+    with tempfile.TemporaryFile() as answer:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, env=environment)
+        assert child.stdin, "made with a pipe"
+        try:
+            with contextlib.suppress(BrokenPipeError):  # a child that died; its exit code is looked at below
+                child.stdin.write(json.dumps(options).encode() + b"\n")
+                for line in sample.lines:
+                    child.stdin.write(len(line).to_bytes(4, "little") + line)
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+            while child.poll() is None:
+                stopping.raise_if_requested()
+                stopping.wait(_POLL_SECONDS)
+        finally:
+            child.kill()
+            child.wait()
+        answer.seek(0)
+        content = answer.read()
+    if child.returncode == _REFUSED:
+        raise RuntimeError(content.decode("utf-8", "replace"))
+    if child.returncode:
+        code = child.returncode
+        found = f"one that ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
+        raise DiskError("the process that learns the vocabulary must live", found=found, fix="free some memory, or lower text.sample_lines")
+    return content
+
+
+_REFUSED = 3  # exit code of the child where the trainer raised; its message is on stdout
+
+
+def serve() -> None:
+    """Train on the lines that come on standard input, as `_train_in_child` sends them, and write the model to stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends us
+    source = sys.stdin.buffer
+    options = json.loads(source.readline())
+
+    def lines() -> Iterator[str]:
+        while head := source.read(4):
+            yield source.read(int.from_bytes(head, "little")).decode("utf-8", "surrogatepass")
+
+    try:
+        content = _train(lines(), options)
+    except RuntimeError as error:
+        sys.stdout.buffer.write(str(error).encode())
+        raise SystemExit(_REFUSED) from None
+    sys.stdout.buffer.write(content)
 
 
 def _parts(lines: Iterable[str]) -> Iterator[str]:

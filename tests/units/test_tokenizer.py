@@ -7,12 +7,16 @@ import lzma
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dragoman import stopping
 from dragoman.config.tree import TextConfig
-from dragoman.errors import BundleError, DataError
+from dragoman.errors import BundleError, DataError, DiskError, StoppedError
+from dragoman.text import learning
+from dragoman.text.draws import mixed
 from dragoman.text.learning import sample_lines
 from dragoman.text.normalise import normalise
 from dragoman.text.specials import BOS, EOS, PAD, UNK
@@ -188,16 +192,78 @@ def test_lines_with_the_learners_own_mark_are_not_left_out() -> None:
     assert "\u2581quokka" in made.pieces(made.encode("quokka"))
 
 
+BYTES = 1 << 20
+
+
 def test_sample_is_even_and_always_the_same() -> None:
     lines = [str(i) for i in range(10_000)]
-    chosen = sample_lines(iter(lines), 1000)
-    assert chosen == sample_lines(iter(lines), 1000)
+    chosen = sample_lines(iter(lines), 1000, BYTES).lines
+    assert chosen == sample_lines(iter(lines), 1000, BYTES).lines
     assert len(chosen) == len(set(chosen)) == 1000
     numbers = [int(line) for line in chosen]
     assert numbers == sorted(numbers)
     tenths = [sum(1000 * k <= n < 1000 * (k + 1) for n in numbers) for k in range(10)]
     assert min(tenths) > 60
-    assert sample_lines(lines, 20_000) == lines
+    assert list(sample_lines(lines, 20_000, BYTES).texts()) == lines
+
+
+@pytest.mark.parametrize(("most_lines", "most_bytes"), [(1000, BYTES), (10**9, 20_000), (300, 20_000), (10**9, 1)])
+def test_sample_is_bounded_in_lines_and_bytes(most_lines: int, most_bytes: int) -> None:
+    """Two million pairs took 1.7 GiB, most of it for the sample and what the learner makes of it."""
+    lines = [f"{i:05d} {'ü' * (i % 30)}" for i in range(10_000)]
+    found = sample_lines(iter(lines), most_lines, most_bytes)
+    assert found.seen == 10_000
+    assert found.bytes == sum(map(len, found.lines))
+    assert 1 <= len(found.lines) <= most_lines
+    assert found.bytes <= most_bytes or len(found.lines) == 1
+    # The rule in one line: the lowest ranks, as many as fit, whatever was held on the way.
+    order = sorted(range(10_000), key=mixed(0, np.arange(10_000)).tolist().__getitem__)
+    sizes = np.cumsum([len(lines[i].encode()) for i in order])
+    fitting = min(most_lines, max(1, int((sizes <= most_bytes).sum())))
+    assert list(found.texts()) == [lines[i] for i in sorted(order[:fitting])]
+
+
+def test_the_learner_gets_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    handed: list[str] = []
+    train = learning._train
+    monkeypatch.setattr(learning, "_train", lambda lines, options: train(handed.extend(lines) or handed, options))
+    monkeypatch.setattr(learning, "SAMPLE_BYTES", {"bpe": 2000})
+    with caplog.at_level("INFO", logger="dragoman"):
+        Tokenizer.train((f"{word} {i}" for i in range(4000) for word in ("quokka", "wombat")), small())
+    assert 1900 <= sum(len(line.encode()) for line in handed) <= 2000
+    assert "(0.0 MiB), spread evenly over 8,000" in caplog.text
+    assert sum("quokka" in line for line in handed) > len(handed) / 3
+
+
+def test_bounds_hold_a_whole_training_below_a_gibibyte() -> None:
+    """Bytes of memory for each byte of sample, measured (bench/prepare.py --train): 5 with BPE, 25 with unigram."""
+    assert 5 * learning.SAMPLE_BYTES["bpe"] <= 400 << 20
+    assert 25 * learning.SAMPLE_BYTES["unigram"] <= 400 << 20
+
+
+def test_a_child_learns_what_this_process_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Tokenizer.train(GERMAN + ENGLISH, small())
+    monkeypatch.setattr(learning, "_IN_PROCESS", 0)
+    assert Tokenizer.train(GERMAN + ENGLISH, small()).digest == here.digest
+    with pytest.raises(DataError, match=r"text\.vocabulary must be at most \d+, all that this text allows; found 30000"):
+        Tokenizer.train(GERMAN, small(vocabulary=30_000))
+
+
+def test_a_request_to_stop_ends_the_learning_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_IN_PROCESS", 0)
+    try:
+        stopping.request("SIGTERM")
+        with pytest.raises(StoppedError, match="SIGTERM"):
+            Tokenizer.train(GERMAN + ENGLISH, small())
+    finally:
+        stopping.uninstall()
+
+
+def test_a_learning_child_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_IN_PROCESS", 0)
+    monkeypatch.setattr(learning.sys, "executable", "/bin/false")
+    with pytest.raises(DiskError, match=r"must live; found one that ended with code 1"):
+        Tokenizer.train(GERMAN + ENGLISH, small())
 
 
 def test_more_text_than_the_sample_is_learnt_from_evenly() -> None:
