@@ -116,9 +116,13 @@ class DiskError(DragomanError):
 
 
 class StoppedError(DragomanError):
-    """Stopped because somebody asked; what was done is saved."""
+    """Stopped because somebody asked; what was done is saved. Nothing was `found` wrong where that is empty."""
 
     exit_code = 75
+
+    def __str__(self) -> str:
+        """State what happened and how to resume; what was found only where something was."""
+        return super().__str__() if self.found else f"{self.must}; {self.fix}"
 
 
 class ForbiddenError(DragomanError):

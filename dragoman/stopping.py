@@ -133,9 +133,9 @@ def wait(seconds: float) -> bool:
 
 
 def raise_if_requested() -> None:
-    """Leave a long preparation, where there is nothing to finish or publish yet."""
+    """Raise StoppedError out of a long preparation, where there is nothing to finish or publish yet."""
     if requested():
-        raise StoppedError("a run goes on until somebody stops it", found=reason(), fix="run the same command again to go on")
+        raise StoppedError(f"stopped by {reason()} while preparing, before training", found="", fix="run the same command again")
 
 
 def _on_stop(number: int, frame: FrameType | None) -> None:

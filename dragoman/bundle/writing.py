@@ -21,6 +21,7 @@ from dragoman.bundle.card import Card, write_card
 from dragoman.bundle.golden import make_golden
 from dragoman.bundle.loading import assemble
 from dragoman.config import Config, to_dict
+from dragoman.config.tree import file_names
 from dragoman.errors import BundleError
 from dragoman.files import manifest
 from dragoman.files.atomic import FileRecord, sync_directory, temporary_name, write_file
@@ -76,8 +77,11 @@ def write_bundle(
 
 def without_folders(config: Config) -> Config:
     """Return a configuration with the base names of its corpus files, and without its cache folder."""
-    files = ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs")
-    return config.replace(data={**{name: Path(getattr(config.data, name)).name for name in files}, "cache": ""})
+    data: dict[str, object] = {"cache": ""}
+    for name in ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs"):
+        names = tuple(Path(each).name for each in file_names(getattr(config.data, name)))
+        data[name] = names if len(names) > 1 else "".join(names)
+    return config.replace(data=data)
 
 
 def _write_beside(

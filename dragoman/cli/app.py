@@ -32,7 +32,7 @@ from dragoman.cli import (
 )
 from dragoman.cli.help import build_command
 from dragoman.cli.show import complain, note
-from dragoman.errors import DragomanError, printable
+from dragoman.errors import DragomanError, StoppedError, printable
 
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 PIPE_CLOSED = 141  # and for one whose reader went away
@@ -97,6 +97,9 @@ def _take_debug(arguments: list[str]) -> bool:
 
 def _explain(error: BaseException, arguments: Sequence[str]) -> int:
     """Say on stderr what went wrong, as shortly as its kind allows, and return the exit code."""
+    if isinstance(error, StoppedError) and not error.found:  # somebody asked for it: no error
+        note(str(error))
+        return error.exit_code
     if isinstance(error, DragomanError):
         complain(str(error))
         return error.exit_code

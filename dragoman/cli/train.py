@@ -22,12 +22,18 @@ _DATA, _SETTINGS, _RUN = "Text", "Settings", "The run"
 
 def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the model; made if need be.", show_default=False)],
-    src: Annotated[str, typer.Option(help="Source sentences, one a line; plain, .gz or .xz.", rich_help_panel=_DATA)] = "",
-    tgt: Annotated[str, typer.Option(help="Target sentences, aligned with --src.", rich_help_panel=_DATA)] = "",
-    pairs: Annotated[str, typer.Option(help="One TSV, CSV or JSONL file with both sides instead.", rich_help_panel=_DATA)] = "",
-    valid_src: Annotated[str, typer.Option(help="Source sentences to validate on.", rich_help_panel=_DATA)] = "",
-    valid_tgt: Annotated[str, typer.Option(help="Target sentences to validate on.", rich_help_panel=_DATA)] = "",
-    valid_pairs: Annotated[str, typer.Option(help="One file with both sides to validate on.", rich_help_panel=_DATA)] = "",
+    src: Annotated[
+        list[str] | None,
+        typer.Option(help="Source sentences, one a line; plain, .gz or .xz. May be repeated, with --tgt.", rich_help_panel=_DATA),
+    ] = None,
+    tgt: Annotated[list[str] | None, typer.Option(help="Target sentences, aligned with --src.", rich_help_panel=_DATA)] = None,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option(help="TSV, CSV or JSONL file with both sides instead. May be repeated.", rich_help_panel=_DATA),
+    ] = None,
+    valid_src: Annotated[list[str] | None, typer.Option(help="Source sentences to validate on.", rich_help_panel=_DATA)] = None,
+    valid_tgt: Annotated[list[str] | None, typer.Option(help="Target sentences to validate on.", rich_help_panel=_DATA)] = None,
+    valid_pairs: Annotated[list[str] | None, typer.Option(help="File with both sides to validate on.", rich_help_panel=_DATA)] = None,
     src_lang: Annotated[str, typer.Option(help="Source language, such as de.", rich_help_panel=_DATA)] = "",
     tgt_lang: Annotated[str, typer.Option(help="Target language, such as en; decides how BLEU cuts words.", rich_help_panel=_DATA)] = "",
     recipe: Annotated[
@@ -52,7 +58,9 @@ def train(
     ] = None,
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS)] = "",
     budget: Annotated[str, typer.Option(help="Stop in time, and fit the model to it: 90s, 30m, 1h.", rich_help_panel=_RUN)] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.", rich_help_panel=_RUN)] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the run in --out from its newest checkpoint.", rich_help_panel=_RUN)
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, estimate time and memory, train nothing.", rich_help_panel=_RUN)
     ] = False,
@@ -62,7 +70,7 @@ def train(
     With nothing but the text given, size, vocabulary and schedule are fitted to the corpus and the machine.
     `dragoman settings` lists everything that --set and --config can change.
     """
-    named = {
+    named: dict[str, list[str] | str | None] = {
         "data.src": src,
         "data.tgt": tgt,
         "data.pairs": pairs,
@@ -84,8 +92,8 @@ def train(
 def _run(
     out: Path, *, recipe: str, small: bool, file: Path | None, asked: list[str], data_named: bool, resume: bool, dry_run: bool
 ) -> None:
-    """Read the settings, then begin a run or go on with one."""
-    from dragoman.config import apply_overrides, read_config
+    """Read the settings, then begin a run or resume one."""
+    from dragoman.config import apply_overrides, asked_paths, read_config
     from dragoman.recipes.mini import mini
     from dragoman.runs.place import Place
 
@@ -95,17 +103,18 @@ def _run(
     if small and not recipe:
         raise ConfigError(["--mini scales a recipe down and needs its name; found no --recipe; add one of `dragoman recipes`"])
     place = Place(out)
+    if resume and not (place.started and data_named):  # a run that was stopped while it prepared is simply started again
+        place.require_run()
     settled: Config | None
     if resume and place.begun and not (data_named or recipe or file):
         # What was begun goes on; only what is asked for now may differ.
-        settled = apply_overrides(place.request(), asked) if asked else None
+        settled = apply_overrides(place.config(), asked) if asked else None
     elif place.begun and not (data_named or recipe or file):
         raise ConfigError([f"training needs text, or --resume; found neither, and a run in {out}; add --resume to go on with it"])
     else:
         settled = over(None)
     if not (place.begun or (settled and (settled.data.src or settled.data.pairs))):
-        hint = f"; there is no run in {out} to go on with" if resume else ""
-        raise ConfigError([f"training needs text; found neither --src and --tgt nor --pairs{hint}; see dragoman train --help"])
+        raise ConfigError(["training needs text; found neither --src and --tgt nor --pairs; see dragoman train --help"])
     fitted = settled is not None and not settled.recipe
     if place.begun:
         place.go_on(settled)
@@ -122,6 +131,7 @@ def _run(
         resume=resume,
         dry_run=dry_run,
         over=over if fitted else None,
+        asked=asked_paths(file, asked),
         progress=open_progress(sys.stderr),
         spent=time.process_time(),  # importing took this long, and a budget is for the whole command
     )

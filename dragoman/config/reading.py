@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from dragoman.config.setting import Field, convert, settings_of
-from dragoman.config.tree import SECTIONS, Config
-from dragoman.errors import ConfigError, nearest
+from dragoman.config.setting import Field, Paths, convert, settings_of
+from dragoman.config.tree import SECTIONS, Config, nearest_setting
+from dragoman.errors import ConfigError
 from dragoman.registry import catalogue
 
 MAX_YAML_BYTES = 1 << 20  # a configuration is a page; anything larger is a mistake or an attack
@@ -54,6 +54,14 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     """Apply `section.name=value` texts to a configuration and check the result."""
     problems: list[str] = []
     return _sound(_merge(config, _nest(overrides, problems), problems), problems)
+
+
+def asked_paths(file: str | Path | None, overrides: Iterable[str]) -> frozenset[str]:
+    """Return the settings that a file and overrides name, such as "model.width"."""
+    from_file = read_yaml(Path(file)) if file else {}
+    sections = [(section, values) for section, values in from_file.items() if isinstance(values, Mapping)]
+    sections += _nest(overrides, []).items()
+    return frozenset(f"{section}.{name}" for section, values in sections for name in values)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
@@ -268,26 +276,18 @@ def _said(value: Any) -> str:
 def _example(field: Field) -> str:
     """End a message about a wrong value with a right one, where there is a default to show."""
     shown = json.dumps(field.default) if not isinstance(field.default, str) else field.default
+    if field.type == Paths:
+        return "write a path, or several as [one, two]"
     return f"for example {shown}" if field.default not in ("", None) else "write it without brackets or braces"
 
 
 def _unknown_section(section: str) -> str:
     """Answer a wrong section: perhaps it is a setting without its section."""
     section = section[:200]
-    owners = [f"{owner}.{section}" for owner in SECTIONS if section in _names(owner)]
-    hint = f"did you mean {' or '.join(owners)}?" if owners else nearest(section, SECTIONS)
-    return f"there is no section {section!r} in the configuration; {hint}"
+    return f"there is no section {section!r} in the configuration; {nearest_setting(section, SECTIONS)}"
 
 
 def _unknown_setting(section: str, name: str, known: list[str]) -> str:
     """Answer a wrong setting with the nearest right one, here or in another section."""
     name = name[:200]
-    owners = [f"{owner}.{name}" for owner in SECTIONS if name in _names(owner)]
-    hint = f"did you mean {' or '.join(owners)}?" if owners else nearest(name, known)
-    return f"there is no setting {section}.{name}; {hint}"
-
-
-@functools.cache
-def _names(section: str) -> set[str]:
-    """List a section's settings."""
-    return {each.name for each in settings_of(type(getattr(Config(), section)))}
+    return f"there is no setting {section}.{name}; {nearest_setting(name, known)}"

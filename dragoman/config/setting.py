@@ -18,6 +18,8 @@ from dragoman.registry import catalogue
 
 # NUL, which no file name may have, and halves of characters other than those that stand for bytes of a file name.
 _NOT_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+Paths = str | tuple[str, ...]
+"""One file, or several in order; a list of one is the same as the one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ def convert(value: Any, kind: Any) -> Any:
     Raise ValueError, TypeError or OverflowError where it does not fit.
     """
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        if kind == Paths:
+            return _paths(value)
         if value is None:
             return None
         return convert(value, next(part for part in typing.get_args(kind) if part is not types.NoneType))
@@ -151,6 +155,14 @@ def convert(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError
     return value
+
+
+def _paths(value: Any) -> Paths:
+    """Read one path or a list of them."""
+    if not isinstance(value, (list, tuple)):
+        return str(convert(value, str))
+    parts = tuple(str(convert(part, str)) for part in value)
+    return parts if len(parts) > 1 else "".join(parts)
 
 
 def _rejoined(parts: Iterable[str]) -> Iterator[str]:

@@ -6,11 +6,11 @@ Every field has its default, its range and its sentence in its section and nowhe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dragoman.config.model import ModelConfig
-from dragoman.config.setting import setting, settings_of
+from dragoman.config.setting import Paths, setting, settings_of
 from dragoman.config.train import TrainConfig
 from dragoman.errors import ConfigError, nearest
 from dragoman.registry import catalogue
@@ -27,7 +27,12 @@ class TextConfig:
     coverage: float = setting(0.9999, "Share of the text's characters that get pieces of their own.", at_least=0.9, at_most=1.0)
     normalisation: str = setting("nfc", "Unicode form that both sides are put into.", choices=("none", "nfc", "nfkc"))
     dropout: float = setting(0.0, "Share of BPE merges skipped at random in training.", at_least=0.0, at_most=0.9)
-    sample_lines: int = setting(2_000_000, "Lines that the vocabulary is learnt from, at most.", at_least=1)
+    sample_lines: int = setting(
+        2_000_000,
+        "Lines that the vocabulary is learnt from, at most, spread evenly over the text; never more than 32 MiB of them (16 for unigram), "
+        "so that memory stays bounded.",
+        at_least=1,
+    )
 
     def problems(self) -> Iterator[str]:
         """Say what is wrong between fields."""
@@ -44,12 +49,12 @@ class TextConfig:
 class DataConfig:
     """Where the text comes from and what is left out."""
 
-    src: str = setting("", "File of source sentences, one a line; plain, .gz or .xz.")
-    tgt: str = setting("", "File of target sentences, aligned with data.src.")
-    pairs: str = setting("", "One TSV, CSV or JSONL file with both sides, instead of data.src and data.tgt.")
-    valid_src: str = setting("", "Source sentences to validate on.")
-    valid_tgt: str = setting("", "Target sentences to validate on.")
-    valid_pairs: str = setting("", "One file with both sides to validate on.")
+    src: str | tuple[str, ...] = setting("", "File of source sentences, one a line; plain, .gz or .xz; several files are read in order.")
+    tgt: str | tuple[str, ...] = setting("", "File of target sentences, aligned with data.src; as many files.")
+    pairs: str | tuple[str, ...] = setting("", "TSV, CSV or JSONL file with both sides, instead of data.src and data.tgt, or several.")
+    valid_src: str | tuple[str, ...] = setting("", "Source sentences to validate on.")
+    valid_tgt: str | tuple[str, ...] = setting("", "Target sentences to validate on.")
+    valid_pairs: str | tuple[str, ...] = setting("", "File with both sides to validate on, or several.")
     src_field: str = setting("", "Column of the source in data.pairs: a name, or a number from 1; found by itself when empty.")
     tgt_field: str = setting("", "Column of the target in data.pairs: a name, or a number from 1; found by itself when empty.")
     src_lang: str = setting("", "Source language, such as de: for the model card.")
@@ -63,17 +68,31 @@ class DataConfig:
 
     def problems(self) -> Iterator[str]:
         """Say what is wrong between fields."""
-        if self.pairs and (self.src or self.tgt):
-            yield f"data.pairs stands in place of data.src and data.tgt; found {self.pairs} and {self.src or self.tgt}; keep one form"
-        if bool(self.src) != bool(self.tgt):
-            yield f"data.src and data.tgt go together; found only {self.src or self.tgt}; give both"
-        if self.valid_pairs and (self.valid_src or self.valid_tgt):
-            yield (
-                "data.valid_pairs stands in place of data.valid_src and data.valid_tgt; "
-                f"found {self.valid_pairs} and {self.valid_src or self.valid_tgt}; keep one form"
-            )
-        if bool(self.valid_src) != bool(self.valid_tgt):
-            yield f"data.valid_src and data.valid_tgt go together; found only {self.valid_src or self.valid_tgt}; give both"
+        for prefix in ("", "valid_"):
+            named = {name: getattr(self, prefix + name) for name in ("src", "tgt", "pairs")}
+            yield from _corpus_problems(prefix, {name: file_names(value) for name, value in named.items()})
+
+
+def file_names(value: Paths) -> tuple[str, ...]:
+    """Return the files that a setting names, in order."""
+    return (value,) if isinstance(value, str) and value else tuple(value)
+
+
+def _corpus_problems(prefix: str, named: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """Yield inconsistencies between the settings that name one corpus."""
+    src, tgt, pairs = (f"data.{prefix}{name}" for name in ("src", "tgt", "pairs"))
+    if named["pairs"] and (named["src"] or named["tgt"]):
+        found = f"{', '.join(named['pairs'])} and {', '.join(named['src'] or named['tgt'])}"
+        yield f"{pairs} stands in place of {src} and {tgt}; found {found}; keep one form"
+    if bool(named["src"]) != bool(named["tgt"]):
+        yield f"{src} and {tgt} go together; found only {', '.join(named['src'] or named['tgt'])}; give both"
+    elif len(named["src"]) != len(named["tgt"]):
+        flag = prefix.replace("_", "-")
+        found = f"{len(named['src'])} ({', '.join(named['src'])}) and {len(named['tgt'])} ({', '.join(named['tgt'])})"
+        yield f"{src} and {tgt} must name equally many files; found {found}; give one --{flag}tgt for each --{flag}src"
+    for name, files in named.items():
+        if "" in files:
+            yield f"data.{prefix}{name} must name files; found an empty name in {list(files)}; leave it out"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +167,11 @@ class Config:
                 f"{self.model.max_positions}; set data.max_length={self.model.max_positions - 1}, or raise model.max_positions"
             )
 
+    @classmethod
+    def names(cls, section: str) -> set[str]:
+        """List a section's settings."""
+        return {each.name for each in settings_of(type(getattr(cls(), section)))}
+
     def replace(self, **sections: dict[str, object]) -> Config:
         """Return a copy with settings changed: `config.replace(model={"width": 256})`."""
         problems = [
@@ -155,7 +179,7 @@ class Config:
         ]
         for section, values in sections.items():
             known = [each.name for each in settings_of(type(getattr(self, section, None)))] if section in SECTIONS else list(values)
-            problems += [f"there is no setting {section}.{name}; {nearest(name, known)}" for name in values if name not in known]
+            problems += [f"there is no setting {section}.{name}; {nearest_setting(name, known)}" for name in values if name not in known]
         if problems:
             raise ConfigError(problems)
         changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}
@@ -164,3 +188,49 @@ class Config:
 
 SECTIONS = ("text", "data", "model", "train", "decode")
 _SHOWN = 8  # settings in a repr
+
+# What other toolkits and papers call a setting.
+SYNONYMS = {
+    "train.learning_rate": "lr max_lr peak_lr base_lr",
+    "train.batch_tokens": "batch_size batchsize max_tokens tokens_per_batch batch per_device_train_batch_size",
+    "train.accumulate": "accum accumulation gradient_accumulation gradient_accumulation_steps update_freq accum_count grad_accum",
+    "train.steps": "epochs epoch num_epochs max_epochs num_train_epochs max_steps max_update max_updates updates num_steps iterations",
+    "train.warmup": "warmup_steps warmup_updates warm_up num_warmup_steps",
+    "train.schedule": "scheduler lr_scheduler lr_scheduler_type decay_method",
+    "train.optimiser": "optimizer optim",
+    "train.clip": "clip_norm grad_clip max_grad_norm gradient_clip gradient_clipping clip_grad_norm",
+    "train.label_smoothing": "smoothing label_smoothing_factor",
+    "train.precision": "dtype fp16 bf16 amp mixed_precision",
+    "train.checkpoint_every": "save_every save_steps save_interval save_checkpoint_steps checkpoint_interval",
+    "train.validate_every": "eval_every eval_steps valid_steps validate_interval validation_interval valid_freq",
+    "train.patience": "early_stopping early_stopping_patience",
+    "train.threads": "num_threads workers num_workers",
+    "train.average": "average_checkpoints checkpoint_averaging",
+    "model.width": "d_model hidden_size dim model_dim embed_dim hidden hidden_dim rnn_size model_size word_vec_size emb_dim embedding_size",
+    "model.encoder or model.decoder": "num_layers layers n_layers depth encoder_layers decoder_layers enc_layers dec_layers",
+    "model.heads": "num_heads nhead n_heads attention_heads num_attention_heads encoder_attention_heads",
+    "model.feedforward": "ffn ffn_dim ff_dim d_ff dim_feedforward ff_size transformer_ff intermediate_size ffn_embed_dim",
+    "model.activation": "activation_fn activation_function nonlinearity",
+    "model.attention_dropout": "attn_dropout attention_probs_dropout_prob",
+    "model.dropout": "dropout_rate hidden_dropout hidden_dropout_prob p_dropout",
+    "model.tie": "tie_weights tie_embeddings tie_word_embeddings share_embeddings share_all_embeddings",
+    "model.positions": "position_encoding positional_encoding pos_emb position_embedding_type",
+    "text.vocabulary": "vocab_size vocab vocabulary_size num_merges bpe_merges bpe_size",
+    "text.dropout": "bpe_dropout",
+    "text.kind": "tokenizer tokenization model_type subword",
+    "text.joint": "joint_vocab shared_vocab joined_dictionary share_vocab",
+    "data.max_length": "max_len max_seq_len max_sentence_length max_position_embeddings src_seq_length max_src_len",
+    "data.src": "source train_src src_path",
+    "data.tgt": "target trg train_tgt tgt_path",
+    "decode.beam": "beam_size num_beams beams beam_width",
+    "decode.length_penalty": "lenpen alpha",
+}
+_MEANT = {other: path for path, others in SYNONYMS.items() for other in others.split()}
+
+
+def nearest_setting(name: str, known: Iterable[str]) -> str:
+    """Suggest a setting for a name that is none: by another section, by what other toolkits call it, or by its spelling."""
+    plain = name.strip().lower().replace("-", "_")
+    owners = [f"{owner}.{plain}" for owner in SECTIONS if plain in Config.names(owner)]
+    meant = owners or ([_MEANT[plain]] if plain in _MEANT else [])
+    return f"did you mean {' or '.join(meant)}?" if meant else nearest(name, known)

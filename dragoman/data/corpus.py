@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import abc
+import bisect
 import csv
 import io
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dragoman.config.tree import DataConfig
+from dragoman.config.tree import DataConfig, file_names
 from dragoman.data.columns import FORMATS, Columns, Row, Wanted, delimiter, find_columns
 from dragoman.data.drift import Slip, find_slip, traits
 from dragoman.data.lines import BadLine, line_blocks
@@ -51,6 +52,14 @@ class Corpus(abc.ABC):
     @abc.abstractmethod
     def records(self) -> Iterator[Pair | BadPair]:
         """Go through every pair, with the bad ones in their places."""
+
+    def name_line(self, number: int) -> int | str:
+        """Return where the pair of a number stands: its line, or "12 of b.src" where there are several files."""
+        return number
+
+    def part_counts(self) -> list[int]:
+        """Return the pairs read from each of several corpora by the last whole reading; empty where there is only one."""
+        return []
 
     @abc.abstractmethod
     def layout(self) -> dict[str, object]:
@@ -226,6 +235,65 @@ class PairsFile(Corpus):
         return BadPair(row.number, BadLine(self.path, row.number, "broken", must, found, fix))
 
 
+class Concatenation(Corpus):
+    """Several corpora one after the other; pairs are numbered through."""
+
+    def __init__(self, parts: Sequence[Corpus]) -> None:
+        super().__init__(max_line_bytes=parts[0].max_line_bytes, on_bad_line=parts[0].on_bad_line)
+        self.parts = list(parts)
+        self._starts: list[int] = []  # of the reading in progress: the number before each part's first pair ...
+        self._counts: list[int] = []  # ... and each part's pairs, once it is whole
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of all parts, in order."""
+        return [path for part in self.parts for path in part.files]
+
+    @property
+    def streams(self) -> list[TextStream]:
+        """The streams of all parts; a part that has not been reached has new ones."""
+        return [stream for part in self.parts for stream in part.streams or [TextStream(path) for path in part.files]]
+
+    @streams.setter
+    def streams(self, streams: list[TextStream]) -> None:
+        """Leave it to the parts, which do the reading."""
+
+    def layout(self) -> dict[str, object]:
+        """The layouts of all parts, in order."""
+        return {"reader": "concatenation", "parts": [part.layout() for part in self.parts]}
+
+    def records(self) -> Iterator[Pair | BadPair]:
+        """Go through the parts in order."""
+        for part in self.parts:
+            part.streams = []
+        starts: list[int] = []
+        counts: list[int] = []
+        self._starts, self._counts = starts, []
+        last = 0
+        for part in self.parts:
+            starts.append(last)
+            counts.append(0)
+            for record in part.records():
+                last = starts[-1] + record.number
+                counts[-1] += 1
+                yield record._replace(number=last)
+        self._counts = counts
+
+    def name_line(self, number: int) -> int | str:
+        """Return the line within its own file, and the file."""
+        index = max(0, bisect.bisect_left(self._starts, number) - 1)
+        return f"{self.parts[index].name_line(number - self._starts[index])} of {self.parts[index].files[0]}"
+
+    def part_counts(self) -> list[int]:
+        """Return the pairs of each part, after a whole reading."""
+        return self._counts
+
+    def share_read(self) -> float:
+        """Return the fraction of all files that the reading in progress has taken."""
+        sizes = [path.stat().st_size for path in self.files]
+        return sum(stream.position for stream in self.streams) / max(1, sum(sizes))
+
+
 def _is_unicode(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
@@ -233,15 +301,16 @@ def _is_unicode(text: str) -> bool:
 def corpus_from_config(config: DataConfig, part: str) -> Corpus:
     """Open the corpus that a configuration names, for `train` or `valid`."""
     prefix = {"train": "", "valid": "valid_"}[part]
-    src, tgt, pairs = (getattr(config, prefix + name) for name in ("src", "tgt", "pairs"))
-    if pairs:
-        wanted = Wanted(config.src_field, config.tgt_field, config.src_lang, config.tgt_lang)
-        return PairsFile(Path(pairs), wanted, max_line_bytes=config.max_line_bytes, on_bad_line=config.on_bad_line)
-    if not src or not tgt:
+    src, tgt, pairs = (file_names(getattr(config, prefix + name)) for name in ("src", "tgt", "pairs"))
+    limits: dict[str, Any] = {"max_line_bytes": config.max_line_bytes, "on_bad_line": config.on_bad_line}
+    if not pairs and not (src and tgt):
         flag = prefix.replace("_", "-")
         problem = (
             f"data.{prefix}src and data.{prefix}tgt, or data.{prefix}pairs, must name files; found none; "
             f"give --{flag}src FILE --{flag}tgt FILE, or --{flag}pairs FILE"
         )
         raise ConfigError([problem])
-    return PairedFiles(Path(src), Path(tgt), max_line_bytes=config.max_line_bytes, on_bad_line=config.on_bad_line)
+    wanted = Wanted(config.src_field, config.tgt_field, config.src_lang, config.tgt_lang)
+    parts: list[Corpus] = [PairsFile(Path(path), wanted, **limits) for path in pairs]
+    parts += [PairedFiles(Path(one), Path(other), **limits) for one, other in zip(src, tgt, strict=True)]
+    return parts[0] if len(parts) == 1 else Concatenation(parts)

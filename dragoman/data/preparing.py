@@ -52,14 +52,15 @@ class StoreReport:
     tgt_pieces: int = 0
     unknown: int = 0
     set_aside: dict[str, int] = field(default_factory=dict)
-    lines: dict[str, list[int]] = field(default_factory=dict)
+    lines: dict[str, list[int | str]] = field(default_factory=dict)  # text where several files are read: "12 of b.src"
+    parts: list[int] = field(default_factory=list)  # pairs read from each of several corpora
 
-    def put_aside(self, reason: str, number: int) -> None:
-        """Count a pair that is left out."""
+    def put_aside(self, reason: str, line: int | str) -> None:
+        """Count a pair that is left out; `line` is its place as Corpus.name_line returns it."""
         self.set_aside[reason] = self.set_aside.get(reason, 0) + 1
         named = self.lines.setdefault(reason, [])
         if len(named) < _NAMED:
-            named.append(number)
+            named.append(line)
 
     def sentence(self) -> str:
         """Say it in one line."""
@@ -93,11 +94,12 @@ def prepare_folder(
         temporary.mkdir()
         try:
             with contextlib.ExitStack() as stack:
-                writer = _Writer(temporary, tokenizers, data.max_length, stack)
+                writer = _Writer(temporary, corpus, tokenizers, data.max_length, stack)
                 _fill(writer, corpus, tokenizers, progress, workers)
                 files = writer.finish()
             report = writer.report
-            _check_unchanged(corpus, digests)
+            report.parts = corpus.part_counts()
+            check_unchanged(corpus, digests)
             if not report.pairs:
                 raise DataError(
                     f"{' and '.join(map(str, corpus.files))} must hold a pair that can be used",
@@ -146,9 +148,11 @@ def _blocks(corpus: Corpus, report: StoreReport) -> Iterator[Block]:
         if isinstance(record, BadPair):
             if record.line.kind != "overlong" and corpus.on_bad_line == "stop":
                 raise record.line.error()
-            report.put_aside("with an overlong line" if record.line.kind == "overlong" else "with a bad line", record.number)
+            report.put_aside(
+                "with an overlong line" if record.line.kind == "overlong" else "with a bad line", corpus.name_line(record.number)
+            )
         elif not record.src.strip() or not record.tgt.strip():
-            report.put_aside("with an empty side", record.number)
+            report.put_aside("with an empty side", corpus.name_line(record.number))
         else:
             block.numbers.append(record.number)
             block.src.append(record.src)
@@ -163,12 +167,12 @@ def _blocks(corpus: Corpus, report: StoreReport) -> Iterator[Block]:
 class _Writer:
     """Appends encoded pairs to the store's files, hashing them on the way."""
 
-    def __init__(self, folder: Path, tokenizers: Tokenizers, max_length: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, folder: Path, corpus: Corpus, tokenizers: Tokenizers, max_length: int, stack: contextlib.ExitStack) -> None:
         names = [f"{side}.{part}" for side in ("src", "tgt") for part in ("bin", "offsets", "lengths")] + ["numbers"]
         self._files: dict[str, IO[bytes]] = {name: stack.enter_context((folder / name).open("xb")) for name in names}
         self._hashes = {name: hashlib.sha256() for name in names}
         self._ends = {"src": 0, "tgt": 0}
-        self._max_length = max_length
+        self._corpus, self._max_length = corpus, max_length
         self.id_bytes = 2 if max(map(len, tokenizers)) <= 1 << 16 else 4
         self.report = StoreReport()
         for side in ("src", "tgt"):
@@ -181,7 +185,7 @@ class _Writer:
         for index in np.flatnonzero(~keep).tolist():
             empty = not src.lengths[index] or not tgt.lengths[index]
             reason = "with an empty side" if empty else f"over {self._max_length} pieces"
-            self.report.put_aside(reason, block.numbers[index])
+            self.report.put_aside(reason, self._corpus.name_line(block.numbers[index]))
         for side, encoded in (("src", src), ("tgt", tgt)):
             ids = encoded.ids[np.repeat(keep, encoded.lengths)]
             lengths = encoded.lengths[keep]
@@ -210,8 +214,8 @@ class _Writer:
         self._hashes[name].update(data)
 
 
-def _check_unchanged(corpus: Corpus, digests: list[str]) -> None:
-    """Compare what was read with what was hashed before, or the store would have a wrong name."""
+def check_unchanged(corpus: Corpus, digests: list[str]) -> None:
+    """Compare what was read with what was hashed before, or what is made of it would have a wrong name."""
     for stream, digest in zip(corpus.streams, digests, strict=True):
         after = stream.digest or file_digest(stream.path)  # a corpus that needs only its first lines stops reading
         if after != digest:

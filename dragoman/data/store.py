@@ -65,9 +65,13 @@ class Store:
         data: DataConfig,
         progress: Callable[[Progress], None] | None = None,
         workers: int | None = None,
+        digests: list[str] | None = None,
     ) -> Store:
-        """Open the store of a corpus below `folder`, after making it on all cores when it is not there yet."""
-        digests = [file_digest(path) for path in corpus.files]
+        """Open the store of a corpus below `folder`, after making it on all cores when it is not there yet.
+
+        `digests` are the SHA-256 of the corpus's files where they are known: what is read must have them.
+        """
+        digests = digests or [file_digest(path) for path in corpus.files]
         key = store_key(corpus, digests, tokenizers, data)
         final = Path(folder) / f"store-{key[:32]}"
         if final.exists():

@@ -46,11 +46,7 @@ class Lock:
         if not _flock(descriptor):
             holder = os.pread(descriptor, 1000, 0)
             os.close(descriptor)
-            raise LockedError(
-                f"only one process may train in {self.path.parent}",
-                found=_describe(holder),
-                fix="wait for it to end, stop it, or choose another directory",
-            )
+            raise _locked(self.path, holder)
         if not self._works():
             os.close(descriptor)
             log.warning("%s ignores file locks: using a lease file instead; a local disk would be safer", self.path.parent)
@@ -63,6 +59,18 @@ class Lock:
         with explaining(self.path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, text.encode() + b"\n", 0)
+
+    def require_free(self) -> None:
+        """Raise LockedError if another process has the directory; nothing is written."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        except OSError:  # nobody has ever held it, or it is none that `acquire` would take
+            return
+        try:
+            if not _flock(descriptor):
+                raise _locked(self.path, os.pread(descriptor, 1000, 0))
+        finally:
+            os.close(descriptor)
 
     def release(self) -> None:
         """Give the directory back."""
@@ -98,6 +106,14 @@ def _flock(descriptor: int) -> bool:
     except OSError:  # ENOLCK, EOPNOTSUPP: the probe finds out
         return True
     return True
+
+
+def _locked(path: Path, holder: bytes) -> LockedError:
+    return LockedError(
+        f"only one process may train in {path.parent}",
+        found=_describe(holder),
+        fix="wait for it to end, stop it, or choose another directory",
+    )
 
 
 def _describe(holder: bytes) -> str:

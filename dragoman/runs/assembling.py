@@ -77,6 +77,16 @@ class Assembly:
             max_length=config.data.max_length,
         )
 
+    def epochs(self, steps: int) -> float:
+        """Return how often so many steps see the corpus."""
+        return steps * self.config.train.accumulate / self.plan.batches(0)
+
+    def tokens_a_step(self) -> float:
+        """Return the tokens of both sides that a step sees on average, their ends included."""
+        store = self.prepared.train
+        tokens = int(store.src_lengths.sum(dtype="int64")) + int(store.tgt_lengths.sum(dtype="int64")) + 2 * len(store)
+        return tokens * self.config.train.accumulate / self.plan.batches(0)
+
     def most_updates(self) -> int:
         """Count the updates past which a corpus is only learnt by heart."""
         return max(100, MOST_PASSES * self.plan.batches(0) // self.config.train.accumulate)

@@ -19,6 +19,7 @@ class Clock:
     def __init__(self, budget: float, *, spent: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._began, self._spent, self.budget = now, now(), spent, budget
         self._first: tuple[int, float] | None = None
+        self.pace = 0.0  # seconds a step, as `updates` last reckoned with
 
     @property
     def limited(self) -> bool:
@@ -55,16 +56,24 @@ class Clock:
             return float("inf")
         return max(0.0, self.budget - CLOSING_SHARE / 3 * self.budget - WRITING_SECONDS - self.elapsed())
 
-    def updates(self, done: int, seconds_an_update: float, *, most: int) -> int:
-        """Say how many updates there will be in all at the pace so far, validations and checkpoints included."""
+    def updates(self, done: int, seconds_an_update: float, *, most: int, overhead: Callable[[int], float] | None = None) -> int:
+        """Return how many steps there will be in all at the pace so far, validations and checkpoints included.
+
+        Before the first step nothing but `seconds_an_update` is known; `overhead` estimates what so many steps take besides.
+        """
         now = self._now()
         if self._first is None:
             self._first = (done, now)
-            pace = seconds_an_update * 1.05
+            steps = first = self.left() / max(1.05 * seconds_an_update, 1e-9)
+            for _ in range(8 if overhead is not None else 0):  # the overhead depends on the steps, and these on it
+                assert overhead is not None, "the loop is empty without"
+                besides = overhead(max(1, int(steps)))
+                steps = (steps + first * max(0.0, 1 - besides / max(self.left(), 1e-9))) / 2
+            self.pace = max(self.left() / max(steps, 1.0), 1e-9)
         else:
             before, then = self._first
-            pace = (now - then) / max(done - before, 1)
-        return min(most, done + max(0, int(self.left() / max(pace, 1e-9))))
+            self.pace = max((now - then) / max(done - before, 1), 1e-9)
+        return min(most, done + max(0, int(self.left() / self.pace)))
 
 
 def seconds_spent(run: RunDirectory) -> float:

@@ -12,6 +12,7 @@ from dragoman.bundle import Card
 from dragoman.bundle import Score as CardScore
 from dragoman.bundle.card import command_line
 from dragoman.config import Config
+from dragoman.config.tree import file_names
 from dragoman.data.corpus import Pair
 from dragoman.errors import CorruptError
 from dragoman.runs.clock import Clock
@@ -56,8 +57,8 @@ def make_card(
 ) -> Card:
     """Gather the facts for the model card."""
     data = config.data
-    names = [Path(name).name for name in (data.src, data.tgt, data.pairs) if name]
-    valid = [Path(name).name for name in (data.valid_src, data.valid_tgt, data.valid_pairs) if name]
+    names = [Path(name).name for files in (data.src, data.tgt, data.pairs) for name in file_names(files)]
+    valid = [Path(name).name for files in (data.valid_src, data.valid_tgt, data.valid_pairs) for name in file_names(files)]
     report = prepared.train.report
     facts = {"training pairs": f"{report.pairs:,} ({', '.join(names)})"}
     if report.set_aside:

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from dragoman.config import Config
 from dragoman.registry import catalogue
-from dragoman.runs.survey import Survey
+from dragoman.runs.survey import TOKENS_A_WORD, Survey
 from dragoman.training.meter import duration
 
-PIECES_A_WORD = 1.25  # on the vocabularies chosen here
 WEIGHTS_A_WORD = 15  # at most: larger models learn a small corpus by heart
 SEEN_A_WEIGHT = 5  # words seen for each weight, at least ...
 ENOUGH_PASSES = 15  # ... or this many passes over the corpus
 MOST_PASSES = 60  # more only learn it by heart
+FEWEST_STEPS = 100
 TRAINING_SHARE = 0.9  # of the time; the rest is for preparing, validating and writing
 SMALLEST_BATCH, LARGEST_BATCH = 800, 25_000
 UPDATES_A_PASS = {"cpu": 180}  # wanted, where the corpus is large enough: small batches learn more from a small corpus ...
@@ -54,6 +54,7 @@ class Fitted(NamedTuple):
 
     config: Config
     reasons: list[str]
+    epochs: float  # to train for; with a time budget an estimate, and the time decides
 
 
 class _Choice(NamedTuple):
@@ -65,17 +66,17 @@ class _Choice(NamedTuple):
 def fit(size: Survey, *, seconds: float, measure: Measure | None, device: str = "cpu") -> Fitted:
     """Choose for a corpus; with `seconds` 0 there is no limit and nothing is measured."""
     vocabulary = fitting_vocabulary(size.words)
-    pieces = size.words * PIECES_A_WORD
+    pieces = size.tokens or size.words * TOKENS_A_WORD
     batch = int(min(LARGEST_BATCH, max(SMALLEST_BATCH, 500 * round(pieces / 2 / UPDATES_A_PASS.get(device, UPDATES_ELSEWHERE) / 500))))
     allowed = [rung for rung in LADDER if rung.weights(vocabulary) <= WEIGHTS_A_WORD * size.words] or [LADDER[0]]
     if seconds and measure is not None:
         choice = _within(allowed, pieces, seconds, lambda rung: measure(_configured(rung, vocabulary, batch, dropout=0.1)), vocabulary)
     else:
         passes = min(MOST_PASSES, max(ENOUGH_PASSES / 3, 4e8 / pieces))
-        choice = _Choice(allowed[-1], passes, f"{passes:.0f} passes; give --budget for another time")
+        choice = _Choice(allowed[-1], passes, f"{passes:.0f} epochs; give --budget for another time")
     weights = choice.rung.weights(vocabulary)
     config = _configured(choice.rung, vocabulary, batch, dropout=fitting_dropout(choice.passes, weights, size.words))
-    updates = max(100, round(choice.passes * pieces / 2 / batch))
+    updates = max(FEWEST_STEPS, round(choice.passes * pieces / 2 / batch))
     config = paced(config, updates)
     about = "" if size.exact else "about "
     reasons = [
@@ -85,7 +86,7 @@ def fit(size: Survey, *, seconds: float, measure: Measure | None, device: str = 
         + _why_size(choice.rung, allowed, size, vocabulary),
         f"schedule: {choice.reason}; learning rate {config.train.learning_rate:.2g}, falling to nought; dropout {config.model.dropout:g}",
     ]
-    return Fitted(config, reasons)
+    return Fitted(config, reasons, choice.passes)
 
 
 def fitting_vocabulary(words: int) -> int:
@@ -107,9 +108,8 @@ def _within(allowed: list[Rung], pieces: float, seconds: float, pace: Callable[[
         passes = seen / pieces
         if best is not None and seen < SEEN_A_WEIGHT * rung.weights(vocabulary) and passes < ENOUGH_PASSES:
             break
-        told = f"{min(passes, MOST_PASSES):.0f} passes over the corpus in {duration(seconds)} on this machine"
-        if passes > MOST_PASSES:
-            told = f"{MOST_PASSES} passes over the corpus, for more would only learn it by heart"
+        # How many epochs that makes is announced once, from the prepared data and real training steps.
+        told = f"as many epochs as fit into {duration(seconds)}, {MOST_PASSES} at most, for more would only learn the corpus by heart"
         best = _Choice(rung, min(passes, MOST_PASSES), told)
     assert best is not None, "the ladder has a first rung"
     return best
@@ -139,17 +139,19 @@ def _configured(rung: Rung, vocabulary: int, batch: int, *, dropout: float) -> C
     return dataclasses.replace(config, recipe="small")
 
 
-def paced(config: Config, updates: int) -> Config:
-    """Fit what hangs on the number of updates: warm-up, running average, checkpoints, validations."""
-    return config.replace(
-        train={
-            "steps": updates,
-            "warmup": max(1, min(400, updates // 12)),
-            "ema": round(min(0.9995, max(0.9, 1 - 5 / updates)), 5),
-            "checkpoint_every": max(10, updates // 16),
-            "validate_every": max(10, updates // 8),
-        }
-    )
+def paced(config: Config, updates: int, *, keep: Collection[str] = ()) -> Config:
+    """Fit what depends on the number of steps: warm-up, running average, checkpoints, validations; not what is in `keep`.
+
+    Intervals are rounded up, so that no validation falls a few steps before the last one.
+    """
+    fitted = {
+        "steps": updates,
+        "warmup": max(1, min(400, updates // 12)),
+        "ema": round(min(0.9995, max(0.9, 1 - 5 / updates)), 5),
+        "checkpoint_every": max(10, -(-updates // 16)),
+        "validate_every": max(10, -(-updates // 8)),
+    }
+    return config.replace(train={name: value for name, value in fitted.items() if f"train.{name}" not in keep})
 
 
 def steps_are_open(config: Config) -> bool:

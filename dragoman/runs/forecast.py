@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import sys
+import time
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
-from dragoman.config import Config
+from dragoman.config import Config, TrainConfig
 from dragoman.data.batches import BatchPlan
 from dragoman.models.build import count_parameters
 from dragoman.runs.prepare import Prepared
+from dragoman.tasks.translate import TranslateTask, TranslateValidation
 from dragoman.training.loop import Pace, Trainer
 from dragoman.training.meter import duration
+from dragoman.training.randomness import own_randomness
 
 REHEARSAL_SECONDS = 5.0
+TIMED_BATCHES, TIMED_SENTENCES = 2, 8  # of the validation corpus, before training
+BATCHED = 0.75  # exponent of the time to translate more sentences at once: 25 times as many take 11 times as long
+SHORTER = 0.4  # outputs of a trained model, against those of an untrained one that finds no end (both measured on Multi30k)
+WRITTEN_A_SECOND = 150e6  # bytes of a checkpoint: written, synced, read back and hashed
 
 
 class Forecast(NamedTuple):
@@ -31,6 +40,17 @@ class Forecast(NamedTuple):
     pace: Pace
     memory: int  # bytes at the peak, of the GPU or of the process
     checkpoint: int  # bytes of one
+    validation: float = 0.0  # seconds of one
+
+    def with_steps(self, steps: int) -> Forecast:
+        """Return the estimate for another number of steps."""
+        return self._replace(updates=steps, passes=self.passes * steps / self.updates)
+
+    def overhead(self, config: TrainConfig) -> float:
+        """Return the seconds that a run's validations and checkpoints take."""
+        validations = config.steps / config.validate_every + 1
+        checkpoints = config.steps / config.checkpoint_every + validations
+        return validations * self.validation + checkpoints * (0.1 + self.checkpoint / WRITTEN_A_SECOND)
 
     def lines(self) -> list[str]:
         """Say it in a few lines."""
@@ -40,10 +60,37 @@ class Forecast(NamedTuple):
             f"data: {self.pairs:,} pair{'' if self.pairs == 1 else 's'}, {self.valid_pairs:,} to validate on; "
             f"vocabulary of {vocabulary}; padding {100 * self.padding:.1f} %",
             f"model: {self.parameters:,} weights",
-            f"training: {self.updates:,} updates, {self.passes:.1f} passes, about {duration(self.updates * self.pace.seconds)} "
-            f"at {self.pace.tokens:,.0f} tokens a second",
+            f"training: {self.updates:,} steps, {self.passes:.1f} epochs, about {duration(self.updates * self.pace.seconds)} "
+            f"at {self.pace.tokens:,.0f} tokens/s",
             f"memory: about {size_text(self.memory)}; disk: {size_text(self.checkpoint)} a checkpoint",
         ]
+
+
+def validation_seconds(validation: TranslateValidation | None, model: nn.Module) -> float:
+    """Estimate what one validation takes, from a few batches and a few sentences; the model may be untrained."""
+    if validation is None:
+        return 0.0
+    model.eval()
+    try:
+        with own_randomness(0), torch.no_grad():
+            task, batches = TranslateTask(smoothing=0.0), list(itertools.islice(validation.batches(), TIMED_BATCHES + 1))
+            began = time.monotonic()
+            for index, batch in enumerate(batches):
+                if index == 1 or len(batches) == 1:  # the first warms up
+                    began = time.monotonic()
+                with validation.precision.autocast(validation.device):
+                    task.loss(model, batch.to(validation.device))
+            seconds = (time.monotonic() - began) * validation.count / max(1, len(batches) - 1)
+            if validation.translate is None or validation.sample is None or not len(validation.sample.src):
+                return seconds
+            few = validation.sample.src[:TIMED_SENTENCES]
+            validation.translate(model, few[:2])
+            began = time.monotonic()
+            validation.translate(model, few)
+            larger = max(1.0, len(validation.sample.src) / len(few))
+            return seconds + (time.monotonic() - began) * larger**BATCHED * SHORTER
+    finally:
+        model.train()
 
 
 def forecast(trainer: Trainer, plan: BatchPlan, config: Config, prepared: Prepared, device: torch.device) -> Forecast:

@@ -33,6 +33,18 @@ class HeldOut(Corpus):
     def streams(self, streams: list[TextStream]) -> None:
         """Leave it to the whole, which does the reading."""
 
+    def name_line(self, number: int) -> int | str:
+        """Return where the pair stands in the whole corpus."""
+        return self._whole.name_line(number)
+
+    def part_counts(self) -> list[int]:
+        """Return the pairs of each of the whole corpus's parts."""
+        return self._whole.part_counts()
+
+    def share_read(self) -> float:
+        """Return the fraction of the whole that was read."""
+        return self._whole.share_read()
+
     def layout(self) -> dict[str, object]:
         """The whole's layout, and which part this is."""
         return {**self._whole.layout(), "held_out": [self._held_out, EVERY, WITHIN]}

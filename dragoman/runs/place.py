@@ -3,6 +3,7 @@
 my-model/
   training/          the run: see training/checkpoint.py
     request.json     what was asked for
+    data.json        the files that were read, with their hashes, and the tokenizer's
     config.json      what came of it: the same, with everything chosen
     text/            the tokenizers
   …                  the bundle, once training has ended
@@ -10,14 +11,19 @@ my-model/
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.config import Config, from_dict, to_dict
-from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
+from dragoman.data.streams import file_digest
+from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError, ForbiddenError
 from dragoman.files import manifest
 from dragoman.files.atomic import replace_file
-from dragoman.files.disk import explaining
+from dragoman.files.disk import explaining, require_room
+from dragoman.files.lock import Lock
 
 TRAINING = "training"
 
@@ -30,6 +36,42 @@ CHANGEABLE = {
     "decode": None,  # any
     "data": {"cache"},
 }  # fmt: skip
+
+
+class DataFile(NamedTuple):
+    """A file that a run reads, as it was when the run began."""
+
+    part: str  # "train", "valid" or "text", the tokenizer's
+    path: str
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, part: str, path: Path) -> DataFile:
+        """Hash a file as it is now."""
+        digest = file_digest(path)
+        return cls(part, str(path), path.stat().st_size, digest)
+
+
+def require_same(before: Sequence[DataFile], now: Sequence[DataFile]) -> None:
+    """Raise CorruptError that names the file if any differs from what the run began with."""
+    changed = [(old, new) for old, new in zip(before, now, strict=False) if old.sha256 != new.sha256]
+    if not changed and len(before) == len(now):
+        return
+    if not changed:
+        names = [", ".join(Path(each.path).name for each in files) or "none" for files in (now, before)]
+        raise CorruptError(
+            "a run must read the files that it began with",
+            found=f"{names[0]} where there were {names[1]}",
+            fix="restore them, or train in another --out directory",
+        )
+    old, new = changed[0]
+    others = f", and {len(changed) - 1} more changed" if len(changed) > 1 else ""
+    raise CorruptError(
+        f"{new.path} must be as it was when the run began",
+        found=f"{new.bytes} bytes with SHA-256 {new.sha256[:12]}… where it had {old.bytes} with {old.sha256[:12]}…{others}",
+        fix="restore it, or train in another --out directory",
+    )
 
 
 class Place:
@@ -58,6 +100,33 @@ class Place:
     def begun(self) -> bool:
         """Whether a run was begun there."""
         return (self.training / "config.json").exists()
+
+    @property
+    def started(self) -> bool:
+        """Whether a process took the directory, though it may have ended before the run was begun."""
+        return (self.training / "run.json").exists()
+
+    def require_run(self) -> None:
+        """Raise ConfigError if there is nothing to resume."""
+        if not self.begun:
+            why = ": it was stopped while it prepared its data" if self.started else ""
+            raise ConfigError([f"--resume needs a run; found no run in {self.out} to resume{why}; leave out --resume to start one"])
+
+    def require_free(self) -> None:
+        """Raise if a run could not write here, because another process has the directory or we may not; writes nothing."""
+        Lock(self.training).require_free()
+        there = next(each for each in (self.training, self.out, *self.out.absolute().parents) if each.is_dir())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ForbiddenError(
+                "the directory must be writable",
+                found=f"{os.strerror(errno.EACCES)} at {there}",
+                fix="change its permissions or choose another directory",
+            )
+
+    def require_room(self, needed: int) -> None:
+        """Raise if the checkpoints of a run would not fit on the disk."""
+        there = next(each for each in (self.out, *self.out.absolute().parents) if each.is_dir())
+        require_room(there, needed, "room for the checkpoints")
 
     def check_empty_enough(self) -> None:
         """Refuse to write a model among somebody's other files."""
@@ -94,31 +163,53 @@ class Place:
         """Read what the run was begun with."""
         return self._read("config.json")
 
-    def write(self, request: Config, config: Config) -> None:
-        """Keep what was asked for and what came of it; the latter last, for it says that a run was begun."""
+    def data(self) -> list[DataFile]:
+        """Read which files the run began with; empty for a run that an older dragoman began."""
+        path = self.training / "data.json"
+        if not path.exists():
+            return []
+        try:
+            listed = manifest.read_json(path)["files"]
+            return [DataFile(str(each["part"]), str(each["path"]), int(each["bytes"]), str(each["sha256"])) for each in listed]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptError(
+                f"{path} must list the run's files",
+                found=f"{type(error).__name__}: {error}",
+                fix="restore it, or train in another directory",
+            ) from error
+
+    def write(self, request: Config, config: Config, data: Sequence[DataFile]) -> None:
+        """Record what was asked for, what was read and what came of it; the last says that a run was begun."""
+        listed = {"format": 1, "files": [each._asdict() for each in data]}
         with explaining(self.training):
+            replace_file(self.training / "data.json", manifest.canonical_json(listed))
             replace_file(self.training / "request.json", manifest.canonical_json(to_dict(request)))
             replace_file(self.training / "config.json", manifest.canonical_json(to_dict(config)))
 
-    def go_on(self, request: Config | None) -> Config:
-        """Give the run's configuration, with what the new request may change; refuse what it may not."""
+    def go_on(self, request: Config | None, asked: Collection[str] = ()) -> Config:
+        """Return the run's configuration with what the new request may change; raise ConfigError for what it may not.
+
+        A setting is changed where it differs from the first request, or where it was `asked` for by name ("model.width"),
+        and from what the run has: a setting that was fitted is no default to return to.
+        """
         config = self.config()
         if request is None:
             return config
-        before, now = to_dict(self.request()), to_dict(request)
+        before, has, now = to_dict(self.request()), to_dict(config), to_dict(request)
         changes: dict[str, dict[str, Any]] = {}
         problems = []
         for section, values in now.items():
             if not isinstance(values, dict):
                 continue
             for name, value in values.items():
-                if value == before[section][name]:
+                path = f"{section}.{name}"
+                if value == has[section][name] or (value == before[section][name] and path not in asked):
                     continue
                 allowed = CHANGEABLE.get(section, set())
                 if allowed is not None and name not in allowed:
                     problems.append(
-                        f"{section}.{name} must stay as the run in {self.out} began; found {value!r} where it was "
-                        f"{before[section][name]!r}; leave it, or choose another --out"
+                        f"{path} must stay as the run in {self.out} began; found {value!r} where it was "
+                        f"{has[section][name]!r}; leave it, or choose another --out"
                     )
                 changes.setdefault(section, {})[name] = tuple(value) if isinstance(value, list) else value
         if problems:

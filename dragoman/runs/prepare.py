@@ -7,23 +7,27 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from dragoman import stopping
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
+from dragoman.config.tree import file_names
 from dragoman.data.corpus import Corpus, Pair, corpus_from_config
 from dragoman.data.preparing import Progress as Preparing
+from dragoman.data.preparing import check_unchanged
 from dragoman.data.store import Store, prepared_folder
-from dragoman.errors import DataError
 from dragoman.files.cache import make_private
 from dragoman.files.disk import explaining
 from dragoman.files.manifest import canonical_json
 from dragoman.runs.holding_out import EVERY, HeldOut
+from dragoman.runs.place import DataFile, require_same
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers, train_tokenizers
 from dragoman.training.progress import Progress
 
+TEXT = "text"  # the part of DataFile that the tokenizer's files are
+FEW_PAIRS = 1000  # fewer are warned about: below this nothing but the corpus itself is learnt
 UNKNOWN_SHARE = 0.01  # of all pieces; more means that the vocabulary does not fit the text (OpenNMT-py#2602)
 
 
@@ -34,6 +38,11 @@ class Corpora(NamedTuple):
     valid: Corpus | None
     note: str
 
+    def named(self) -> list[tuple[str, Corpus]]:
+        """Return the corpora that have files of their own, by part; pairs held out are in the training files."""
+        own = self.valid is not None and not isinstance(self.valid, HeldOut)
+        return [("train", self.train), *([("valid", self.valid)] if own and self.valid is not None else [])]
+
 
 class Prepared(NamedTuple):
     """Everything that training reads."""
@@ -42,6 +51,8 @@ class Prepared(NamedTuple):
     train: Store
     valid: Store | None
     sentences: list[Pair]  # the first validation pairs as text: translated at each validation, scored at the end
+    files: list[DataFile]  # what was read, as it was then
+    written: list[Path]  # folders of the cache that were made for it
 
     @property
     def digest(self) -> str:
@@ -62,32 +73,51 @@ def open_corpora(data: DataConfig) -> Corpora:
     return Corpora(HeldOut(train, held_out=False), HeldOut(train, held_out=True), note)
 
 
-def prepare(config: Config, text_folder: Path, progress: Progress, *, begun: bool = False, most_sentences: int = 2000) -> Prepared:
+def prepare(
+    config: Config, text_folder: Path, progress: Progress, *, began_with: Sequence[DataFile] | None = None, most_sentences: int = 2000
+) -> Prepared:
     """Make the tokenizers and the stores, or open those of an earlier run on the same files.
 
-    A run that was begun keeps its tokenizers, whatever has become of the cache.
+    A run that was begun passes the files that it `began_with` (an older dragoman recorded none): it keeps its
+    tokenizers, whatever has become of the cache, and none of its files may have changed.
     """
     corpora = open_corpora(config.data)
     cache = _writable_cache(config.data, text_folder.parent, progress)
-    own = begun and (text_folder / "text.json").exists()
-    tokenizers = load_tokenizers(text_folder) if own else _tokenizers(corpora.train, config.text, text_folder, cache, progress)
+    known = set(cache.glob("*-*"))
+    files = [DataFile.of(part, path) for part, corpus in corpora.named() for path in corpus.files]
+    before = list(began_with or ())
+    if before:
+        require_same([each for each in before if each.part != TEXT], files)
+    digests = {part: [each.sha256 for each in files if each.part == part] for part in ("train", "valid")}
+    if began_with is not None and (text_folder / "text.json").exists():
+        if before:
+            require_same([each for each in before if each.part == TEXT], _text_files(text_folder))
+        tokenizers = load_tokenizers(text_folder)
+    else:
+        tokenizers = _tokenizers(corpora.train, config.text, text_folder, cache, progress, digests["train"])
+        if before:  # the folder was lost: the same text must have given the same tokenizer
+            require_same([each for each in before if each.part == TEXT], _text_files(text_folder))
+    files += _text_files(text_folder)
     for note in filter(None, (corpora.note, _same_file(config.data))):
         progress.note(note)
     stopping.raise_if_requested()
-    train = _store("preparing pairs", corpora.train, tokenizers, config, cache, progress)
-    unknown = train.report.unknown_share()
-    if unknown > UNKNOWN_SHARE:
-        progress.note(f"{unknown:.1%} of all pieces are unknown to the vocabulary: set text.byte_fallback=true or raise text.coverage")
+    train = _store("preparing pairs", corpora.train, tokenizers, config, cache, progress, digests["train"])
+    _tell_parts(corpora.train, train, progress)
+    _warn_of(train, progress)
     if corpora.valid is None:
-        return Prepared(tokenizers, train, None, [])
-    valid = _store("preparing validation pairs", corpora.valid, tokenizers, config, cache, progress)
+        return Prepared(tokenizers, train, None, [], files, _made(cache, known))
+    # Pairs that are held out come from the training files.
+    valid_digests = digests["valid"] or digests["train"]
+    valid = _store("preparing validation pairs", corpora.valid, tokenizers, config, cache, progress, valid_digests)
+    if digests["valid"]:
+        _tell_parts(corpora.valid, valid, progress)
     sentences = []
     for pair in corpora.valid.pairs():
         if pair.src.strip() and pair.tgt.strip():
             sentences.append(pair)
         if len(sentences) >= most_sentences:
             break
-    return Prepared(tokenizers, train, valid, sentences)
+    return Prepared(tokenizers, train, valid, sentences, files, _made(cache, known))
 
 
 def _writable_cache(data: DataConfig, run: Path, progress: Progress) -> Path:
@@ -107,10 +137,39 @@ def _writable_cache(data: DataConfig, run: Path, progress: Progress) -> Path:
         return own
 
 
-def _store(what: str, corpus: Corpus, tokenizers: Tokenizers, config: Config, cache: Path, progress: Progress) -> Store:
+def _made(cache: Path, known: set[Path]) -> list[Path]:
+    """List the folders of tokenizers and stores that are new in the cache."""
+    return sorted(path for kind in ("text", "store") for path in cache.glob(f"{kind}-*") if path not in known)
+
+
+def _tell_parts(corpus: Corpus, store: Store, progress: Progress) -> None:
+    """Name each of several corpora with its pairs."""
+    counts = store.report.parts
+    files = iter(corpus.files)
+    for index, count in enumerate(counts):
+        names = ", ".join(str(next(files)) for _ in range(len(corpus.files) // len(counts)))
+        progress.note(f"corpus {index + 1} of {len(counts)}: {names}: {count:,} pair{'' if count == 1 else 's'}")
+
+
+def _text_files(folder: Path) -> list[DataFile]:
+    """List the tokenizer's files with their hashes."""
+    return [DataFile.of(TEXT, path) for path in sorted(folder.iterdir()) if path.is_file()]
+
+
+def _warn_of(train: Store, progress: Progress) -> None:
+    """Warn of a corpus that no model can learn much from, or that the vocabulary does not fit."""
+    if len(train) < FEW_PAIRS:
+        found = f"{len(train):,} pair{'' if len(train) == 1 else 's'}"
+        progress.note(f"warning: only {found} to train on: a model learns so few by heart and translates little else; give more text")
+    unknown = train.report.unknown_share()
+    if unknown > UNKNOWN_SHARE:
+        progress.note(f"{unknown:.1%} of all pieces are unknown to the vocabulary: set text.byte_fallback=true or raise text.coverage")
+
+
+def _store(what: str, corpus: Corpus, tokenizers: Tokenizers, config: Config, cache: Path, progress: Progress, digests: list[str]) -> Store:
     """Make or open a store, showing how far it is."""
     with progress.phase(what, None, "pairs") as phase:
-        store = Store.prepare(corpus, tokenizers, folder=cache, data=config.data, progress=_advancing(phase.advance))
+        store = Store.prepare(corpus, tokenizers, folder=cache, data=config.data, progress=_advancing(phase.advance), digests=digests)
     if store.report.set_aside:
         progress.note(f"{what}: {store.report.sentence()}")
     return store
@@ -129,14 +188,15 @@ def _advancing(advance: Callable[[int], None]) -> Callable[[Preparing], None]:
     return report
 
 
-def _tokenizers(corpus: Corpus, config: TextConfig, folder: Path, cache: Path, progress: Progress) -> Tokenizers:
+def _tokenizers(corpus: Corpus, config: TextConfig, folder: Path, cache: Path, progress: Progress, digests: list[str]) -> Tokenizers:
     """Take the tokenizers that an earlier run learnt from the same files, or learn them, and give the run a copy."""
-    kept = cache / f"text-{_text_key(corpus, config)[:32]}"
+    kept = cache / f"text-{_text_key(corpus, config, digests)[:32]}"
     if (kept / "text.json").exists():
         tokenizers = load_tokenizers(kept)
     else:
         with progress.phase("learning the vocabulary"):
             tokenizers = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
+        check_unchanged(corpus, digests)
         _save_whole(tokenizers, kept)
     if (folder / "text.json").exists() and _digests(load_tokenizers(folder)) != _digests(tokenizers):
         shutil.rmtree(folder)  # left by an attempt with other text or settings that never came to train
@@ -150,8 +210,9 @@ def _digests(tokenizers: Tokenizers) -> tuple[str, str]:
 
 def _same_file(data: DataConfig) -> str:
     """Warn of what is nearly always a slip of the hand."""
-    if data.src and data.tgt and os.path.realpath(data.src) == os.path.realpath(data.tgt):
-        return f"warning: source and target are the same file, {data.src}: the model will learn to copy"
+    for src, tgt in zip(file_names(data.src), file_names(data.tgt), strict=False):
+        if os.path.realpath(src) == os.path.realpath(tgt):
+            return f"warning: source and target are the same file, {src}: the model will learn to copy"
     return ""
 
 
@@ -172,15 +233,8 @@ def _save_whole(tokenizers: Tokenizers, folder: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _text_key(corpus: Corpus, config: TextConfig) -> str:
+def _text_key(corpus: Corpus, config: TextConfig, digests: list[str]) -> str:
     """Hash what decides the tokenizers: the files, how they are read, and the settings of text."""
     settings = to_dict(Config(text=config))["text"]
     del settings["dropout"]  # changes how training cuts words, not the vocabulary
-    files = []
-    for path in corpus.files:
-        try:
-            with path.open("rb") as file:
-                files.append(hashlib.file_digest(file, "sha256").hexdigest())
-        except OSError as error:
-            raise DataError(f"{path} must be readable", found=f"{error.strerror}", fix="check the path") from error
-    return hashlib.sha256(canonical_json({"format": 1, "files": files, "layout": corpus.layout(), "text": settings})).hexdigest()
+    return hashlib.sha256(canonical_json({"format": 1, "files": digests, "layout": corpus.layout(), "text": settings})).hexdigest()

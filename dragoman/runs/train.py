@@ -6,7 +6,7 @@ import logging
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,11 +24,11 @@ from dragoman.models.build import build_meta_model
 from dragoman.runs.assembling import Assembly
 from dragoman.runs.clock import Clock, seconds_spent
 from dragoman.runs.finish import choose_weights, golden_texts, make_card, sentences_to_score
-from dragoman.runs.fitting import fit, paced, steps_are_open
-from dragoman.runs.forecast import Forecast, forecast
+from dragoman.runs.fitting import FEWEST_STEPS, fit, paced, steps_are_open
+from dragoman.runs.forecast import Forecast, forecast, validation_seconds
 from dragoman.runs.machine import machine_name, take_device
 from dragoman.runs.pace import measure_pace
-from dragoman.runs.place import Place
+from dragoman.runs.place import DataFile, Place
 from dragoman.runs.prepare import Prepared, open_corpora, prepare
 from dragoman.runs.survey import survey
 from dragoman.text.learning import VocabularyError
@@ -36,12 +36,15 @@ from dragoman.training.checkpoint import RunDirectory
 from dragoman.training.curves import draw_curves
 from dragoman.training.distributed import World, join_world
 from dragoman.training.environment import describe_environment
+from dragoman.training.interlude import DEADLINE, PATIENCE, TARGET
 from dragoman.training.loop import Result, Trainer
 from dragoman.training.progress import Progress, QuietProgress
 from dragoman.training.standing import Standing
 from dragoman.translator.device import where_it_fits
 
 logger = logging.getLogger(__name__)
+
+CORRECTED = 0.1  # how far from what was announced the steps of a time budget may move without a line of the log
 
 
 def train(
@@ -51,14 +54,16 @@ def train(
     resume: bool = False,
     dry_run: bool = False,
     over: Callable[[Config], Config] | None = None,
+    asked: Collection[str] = (),
     progress: Progress | None = None,
     spent: float = 0.0,
 ) -> Path:
-    """Train a translator and write its directory; running the same again after an interruption goes on where it stopped.
+    """Train a translator and write its directory; running the same again after an interruption resumes where it stopped.
 
-    A run that was begun in `out` goes on, with `resume` or without; then `config` may be None and must not differ in what
-    makes the run. With `over`, a configuration is fitted to the corpus and the machine first, and `over` lays what was
-    asked for over it. `spent` is how many seconds of a time budget were gone before this call.
+    A run that was begun in `out` is resumed, with `resume` or without; then `config` may be None and must not differ in what
+    makes the run. With `resume` there must be one. With `over`, a configuration is fitted to the corpus and the machine first,
+    and `over` lays what was asked for over it; `asked` are the settings that were named, such as "train.steps", which a time
+    budget leaves alone. `spent` is how many seconds of a time budget were gone before this call.
     """
     config = require_config(config)
     clock = Clock(config.train.budget if config else 0.0, spent=spent)
@@ -66,13 +71,12 @@ def train(
     progress = progress or QuietProgress()
     begun = place.begun  # asked once, before the ranks meet: the first of them will begin the run while the others still look
     if begun:
-        settled = place.go_on(config)
-        progress.note(f"going on with the run in {place.out}")
-    elif config is None:
-        raise ConfigError(
-            [f"--resume alone needs a run in {place.out} to go on with; found none; give --src and --tgt, or --pairs, to begin one"]
-        )
+        settled = place.go_on(config, asked)
+        progress.note(f"resuming the run in {place.out}")
     else:
+        if config is None or (resume and not place.started):
+            place.require_run()
+        assert config is not None, "a directory without a run was rejected above"
         place.check_empty_enough()
         settled = config
     # A list of blocks that makes no model is refused before anything is prepared.
@@ -87,8 +91,8 @@ def train(
     def run_on(where: torch.device) -> Path:
         elsewhere = where != device  # after an attempt that may have begun the run
         started = place.begun if elsewhere else begun
-        chosen = place.go_on(config) if elsewhere and started else settled
-        run = _Run(chosen, place, begun=started, device=where, world=world, clock=clock, progress=shown)
+        chosen = place.go_on(config, asked) if elsewhere and started else settled
+        run = _Run(chosen, place, begun=started, device=where, world=world, clock=clock, progress=shown, asked=asked)
         # Named on the first line, so that nobody trains on a CPU beside an idle GPU without knowing (joeynmt#133).
         shown.note(f"training on {machine_name(where, world.size)}")
         if over is not None and not started:
@@ -105,12 +109,22 @@ class _Run:
     """One run, taken apart into its stages."""
 
     def __init__(
-        self, config: Config, place: Place, *, begun: bool, device: torch.device, world: World, clock: Clock, progress: Progress
+        self,
+        config: Config,
+        place: Place,
+        *,
+        begun: bool,
+        device: torch.device,
+        world: World,
+        clock: Clock,
+        progress: Progress,
+        asked: Collection[str] = (),
     ) -> None:
         self.config, self.place, self.begun = config, place, begun
-        self.device, self.world, self.clock, self.progress = device, world, clock, progress
-        self._steps_open = steps_are_open(config)
+        self.device, self.world, self.clock, self.progress, self.asked = device, world, clock, progress, asked
+        self._steps_open = "train.steps" not in asked and steps_are_open(place.request() if begun else config)
         self._vocabulary_open = False
+        self._epochs = 0.0  # how often a fitted run sees its corpus, without a time budget
 
     def fit(self, over: Callable[[Config], Config]) -> None:
         """Choose what nobody named: vocabulary, size, schedule."""
@@ -124,11 +138,12 @@ class _Run:
             )
             for reason in found.reasons:
                 self.progress.note(reason)
-            return to_dict(found.config)
+            return {"config": to_dict(found.config), "epochs": found.epochs}
 
-        base = from_dict(self.world.share(choose, "fit the model to the corpus and the machine"))
+        chosen = self.world.share(choose, "fit the model to the corpus and the machine")
+        base, self._epochs = from_dict(chosen["config"]), float(chosen["epochs"])
         self.config = over(base)
-        self._steps_open = self.config.train.steps == base.train.steps
+        self._steps_open = "train.steps" not in self.asked and self.config.train.steps == base.train.steps
         self._vocabulary_open = self.config.text.vocabulary == base.text.vocabulary
 
     def go(self, *, request: Config | None) -> Path:
@@ -154,13 +169,7 @@ class _Run:
                     self.clock.spend(seconds_spent(run))
                 stopping.raise_if_requested()
             run.data_digest, run.config_digest = prepared.digest, config_digest(self.config)
-            result = self._trainer(prepared, run).run(resume=True)
-            if result.stopped and result.stopped not in ("deadline", "patience", "target"):
-                raise StoppedError(
-                    "training runs to its end unless it is asked to stop",
-                    found=f"{result.stopped} at update {result.step:,}",
-                    fix=f"go on with: dragoman train --out {shlex.quote(str(place.out))} --resume",
-                )
+            result = self._train(prepared, run)
             if not result.step:
                 raise self.clock.too_short()
             if self.world.leads:
@@ -188,6 +197,33 @@ class _Run:
             100 * target,
             fix,
         )
+
+    def _train(self, prepared: Prepared, run: RunDirectory) -> Result:
+        """Train to the end; raise StoppedError that tells how to resume where somebody asked to stop."""
+        try:
+            result = self._trainer(prepared, run).run(resume=True)
+        except StoppedError as error:
+            if not stopping.requested():  # another rank was lost
+                raise
+            raise self._stopped(run, None) from error
+        if result.stopped == DEADLINE:
+            self.progress.note(f"time budget used up: training ends at step {result.step:,}")
+        elif result.stopped == PATIENCE:
+            self.progress.note(f"no improvement in {self.config.train.patience} validations: training ends at step {result.step:,}")
+        elif result.stopped and result.stopped != TARGET:
+            raise self._stopped(run, result.step)
+        return result
+
+    def _stopped(self, run: RunDirectory, step: int | None) -> StoppedError:
+        """Return the error of a run that was asked to stop: after `step`, or within one where that is None."""
+        newest = max(run.steps(), default=0)
+        if step is None or step > newest:  # a second request, or a disk that failed
+            at = f"stopped by {stopping.reason() or 'another rank'} without saving"
+            saved = f"the newest checkpoint is that of step {newest:,}" if newest else "there is no checkpoint yet"
+        else:
+            at, saved = f"stopped at step {step:,}", "checkpoint saved" if step else "before the first step"
+        again = f"resume with: dragoman train --out {shlex.quote(str(self.place.out))} --resume"
+        return StoppedError(f"{at}, {saved}", found="", fix=again)
 
     @contextmanager
     def _telling(self, run: RunDirectory) -> Iterator[None]:
@@ -221,43 +257,52 @@ class _Run:
         return True
 
     def rehearse(self) -> Path:
-        """Check everything and say what a run would take, writing nothing but prepared data into the cache."""
-        out, self.begun = self.place.out, False
+        """Check what the run would check and estimate what it takes; nothing but the cache of prepared data is written."""
+        place = self.place
+        place.require_free()
         with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
-            self.place = Place(Path(folder))
-            prepared = self._prepare()
-            with RunDirectory(self.place.training, keep=self.config.train.keep) as run:
-                self._tell(forecast(self._trainer(prepared, run), self._parts(prepared).plan, self.config, prepared, self.device))
-        self.progress.note("dry run: nothing was trained and nothing was written")
-        return out
+            if not (self.begun and (place.text / "text.json").exists()):
+                self.place = Place(Path(folder))
+            prepared = self._prepare_here(place.data() if self.begun else None)
+            with RunDirectory(Path(folder) / "training", keep=self.config.train.keep) as run:
+                estimate = self._settle_steps(self._trainer(prepared, run), prepared)
+        self._require_time(estimate)
+        place.require_room((self.config.train.keep + 1) * estimate.checkpoint)
+        self._tell(estimate)
+        written = [path for path in prepared.written if path.exists()]  # where there is no cache, what was made is gone
+        if written:
+            self.progress.note(f"dry run: prepared data was written, for the run to use: {', '.join(map(str, written))}")
+        self.progress.note(f"dry run: nothing was trained{'' if written else ' and nothing was written'}")
+        return place.out
 
     def _prepare(self) -> Prepared:
         """Prepare on rank 0 first, so that the others find everything ready, and compare what each has."""
+        began_with = self.place.data() if self.begun else None
         if self.world.size == 1:
-            return self._prepare_here()
+            return self._prepare_here(began_with)
         mine: list[Prepared] = []
 
         def first() -> str:
-            mine.append(self._prepare_here())
+            mine.append(self._prepare_here(began_with))
             return mine[0].digest
 
         expected = self.world.share(first, "prepare the data")
         if not mine:
-            mine.append(self._prepare_here())
+            mine.append(self._prepare_here(began_with))
         if mine[0].digest != expected:
             raise ConfigError([f"all ranks must read the same data; found {mine[0].digest[:12]} and {expected[:12]}; check the files"])
         return mine[0]
 
-    def _prepare_here(self) -> Prepared:
+    def _prepare_here(self, began_with: Sequence[DataFile] | None) -> Prepared:
         """Prepare in this process; a vocabulary that was fitted, and is more than the text allows, is made smaller."""
         try:
-            return prepare(self.config, self.place.text, self.progress, begun=self.begun)
+            return prepare(self.config, self.place.text, self.progress, began_with=began_with)
         except VocabularyError as error:
             if not self._vocabulary_open:
                 raise
             self.progress.note(f"vocabulary: {error.largest:,} pieces, all that this text allows")
             self.config = self.config.replace(text={"vocabulary": error.largest})
-            return self._prepare_here()
+            return self._prepare_here(began_with)
 
     def _parts(self, prepared: Prepared) -> Assembly:
         """Make ready to put together what the configuration says now."""
@@ -266,30 +311,63 @@ class _Run:
     def _trainer(self, prepared: Prepared, run: RunDirectory) -> Trainer:
         """Put model, data and loop together, with an eye on the clock where there is a limit."""
         parts, clock = self._parts(prepared), self.clock
-        replan = (lambda done, pace: clock.updates(done, pace, most=parts.most_updates())) if clock.limited else None
-        return parts.trainer(run, world=self.world, deadline=clock.left if clock.limited else None, replan=replan)
+        announced = self.config.train.steps
+
+        def replan(done: int, pace: float) -> int:
+            """Fit the steps to the time that is left; log it where that is far from what was announced."""
+            nonlocal announced
+            most = parts.most_updates() if self._steps_open else self.config.train.steps
+            steps = clock.updates(done, pace, most=most)
+            if abs(steps - announced) > CORRECTED * announced:
+                epochs = [f"{parts.epochs(each):.1f}" for each in (steps, announced)]
+                rate = f"{parts.tokens_a_step() / clock.pace:,.0f} tokens/s with validations and checkpoints"
+                self.progress.note(f"measured throughput {rate}: {epochs[0]} epochs ({steps:,} steps) instead of {epochs[1]}")
+                announced = steps
+            return steps
+
+        limited = clock.limited
+        return parts.trainer(run, world=self.world, deadline=clock.left if limited else None, replan=replan if limited else None)
 
     def _begin(self, trainer: Trainer, prepared: Prepared, request: Config) -> None:
-        """Measure the pace, settle the number of updates, say what will happen, and write down what was settled."""
-        parts = self._parts(prepared)
-        told = forecast(trainer, parts.plan, self.config, prepared, self.device)
-        if self.clock.limited and self._steps_open:
-            steps = self.clock.updates(0, told.pace.seconds, most=parts.most_updates())
-            self.config = paced(self.config, max(1, steps))
-            told = told._replace(updates=steps, passes=told.passes * steps / told.updates)
-        self.config = from_dict(self.world.share(lambda: self._settle(told), "settle the configuration"))
+        """Settle the number of steps, say what will happen, and record what was settled."""
+        estimate = self._settle_steps(trainer, prepared)
+        self.config = from_dict(self.world.share(lambda: self._settle(estimate), "settle the configuration"))
         if self.world.leads:
-            self._tell(told)
-            self.place.write(request, self.config)
+            self._tell(estimate)
+            self.place.write(request, self.config, prepared.files)
 
-    def _settle(self, told: Forecast) -> dict[str, object]:
-        """Give the configuration as plain values, unless there is no time for even one update."""
-        if self.clock.limited and self.clock.left() < told.pace.seconds:
-            raise self.clock.too_short()
+    def _settle_steps(self, trainer: Trainer, prepared: Prepared) -> Forecast:
+        """Measure the throughput and fit the steps to the time, or to the epochs, where nobody named them."""
+        parts = self._parts(prepared)
+        estimate = forecast(trainer, parts.plan, self.config, prepared, self.device)
+        if not self.clock.limited and not (self._steps_open and self._epochs):
+            return estimate
+        if self.clock.limited:
+            estimate = estimate._replace(validation=validation_seconds(parts.validation(), trainer.model))
+
+            def overhead(steps: int) -> float:
+                return estimate.overhead(paced(self.config, steps, keep=self.asked).train)
+
+            most = parts.most_updates() if self._steps_open else self.config.train.steps
+            steps = self.clock.updates(0, estimate.pace.seconds, most=most, overhead=overhead)
+        else:
+            steps = max(FEWEST_STEPS, round(self._epochs * parts.plan.batches(0) / self.config.train.accumulate))
+        if self._steps_open:
+            self.config = paced(self.config, max(1, steps), keep=self.asked)
+        return estimate.with_steps(steps)
+
+    def _settle(self, estimate: Forecast) -> dict[str, object]:
+        """Return the configuration as plain values, unless there is no time for even one step."""
+        self._require_time(estimate)
         return to_dict(self.config)
 
-    def _tell(self, told: Forecast) -> None:
-        for line in told.lines():
+    def _require_time(self, estimate: Forecast) -> None:
+        """Raise ConfigError if the time budget leaves no time for even one step."""
+        if self.clock.limited and self.clock.left() < estimate.pace.seconds:
+            raise self.clock.too_short()
+
+    def _tell(self, estimate: Forecast) -> None:
+        for line in estimate.lines():
             self.progress.note(line)
 
     def _finish(self, prepared: Prepared, run: RunDirectory, result: Result) -> None:

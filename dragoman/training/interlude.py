@@ -73,7 +73,7 @@ class Interlude:
         if self._asked_to_stop():
             return STOP
         last = standing.update >= standing.steps
-        if self._unvalidated() and (last or standing.update % self._scaled(config.validate_every) == 0):
+        if self._validation_due(last=last):
             settle()
             self.validate(view)
             if self._asked_to_stop():
@@ -86,7 +86,7 @@ class Interlude:
             return PATIENCE
         if self.requests.late:
             return DEADLINE
-        due = standing.update > self.published and standing.update % self._scaled(config.checkpoint_every) == 0
+        due = standing.update > self.published and standing.update % config.checkpoint_every == 0
         if due or self.requests.publish:
             settle()
             self.publish(view)
@@ -94,7 +94,7 @@ class Interlude:
 
     def end(self, why: str, view: TrainingView) -> None:
         """Bring the run to a resting point; a second request to stop leaves the newest checkpoint as it is."""
-        if why == DEADLINE and self._unvalidated():
+        if why == DEADLINE and self._validation_due(last=True):
             self.validate(view)
         if not stopping.urgent():
             self.publish(view, patient=False)
@@ -159,6 +159,11 @@ class Interlude:
     def _unvalidated(self) -> bool:
         return self._validate is not None and self._standing.validated < self._standing.update
 
-    def _scaled(self, interval: int) -> int:
-        """Keep the number of validations and checkpoints when a time budget changes the number of updates."""
-        return max(1, round(interval * self._standing.steps / self._config.steps)) if self._replan is not None else interval
+    def _validation_due(self, *, last: bool) -> bool:
+        """Whether to validate now: at a fixed interval and at the end, but not twice within a quarter of an interval."""
+        standing, interval = self._standing, self._config.validate_every
+        if not self._unvalidated():
+            return False
+        if last:  # only a time budget moves the end so near to a validation
+            return self._replan is None or not standing.validated or 4 * (standing.update - standing.validated) >= interval
+        return standing.update % interval == 0 and 4 * (standing.steps - standing.update) >= interval

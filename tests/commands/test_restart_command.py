@@ -70,7 +70,7 @@ def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
             os.killpg(hurt.pid, signal.SIGKILL)
     assert losses(backwards, "hurt") == pytest.approx(losses(backwards, "quiet"), rel=1e-5)
     assert len(losses(backwards, "hurt")) == 120
-    assert "going on with the run" in (backwards / "hurt.output").read_text()
+    assert "resuming the run in" in (backwards / "hurt.output").read_text()
     assert (backwards / "hurt" / "weights.safetensors").exists()
     pieces = list((backwards / "hurt" / "training").glob("step-*/weights-1-of-2.safetensors"))
     assert bool(pieces) is (shard == "on")

@@ -82,8 +82,53 @@ def test_the_same_command_again_says_that_nothing_is_left(train: Train, tmp_path
 def test_resume_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--out", str(tmp_path / "nothing"), "--resume"]) == 2
     (line,) = errors(capsys)
-    assert "there is no run in" in line
+    assert f"found no run in {tmp_path / 'nothing'} to resume; leave out --resume to start one" in line
     assert not (tmp_path / "nothing").exists()
+
+
+def test_resume_starts_nothing(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--resume` where there was no run started a new one."""
+    (tmp_path / "my-model").mkdir()
+    assert train("--resume") == 2
+    (line,) = errors(capsys)
+    assert "my-model to resume; leave out --resume to start one" in line
+    assert not list((tmp_path / "my-model").iterdir())
+    training = tmp_path / "my-model" / "training"
+    training.mkdir()
+    (training / "run.json").write_text('{"run_id": "a process was killed while it prepared"}')
+    assert main(["train", "--out", str(tmp_path / "my-model"), "--resume"]) == 2
+    assert "to resume: it was stopped while it prepared its data; leave out --resume" in errors(capsys)[-1]
+    assert train("--resume", "--set=train.steps=1") == 0, "the same command again starts it"
+
+
+def test_several_corpora_one_after_the_other(train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--src A --src B` took B and dropped A without a word."""
+    more = [f"--src={corpus / 'dev.de'}", f"--tgt={corpus / 'dev.en'}"]
+    assert train(*more, "--set=train.steps=1") == 0
+    told = errors(capsys)
+    assert f"corpus 1 of 2: {corpus / 'train.de'}, {corpus / 'train.en'}: 60 pairs" in told
+    assert f"corpus 2 of 2: {corpus / 'dev.de'}, {corpus / 'dev.en'}: 6 pairs" in told
+    config = json.loads((tmp_path / "my-model" / "training" / "config.json").read_text())
+    assert [Path(name).name for name in config["data"]["src"]] == ["train.de", "dev.de"]
+    assert train(more[0], out="other") == 2
+    assert "must name equally many files; found 2 (" in errors(capsys)[-1]
+    bad = tmp_path / "bad.en"
+    bad.write_bytes(b"\xff\n" * 6)
+    assert train(more[0], f"--tgt={bad}", out="other") == 2
+    assert f"{bad} line 1 must be UTF-8" in errors(capsys)[-1]
+
+
+def test_a_stop_is_no_error(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ended with an error that explained what training is."""
+    from dragoman import stopping
+
+    stopping.uninstall()
+    try:
+        stopping.request("SIGINT")
+        assert train() == 75
+    finally:
+        stopping.uninstall()
+    assert errors(capsys)[-1] == "dragoman: stopped by SIGINT while preparing, before training; run the same command again"
 
 
 def test_what_makes_the_run_may_not_change(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +145,9 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_take(train: Train, tmp_
     err = capsys.readouterr().err
     assert "nothing was trained" in err
     assert "memory" in err
-    assert "updates" in err
+    assert "4 steps" in err
+    assert "prepared data was written" in err
+    assert str(tmp_path / "cache" / "store-") in err
     assert not (tmp_path / "my-model").exists()
 
 

@@ -60,7 +60,7 @@ def train(victims, corpus):
 
 
 def words_for(corpus: Path, out: Path, steps: int, settings: tuple[str, ...] = ()) -> list[str]:
-    words = ["train", "--recipe", "tiny", "--out", str(out), "--resume"]
+    words = ["train", "--recipe", "tiny", "--out", str(out)]
     for side in ("src", "tgt"):
         words += [f"--{side}", str(corpus / f"train.{side}"), f"--valid-{side}", str(corpus / f"valid.{side}")]
     for setting in (*SETTINGS, f"train.steps={steps}", f"data.cache={out.parent / 'cache'}", *settings):
@@ -183,7 +183,8 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(train, whole, out):
         assert newest_step(out / "training") == last_update(out / "training")
         assert status(out)["exit_code"] == 75
         assert number.name in status(out)["reason"]
-        assert "--resume" in said(out)
+        step = newest_step(out / "training")
+        assert f"dragoman: stopped at step {step}, checkpoint saved; resume with: dragoman train --out {out} --resume" in said(out)
     assert train(out).wait() == 0
     assert outcome(out) == whole()
 

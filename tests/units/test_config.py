@@ -75,6 +75,7 @@ def test_heads_must_divide_the_width():
         ("text.vocabulary=100", "found 100"),
         ("model.width=true", "found true"),
         ("data.src=a.de", "found only a.de"),
+        ("data.src=[a.de, b.de]", "found only a.de, b.de"),
         ("data.valid_tgt=a.en", "found only a.en"),
         ("train.average=9", "found train.average=9"),
     ],
@@ -240,7 +241,7 @@ def test_every_problem_is_told_at_once_whatever_its_kind():
         ("train.steps=1.5", "train.steps must be a whole number, at least 1; found 1.5; for example 100000"),
         ("train.steps=null", "found nothing; for example 100000"),
         ("text.byte_fallback=maybe", "must be true or false; found 'maybe'; for example true"),
-        ("data.src={a: 1}", "data.src must be text; found {'a': 1}; write it without brackets or braces"),
+        ("data.src={a: 1}", "data.src must be text or a list of text; found {'a': 1}; write a path, or several as [one, two]"),
         ("text.joint=false", "model.tie=all needs one vocabulary for both sides; found text.joint=false; set model.tie=target"),
     ],
 )
@@ -286,3 +287,42 @@ def test_on_and_off_are_words_where_they_are_choices(tmp_path, section, name, wo
 def test_elsewhere_on_is_true():
     assert "found true" in refusal("train.steps=on")
     assert "found true" in refusal("train.replay=on")  # auto or off
+
+
+@pytest.mark.parametrize("prefix", ["", "valid_"])
+def test_each_source_file_needs_its_target_file(prefix):
+    found = refusal(f"data.{prefix}src=[a.de, b.de]", f"data.{prefix}tgt=a.en")
+    assert f"data.{prefix}src and data.{prefix}tgt must name equally many files; found 2 (a.de, b.de) and 1 (a.en)" in found
+    assert f"give one --{prefix.replace('_', '-')}tgt for each" in found
+    assert "found an empty name in ['a.de', '']" in refusal(f"data.{prefix}src=[a.de, '']", f"data.{prefix}tgt=[a.en, b.en]")
+
+
+def test_a_list_of_one_file_is_the_file():
+    assert read_config(overrides=["data.pairs=[a.tsv]"]).data.pairs == "a.tsv"
+    several = read_config(overrides=["data.pairs=[a.tsv, 'b (1.tsv', 2.tsv]"])
+    assert several.data.pairs == ("a.tsv", "b (1.tsv", "2.tsv")
+    assert from_dict(to_dict(several)) == several
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("train.lr=3", "train.learning_rate"), ("train.batch_size=9", "train.batch_tokens"), ("train.epochs=2", "train.steps"),
+        ("model.d_model=8", "model.width"), ("model.hidden_size=8", "model.width"), ("model.num_layers=2", "model.encoder"),
+        ("model.nhead=2", "model.heads"), ("model.vocab_size=9", "text.vocabulary"), ("train.dropout=0.1", "text.dropout or model.dropout"),
+        ("train.optimizer=adam", "train.optimiser"), ("decode.beam_size=3", "decode.beam"), ("train.grad_clip=1", "train.clip"),
+        ("train.max_steps=5", "train.steps"), ("train.LR=3", "train.learning_rate"), ("model.ffn-dim=9", "model.feedforward"),
+    ],
+)  # fmt: skip
+def test_the_fields_other_names_lead_to_ours(written, meant):
+    name = written.partition("=")[0]
+    found = refusal(written)
+    assert f"there is no setting {name}; did you mean {meant}" in found
+
+
+def test_other_names_lead_to_ours_without_a_section_and_in_python(tmp_path):
+    (tmp_path / "run.yaml").write_text("lr: 3\n")
+    with pytest.raises(ConfigError, match=r"there is no section 'lr' .*did you mean train\.learning_rate\?"):
+        read_config(file=tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=r"there is no setting train\.lr; did you mean train\.learning_rate\?"):
+        Config().replace(train={"lr": 3})

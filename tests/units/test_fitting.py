@@ -54,12 +54,13 @@ def test_the_choice_is_a_configuration_that_can_be_run():
 def test_every_choice_has_its_reason():
     reasons = fit(MULTI30K, seconds=600, measure=at(20_000)).reasons
     text = "\n".join(reasons)
-    assert all(word in text for word in ("29,000 pairs", "vocabulary", "width 128", "passes", "learning rate", "dropout"))
+    assert all(word in text for word in ("29,000 pairs", "vocabulary", "width 128", "epochs", "learning rate", "dropout"))
 
 
 def test_no_corpus_is_read_more_often_than_helps():
     found = fit(Survey(1000, 20_000, exact=True), seconds=3600, measure=at(1_000_000))
-    assert f"{MOST_PASSES} passes" in "\n".join(found.reasons)
+    assert found.epochs == MOST_PASSES
+    assert f"{MOST_PASSES} at most" in "\n".join(found.reasons)
 
 
 @pytest.mark.parametrize(("words", "pieces"), [(100, 500), (650_000, 5500), (10_000_000, 22_000), (1_000_000_000, 32_000)])
@@ -77,6 +78,29 @@ def test_short_runs_warm_up_and_average_briefly():
     config = paced(fit(MULTI30K, seconds=0, measure=None).config, 120)
     assert (config.train.steps, config.train.warmup, config.train.validate_every) == (120, 10, 15)
     assert 0.9 < config.train.ema < 0.97
+
+
+@pytest.mark.parametrize("updates", [100, 120, 222, 1007, 99_999])
+def test_no_validation_falls_a_few_steps_before_the_last(updates):
+    """Intervals were rounded down, so that a run of 1,007 steps was validated at 1,000 and 1,007."""
+    config = paced(fit(MULTI30K, seconds=0, measure=None).config, updates).train
+    left = updates % config.validate_every
+    assert left == 0 or left >= config.validate_every / 4
+    assert updates / config.validate_every <= 8
+
+
+def test_what_a_person_set_is_not_fitted():
+    config = paced(fit(MULTI30K, seconds=0, measure=None).config.replace(train={"validate_every": 7}), 500, keep={"train.validate_every"})
+    assert (config.train.validate_every, config.train.steps) == (7, 500)
+
+
+def test_a_budget_reckons_with_validations():
+    """Announced 60 epochs and trained 34: validations and checkpoints were not counted."""
+    plain, reckoned = (Clock(1000.0, now=Time()) for _ in range(2))
+    most = plain.updates(0, 1.0, most=10_000)
+    steps = reckoned.updates(0, 1.0, most=10_000, overhead=lambda steps: 8 * 30.0)
+    assert steps == pytest.approx(most - 8 * 30 / 1.05, rel=0.02)
+    assert Clock(1000.0, now=Time()).updates(0, 1.0, most=10_000, overhead=lambda steps: 5000.0) <= 10
 
 
 class Time:

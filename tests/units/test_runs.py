@@ -2,19 +2,27 @@
 
 import hashlib
 import json
+import os
 import random
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 
+from dragoman import stopping
 from dragoman.config import Config, read_config
-from dragoman.data.corpus import PairedFiles
-from dragoman.errors import BundleError, ConfigError, DataError, StoppedError
+from dragoman.data.corpus import Concatenation, PairedFiles, PairsFile
+from dragoman.errors import BundleError, ConfigError, CorruptError, DataError, ForbiddenError, LockedError, StoppedError
+from dragoman.files.disk import FullError
+from dragoman.files.lock import Lock
 from dragoman.runs.holding_out import HeldOut, is_held_out
 from dragoman.runs.place import Place
 from dragoman.runs.prepare import open_corpora
 from dragoman.runs.survey import survey
 from dragoman.runs.train import train
 from dragoman.tasks.translate import TranslateValidation
+from dragoman.text.tokenizer import train_tokenizers
 from dragoman.training.progress import QuietProgress
 
 SETTINGS = [
@@ -93,8 +101,10 @@ def test_a_run_that_goes_on_must_be_the_same_run(corpus):
 
 
 def test_resume_alone_needs_a_run(corpus):
-    with pytest.raises(ConfigError, match="found none"):
-        train(None, corpus / "nothing", resume=True)
+    for config in (None, configured(corpus)):
+        with pytest.raises(ConfigError, match=r"found no run in .*nothing to resume; leave out --resume to start one"):
+            train(config, corpus / "nothing", resume=True)
+    assert not (corpus / "nothing").exists()
 
 
 def test_other_peoples_files_are_left_alone(corpus):
@@ -112,7 +122,7 @@ def test_a_dry_run_writes_nothing(corpus):
     train(configured(corpus), corpus / "model", dry_run=True, progress=told)
     assert not (corpus / "model").exists()
     assert any("weights" in note for note in told.notes)
-    assert any("updates" in note and "passes" in note for note in told.notes)
+    assert any("steps" in note and "epochs" in note for note in told.notes)
 
 
 def test_without_a_recipe_everything_is_fitted(corpus):
@@ -191,7 +201,6 @@ def test_leftovers_of_an_attempt_that_failed_decide_nothing(corpus):
     missing = configured(corpus, f"data.valid_src={corpus / 'no.src'}", f"data.valid_tgt={corpus / 'no.tgt'}")
     with pytest.raises(DataError, match=r"no\.src must exist"):
         train(missing, corpus / "model")
-    assert (corpus / "model" / "training" / "text" / "text.json").exists()
     (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "ж"))
     out = train(configured(corpus, "train.steps=1"), corpus / "model")
     assert 3 not in Translator.load(out, device="cpu").tokenizers.src.encode("жb"), "the pieces are those of the text as it is now"
@@ -274,3 +283,258 @@ def test_a_run_that_ends_below_its_target_warns(corpus, caplog):
         "not learnt after 6 steps: 0 % of the validation sentences translated exactly, and train.target_exact is 90 %"
     )
     assert f"--out {out} --resume --set train.steps=12" in warning
+
+
+def begun_without_a_checkpoint(corpus, monkeypatch, *more: str):
+    """Begin a run and end it before its first step, as a kill would."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dragoman.runs.train._Run._train", killed)
+        with pytest.raises(Killed):
+            train(configured(corpus, *more), corpus / "model")
+    assert Place(corpus / "model").begun
+    assert not list((corpus / "model" / "training").glob("step-*"))
+
+
+@pytest.mark.parametrize("name", ["a.src", "a.tgt", "v.src"])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_corpus_that_changed_before_the_first_checkpoint_is_named(corpus, monkeypatch, name, resume):
+    """It was resumed silently, with the tokenizer of the old one."""
+    for side in ("src", "tgt"):
+        (corpus / f"v.{side}").write_text("abc\ndef\n")
+    validation = [f"data.valid_{side}={corpus / f'v.{side}'}" for side in ("src", "tgt")]
+    begun_without_a_checkpoint(corpus, monkeypatch, *validation)
+    path = corpus / name
+    times, content = path.stat(), path.read_text()
+    path.write_text(content[::-1].strip() + "\n")  # of the same size
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(CorruptError, match=rf"{name} must be as it was when the run began; found \d+ bytes with SHA-256 .* restore it"):
+        train(None if resume else configured(corpus, *validation), corpus / "model", resume=resume)
+    path.write_text(content)
+    assert train(None, corpus / "model", resume=True)
+
+
+@pytest.mark.parametrize("name", ["shared.model", "text.json"])
+def test_a_tokenizer_that_changed_is_named(corpus, monkeypatch, name):
+    begun_without_a_checkpoint(corpus, monkeypatch)
+    path = corpus / "model" / "training" / "text" / name
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(CorruptError, match=rf"{name} must be as it was when the run began"):
+        train(None, corpus / "model", resume=True)
+
+
+def test_a_tokenizer_that_was_lost_is_learnt_again(corpus, monkeypatch):
+    begun_without_a_checkpoint(corpus, monkeypatch)
+    shutil.rmtree(corpus / "model" / "training" / "text")
+    shutil.rmtree(corpus / "cache")
+    assert digest(train(None, corpus / "model", resume=True)) == digest(train(configured(corpus), corpus / "whole"))
+
+
+def test_a_corpus_that_changes_while_it_is_prepared_is_noticed(corpus, monkeypatch):
+    """The tokenizer would be of one text and the pairs of another."""
+    learn = train_tokenizers
+
+    def changed(*arguments):
+        made = learn(*arguments)
+        (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "b"))
+        return made
+
+    monkeypatch.setattr("dragoman.runs.prepare.train_tokenizers", changed)
+    with pytest.raises(CorruptError, match=r"a\.src must stay as it is while it is prepared"):
+        train(configured(corpus), corpus / "model")
+
+
+def test_a_run_of_an_older_release_has_no_list_of_files(corpus):
+    train(configured(corpus), corpus / "model")
+    (corpus / "model" / "training" / "data.json").unlink()
+    assert train(configured(corpus, "train.steps=7"), corpus / "model", resume=True)
+    (corpus / "model" / "training" / "data.json").write_text('{"files": [3]}')
+    with pytest.raises(CorruptError, match=r"data\.json must list the run's files; found TypeError"):
+        train(configured(corpus, "train.steps=8"), corpus / "model", resume=True)
+
+
+def test_a_fitted_run_names_the_value_that_it_has(corpus):
+    """`--resume --set model.width=128` was answered with the default, which the run never had."""
+
+    def over(base):
+        return read_config(base=base, overrides=[f"data.src={corpus / 'a.src'}", f"data.tgt={corpus / 'a.tgt'}", *SETTINGS[1:]])
+
+    out = train(over(None), corpus / "model", over=over)
+    assert Place(out).config().model.width == 128
+    for width in (64, 512):  # 512 is every setting's default, and so what the request had
+        changed = Place(out).config().replace(model={"width": width})
+        with pytest.raises(ConfigError, match=rf"model\.width must stay .* found {width} where it was 128"):
+            train(changed, out, resume=True, asked={"model.width"})
+    assert train(Place(out).config(), out, resume=True, asked={"model.width"}), "the same value is no change"
+
+
+def test_several_corpora_are_read_in_order(corpus):
+    for name, words in (("b", ["xyz", "", "zyx"]), ("c", [])):
+        for side in ("src", "tgt"):
+            (corpus / f"{name}.{side}").write_text("".join(f"{word}\n" for word in words))
+    files = [f"data.{side}=[{', '.join(str(corpus / f'{name}.{side}') for name in 'cab')}]" for side in ("src", "tgt")]
+    told = Told()
+    out = train(configured(corpus, *files, "train.steps=1"), corpus / "model", progress=told)
+    assert [note.replace(f"{corpus}/", "") for note in told.notes if note.startswith("corpus ")] == [
+        "corpus 1 of 3: c.src, c.tgt: 0 pairs",
+        "corpus 2 of 3: a.src, a.tgt: 150 pairs",
+        "corpus 3 of 3: b.src, b.tgt: 3 pairs",
+    ]
+    assert any(f"with an empty side (line 2 of {corpus / 'b.src'})" in note for note in told.notes)
+    assert [Path(each.path).name for each in Place(out).data()[:6]] == ["c.src", "c.tgt", "a.src", "a.tgt", "b.src", "b.tgt"]
+    assert "c.src, a.src, b.src" in (out / "card.md").read_text()
+    assert json.loads((out / "config.json").read_text())["data"]["src"] == ["c.src", "a.src", "b.src"]
+
+
+def test_a_concatenation_numbers_through_and_names_lines(corpus):
+    (corpus / "p.tsv").write_text("src\ttgt\none\teins\n\tleer\n")
+    parts = [PairedFiles(corpus / "a.src", corpus / "a.tgt"), PairsFile(corpus / "p.tsv"), PairsFile(corpus / "p.tsv")]
+    both = Concatenation(parts)
+    read = list(both.pairs())
+    assert (len(read), both.part_counts()) == (154, [150, 2, 2])
+    assert [pair.number for pair in read] == [*range(1, 151), 152, 153, 155, 156]
+    assert [both.name_line(number) for number in (150, 152, 156)] == [
+        f"150 of {corpus / 'a.src'}",
+        f"2 of {corpus / 'p.tsv'}",
+        f"3 of {corpus / 'p.tsv'}",
+    ]
+    assert both.share_read() == 1.0
+    few = both.pairs()
+    next(few)
+    assert 0 < both.share_read() < 1.0
+    assert both.part_counts() == []
+    (corpus / "p.tsv").write_text("src\ttgt\none\n")
+    with pytest.raises(DataError, match=r"p\.tsv line 2 must have 2 columns; found 1"):
+        list(Concatenation(parts).pairs())
+
+
+def test_one_order_of_corpora_is_not_another(corpus):
+    parts = [PairedFiles(corpus / "a.src", corpus / "a.tgt"), PairedFiles(corpus / "a.tgt", corpus / "a.src")]
+    assert [pair.src for pair in Concatenation(parts).pairs()] != [pair.src for pair in Concatenation(parts[::-1]).pairs()]
+    assert Concatenation(parts).layout() != parts[0].layout()
+
+
+@pytest.mark.parametrize(("pairs", "named"), [(1, "only 1 pair to"), (20, "only 20 pairs to")])
+def test_a_corpus_of_a_few_pairs_is_warned_about(corpus, pairs, named):
+    for side in ("src", "tgt"):
+        (corpus / f"few.{side}").write_text("abc\n" * pairs)
+    files = [f"data.{side}={corpus / f'few.{side}'}" for side in ("src", "tgt")]
+    told = Told()
+    train(configured(corpus, *files, "train.steps=1", "text.vocabulary=12"), corpus / "model", dry_run=True, progress=told)
+    assert any(note.startswith("warning: ") and named in note for note in told.notes)
+
+
+def test_a_dry_run_names_what_it_wrote(corpus):
+    notes = []
+    for _ in range(2):
+        told = Told()
+        train(configured(corpus), corpus / "model", dry_run=True, progress=told)
+        notes.append([note for note in told.notes if note.startswith("dry run")])
+    made = sorted(map(str, (corpus / "cache").iterdir()))
+    assert len(made) == 3  # the tokenizer, the training pairs, the validation pairs
+    assert all(path in notes[0][0] for path in made)
+    assert notes[1] == ["dry run: nothing was trained and nothing was written"]
+    assert not (corpus / "model").exists()
+
+
+def test_a_dry_run_refuses_what_the_run_would(corpus, monkeypatch):
+    out = corpus / "model"
+    begun_without_a_checkpoint(corpus, monkeypatch)
+    with pytest.raises(ConfigError, match="found 32 where it was 16"):
+        train(configured(corpus, "model.width=32"), out, dry_run=True)
+    lock = Lock(out / "training")
+    lock.acquire()
+    before = sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*"))
+    with pytest.raises(LockedError, match=f"process {os.getpid()} "):
+        train(configured(corpus), out, dry_run=True)
+    assert sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*")) == before
+    lock.release()
+    train(configured(corpus), out, dry_run=True)
+    (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "b"))
+    with pytest.raises(CorruptError, match=r"a\.src must be as it was when the run began"):
+        train(None, out, resume=True, dry_run=True)
+    with pytest.raises(BundleError, match=r"a\.src"):
+        train(configured(corpus), corpus, dry_run=True)
+    with pytest.raises(ConfigError, match="found 3 s, and"):
+        train(configured(corpus, "train.budget=3"), corpus / "other", dry_run=True)
+    monkeypatch.setattr("dragoman.files.disk.free_bytes", lambda path: 1000)
+    with pytest.raises(FullError, match="room for the checkpoints must fit"):
+        train(configured(corpus), corpus / "other", dry_run=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_dry_run_into_a_folder_that_is_not_ours(corpus):
+    (corpus / "closed").mkdir(mode=0o500)
+    with pytest.raises(ForbiddenError, match="closed"):
+        train(configured(corpus), corpus / "closed" / "model", dry_run=True)
+
+
+def test_a_dry_run_asks_who_may_write(corpus, monkeypatch):
+    monkeypatch.setattr("dragoman.runs.place.os.access", lambda path, mode: False)
+    with pytest.raises(ForbiddenError, match=f"Permission denied at {corpus}"):
+        train(configured(corpus), corpus / "new" / "model", dry_run=True)
+
+
+@pytest.fixture
+def asked_to_stop(monkeypatch):
+    """Ask to stop at a step, as often as is said."""
+
+    def ask(at: int, times: int = 1) -> None:
+        from dragoman.training.ledger import Ledger
+
+        count, left = Ledger.count, [times]
+
+        def counted(self, update, *rest):
+            record = count(self, update, *rest)
+            if update.number == at:
+                for _ in range(left.pop() if left else 0):
+                    stopping.request("SIGINT")
+            return record
+
+        monkeypatch.setattr(Ledger, "count", counted)
+
+    stopping.uninstall()
+    yield ask
+    stopping.uninstall()
+
+
+@pytest.mark.parametrize(
+    ("at", "times", "words"),
+    [
+        (3, 1, "stopped at step 3, checkpoint saved; resume with: dragoman train --out "),
+        (3, 2, "stopped by SIGINT, SIGINT without saving, the newest checkpoint is that of step 2; resume with: "),
+        (1, 2, "stopped by SIGINT, SIGINT without saving, there is no checkpoint yet; resume with: "),
+    ],
+)
+def test_a_stop_says_what_was_saved_and_how_to_resume(corpus, asked_to_stop, at, times, words):
+    asked_to_stop(at, times)
+    with pytest.raises(StoppedError) as caught:
+        train(configured(corpus), corpus / "my model")
+    assert str(caught.value).startswith(words)
+    assert str(caught.value).endswith(f"dragoman train --out '{corpus / 'my model'}' --resume")
+    assert caught.value.exit_code == 75
+    stopping.uninstall()
+    assert digest(train(None, corpus / "my model", resume=True)) == digest(train(configured(corpus), corpus / "whole"))
+
+
+def test_a_fitted_run_is_as_long_as_it_says(corpus):
+    """It said 60 epochs and trained 34, for words were counted and not tokens."""
+    for side in ("src", "tgt"):
+        text = (corpus / f"a.{side}").read_text()
+        (corpus / f"a.{side}").write_text("\n".join(" ".join(line) for line in text.splitlines() * 20) + "\n")
+    files = [f"data.src={corpus / 'a.src'}", f"data.tgt={corpus / 'a.tgt'}", "train.device=cpu", "model.width=16", "model.heads=2"]
+
+    def over(base):
+        return read_config(base=base, overrides=files)
+
+    told = Told()
+    train(over(None), corpus / "model", over=over, dry_run=True, progress=told)
+    (said,) = [float(re.search(r"schedule: (\d+) epochs", note)[1]) for note in told.notes if "schedule:" in note]
+    (trained,) = [float(re.search(r", ([\d.]+) epochs", note)[1]) for note in told.notes if note.startswith("training:")]
+    assert trained == pytest.approx(said, rel=0.02)

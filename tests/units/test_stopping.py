@@ -144,7 +144,7 @@ def test_wait_without_handlers_sleeps():
 def test_raise_if_requested_names_the_reason():
     stopping.raise_if_requested()
     stopping.request("SIGTERM")
-    with pytest.raises(StoppedError, match="found SIGTERM") as caught:
+    with pytest.raises(StoppedError, match="stopped by SIGTERM while preparing, before training; run the same command again") as caught:
         stopping.raise_if_requested()
     assert caught.value.exit_code == 75
 
