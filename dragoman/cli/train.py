@@ -104,7 +104,7 @@ def _run(
         raise ConfigError(["--mini scales a recipe down and needs its name; found no --recipe; add one of `dragoman recipes`"])
     place = Place(out)
     if resume and not (place.started and data_named):  # a run that was stopped while it prepared is simply started again
-        place.require_run()
+        place.require_resumable()
     settled: Config | None
     if resume and place.begun and not (data_named or recipe or file):
         # What was begun goes on; only what is asked for now may differ.

@@ -106,7 +106,7 @@ class Place:
         """Whether a process took the directory, though it may have ended before the run was begun."""
         return (self.training / "run.json").exists()
 
-    def require_run(self) -> None:
+    def require_resumable(self) -> None:
         """Raise ConfigError if there is nothing to resume."""
         if not self.begun:
             why = ": it was stopped while it prepared its data" if self.started else ""

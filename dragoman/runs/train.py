@@ -75,7 +75,7 @@ def train(
         progress.note(f"resuming the run in {place.out}")
     else:
         if config is None or (resume and not place.started):
-            place.require_run()
+            place.require_resumable()
         assert config is not None, "a directory without a run was rejected above"
         place.check_empty_enough()
         settled = config

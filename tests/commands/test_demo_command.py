@@ -41,7 +41,7 @@ def test_it_goes_all_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "Where the model looked" in captured.out
     assert "dragoman translate -m" in captured.out, "it says what to try next"
     assert (model / "training" / "attention.png").read_bytes().startswith(b"\x89PNG")
-    assert "updates" in captured.err, "progress goes to stderr"
+    assert "steps" in captured.err, "progress goes to stderr"
     assert main(["verify", str(model)]) == 0, "what the demo leaves is a whole model"
     commands = [line.split() for line in captured.out.splitlines() if line.startswith("  dragoman evaluate")]
     assert commands, "the suggested commands are whole"

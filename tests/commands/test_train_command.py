@@ -222,12 +222,12 @@ def test_a_persons_mistake_is_one_line_and_nothing_is_written(
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(
-    content: bytes, words: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, words: str, train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wrong encodings and counts are explained (OpenNMT-py#1879, code-docstring-corpus#12)."""
     path = tmp_path / "bad.de"
     path.write_bytes(content)
-    assert train("--src", str(path)) == 2
+    assert train("--src", str(path), "--tgt", str(corpus / "train.en"), data=False) == 2
     (line,) = [line for line in errors(capsys) if line.startswith("dragoman: error")]
     assert words in line
     assert "bad.de" in line
