@@ -174,7 +174,7 @@ def test_an_override_that_is_no_plain_value_is_quoted(value, said):
 
 def test_text_with_a_nul_or_half_a_character_is_refused():
     for value in ("a\0b", "\ud800"):
-        with pytest.raises(ConfigError, match=r"data\.src must be text; found"):
+        with pytest.raises(ConfigError, match=r"data\.src must be text or a list of text; found"):
             from_dict({"data": {"src": value, "tgt": "x"}})
     assert from_dict({"data": {"src": "caf\udce9", "tgt": "x"}}).data.src == "caf\udce9", "a byte of a file name"
 
