@@ -18,6 +18,7 @@ from dragoman import stopping
 from dragoman.config import TrainConfig
 from dragoman.data.batches import BatchPlan
 from dragoman.errors import StoppedError
+from dragoman.files.streams import take_losses
 from dragoman.registry import catalogue
 from dragoman.training.board import Board
 from dragoman.training.checkpoint import RunDirectory
@@ -232,10 +233,17 @@ class Trainer:
             self._interlude.tell(record)
             self._status(now=False, state="training", update=record["update"])
             view.update(record)
+            self._note_lost_streams(record["update"])
             if launched.update.number % HANDLER_CHECK == 0:
                 stopping.restore()
             if record.get("diverged"):
                 raise _Diverged
+
+    def _note_lost_streams(self, update: int) -> None:
+        """Record in log.jsonl and status.json that progress is no longer shown: training does not end for that."""
+        for stream, reason in take_losses().items() if self._world.leads else ():
+            self._run.log({"event": "stream lost", "update": update, "stream": stream, "reason": reason})
+            self._status(progress=f"not shown since update {update}: {stream}: {reason}")
 
     def _finish(self, end: str, view: TrainingView) -> Result:
         """Bring the run to a resting point and say how it stands."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from dragoman.files.streams import tolerant
 from dragoman.training.meter import Clock, Meter, duration
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class Progress(Protocol):
 
 
 def open_progress(stream: IO[str], *, live: bool | None = None) -> Progress:
-    """Choose the display that fits a stream: live on a terminal, lines in a file or a pipe."""
+    """Choose the display that fits a stream: live on a terminal, lines in a file or a pipe; a stream that goes away ends neither."""
+    stream = tolerant(stream)
     if live if live is not None else stream.isatty():
         from rich.console import Console
 

@@ -110,8 +110,9 @@ def catches(pid: int, number: int) -> bool:
 
 
 def signalled_early(directory, number: int, delay: float) -> int:
+    """Send a signal as soon as the handlers stand: SIGUSR1's is the last, and Python has one for SIGINT before any of ours."""
     process = start(directory)
-    while not catches(process.pid, number):
+    while not catches(process.pid, signal.SIGUSR1):
         time.sleep(0.001)
     time.sleep(delay)
     process.send_signal(number)
@@ -136,3 +137,27 @@ def test_twenty_signals_in_the_first_seconds(place, fault_seed):
         slowest = max(slowest, time.monotonic() - began - delay)
         assert newest_step(place) >= 1
     show("R5", {"early_signals": 20, "exit_75": 20, "slowest_seconds": round(slowest, 1)})
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand")
+@pytest.mark.parametrize("command", ["train", "settings"])
+def test_an_interrupt_before_the_handlers_stand_shows_no_traceback(command, tmp_path):
+    """Python answers a Ctrl-C among its imports with their traceback; from our first line on the process just ends, or saves."""
+    program = "import dragoman.__main__, sys, time; print('ready', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", program, command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == b""
+    assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand")
+def test_the_command_itself_keeps_a_signal_from_when_its_handlers_stand(tmp_path):
+    words = [sys.executable, "-m", "dragoman", "train", "--src", "no.src", "--tgt", "no.tgt", "--out", str(tmp_path / "model")]
+    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE)
+    while not catches(process.pid, signal.SIGUSR1):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 2, told  # the mistake in the arguments was told: the signal asked for no more than to stop
+    assert b"Traceback" not in told
