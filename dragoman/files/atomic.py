@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from dragoman.errors import BundleError
 from dragoman.files import faults
 from dragoman.files.processes import is_alive
 
@@ -86,6 +87,41 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
             if len(data) > size:
                 raise OSError(errno.EIO, "a file that grows while it is read", str(path))
         return bytes(data)
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file that a run writes; raise BundleError if it is a link or no regular file, which would be written through.
+
+    A pipe without a reader must not make us wait, hence O_NONBLOCK; to a regular file it means nothing.
+    """
+    try:
+        descriptor = os.open(path, flags | _CAREFULLY | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        found = _irregular(path)
+        if found:
+            raise _not_own(path, found) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_own(path, _irregular(path) or "something else")
+    return descriptor
+
+
+def _not_own(path: Path, found: str) -> BundleError:
+    return BundleError(f"{path} must be a plain file of the run itself", found=found, fix="remove it, or put the file itself there")
+
+
+def _irregular(path: Path) -> str:
+    """Return what is at a path where a regular file belongs; nothing if it is one, or absent."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return ""
+    if stat.S_ISLNK(mode):
+        return "a symbolic link"
+    if stat.S_ISDIR(mode):
+        return "a directory"
+    return "" if stat.S_ISREG(mode) else "a pipe, a socket or a device"
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:

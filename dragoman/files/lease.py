@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import LockedError
+from dragoman.files.atomic import read_regular
 from dragoman.files.disk import explaining
 from dragoman.files.processes import is_alive
 
@@ -88,10 +89,10 @@ class Lease:
 def _read(path: Path) -> dict[str, Any] | None:
     """Read an owner's lines; None when the file is gone, an empty one when it cannot be read."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, 10_000))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (OSError, ValueError, RecursionError):  # a link, a pipe, or not what we write: nobody's
         return {}
     return content if isinstance(content, dict) else {}
 

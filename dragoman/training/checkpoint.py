@@ -118,6 +118,7 @@ class RunDirectory:
         the disk is full and two for other errors. A stop and the run's end must not be patient. `suspect` marks a step
         after a spike of the loss; the last one that is not suspect is never pruned.
         """
+        self._lock.check()
         for part in PARTS:
             require_finite(tensors.get(part) or {}, part)
         fields = {
@@ -268,6 +269,7 @@ class RunDirectory:
 
         Some launchers lose the exit code; this file has it. A full disk does not end a run here.
         """
+        self._lock.check()
         self._status.replace(fields, now=now)
 
     def _has_history(self) -> bool:

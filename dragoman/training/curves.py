@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from dragoman.files.atomic import open_own, replace_file
 
 INK, PALE, MARK = "#1f4e79", "#b8cde0", "#c0504d"
 MOST_POINTS = 2000  # a picture has no more columns
@@ -36,7 +40,9 @@ def draw_curves(log: Path, picture: Path) -> bool:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(min(places), max(places))
-    figure.savefig(picture, dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110)
+    replace_file(picture, drawn.getvalue())  # a link in its place is replaced, not written through
     return True
 
 
@@ -56,7 +62,7 @@ def _records(log: Path) -> Iterator[dict[str, Any]]:
     """Go through the log's lines; one that a crash cut off is passed over."""
     if not log.exists():
         return
-    with log.open(encoding="utf-8", errors="replace") as lines:
+    with open(open_own(log, os.O_RDONLY), encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 record = json.loads(line)

@@ -51,7 +51,7 @@ def quarantine(place: Path, error: CorruptError) -> Path:
     bad = place.with_name(f"bad-{place.name}-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(2)}")
     os.rename(place, bad)
     if bad.is_dir() and not bad.is_symlink():
-        (bad / "WHY.txt").write_text(f"{error}\n", encoding="utf-8")
+        replace_file(bad / "WHY.txt", f"{error}\n".encode("utf-8", "backslashreplace"))
     sync_directory(place.parent)
     return bad
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dragoman.files.atomic import open_own
 from dragoman.files.disk import FULL, explaining
 
 _MAX_PENDING = 1 << 20  # bytes held back while the disk is full; the run ends long before, by the checkpoint's rule
@@ -49,7 +50,7 @@ class UpdateLog:
     def truncate(self, update: int) -> int:
         """Take back every line from the first that is past an update; returns how many lines went to the discarded ones."""
         self.close()
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             return 0
         cut = 0
         for end, record in self._lines():
@@ -57,12 +58,12 @@ class UpdateLog:
             if type(number) is not int or number > update:  # what is not ours goes to the discarded lines too
                 break
             cut = end
-        with explaining(self.path), self.path.open("rb+") as file:
+        with explaining(self.path), open(open_own(self.path, os.O_RDWR), "rb+") as file:
             file.seek(cut)
             rest = file.read()
             if not rest:
                 return 0
-            with self.discarded.open("ab") as discarded:
+            with open(open_own(self.discarded, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as discarded:
                 discarded.write(rest if rest.endswith(b"\n") else rest + b"\n")
                 discarded.flush()
                 os.fsync(discarded.fileno())
@@ -80,16 +81,16 @@ class UpdateLog:
 
     def _flush(self) -> None:
         if self._descriptor < 0:
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            self._descriptor = open_own(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         while self._pending:
             self._pending = self._pending[os.write(self._descriptor, self._pending) :]
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Give each whole line with the offset of its end; stops at the first that is not whole."""
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             return
         end = 0
-        with self.path.open("rb") as file:
+        with open(open_own(self.path, os.O_RDONLY), "rb") as file:
             for line in file:
                 end += len(line)
                 try:

@@ -114,13 +114,13 @@ def test_what_the_system_refuses_is_one_line(
         (["tranlate"], "Did you mean 'translate'"),
         (["translate", "--bem", "4"], "--beam"),
         (["train"], "Missing option '--out'"),
-        (["translate", "-m", "x", "--beam", "many"], "found 'many'"),
-        (["translate", "-m", "x", "--beam=0"], "found '0'"),
+        (["translate", "-m", "MODEL", "--beam", "many"], "found 'many'"),
+        (["translate", "-m", "MODEL", "--beam=0"], "found '0'"),
         (["evaluate"], "Missing"),
     ],
 )
-def test_a_mistyped_command_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
+def test_a_mistyped_command_is_one_line(arguments: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(bundle) if word == "MODEL" else word for word in arguments]) == 2
     err = capsys.readouterr().err
     assert err.startswith("dragoman: error: ")
     assert words in err

@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 from fault_victims import fingerprint, loop, newest_step, show, wait_for_update
 
+from dragoman.errors import BundleError, LockedError
+from dragoman.files.lock import Lock
+from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.curves import draw_curves
+from dragoman.training.log import UpdateLog
+
 NOBODY = 65534
 
 
@@ -28,6 +34,112 @@ def test_a_second_trainer_is_refused_and_writes_nothing(victims, reference, plac
     assert first.wait() == 0
     assert fingerprint(place) == want
     show("R7", {"second_trainer_exit": 73, "bytes_written": 0})
+
+
+@pytest.mark.parametrize("removal", ["deleted", "replaced", "a link"])
+def test_a_lock_file_deleted_under_a_live_run_lets_nobody_in(victims, reference, place, removal):
+    want, _ = reference(40, 10)
+    first = loop(victims, place, updates=40, every=10, fault="update.before:15:sleep")
+    wait_for_update(place, 14, first)
+    (place / "lock").unlink()
+    if removal == "replaced":
+        (place / "lock").write_text("mine\n")
+    elif removal == "a link":
+        (place / "lock").symlink_to(place / "elsewhere")
+    assert loop(victims, place, updates=40, every=10).wait() == 73
+    assert not (place / "elsewhere").exists()
+    if removal == "a link":
+        (place / "lock").unlink()
+    assert first.wait() == 0
+    assert fingerprint(place) == want
+    assert f'"pid": {first.pid},' in (place / "lock").read_text(), "it was made anew at the next checkpoint"
+
+
+def test_without_locks_on_directories_a_deleted_lock_file_still_stops_one_of_two(tmp_path, monkeypatch, caplog):
+    """As on NFS: the second gets in, and the first notices at its next checkpoint, before it writes anything."""
+    monkeypatch.setattr(Lock, "_lock_directory", lambda self: None)
+    first, second = Lock(tmp_path), Lock(tmp_path)
+    first.acquire()
+    with pytest.raises(LockedError, match=f"process {os.getpid()} on"):
+        second.acquire()
+    first.path.unlink()
+    first.check()
+    assert "is made anew" in caplog.text
+    with pytest.raises(LockedError, match=f"process {os.getpid()} on"):
+        second.acquire()
+    first.path.unlink()
+    second.acquire()
+    with pytest.raises(LockedError, match=f"process {os.getpid()} on"):
+        first.check()
+    first.release()
+    second.check()
+    second.release()
+
+
+def test_a_run_whose_lock_was_taken_writes_no_status(tmp_path, monkeypatch):
+    monkeypatch.setattr(Lock, "_lock_directory", lambda self: None)
+    with RunDirectory(tmp_path) as first:
+        first.status(state="training")
+        (tmp_path / "lock").unlink()
+        with RunDirectory(tmp_path) as second:
+            second.status(state="training", update=7)
+            with pytest.raises(LockedError):
+                first.status(state="failed")
+            with pytest.raises(LockedError):
+                first.publish(1, {}, {})
+        assert '"update": 7' in (tmp_path / "status.json").read_text() or '"update":7' in (tmp_path / "status.json").read_text()
+
+
+ODD = {
+    "link": lambda path, target: path.symlink_to(target),
+    "dangling link": lambda path, target: path.symlink_to(target.with_name("nowhere")),
+    "pipe": lambda path, target: os.mkfifo(path),
+    "directory": lambda path, target: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["lock", "log.jsonl"])
+def test_files_of_a_run_are_not_written_through_links_or_pipes(tmp_path, name, odd):
+    run, target = tmp_path / "run", tmp_path / "mine.txt"
+    run.mkdir()
+    target.write_text("my text\n")
+    ODD[odd](run / name, target)
+    with pytest.raises(BundleError, match=f"{name} must be a plain file of the run itself; found a "), RunDirectory(run) as directory:
+        directory.log({"update": 1})
+    assert target.read_text() == "my text\n"
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["status.json", "run.json", "curves.png"])
+def test_files_that_are_replaced_replace_a_link_too(tmp_path, name):
+    run, target = tmp_path / "run", tmp_path / "mine.txt"
+    run.mkdir()
+    target.write_text("my text\n")
+    with RunDirectory(run) as directory:
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(target)
+        for update in (1, 2, 3):
+            record = {"update": update, "nll": 1.0, "lr": 0.1, "norm": 1.0, "tokens": 3, "padding": 0.0, "seconds": 0.1}
+            directory.log(record)
+        directory.status(state="training")
+        assert draw_curves(run / "log.jsonl", run / "curves.png")
+    assert target.read_text() == "my text\n"
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_discarded_lines_are_not_written_through_links(tmp_path, odd):
+    run, target = tmp_path / "run", tmp_path / "mine.txt"
+    run.mkdir()
+    target.write_text("my text\n")
+    log = UpdateLog(run)
+    log.append({"update": 1})
+    log.append({"update": 2})
+    ODD[odd](log.discarded, target)
+    with pytest.raises(BundleError, match=r"log\.discarded\.jsonl must be a plain file of the run itself"):
+        log.truncate(1)
+    assert target.read_text() == "my text\n"
+    assert len(log.path.read_text().splitlines()) == 2
 
 
 def test_after_a_kill_the_next_start_succeeds(victims, reference, place):
