@@ -15,7 +15,7 @@ from torch import Tensor
 from dragoman.decoding.following import follow
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty, WuPenalty
-from dragoman.decoding.stepping import Candidates, Ints, Rows, Stepper, not_finite, select_rows
+from dragoman.decoding.stepping import Candidates, Ints, Rows, Stepper, require_finite, select_rows
 from dragoman.errors import ConfigError
 
 
@@ -81,8 +81,7 @@ class Sampling:
         place = torch.minimum((kept <= point).sum(dim=-1, keepdim=True), (kept < kept[:, -1:]).sum(dim=-1, keepdim=True))
         tokens = ids.gather(-1, place)
         both = torch.cat([log_probs.gather(-1, tokens).double(), tokens.double()], dim=-1).cpu().numpy()
-        if np.isnan(both).any():
-            raise not_finite(step)
+        require_finite(both[:, :1], step)
         return Candidates(both[:, :1], both[:, 1:].astype(np.int64))
 
 

@@ -139,8 +139,7 @@ def best_candidates(logits: Tensor, count: int, step: int, *, less: Tensor | Non
     count, asked = min(count, vocabulary), min(count + 1, vocabulary)
     values, ids = ranks.best(logits, asked)
     values_host, ids_host = _to_host(values, ids, less)
-    if np.isnan(values_host).any():
-        raise not_finite(step)
+    require_finite(values_host, step)
     if asked > count:
         tied = np.flatnonzero((values_host[:, count - 1] == values_host[:, count]) & np.isfinite(values_host[:, count]))
         if tied.size:
@@ -153,8 +152,7 @@ def likeliest(logits: Tensor, step: int, *, less: Tensor | None, ranks: Ranks = 
     """Find each row's best token, the first of equal ones: an (N, 1) of candidates."""
     values, ids = ranks.first(logits)
     values_host, ids_host = _to_host(values.unsqueeze(1), ids.unsqueeze(1), less)
-    if np.isnan(values_host).any():
-        raise not_finite(step)
+    require_finite(values_host, step)
     return Candidates(values_host, ids_host)
 
 
@@ -167,11 +165,17 @@ def _to_host(values: Tensor, ids: Tensor, less: Tensor | None) -> tuple[Floats, 
     return both[:, : values.size(1)], both[:, values.size(1) :].astype(np.int64)
 
 
-def not_finite(step: int) -> DivergedError:
-    """Make the error for a model whose outputs are not numbers."""
+def require_finite(values: Floats, step: int) -> None:
+    """Raise DivergedError if one of the largest logits or log-probabilities is NaN or infinite; minus infinity is what may not come."""
+    if not (values < np.inf).all():
+        raise not_finite(step, "NaN" if np.isnan(values).any() else "infinity")
+
+
+def not_finite(step: int, found: str = "NaN") -> DivergedError:
+    """Return the error for a model whose outputs are not finite."""
     return DivergedError(
         "a model's outputs must be finite numbers",
-        found=f"NaN at output position {step + 1}",
+        found=f"{found} at output position {step + 1}",
         fix="its weights are damaged or training diverged: use an earlier checkpoint",
     )
 

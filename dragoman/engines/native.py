@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dragoman.attention.recording import Watched, is_watched
+from dragoman.attention.recording import Watched, attentions, edit, is_watched
 from dragoman.decoding.beam import Beam
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import pack_sources
@@ -20,10 +20,11 @@ from dragoman.decoding.search import search
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines.cpu.compiled import Compiled
 from dragoman.engines.cpu.freezing import FLOAT32, Pair, freeze
-from dragoman.engines.cpu.frozen import Frozen
+from dragoman.engines.cpu.frozen import Frozen, is_finite
 from dragoman.engines.cpu.shortlist import Shortlist
 from dragoman.engines.face import Request
 from dragoman.engines.gpu.on_device import OnDevice
+from dragoman.errors import DivergedError
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,9 @@ class Native:
         self._making, self._loading = threading.Lock(), threading.Lock()
         self._loaded: EncoderDecoder | None = None
         self._frozen: Frozen | Compiled | None = None
+        self._used = precision  # that of the form
         self._made_from: Any = None
+        self._is_damaged = False  # whether weights are NaN or infinite
         self._on_device = OnDevice(precision)
 
     @property
@@ -108,17 +111,44 @@ class Native:
             found = self._recorded(request)
             if found is not None:
                 return found
-            model: Any = self._form(request.strategy)
-            return search(
-                model,
-                self._shortened(model, model.encode(*pack_sources(request.sources, self.device)), request),
-                limits=torch.tensor(request.limits),
-                strategy=request.strategy,
-                prefixes=request.prefixes,
-                lines=request.lines,
-                at_least=request.at_least,
-                scored=request.scored,
-            )
+            form = self._form(request.strategy)
+            try:
+                if not self._is_damaged:
+                    return self._search(form, request)
+            except DivergedError:
+                if form is self.model:
+                    raise
+            # A packed or quantised form may overflow where the model does not, so the model decides: with attention by its
+            # definition, for torch's fused kernel on a CPU gives zeros where all scores of a row are NaN.
+            with edit(self.model, dict.fromkeys(attentions(self.model), lambda weights: weights)):
+                found = self._search(self.model, request)
+            self._give_up(form)
+            return found
+
+    def _search(self, model: Any, request: Request) -> list[list[Hypothesis]]:
+        """Encode a batch and search, with a model in any of its forms."""
+        return search(
+            model,
+            self._shortened(model, model.encode(*pack_sources(request.sources, self.device)), request),
+            limits=torch.tensor(request.limits),
+            strategy=request.strategy,
+            prefixes=request.prefixes,
+            lines=request.lines,
+            at_least=request.at_least,
+            scored=request.scored,
+        )
+
+    def _give_up(self, form: Any) -> None:
+        """Use a form no more that overflowed where the model did not: float32 instead of int8, and then the model as it is."""
+        with self._making:
+            if form is None or self._frozen is not form:
+                return
+            if self._used == FLOAT32:
+                logger.warning("packed weights overflow where the model does not, which runs as it is and takes longer")
+                self._frozen = None
+            else:
+                logger.warning("%s is too narrow for this model, which goes on in float32", self._used)
+                self._used, self._frozen = FLOAT32, freeze(self.model, FLOAT32).frozen
 
     def _recorded(self, request: Request) -> list[list[Hypothesis]] | None:
         """Search by recorded steps on a GPU; None where the model must do it as it is."""
@@ -149,7 +179,8 @@ class Native:
                 made = freeze(model, self.precision, self._pairs())
                 if made.refusal and self.precision != FLOAT32:
                     logger.warning("%s is not used, and the model runs in float32: %s", self.precision, made.refusal)
-                self._frozen, self._made_from = made.frozen, stamp
+                self._frozen, self._used, self._made_from = made.frozen, self.precision, stamp
+                self._is_damaged = made.frozen is None and not is_finite(model)
             return model if self._frozen is None else self._frozen
 
     @contextlib.contextmanager

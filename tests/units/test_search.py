@@ -297,6 +297,16 @@ def test_outputs_that_are_not_numbers_are_an_error() -> None:
             run(model, [0], strategy)
 
 
+@pytest.mark.parametrize("scored", [True, False])
+def test_an_infinite_logit_is_an_error(scored: bool) -> None:
+    """Whether or not anybody asks for log-probabilities, of which it has none."""
+    model = TableModel()
+    model.logits = lambda source, history: [0.0] * 5 + [math.inf] + [0.0] if len(history) > 1 else [0.0] * 7
+    for strategy in STRATEGIES.values():
+        with pytest.raises(DivergedError, match=r"found (NaN|infinity) at output position 2"):
+            run(model, [0], strategy, limit=5, at_least=3, scored=scored)
+
+
 def test_sampling_depends_on_seed_and_line_only() -> None:
     model = TableModel(peak=0.1, end=-2.0)
     first = run(model, [7] * 40, Sampling(seed=1), limit=6)

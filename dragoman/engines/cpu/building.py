@@ -128,9 +128,9 @@ def _loaded(library: Path) -> ctypes.CDLL:
     found.dragoman_largest.argtypes = [pointer, count, count, count, pointer, pointer]
     found.dragoman_normaliser.argtypes = [pointer, count, count, pointer]
     found.dragoman_walk.argtypes = [pointer, pointer]
-    for told in (found.dragoman_step, found.dragoman_walk):
+    for told in (found.dragoman_read, found.dragoman_prepare, found.dragoman_step, found.dragoman_walk):
         told.restype = count
-    for name in ("read", "prepare", "largest", "normaliser"):
+    for name in ("largest", "normaliser"):
         getattr(found, f"dragoman_{name}").restype = None
     return found
 

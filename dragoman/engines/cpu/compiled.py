@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.largest import Largest
-from dragoman.decoding.stepping import Ranks
+from dragoman.decoding.stepping import Ranks, not_finite
 from dragoman.engines.cpu.laying import Laid
 from dragoman.engines.cpu.products import Range
 from dragoman.engines.cpu.recalling import Recall
@@ -25,6 +25,7 @@ from dragoman.engines.cpu.walking import Walker
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 READ_TOGETHER = 512  # source positions that go through the encoder at once: what a layer widens should stay near the processor
+_NOT_FINITE = -2  # what kernels give back where int8 met NaN or infinity, which rounding would hide
 
 
 class Sources(NamedTuple):
@@ -82,7 +83,8 @@ class Compiled:
         for first, last in _parts(lengths):
             begin = ends[first] - lengths[first]
             within = ends[first:last] - begin
-            self._kernels.dragoman_read(self._model, values[begin:].data_ptr(), within.ctypes.data, last - first)
+            if self._kernels.dragoman_read(self._model, values[begin:].data_ptr(), within.ctypes.data, last - first) < 0:
+                raise not_finite(0)
         return Sources(values, lengths)
 
     def shortened(self, memory: Sources, allowed: Sequence[NDArray[np.int64]]) -> Sources:
@@ -101,7 +103,8 @@ class Compiled:
         made = torch.empty(laid.layers, 2, places, laid.inner, dtype=laid.cells)
         for first in range(0, places, READ_TOGETHER):
             rows = min(READ_TOGETHER, places - first)
-            self._kernels.dragoman_prepare(self._model, values[first:].data_ptr(), first, rows, made.data_ptr(), places)
+            if self._kernels.dragoman_prepare(self._model, values[first:].data_ptr(), first, rows, made.data_ptr(), places) < 0:
+                raise not_finite(0)
         own = torch.empty(laid.layers, count, 2, 0, laid.inner, dtype=laid.cells)
         past, all_ = np.empty((count, 0), dtype=np.int32), np.arange(count)
         return Recall(own, made, all_, np.cumsum(lengths) - lengths, lengths, past, all_, short)
@@ -115,7 +118,10 @@ class Compiled:
         if short is not None:
             asked.some, asked.numbers = ctypes.addressof(short.some.product), state.numbers.ctypes.data
             asked.ids, asked.columns, asked.list_ends = (each.ctypes.data for each in (short.ids, short.columns, short.ends))
-        if self._kernels.dragoman_step(self._model, ctypes.byref(asked)) < 0:
+        done = self._kernels.dragoman_step(self._model, ctypes.byref(asked))
+        if done == _NOT_FINITE:
+            raise not_finite(state.steps - 1)
+        if done < 0:
             raise IndexError(f"a piece must be one of the {self._laid.pieces} of the target vocabulary")
         return logits, state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,7 +73,8 @@ class _Watching:
 
         def watched(x: Tensor) -> Tensor:
             low, high = self.seen[number]
-            self.seen[number] = Range(min(low, float(x.min())), max(high, float(x.max())))
+            met = [each for each in (float(x.min()), float(x.max())) if math.isfinite(each)]  # overflow has no scale
+            self.seen[number] = Range(min([low, *met]), max([high, *met]))
             return multiply(x)
 
         return watched

@@ -5,6 +5,7 @@ It has the verbs of a model that a search and an engine use, `encode`, `start` a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -40,8 +41,17 @@ class Sources(NamedTuple):
     hidden: Tensor | None  # (B, S): minus infinity where a source is padded, else nought
 
 
+def is_finite(model: nn.Module) -> bool:
+    """Whether all weights of a model are finite; a sum is quick, and each weight is looked at only where one is not."""
+    return all(math.isfinite(float(weight.detach().sum())) or bool(weight.isfinite().all()) for weight in model.parameters())
+
+
 def freezing_refusal(model: EncoderDecoder) -> str:
-    """Say why a model has no frozen form; empty where it has one."""
+    """Return why a model has no frozen form; empty where it has one.
+
+    One with weights that are not finite has none: quantisation would hide NaN and infinity, and whether they matter is for the
+    model as it is to show.
+    """
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for number, block in stack.blocks():
             if type(block) is not TransformerLayer:
@@ -53,7 +63,9 @@ def freezing_refusal(model: EncoderDecoder) -> str:
             for each in attentions:
                 if not each.fused or each.kv_heads != each.heads or each.query_norm is not None:
                     return f"{side}.{number} has heads of another kind"
-    return "" if all(getattr(block, "has_cross", False) for _, block in model.decoder.blocks()) else "the decoder sees no source"
+    if not all(getattr(block, "has_cross", False) for _, block in model.decoder.blocks()):
+        return "the decoder sees no source"
+    return "" if is_finite(model) else "its weights are not all finite"
 
 
 class Frozen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from dragoman.errors import DivergedError
 
 Product = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
 
@@ -46,7 +49,7 @@ def packed(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Produc
         return usual
     try:
         ready = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
-        multiply = functools.partial(_multiply_packed, weight=ready, bias=bias, after="relu" if relu else "none")
+        multiply = functools.partial(_multiply_packed, weight=ready, bias=bias, relu=relu)
         sample = torch.linspace(-1.0, 1.0, 2 * weight.size(1)).view(2, -1)
         close = torch.allclose(multiply(sample), usual(sample), atol=_AGREES, rtol=_AGREES)
     except (RuntimeError, AttributeError, TypeError):
@@ -54,9 +57,21 @@ def packed(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Produc
     return multiply if close else usual
 
 
-def _multiply_packed(x: Tensor, *, weight: Tensor, bias: Tensor | None, after: str) -> Tensor:
-    """Call oneDNN's product, `relu` after it or `none`."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], "")
+def _multiply_packed(x: Tensor, *, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """Call oneDNN's matmul; its own ReLU would turn NaN into zero."""
+    found = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found.relu_() if relu else found
+
+
+def _require_finite(x: Tensor) -> Tensor:
+    """Return what a matmul in int8 is to round, or raise DivergedError if that would hide NaN or infinity."""
+    if not math.isfinite(float(x.sum())) and not x.isfinite().all():
+        raise DivergedError(
+            "what a layer computes must be finite numbers",
+            found=f"{int((~x.isfinite()).sum()):,} of {x.numel():,} numbers that are NaN or infinite",
+            fix="its weights are damaged or training diverged: use an earlier checkpoint",
+        )
+    return x
 
 
 def int8_refusal() -> str:
@@ -117,10 +132,10 @@ def int8(weight: Tensor, bias: Tensor | None, seen: Range, *, relu: bool = False
     call = getattr(torch.ops.quantized, name).default
 
     def multiply(x: Tensor) -> Tensor:
-        return call(x, scale, zero, ready)
+        return call(_require_finite(x), scale, zero, ready)
 
     # The product itself rounds into 8 bits: where that is too much it must not meet more than 7.
-    return multiply if levels == 255 else lambda x: multiply(x.clamp(low, high))
+    return multiply if levels == 255 else lambda x: multiply(_require_finite(x).clamp(low, high))
 
 
 def _int8_onednn(weight: Tensor, bias: Tensor | None, scale: float, zero: int) -> Product:
@@ -131,7 +146,7 @@ def _int8_onednn(weight: Tensor, bias: Tensor | None, scale: float, zero: int) -
     call, inverse = torch.ops.onednn.qlinear_pointwise.default, 1.0 / scale
 
     def multiply(x: Tensor) -> Tensor:
-        whole = torch.mul(x, inverse).add_(zero).round_().clamp_(0, 255).to(torch.uint8)
+        whole = torch.mul(_require_finite(x), inverse).add_(zero).round_().clamp_(0, 255).to(torch.uint8)
         return call(whole, scale, zero, ready, scales, zeros, bias, 1.0, 0, torch.float32, "none", [], "")
 
     return multiply

@@ -1,6 +1,8 @@
 // Attention from single positions to keys and values that lie wherever they were written.
 #pragma once
 
+#include <limits>
+
 #include "lanes.h"
 
 constexpr int64_t TOGETHER = 8;  // vectors of values whose sums are kept in registers
@@ -17,6 +19,7 @@ template <class Key, class Value, class Ahead>
 static inline void attend(const float* query, float* context, int64_t heads, int64_t head_width, int64_t length, float* weights, Key key,
                           Value value, Ahead ahead) {
     const int64_t room = (length + LANES - 1) / LANES * LANES;
+    const float root = std::sqrt((float)head_width);
     for (int64_t t = 0; t < length; ++t) {
         const auto* here = key(t);
         ahead(t);
@@ -28,7 +31,7 @@ static inline void attend(const float* query, float* context, int64_t heads, int
     }
     for (int64_t head = 0; head < heads; ++head) {
         float* row = weights + head * room;
-        for (int64_t t = length; t < room; ++t) row[t] = -1e30f;
+        for (int64_t t = length; t < room; ++t) row[t] = -std::numeric_limits<float>::infinity();
         Lanes most = load(row);
         for (int64_t t = LANES; t < room; t += LANES) most = larger(most, load(row + t));
         const Lanes top = all(largest(most));
@@ -38,7 +41,9 @@ static inline void attend(const float* query, float* context, int64_t heads, int
             store(row + t, raised);
             total += raised;
         }
-        const float share = 1.0f / sum(total);
+        // Queries are divided by the root of a head's width before they meet the keys, in torch scores are: those overflow sooner.
+        const float undivided = largest(most) * root;
+        const float share = 1.0f / sum(total) + (undivided - undivided);
         for (int64_t t = 0; t < room; t += LANES) store(row + t, load(row + t) * share);
     }
     const int64_t vectors = heads * head_width / LANES, each = head_width / LANES;

@@ -37,6 +37,7 @@ static inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
 
 static inline Lanes all(float x) { return Lanes{} + x; }
 
+// The larger of two, and the second where either is NaN: what must not lose its NaN comes second.
 static inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
 #if defined(__AVX512F__)
@@ -59,9 +60,10 @@ static inline float largest(Lanes x) { return _mm512_reduce_max_ps((__m512)x); }
 // Say whether a comparison holds in every lane.
 static inline bool everywhere(Whole holds) { return _mm512_movepi32_mask((__m512i)holds) == 0xffff; }
 
-// Round into 0 to 255, to the even one of two that are equally near.
+// Round into 0 to 255, to the even one of two that are equally near. Beyond 2^31 the conversion would give its least number.
 static inline void store_rounded(uint8_t* to, Lanes x) {
-    const __m512i whole = _mm512_max_epi32(_mm512_cvtps_epi32((__m512)x), _mm512_setzero_si512());
+    const __m512 bounded = _mm512_min_ps((__m512)x, _mm512_set1_ps(255.0f));
+    const __m512i whole = _mm512_max_epi32(_mm512_cvtps_epi32(bounded), _mm512_setzero_si512());
     _mm_storeu_si128((__m128i*)to, _mm512_cvtusepi32_epi8(whole));
 }
 #else
@@ -103,9 +105,9 @@ static inline void store_rounded(uint8_t* to, Lanes x) {
 }
 #endif
 
-// e to the x, for x at most 88: 2^n times a polynomial of what is left (Cephes, expf), within two units of the last place.
+// e to the x, for x at most 88: 2^n times a polynomial of what is left (Cephes, expf), within two units of the last place; NaN of NaN.
 static inline Lanes exponential(Lanes x) {
-    x = larger(x, all(-87.0f));
+    x = larger(all(-87.0f), x);
     const float to_whole = 12582912.0f;  // 1.5 * 2^23: adding it rounds
     const Lanes n = (x * 1.44269504088896341f + to_whole) - to_whole;
     const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;

@@ -69,6 +69,7 @@ namespace {
 struct Scratch {
     std::vector<float> stream, floats, hidden, weights, scores;
     std::vector<uint8_t> bytes, hidden_bytes;
+    bool overflowed = false;  // whether this call rounded NaN or infinity to eight bits, which hides it
 };
 
 Scratch& scratch() {
@@ -80,6 +81,11 @@ template <class Number>
 Number* room(std::vector<Number>& in, int64_t count) {
     if ((int64_t)in.size() < count) in.resize(count);
     return in.data();
+}
+
+// Note NaN: what sums of numbers times nought are where one of them is not finite.
+inline void note_overflow(Lanes noughts) {
+    if (sum(noughts) != 0.0f) scratch().overflowed = true;
 }
 
 // Normalise a row (D,) and hand each vector of it to `put(at, lanes)`.
@@ -100,7 +106,9 @@ inline void normalise(const Norm& norm, const float* x, int64_t width, Put put) 
         const Lanes apart = load(x + i) - mean;
         squares += apart * apart;
     }
-    const float scale = 1.0f / std::sqrt(sum(squares) / (float)width + norm.epsilon);
+    const float variance = sum(squares) / (float)width;
+    // A variance that overflowed makes NaN, as torch's norm does, not nought; without a mean torch's has nought too.
+    const float scale = 1.0f / std::sqrt(variance + norm.epsilon) + (norm.bias ? variance - variance : 0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
         const Lanes scaled = (load(x + i) - mean) * scale * load(norm.weight + i);
         put(i, norm.bias ? scaled + load(norm.bias + i) : scaled);
@@ -117,8 +125,13 @@ template <class End>
 void enter(const Product& p, const Norm& norm, const float* x, int64_t rows, End end) {
     if (p.scale) {
         uint8_t* whole = room(scratch().bytes, rows * p.in);
+        Lanes noughts = {};
         for (int64_t row = 0; row < rows; ++row)
-            normalise(norm, x + row * p.in, p.in, [&](int64_t i, Lanes v) { store_rounded(whole + row * p.in + i, v * p.inverse + p.zero); });
+            normalise(norm, x + row * p.in, p.in, [&](int64_t i, Lanes v) {
+                noughts += v * 0.0f;
+                store_rounded(whole + row * p.in + i, v * p.inverse + p.zero);
+            });
+        note_overflow(noughts);
         return multiply(p, whole, rows, end);
     }
     if (!norm.weight) return multiply(p, x, rows, end);
@@ -143,14 +156,18 @@ void feed(const Layer& layer, float* x, int64_t rows, int64_t width) {
     const int64_t wide = outer.in;
     if (outer.scale) {
         uint8_t* bent = room(scratch().hidden_bytes, rows * wide);
+        Lanes noughts = {};
         enter(inner, layer.around_feed.before, x, rows, [&](int64_t row, int64_t column, Lanes v) {
-            store_rounded(bent + row * wide + column, larger(v, Lanes{}) * outer.inverse + outer.zero);
+            const Lanes positive = larger(Lanes{}, v);
+            noughts += positive * 0.0f;
+            store_rounded(bent + row * wide + column, positive * outer.inverse + outer.zero);
         });
+        note_overflow(noughts);
         multiply(outer, (const uint8_t*)bent, rows, added_to(x, width));
     } else {
         float* bent = room(scratch().hidden, rows * wide);
         enter(inner, layer.around_feed.before, x, rows, [&](int64_t row, int64_t column, Lanes v) {
-            store(bent + row * wide + column, larger(v, Lanes{}));
+            store(bent + row * wide + column, larger(Lanes{}, v));
         });
         multiply(outer, (const float*)bent, rows, added_to(x, width));
     }
@@ -268,8 +285,10 @@ int64_t dragoman_has_int8() { return HAS_INT8; }
 
 int64_t dragoman_panel() { return PANEL; }
 
-// Send whole sentences (rows, D), one behind the other, through the encoder: `ends` says where each ends.
-void dragoman_read(const Model* model, float* x, const int64_t* ends, int64_t sentences) {
+// Send whole sentences (rows, D), one behind the other, through the encoder: `ends` says where each ends. Gives -2 where int8 met what is
+// not finite, else 0; in float32 that shows in what is computed.
+int64_t dragoman_read(const Model* model, float* x, const int64_t* ends, int64_t sentences) {
+    scratch().overflowed = false;
     const int64_t inner = model->heads * model->head_width, width = model->width, rows = ends[sentences - 1];
     for (int64_t number = 0; number < model->encoder_layers; ++number) {
         const Layer& layer = model->encoder[number];
@@ -292,10 +311,13 @@ void dragoman_read(const Model* model, float* x, const int64_t* ends, int64_t se
         feed(layer, x, rows, width);
     }
     normalise_rows(model->encoder_norm, x, rows, width);
+    return scratch().overflowed ? -2 : 0;
 }
 
 // Make the keys and values of encoded sources (rows, D) for every layer of the decoder: into (layers, 2, places, I), from place `first`.
-void dragoman_prepare(const Model* model, const float* values, int64_t first, int64_t rows, void* memory, int64_t places) {
+// Gives what `dragoman_read` does.
+int64_t dragoman_prepare(const Model* model, const float* values, int64_t first, int64_t rows, void* memory, int64_t places) {
+    scratch().overflowed = false;
     const int64_t inner = model->heads * model->head_width;
     for (int64_t number = 0; number < model->decoder_layers; ++number) {
         const Product& p = model->decoder[number].key_value;
@@ -305,12 +327,14 @@ void dragoman_prepare(const Model* model, const float* values, int64_t first, in
         else
             prepare(p, values, rows, (float*)memory + at, places, inner);
     }
+    return scratch().overflowed ? -2 : 0;
 }
 
 // Take one more position of every row, and score what comes next or find what a search takes of it; gives how many scores were
-// computed twice, or -1 where a piece is none of the vocabulary.
+// computed twice, -1 where a piece is none of the vocabulary, or -2 where int8 met what is not finite.
 int64_t dragoman_step(const Model* model, const Step* asked) {
     Step step = *asked;
+    scratch().overflowed = false;
     if (!step.stream && !(step.stream = embed(*model, step))) return -1;
     for (int64_t number = 0; number < model->decoder_layers; ++number) {
         const Layer& layer = model->decoder[number];
@@ -337,10 +361,11 @@ int64_t dragoman_step(const Model* model, const Step* asked) {
         uint8_t* whole = room(scratch().bytes, step.rows * model->pieces.in);
         return screen(*step.screen, last, step.rows, step.taken, whole, room(scratch().scores, step.rows * (step.taken.width + PANEL)));
     }
-    return 0;
+    return scratch().overflowed ? -2 : 0;
 }
 
-// Go some steps; gives how many rows live on, or -1 less the number of a step where a logit is NaN. Its pieces are the kernels' own.
+// Go some steps; gives how many rows live on, or -1 less the number of a step where a logit is NaN or infinite. Its pieces are the
+// kernels' own.
 int64_t dragoman_walk(const Model* model, Walk* walk) {
     Step& step = walk->step;
     int64_t *caches = (int64_t*)step.caches, *firsts = (int64_t*)step.firsts, *lengths = (int64_t*)step.lengths, *tokens = (int64_t*)step.tokens;
@@ -349,12 +374,14 @@ int64_t dragoman_walk(const Model* model, Walk* walk) {
         float* logits = walk->logits + (number - walk->first) * walk->all;
         step.place = walk->places ? walk->places + (number - walk->first) * model->width : nullptr;
         step.taken.end = number >= walk->at_least ? walk->end : -1;
-        walk->stepped += step.rows, walk->settled += dragoman_step(model, &step);
+        const int64_t settled = dragoman_step(model, &step);
+        if (settled < 0) return -1 - number;
+        walk->stepped += step.rows, walk->settled += settled;
         int64_t living = 0;
         for (int64_t at = 0; at < step.rows; ++at) {
             const float logit = step.taken.values[at];
             const int64_t id = step.taken.ids[at], row = walk->rows[at];
-            if (logit != logit) return -1 - number;
+            if (!(logit < std::numeric_limits<float>::infinity())) return -1 - number;
             const bool possible = std::isfinite(logit), ends = id == walk->end, goes_on = possible && !ends && walk->limits[row] > number;
             if (possible && (ends || goes_on)) ids[row] = id, logits[row] = logit;
             if (!goes_on) continue;
