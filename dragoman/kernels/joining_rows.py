@@ -42,7 +42,10 @@ def _join(
     normal = y
     if CENTRED:
         normal = tl.where(there, y - tl.sum(y, 0) / WIDTH, 0.0)
-    normal = normal * (1.0 / tl.sqrt(tl.sum(normal * normal, 0) / WIDTH + epsilon))
+    spread = tl.sum(normal * normal, 0) / WIDTH
+    normal = normal * (1.0 / tl.sqrt(spread + epsilon))
+    if CENTRED:
+        normal += spread - spread  # a variance that overflowed makes NaN, as torch's norm does, not zero
     normal *= tl.load(weight + at, mask=there, other=0.0)
     if SHIFTS:
         normal += tl.load(bias + at, mask=there, other=0.0)

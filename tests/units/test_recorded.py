@@ -293,12 +293,27 @@ def test_a_model_that_half_precision_is_too_narrow_for_goes_on_in_float32(caplog
     assert caplog.text.count("float16 is too narrow") == 1
 
 
-def test_what_is_no_number_in_float32_is_an_error() -> None:
-    model = make()
+@pytest.mark.parametrize("factor", [float("nan"), 1e30])
+@pytest.mark.parametrize("precision", [FLOAT32, FLOAT16])
+def test_what_is_not_finite_in_float32_is_left_to_the_model_itself(factor: float, precision: str) -> None:
+    model, asked = make(), request(sources(2))
     with torch.no_grad():
-        model.output_weight.fill_(float("nan"))
-    with pytest.raises(DivergedError, match="NaN at output position"):
-        on_device(model, FLOAT32, request(sources(2)))
+        for part in ("inner", "outer"):
+            model.get_parameter(f"decoder.0.feedforward.{part}.weight").mul_(factor)
+    assert on_device(model, precision, asked) is None
+    with pytest.raises(DivergedError, match="NaN at output position 1"):
+        plainly(model, asked)
+
+
+def test_weights_past_half_precision_are_kept_in_float32(caplog: pytest.LogCaptureFixture) -> None:
+    model, asked = make(), request(sources(3))
+    with torch.no_grad():
+        model.get_parameter("decoder.0.feedforward.inner.bias")[1] = -7e4  # a unit that is off; as float16 it would be infinite
+    with caplog.at_level(logging.WARNING):
+        found = on_device(model, FLOAT16, asked)
+    assert found is not None
+    same(found, plainly(model, asked))
+    assert "float16 is too narrow for this model" in caplog.text
 
 
 def test_a_form_that_fails_is_said_once_and_the_model_does_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

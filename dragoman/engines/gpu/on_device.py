@@ -81,22 +81,33 @@ class OnDevice:
             refusal = laying_out_refusal(model)
             if refusal:
                 logger.info("the model runs in float32, step by step: %s", refusal)
+            elif largest_weight(model) > torch.finfo(self._dtype).max:
+                self._widen()
             self._search = None if refusal else RecordedBeam(LaidOut(model, self._dtype))
             self._made_from = stamp
         return self._search
 
-    def _run(self, search: RecordedBeam, model: EncoderDecoder, request: Request, way: _Way) -> list[list[Hypothesis]]:
-        """Search; where half precision makes what is no number, in float32 from then on."""
+    def _run(self, search: RecordedBeam, model: EncoderDecoder, request: Request, way: _Way) -> list[list[Hypothesis]] | None:
+        """Search; if half precision overflows, in float32 from then on, and if that does, None: the model itself decides."""
         try:
             return search.run(request, size=way.size, nbest=way.nbest, penalty=way.penalty)
         except DivergedError:
             if self._dtype == torch.float32:
-                raise
-        logger.warning("%s is too narrow for this model, which goes on in float32", str(self._dtype).removeprefix("torch."))
-        self._dtype = torch.float32
+                return None
+        self._widen()
         search.forget()
         self._search = RecordedBeam(LaidOut(model, self._dtype))
-        return self._search.run(request, size=way.size, nbest=way.nbest, penalty=way.penalty)
+        return self._run(self._search, model, request, way)
+
+    def _widen(self) -> None:
+        """Compute in float32 from now on."""
+        logger.warning("%s is too narrow for this model, which goes on in float32", str(self._dtype).removeprefix("torch."))
+        self._dtype = torch.float32
+
+
+def largest_weight(model: EncoderDecoder) -> float:
+    """Return the largest absolute value of any weight."""
+    return float(torch.stack([weight.detach().abs().amax().float() for weight in model.parameters()]).amax())
 
 
 def _prepare_torch() -> None:
