@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +58,15 @@ def test_an_engine_in_the_bundle_is_found_and_says_the_same(bundle: Path) -> Non
     assert Translator.load(bundle, engine="native").engine.name == "native"
     assert all(check.ok for check in verify_directory(bundle))
     assert any(check.name == "engines/ctranslate2-float32/model.bin" for check in verify_directory(bundle))
+
+
+def test_a_trial_searches_for_the_first_golden_sentence_alone() -> None:
+    requests: list[Any] = []
+    engine: Any = SimpleNamespace(generate=requests.append)
+    for cases in ([{"src": [5, 6]}, {"src": [7]}], []):
+        bundle: Any = SimpleNamespace(golden={"cases": cases})
+        choosing.search_golden(engine, bundle)
+    assert [(each.sources, each.limits, each.prefixes, len(each.lines)) for each in requests] == [([[5, 6]], [12], [[]], 1)]
 
 
 def test_an_engine_is_durable_before_it_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,6 +248,10 @@ def test_a_foreign_tokenizer_keeps_its_promises(spm: tuple[bytes, bytes], tmp_pa
     save_tokenizers(Tokenizers(tokenizer, ForeignTokenizer(spm[1], [*SPECIALS, *spelt(spm[1])])), tmp_path / "two")
     loaded = load_tokenizers(tmp_path / "two")
     assert loaded.src.digest == tokenizer.digest != loaded.tgt.digest
+    pieces = [tokenizer.pieces([each])[0] for each in range(len(tokenizer))]
+    swapped = [*pieces[:-2], pieces[-1], pieces[-2]]
+    assert ForeignTokenizer(spm[0], pieces).digest == tokenizer.digest
+    assert len({tokenizer.digest, ForeignTokenizer(spm[0], swapped).digest, ForeignTokenizer(spm[1], pieces).digest}) == 3
     assert loaded.src.encode(LINES[0]) == tokenizer.encode(LINES[0])
     with pytest.raises(DataError, match="found an imported one"):
         tokenizer.encode_sampled("ein", dropout=0.1, generator=lambda: 0.5)

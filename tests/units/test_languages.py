@@ -98,3 +98,8 @@ def test_only_a_sample_is_counted() -> None:
         raise AssertionError("read on after the sample")
 
     assert count_scripts(texts()).script == "Hani"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("han", "script"), [(8, "Jpan"), (9, "Hani")])
+def test_more_than_a_tenth_of_kana_is_japanese(han: int, script: str) -> None:
+    assert count_scripts(["の" + "漢" * han]) == (script, han + 1)

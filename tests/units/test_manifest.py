@@ -154,6 +154,16 @@ def test_verify_directory_of_a_run_and_of_one_step(tmp_path):
     assert [check.name for check in verify_directory(step) if not check.ok] == ["extra"]
 
 
+def test_verify_directory_lists_the_model_then_its_engines_then_its_steps_in_order(tmp_path):
+    model = make(tmp_path / "model", ("weights.safetensors",))
+    places = ["engines/a", "engines/b", "training/step-00000001", "training/step-00000002", "training/keep/step-00000001"]
+    for place in reversed(places):
+        (model / place).parent.mkdir(parents=True, exist_ok=True)
+        make(model / place, ("weights.safetensors",))
+    found = [check.name.rpartition("/")[0] for check in verify_directory(model) if check.name.endswith("weights.safetensors")]
+    assert found == ["", *places]
+
+
 def test_verify_directory_of_a_model_that_lost_its_manifest(tmp_path):
     model = make(tmp_path / "model", ("weights.safetensors",))
     (model / manifest.NAME).unlink()

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,6 +17,7 @@ from torch import Tensor
 from dragoman.config import ModelConfig
 from dragoman.decoding import resident
 from dragoman.decoding.beam import Beam
+from dragoman.decoding.board import Board
 from dragoman.decoding.greedy import Greedy
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.packing import pack_sources
@@ -144,6 +146,15 @@ def test_limits_are_met_exactly_with_and_without_a_prefix(limit: int) -> None:
 
 def test_a_beam_wider_than_the_vocabulary_works() -> None:
     both(HashModel(vocabulary=6), torch.arange(2), [3, 4], size=9, nbest=2)
+
+
+def test_a_board_has_rows_for_nobody_past_its_sentences() -> None:
+    board = Board(sentences=5, steps=4, size=2, nbest=1, penalty=WuPenalty(), device=torch.device("cpu"))
+    beams = board.begin(np.array([3, 2]), fan=2, rows=4)
+    assert beams.alive.tolist() == [True, True, False, False]
+    assert beams.sentences.tolist() == [0, 1, 2, 3]
+    assert beams.totals.tolist() == [[0.0, -float("inf")]] * 4
+    assert board.limits.tolist() == [3, 2, 0, 0, 0, 0]
 
 
 def test_done_sentences_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

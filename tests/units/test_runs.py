@@ -84,6 +84,16 @@ def test_more_updates_go_on_from_where_it_was(corpus):
     assert digest(parts) == digest(whole)
 
 
+def test_a_run_that_ended_before_its_model_was_written_writes_it(corpus):
+    """All steps are in the last checkpoint, and the model directory has no manifest yet: that is not nothing to do."""
+    out = train(configured(corpus), corpus / "model")
+    before = digest(out)
+    for name in ("manifest.json", "weights.safetensors"):
+        (out / name).unlink()
+    assert digest(train(configured(corpus), corpus / "model", resume=True)) == before
+    assert (out / "manifest.json").exists()
+
+
 def test_a_finished_run_says_that_nothing_is_left(corpus):
     """A run that would do no updates says so (OpenNMT-py#886)."""
     train(configured(corpus), corpus / "model")
