@@ -48,7 +48,7 @@ class _Range(NamedTuple):
 _WHOLE = {
     "vocab_size": _Range(5, 10_000_000),
     "d_model": _Range(1, 65_536),
-    "max_position_embeddings": _Range(32, 1 << 20, 512),
+    "max_position_embeddings": _Range(32, 1 << 16, 512),
     **{f"{side}_layers": _Range(1, 1000) for side in SIDES},
     **{f"{side}_attention_heads": _Range(1, 1024) for side in SIDES},
     **{f"{side}_ffn_dim": _Range(1, 1 << 20) for side in SIDES},

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exchange_kit import LINES, made
+from safetensors.torch import load_file, save_file
 
 from dragoman.bundle import Bundle
 from dragoman.cli.app import main
@@ -228,8 +229,6 @@ def test_a_damaged_directory_ends_in_one_line_and_leaves_nothing(
 
 
 def test_several_files_of_weights_are_read(sound: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     theirs = Path(shutil.copytree(sound, tmp_path / "theirs"))
     weights = load_file(theirs / "model.safetensors")
     (theirs / "model.safetensors").unlink()
@@ -271,6 +270,17 @@ def test_what_transformers_would_read_elsewhere_is_not_read(sound: Path, tmp_pat
     made = import_marian(theirs, tmp_path / "mine", texts=LINES)
     assert made.parity is not None
     assert made.parity.share == 1.0
+
+
+def test_texts_beyond_the_positions_of_the_original_are_not_compared(sound: Path, tmp_path: Path) -> None:
+    theirs = Path(shutil.copytree(sound, tmp_path / "theirs"))
+    setting("max_position_embeddings", 256)(theirs)
+    setting("dragoman", None)(theirs)
+    weights = load_file(theirs / "model.safetensors")
+    save_file({name: weight for name, weight in weights.items() if "embed_positions" not in name}, theirs / "model.safetensors")
+    made = import_marian(theirs, tmp_path / "mine", texts=["ein mann geht", "ein mann geht " * 50])
+    assert made.parity is not None
+    assert (made.parity.equal, made.parity.sentences) == (1, 1)
 
 
 def test_a_killed_import_is_swept_away_by_the_next(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
