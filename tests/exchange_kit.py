@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,3 +36,22 @@ def made(**model: Any) -> tuple[EncoderDecoder, Tokenizers, Config]:
     torch.manual_seed(0)
     net = shaken(build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))).eval()
     return net, tokenizers, config
+
+
+def run_readme(folder: Path) -> str:
+    """Run the code in an export's README as it is, in the export's directory, with nothing of ours on the path."""
+    page = (folder / "README.md").read_text("utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert "dragoman" not in code
+    assert page.startswith("---\nlibrary_name: ")
+    assert "dragoman\n" not in page[:40]
+    assert "## Limits" in page
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def begins_alike(text: str, other: str) -> bool:
+    """Whether one of two outputs is the beginning of the other, but for the last characters, which a limit may have cut."""
+    text, other = (each.rstrip("\ufffd ") for each in (text, other))
+    return text.startswith(other) or other.startswith(text)

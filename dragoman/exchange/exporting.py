@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from dragoman.exchange.ctranslate2 import save_ctranslate2, table_rows
 from dragoman.exchange.huggingface import save_hugging_face
 from dragoman.exchange.onnx import refusing, save_onnx
 from dragoman.exchange.parity import Parity, compare, compare_texts
+from dragoman.exchange.readme import write_readme
 from dragoman.exchange.transformers_side import Transformers
 from dragoman.files.disk import require_new, require_room
 
@@ -75,6 +76,7 @@ def export_ctranslate2(
         facts["parity"] = parity.facts()
         if out is not None:
             copy_tokenizers(bundle, folder)
+            write_readme(bundle, folder, "ctranslate2", precision=quantisation)
     return Exported(final, parity, enough=EXACT if quantisation == "float32" else QUANTISED)
 
 
@@ -122,7 +124,6 @@ def copy_tokenizers(bundle: Bundle, folder: Path) -> None:
     """Put the SentencePiece models beside an export that leaves home, under the names that other programs use."""
     for tokenizer, name in ((bundle.tokenizers.src, "source.spm"), (bundle.tokenizers.tgt, "target.spm")):
         (folder / name).write_bytes(tokenizer.model)
-    shutil.copyfile(bundle.path / "card.md", folder / "README.md")
 
 
 def export_hugging_face(
@@ -140,6 +141,7 @@ def export_hugging_face(
         translate = Transformers(folder).translate
         parity = compare_texts(bundle, "huggingface", translate, texts or golden_texts(bundle), references)
         require_same(parity)
+        write_readme(bundle, folder, "huggingface")
         facts |= {"model_sha256": model_digest(bundle), "parity": parity.facts()}
     return Exported(final, parity)
 
@@ -158,6 +160,10 @@ def export_onnx(model: str | Path, out: str | Path, *, texts: Sequence[str] = ()
             parity = compare(bundle, OnnxRuntime(folder), texts or golden_texts(bundle), references)
         require_same(parity)
         copy_tokenizers(bundle, folder)
+        for name, tokenizer in (("source", bundle.tokenizers.src), ("target", bundle.tokenizers.tgt)):
+            tokens = json.dumps(tokenizer.pieces(range(len(tokenizer))), ensure_ascii=False, indent=0)
+            (folder / f"{name}_vocabulary.json").write_text(tokens, encoding="utf-8")
+        write_readme(bundle, folder, "onnx")
         facts |= {"model_sha256": model_digest(bundle), "parity": parity.facts()}
     return Exported(final, parity)
 

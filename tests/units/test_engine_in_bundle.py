@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_kit import LINES, made
+from exchange_kit import LINES, begins_alike, made, run_readme
 from sync_kit import SyncRecorder
 
 from dragoman.bundle import Bundle, write_bundle
@@ -334,6 +334,7 @@ def test_a_standalone_export_has_vocabularies_and_tokenizers(bundle: Path, tmp_p
     assert json.loads((out / "shared_vocabulary.json").read_text("utf-8"))[:4] == ["<pad>", "<s>", "</s>", "<unk>"]
     src, tgt = (sentencepiece.SentencePieceProcessor(model_file=str(out / name)) for name in ("source.spm", "target.spm"))
     theirs = ctranslate2.Translator(str(out)).translate_batch([src.encode(LINES[0], out_type=str)], beam_size=1, max_decoding_length=9)
+    assert begins_alike(run_readme(out), Translator.load(bundle).translate(LINES[:1])[0])
     assert tgt.decode(theirs[0].hypotheses[0]).startswith(Translator.load(bundle).translate(LINES[:1])[0][:3])
     with pytest.raises(BundleError, match="a directory with files at"):
         export_ctranslate2(bundle, out)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_kit import BASE, LINES, tokenizers_of
+from exchange_kit import BASE, LINES, begins_alike, run_readme, tokenizers_of
 from model_kit import shaken
 
 from dragoman.bundle import Bundle, write_bundle
@@ -72,6 +72,7 @@ def test_its_own_classes_and_a_beam_of_its_own_run_from_the_directory_alone(tmp_
         model = transformers.MarianMTModel.from_pretrained(out)
         tokenizer = transformers.AutoTokenizer.from_pretrained(out)
         ids = model.generate(**tokenizer(LINES[:2], return_tensors="pt", padding=True), max_new_tokens=10, num_beams=1)
+    assert begins_alike(run_readme(out), Translator.load(bundle).translate(LINES[:1])[0])
     assert tokenizer(LINES[0]).input_ids[:-1] == Bundle.load(bundle).tokenizers.src.encode(LINES[0])
     said = tokenizer.batch_decode(ids, skip_special_tokens=True)
     ours = Translator.load(bundle).translate(LINES[:2], beam=1)

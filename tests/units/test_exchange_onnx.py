@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exchange_kit import LINES, tokenizers_of
+from exchange_kit import LINES, begins_alike, run_readme, tokenizers_of
 from model_kit import shaken
 
 from dragoman.bundle import Bundle, write_bundle
@@ -107,6 +107,11 @@ def test_the_loop_on_the_page_writes_what_the_model_writes(exported: tuple[Path,
     for line, mine in zip(LINES, ours, strict=True):
         limit = len(Bundle.load(exported[0]).tokenizers.src.encode(line)) + 9
         assert names["translate"](line, most=limit).strip() == mine.strip()
+
+
+def test_the_readme_runs_as_it_is(exported: tuple[Path, Path]) -> None:
+    ours = Translator.load(exported[0], engine="native").translate(LINES[:1], beam=1)[0]
+    assert begins_alike(run_readme(exported[1]), ours)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
