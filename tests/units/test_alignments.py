@@ -87,7 +87,7 @@ def test_local_p_is_its_equation() -> None:
     scores, query = doubles(2, 4, 7), 3 * doubles(2, 4, 3, seed=1)
     mask = torch.arange(7) < torch.tensor([[7], [5]])
     weights = alignment(scores, mask, query)
-    w, v = alignment.query_proj.weight, alignment.centre.weight[0]
+    w, v = alignment.query_proj.weight, alignment.position.weight[0] / 3**0.5
     for row, length in enumerate((7, 5)):
         for t in range(4):
             place = length / (1 + exp(-(v @ torch.tanh(w @ query[row, t])).item()))
@@ -103,6 +103,19 @@ def test_local_p_s_bell_has_the_figures_of_its_definition() -> None:
     window = distances.abs() <= 2
     # Four whole places lie within 2 of 4.3; each has a quarter before the bell.
     assert (4 * bell)[window].tolist() == pytest.approx([0.429557, 0.955997, 0.782705, 0.235746], abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [64, 1024])
+def test_local_p_does_not_saturate_while_nothing_is_learnt(width: int) -> None:
+    """Forty steps of Adam that all pull one way, at 2e-3: a position that every query predicts at an end has no gradient to return."""
+    torch.manual_seed(0)
+    alignment, query, length = LocalP(query_width=width), torch.randn(32, width), torch.full((32,), 20)
+    optimiser = torch.optim.Adam(alignment.parameters(), 2e-3)
+    for _ in range(40):
+        optimiser.zero_grad()
+        alignment.predict(query, length).mean().backward()
+        optimiser.step()
+    assert 0.05 < (alignment.predict(query, length) / length).median() < 0.45
 
 
 def test_local_p_places_are_exact_in_bfloat16() -> None:
