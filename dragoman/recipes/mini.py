@@ -21,6 +21,7 @@ _AT_MOST: dict[str, int | float] = {
     "buckets": 8,  # in more, a dozen tokens would hardly meet
     "penalty": 0.02,  # a loss for attending twice gets in the way until it is known where to attend, most of a miniature's run
 }
+REACH = 20  # tokens to either side of a window over the source: characters, of which a recipe's subwords have several
 
 
 def mini(config: Config) -> Config:
@@ -86,5 +87,8 @@ def _few(blocks: tuple[str, ...], setting: str) -> tuple[str, ...]:
 
 
 def _smaller(spec: BlockSpec) -> BlockSpec:
-    """Lower those of a block's own options that are sizes."""
-    return BlockSpec(spec.name, {name: min(value, _AT_MOST[name]) if name in _AT_MOST else value for name, value in spec.options.items()})
+    """Lower those of a block's own options that are sizes; a window over the source spans characters instead of subwords."""
+    options = {name: min(value, _AT_MOST[name]) if name in _AT_MOST else value for name, value in spec.options.items()}
+    if {"local_m", "local_p"} & {options.get("attention"), options.get("alignment")}:
+        options["reach"] = max(int(options.get("reach", 0)), REACH)
+    return BlockSpec(spec.name, options)

@@ -12,9 +12,9 @@ from dragoman.config import Config, from_dict, read_config, to_dict
 from dragoman.models.build import build_model, count_parameters
 from dragoman.models.spec import parse_blocks
 from dragoman.recipes.catalogue import RECIPES
-from dragoman.recipes.mini import LAYERS, LEARNT, STEPS, WIDTH, mini
+from dragoman.recipes.mini import LAYERS, LEARNT, REACH, STEPS, WIDTH, mini
 
-SIZES = {"layers", "heads", "kv_heads", "head_width", "feedforward", "buckets", "penalty"}
+SIZES = {"layers", "heads", "kv_heads", "head_width", "feedforward", "buckets", "penalty", "reach"}
 
 
 def kinds(blocks: tuple[str, ...]) -> set[tuple[str, str]]:
@@ -72,6 +72,15 @@ def test_mixed_blocks_and_their_own_sizes() -> None:
     assert small.encoder == ("conv(kernel=3)", "self(heads=4, feedforward=256)")
     assert small.decoder == ("lstm(attention=dot, layers=2)",)
     assert (small.width, small.heads, small.kv_heads, small.head_width) == (WIDTH, 4, 1, 16)
+
+
+def test_a_window_over_the_source_spans_characters() -> None:
+    """Ten subwords are a sentence, ten characters a word or two: a window that short could not reach the end of a reversed string."""
+    for name in ("luong2015_local_m", "luong2015_local_p"):
+        (spec,) = parse_blocks(read_config(recipe=name, scale=mini).model.decoder)
+        assert spec.options["reach"] == REACH
+    (spec,) = parse_blocks(read_config(recipe="luong2015_general", scale=mini).model.decoder)
+    assert "reach" not in spec.options
 
 
 def test_scaling_down_imports_no_tensors() -> None:
