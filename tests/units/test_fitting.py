@@ -2,6 +2,7 @@
 
 import pytest
 
+from dragoman.runs import fitting
 from dragoman.runs.clock import Clock
 from dragoman.runs.fitting import LADDER, MOST_PASSES, Rung, fit, fitting_dropout, fitting_vocabulary, paced
 from dragoman.runs.survey import Survey
@@ -42,6 +43,15 @@ def test_small_data_never_gets_a_large_model():
 def test_large_data_may_have_the_largest():
     config = fit(Survey(4_000_000, 80_000_000, exact=False), seconds=0, measure=None).config
     assert (config.model.width, config.text.vocabulary, config.train.batch_tokens) == (512, 32_000, 25_000)
+
+
+def test_a_model_may_have_as_many_weights_a_word_as_are_allowed(monkeypatch):
+    words = MULTI30K.words
+    rung = LADDER[1]
+    limit = rung.weights(fitting_vocabulary(words)) / words
+    for factor, expected in ((1.0, rung), (1 - 1e-9, LADDER[0])):
+        monkeypatch.setattr(fitting, "WEIGHTS_A_WORD", factor * limit)
+        assert fit(MULTI30K, seconds=0, measure=None).config.model.width == expected.width
 
 
 def test_the_choice_is_a_configuration_that_can_be_run():

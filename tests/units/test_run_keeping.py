@@ -13,6 +13,7 @@ from dragoman import stopping
 from dragoman.errors import CorruptError, DiskError
 from dragoman.files import disk, faults
 from dragoman.training.checkpoint import RunDirectory
+from dragoman.training.keeping import prune_oldest
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +166,16 @@ def test_old_steps_are_not_given_up_where_that_cannot_help(run, monkeypatch):
     with pytest.raises(DiskError, match="found 10 bytes free"):
         publish(run, 4)
     assert run.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("gain", "removed", "left"), [(44, None, [1, 2, 3]), (45, "step-00000001", [2, 3])])
+def test_old_steps_are_given_up_only_where_all_of_them_are_room_enough(run, monkeypatch, gain, removed, left):
+    """With 10 bytes free and two old steps, 100 bytes fit if the two give back 90."""
+    publish(run, 1, 2, 3)
+    monkeypatch.setattr("dragoman.training.keeping.free_bytes", lambda path: 10)
+    monkeypatch.setattr("dragoman.training.keeping._own_bytes", lambda checkpoint: gain)
+    assert prune_oldest(run.path, run.run_id, 100) == removed
+    assert run.steps() == left
 
 
 def test_patience_with_a_full_disk_ends(run, caplog):

@@ -175,3 +175,11 @@ def test_a_tokenizer_asked_for_is_used_and_ter_still_knows_the_script() -> None:
     found = score(hypotheses, references, tokenize="char")
     assert found.notes == ("BLEU tokenizer char: asked for with --tokenize",)
     assert "asian:yes" in found.ter.signature
+
+
+@pytest.mark.parametrize("metric", [bleu, score, exact_match])
+def test_unequal_counts_are_told_in_their_order(metric) -> None:
+    with pytest.raises(DataError, match="translations and references must have the same number of lines; found 3 and 1;"):
+        metric(["a", "b", "c"], ["a"])
+    with pytest.raises(DataError, match="found 0 lines"):
+        metric([], [])

@@ -198,6 +198,12 @@ def test_a_time_budget_ends_in_time_with_a_validation_and_a_checkpoint(tmp_path)
     assert RunDirectory(tmp_path).steps()[-1] == result.step
 
 
+def test_a_rehearsal_without_any_time_still_measures_a_step(tmp_path) -> None:
+    with RunDirectory(tmp_path) as run:
+        pace = tiny_trainer(run).rehearse(0.0)
+    assert all(0 < each < float("inf") for each in pace)
+
+
 def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
     """The learning rate stays a pure function of the update and the recorded plan, so a resumed run repeats it."""
     plans = []
