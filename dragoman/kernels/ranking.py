@@ -69,7 +69,7 @@ def rank_reference(logits: Tensor, count: int, rules: Rules) -> Ranked:
     """Do what `rank` does from its definition."""
     scores = restricted(logits.float().log_softmax(dim=-1), rules)
     ordered = torch.sort(scores, dim=-1, descending=True, stable=True)
-    return Ranked(ordered.values[:, :count], ordered.indices[:, :count])
+    return Ranked(*(each[:, :count].contiguous() for each in ordered))  # rows side by side, as whoever takes them expects
 
 
 def restricted(scores: Tensor, rules: Rules) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -314,6 +315,42 @@ def test_what_the_kernels_do_not_know_goes_step_by_step(monkeypatch: pytest.Monk
     assert all(each.works for each in KERNELS), "nothing was tried"
     assert beam_attention.HEAD_WIDTHS == (16, 32, 64, 128)
     assert ranking.LOW == 31
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_when_ranks_are_compared_comes_row_by_row(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The definition's own result is used then: rows side by side, as a beam's step reads them, and NaN to tell."""
+    kernel = ModuleType("dragoman.kernels.ranking_rows")
+    monkeypatch.setattr(kernel, "rank", lambda logits, bias, count, *_: rank_reference(logits, count, rules(0)), raising=False)
+    monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
+    monkeypatch.setattr("dragoman.kernels.ranking_rows", kernel, raising=False)
+    logits = logits_of("plain", 6, 50)
+    logits[1, 20] = bad
+    found = rank(logits, 4, rules(0))
+    assert found is not None
+    assert found.log_probs.isnan().any(dim=1).tolist() == [False, True, False, False, False, False]
+    assert found.ids.view(2, -1).shape == (2, 12)
+    assert RANKING.works
+
+
+@needs_gpu
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_on_a_gpu_a_first_position_whose_score_is_not_finite_is_noticed(bad: float) -> None:
+    drawn = past(2, 2, 4, 32, 0, torch.float16, "cuda")
+    attend_past(**drawn)  # compared with the definition, and not again
+    drawn["key_value"][1, 0, 0, 2, 5] = bad  # a key of one head and beam, at the first step
+    found = attend_past(**drawn).isnan().view(2, 4, 2, 32).all(dim=3)
+    assert found.nonzero().tolist() == [[1, 2, 0]]
+
+
+@needs_gpu
+def test_on_a_gpu_a_variance_that_overflows_is_noticed() -> None:
+    scale = Scale(torch.ones(64, device="cuda"), torch.zeros(64, device="cuda"), 1e-5, True)
+    stream = torch.linspace(-1.0, 1.0, 64, device="cuda").repeat(3, 1)
+    stream[1] *= 1e25
+    joined = join(stream, torch.zeros_like(stream, dtype=torch.float16), scale, torch.float16, after=False)
+    assert joined.entering.isnan().all(dim=1).tolist() == [False, True, False]
 
 
 @needs_gpu
