@@ -15,6 +15,8 @@ from dragoman.data.encodings import guess_encoding, utf16_by_head
 from dragoman.data.streams import TextStream, open_text
 from dragoman.errors import DataError
 
+# Bytes kept of one line: more than the translator takes of it (`translator/lines.py`), which then says so.
+MOST_BYTES = 1 << 21
 _CHUNK = 1 << 16  # bytes: what a pipe holds
 _MOMENT = 0.01  # seconds in which whoever has more to write fills a pipe that was read empty
 
@@ -26,6 +28,7 @@ class Arriving:
         self._stream = stream
         self._whole: deque[bytes] = deque()  # lines that were read and not yet asked for, their ends included
         self._begun = list[bytes]()  # what was read of a line whose end was not
+        self._held = 0  # bytes of that; the rest of a line that is too long is not kept
         self._ended = False
         self._on_disk = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
         self._can_read()  # an error where that cannot be told
@@ -53,20 +56,36 @@ class Arriving:
         chunk = self._stream.read1(_CHUNK)  # type: ignore[attr-defined]
         if not chunk:
             self._ended = True
-            self._whole.extend(filter(None, [b"".join(self._begun)]))
-            self._begun.clear()
+            self._whole.extend(filter(None, [self._joined(b"")]))
             return
         *lines, rest = chunk.split(b"\n")
         if lines:
-            lines[0] = b"".join([*self._begun, lines[0]])
-            self._begun.clear()
+            lines[0] = self._joined(lines[0])
             self._whole.extend(line + b"\n" for line in lines)
-        if rest:
+        if rest and self._held <= MOST_BYTES:
             self._begun.append(rest)
+            self._held += len(rest)
+
+    def _joined(self, end: bytes) -> bytes:
+        """Put a line together; of one that is too long, as much as shows that it is, up to the end of a character."""
+        line = b"".join([*self._begun, end])
+        self._begun.clear()
+        self._held = 0
+        return line if len(line) <= MOST_BYTES else whole_characters(line[:MOST_BYTES])
 
     def _can_read(self) -> bool:
         """Say whether reading returns at once, or as good as."""
         return self._on_disk or bool(select.select([self._stream], [], [], _MOMENT)[0])
+
+
+def whole_characters(data: bytes) -> bytes:
+    """Drop the bytes of a UTF-8 character that was cut off at the end."""
+    end = len(data)
+    while end > len(data) - 4 and end and data[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    lead = data[end - 1] if end else 0
+    length = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+    return data if len(data) - end + 1 == length else data[: end - 1]
 
 
 def open_lines(stream: BinaryIO) -> Iterable[str]:

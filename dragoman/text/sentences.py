@@ -12,13 +12,15 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-_CLOSERS = r"[\"'”’»›)\]}」』】》〉）＂＇]*"
+# Runs are matched from their first character and given back at no point: a million dots or spaces take linear time.
+_CLOSERS = r"[\"'”’»›)\]}」』】》〉）＂＇]*+"
+_STOPS = r"[.!?…؟۔‼⁇⁈⁉]"
 _END = re.compile(
-    rf"(?P<close>[。！？｡]+{_CLOSERS})\s*"  # CJK: no space needed
-    rf"|(?P<danda>[।॥]+{_CLOSERS})\s*"  # Devanagari and its kin: neither
-    rf"|(?P<stop>[.!?…؟۔‼⁇⁈⁉]+{_CLOSERS})\s+"
+    rf"(?P<close>[。！？｡]++{_CLOSERS})\s*+"  # CJK: no space needed
+    rf"|(?P<danda>[।॥]++{_CLOSERS})\s*+"  # Devanagari and its kin: neither
+    rf"|(?P<stop>(?<!{_STOPS}){_STOPS}++{_CLOSERS})\s++"
 )
-_CLAUSE = re.compile(r"[、，；：]\s*|[,;:،؛—–]\s+|\s+[—–-]\s+")
+_CLAUSE = re.compile(r"[、，；：]\s*+|[,;:،؛—–]\s++|(?<!\s)\s++[—–-]\s++")
 _SPACE = re.compile(r"\s+")
 
 # Words that a full stop does not end, in the languages that most text is in; compared in small letters.
@@ -52,13 +54,14 @@ def split_sentences(text: str) -> Split:
 
 
 def split_long(text: str, fits: Callable[[str], bool]) -> Split:
-    """Cut text into parts that fit: at sentence ends, then clause ends, then spaces, then anywhere.
+    """Cut text into parts that fit: at sentence ends, then clause ends, then spaces, then between characters with their accents.
 
-    A text that fits is one part. A single character that does not fit stays, for nothing may be lost.
+    A text that fits is one part. What is still too long, such as a letter under thousands of accents, is cut within; a single
+    code point that does not fit stays, for nothing may be lost.
     """
     if fits(text):
         return Split([text], [])
-    levels = (_breaks(_CLAUSE), _breaks(_SPACE), _anywhere)
+    levels = (_breaks(_CLAUSE), _breaks(_SPACE), _anywhere, _code_points)
     return _as_split(text, [part for sentence in _sentences(text) for part in _shrunk(text, sentence, fits, levels)])
 
 
@@ -116,6 +119,11 @@ def _anywhere(text: str, span: _Span) -> Iterator[_Span]:
             yield _Span(start, place)
             start = place
     yield _Span(start, span.end)
+
+
+def _code_points(text: str, span: _Span) -> Iterator[_Span]:
+    """Cut into single code points, for clusters that have more accents than fit."""
+    return (_Span(place, place + 1) for place in range(span.start, span.end))
 
 
 def _shrunk(

@@ -13,6 +13,7 @@ from dragoman.text.specials import UNK
 from dragoman.text.tokenizer import Tokenizer
 from dragoman.translator.translation import Translation, joined
 
+MOST_CHARACTERS = 1 << 18  # of one line: a quarter of a million are a book without line breaks, or no text at all
 _TEXTS_A_THREAD, _MOST_THREADS = 512, 8  # fewer texts are encoded sooner than a thread has started
 
 
@@ -54,10 +55,15 @@ class Line:
 
 def cut_lines(texts: Sequence[str], tokenizer: Tokenizer, *, first: int = 0, longest: int) -> list[Line]:
     """Cut lines: nothing where one is blank, and by sentences where one has more pieces than the model was trained on."""
-    stripped = [text.strip() for text in texts]
+    stripped = [text[:MOST_CHARACTERS].strip() for text in texts]
     threads = min(1 + len(stripped) // _TEXTS_A_THREAD, os.cpu_count() or 1, _MOST_THREADS)
     encoded = tokenizer.encode_batch(stripped, threads=threads)
-    return [_cut(first + at, text, whole, tokenizer, longest) for at, (text, whole) in enumerate(zip(stripped, encoded, strict=True))]
+    lines = [_cut(first + at, text, whole, tokenizer, longest) for at, (text, whole) in enumerate(zip(stripped, encoded, strict=True))]
+    for text, line in zip(texts, lines, strict=True):
+        if len(text) > MOST_CHARACTERS and text[MOST_CHARACTERS:].strip():
+            note = f"only its first {MOST_CHARACTERS:,} characters were translated: put a line break between its sentences"
+            line.notes.insert(0, note)
+    return lines
 
 
 def _cut(number: int, text: str, whole: list[int], tokenizer: Tokenizer, longest: int) -> Line:

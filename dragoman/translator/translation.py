@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_CELLS = 1 << 22  # of the alignment of a line that was translated in parts, most of which are zero
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translation:
@@ -41,13 +43,18 @@ def joined(parts: Sequence[Translation], gaps: Sequence[str], notes: Sequence[st
     """Put the translations of a line's parts together: texts with the gaps between them, scores added."""
     text = "".join(part.text + gap for part, gap in zip(parts, [*gaps, ""], strict=True))
     ranks = min((len(part.alternatives) for part in parts), default=0)
+    blocks = [part.alignment for part in parts if part.alignment is not None]
+    rows, columns = sum(block.shape[0] for block in blocks), sum(block.shape[1] for block in blocks)
+    if rows * columns > MOST_CELLS:
+        blocks = []
+        notes = [*notes, f"its alignment is left out: {rows:,} by {columns:,} are more than {MOST_CELLS:,} numbers"]
     return Translation(
         text=text,
         score=sum(part.score for part in parts),
         pieces=[piece for part in parts for piece in part.pieces],
         log_probs=[number for part in parts for number in part.log_probs],
         src_pieces=[piece for part in parts for piece in part.src_pieces],
-        alignment=_diagonal([part.alignment for part in parts if part.alignment is not None]),
+        alignment=_diagonal(blocks),
         alternatives=[joined([part.alternatives[rank] for part in parts], gaps, ()) for rank in range(ranks)],
         notes=[*notes, *_counted([note for part in parts for note in part.notes])],
     )
