@@ -8,7 +8,7 @@ OpenNMT/OpenNMT#75, LibreTranslate/Locomotive#35).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+Field = tuple[int, str]  # a text with its rank: in a narrow terminal the highest ranks are left out first
+
+WIDE_BAR, NARROW_BAR, WIDE_TERMINAL = 20, 10, 80  # columns
 PATIENCE_SECONDS = 2.0  # a phase that is shorter is not worth a line
 LINE_SECONDS = 5.0
 
@@ -98,15 +101,18 @@ class TrainingMeter:
 
     def figures(self) -> str:
         """Say it all in one line."""
-        parts = [f"loss {self.loss:.3f}", f"{self.tokens.rate:,.0f} tokens/s", f"padding {100 * self.padding:.1f} %"]
+        return " · ".join(text for _, text in self.fields())
+
+    def fields(self) -> list[Field]:
+        """Return everything in the order in which it is shown, each with its rank among what is kept in a narrow terminal."""
+        fields: list[Field] = [(2, f"loss {self.loss:.3f}"), (3, f"{self.tokens.rate:,.0f} tokens/s")]
+        fields.append((5, f"padding {100 * self.padding:.1f} %"))
         if self.best:
             figure = next(
                 (f"{shown} {self.best[name]:.2f}" for name, shown in (("bleu", "BLEU"), ("loss", "loss")) if name in self.best), ""
             )
-            parts.append(f"best at {int(self.best['update']):,}: {figure}".rstrip(": "))
-        if self.updates.left is not None:
-            parts.append(f"{duration(self.updates.left)} left")
-        return " · ".join(parts)
+            fields.append((4, f"best at {int(self.best['update']):,}: {figure}".rstrip(": ")))
+        return [*fields, *_time_left(self.updates)]
 
 
 class QuietProgress:
@@ -212,7 +218,7 @@ class LiveProgress:
     def phase(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Phase]:
         """Draw a bar, and take it away at the end."""
         meter = Meter(total)
-        with self._bar(name, meter, lambda: counted(meter, unit)) as bar:
+        with self._bar(name, meter, lambda: [(1, counted(meter, unit)), *_time_left(meter)]) as bar:
             yield bar
         if meter.seconds >= PATIENCE_SECONDS:
             self.note(f"{name}: {meter.done:,} {unit}".rstrip() + f" in {duration(meter.seconds)}")
@@ -221,21 +227,21 @@ class LiveProgress:
     def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingView]:
         """Draw the bar of training, with its figures beside it."""
         meter = TrainingMeter(steps=steps, done=done)
-        with self._bar("training", meter.updates, lambda: f"{counted(meter.updates)} · {meter.figures()}") as bar:
+        with self._bar("training", meter.updates, lambda: [(1, counted(meter.updates)), *meter.fields()]) as bar:
             yield _LiveTraining(self, meter, bar)
 
     @contextmanager
-    def _bar(self, name: str, meter: Meter, text: Any) -> Iterator[_Bar]:
+    def _bar(self, name: str, meter: Meter, fields: Callable[[], list[Field]]) -> Iterator[_Bar]:
         """Add a bar to the one display that a terminal can hold, and start or stop that with its first and last bar."""
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
         outermost = self._drawn is None
         if self._drawn is None:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}", markup=False))
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=WIDE_BAR), TextColumn("{task.fields[text]}", markup=False))
             self._drawn = RichProgress(*columns, console=self._console, refresh_per_second=4, transient=True)
             self._drawn.start()
-        bar = _Bar(self._drawn, self._drawn.add_task(name, total=meter.total, completed=meter.done, text=""), meter, text)
+        bar = _Bar(self._drawn, self._drawn.add_task(name, total=meter.total, completed=meter.done, text=""), meter, fields)
         try:
             yield bar
         finally:
@@ -248,8 +254,8 @@ class LiveProgress:
 class _Bar:
     """One bar; told of everything, it redraws four times a second."""
 
-    def __init__(self, drawn: RichProgress, task: TaskID, meter: Meter, text: Any) -> None:
-        self._drawn, self.task, self._meter, self._text = drawn, task, meter, text
+    def __init__(self, drawn: RichProgress, task: TaskID, meter: Meter, fields: Callable[[], list[Field]]) -> None:
+        self._drawn, self.task, self._meter, self._fields = drawn, task, meter, fields
         self._next = 0.0
 
     def advance(self, count: int = 1) -> None:
@@ -261,6 +267,14 @@ class _Bar:
         if now >= self._next:
             self._next = now + 0.25
             self._drawn.update(self.task, completed=self._meter.done, total=self._meter.total, text=self._text())
+
+    def _text(self) -> str:
+        """Return the fields that fit beside the name and the bar, in a terminal that may have changed its width."""
+        width = self._drawn.console.width
+        bar: Any = self._drawn.columns[1]
+        bar.bar_width = WIDE_BAR if width >= WIDE_TERMINAL else NARROW_BAR
+        name = max(len(str(task.description)) for task in self._drawn.tasks)
+        return fitting(self._fields(), width - name - bar.bar_width - 2)  # and a space after each
 
 
 class _LiveTraining:
@@ -277,6 +291,19 @@ class _LiveTraining:
 
     def plan(self, steps: int) -> None:
         self._meter.updates.total = steps
+
+
+def fitting(fields: list[Field], room: int) -> str:
+    """Join the fields that fit into so many columns, leaving out those of the highest ranks first; one is always kept."""
+    kept = list(fields)
+    while len(kept) > 1 and len(" · ".join(text for _, text in kept)) > room:
+        kept.remove(max(kept))
+    return " · ".join(text for _, text in kept)
+
+
+def _time_left(meter: Meter) -> list[Field]:
+    """Return the field that is kept longest, as soon as it can be estimated."""
+    return [] if meter.left is None else [(0, f"{duration(meter.left)} left")]
 
 
 def counted(meter: Meter, unit: str = "") -> str:

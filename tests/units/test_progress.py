@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dragoman.training.meter import Meter, duration
-from dragoman.training.progress import LiveProgress, PlainProgress, QuietProgress, TrainingMeter, open_progress, validation_line
+from dragoman.training.progress import LiveProgress, PlainProgress, QuietProgress, TrainingMeter, fitting, open_progress, validation_line
 
 
 class Clock:
@@ -157,3 +157,39 @@ def test_quiet_is_quiet() -> None:
 
 def test_a_validation_that_is_not_the_best_says_so_by_silence() -> None:
     assert validation_line(20, {"loss": 2.0}, {"loss": 1.0, "update": 10}) == "validation at 20: loss 2.000"
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 72, 80, 100, 140])
+@pytest.mark.parametrize("best", [{}, {"update": 12_000, "bleu": 31.25}])
+def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(width: int, best: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns the figures pushed both out of the line."""
+    monkeypatch.setattr(Meter, "left", 3 * 3600 + 25 * 60)
+    monkeypatch.setattr(Meter, "rate", 11_899.0)
+    progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=width))
+    with progress.training(steps=100_000, done=12_345) as view:
+        if best:
+            view.validated({"loss": 1.5}, best)
+        view.update({"update": 12_346, "nll": 4.123, "padding": 0.051, "tokens": 20_000})
+        drawn = progress._drawn
+        assert drawn is not None
+        written = io.StringIO()
+        Console(file=written, width=width).print(drawn.get_renderable())
+        line = written.getvalue().rstrip("\n")
+    assert "\n" not in line, "one line"
+    assert len(line) <= width
+    assert line.startswith("training ")
+    assert line.rstrip().endswith("3 h 25 min left")
+    bar = 20 if width >= 80 else 10
+    assert line[9] == "━", "without colours only what is done is drawn"
+    assert line[9 + bar] == " "
+    assert line[9 + bar + 1] != " "
+    assert ("12,346 of 100,000" in line) == (width >= 60)
+    assert ("loss 4.123" in line) == (width >= 72)
+    assert ("padding" in line) == (width >= 140 and not best)
+
+
+def test_a_long_name_leaves_room_for_something() -> None:
+    fields = [(1, "12,346 of 100,000 pairs"), (0, "45 s left")]
+    assert fitting(fields, 40) == "12,346 of 100,000 pairs · 45 s left"
+    assert fitting(fields, 20) == "45 s left"
+    assert fitting(fields, 2) == "45 s left"
