@@ -8,6 +8,7 @@ import platform
 import torch
 
 from dragoman.errors import ConfigError
+from dragoman.files.disk import readable_size
 from dragoman.training.distributed import local_rank
 from dragoman.translator.device import choose_device
 
@@ -23,6 +24,22 @@ def take_device(wanted: str) -> torch.device:
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     return device
+
+
+def require_memory(parameters: int) -> None:
+    """Refuse a model whose float32 weights alone exceed the memory of this machine, before anything is allocated."""
+    needed, there = 4 * parameters, _physical_memory()
+    if there and needed > there:
+        found = f"{parameters:,} parameters, {readable_size(needed)} in float32, and {readable_size(there)} of memory"
+        raise ConfigError([f"a model must fit into this machine's memory; found {found}; lower model.width or the number of layers"])
+
+
+def _physical_memory() -> int:
+    """Return the bytes of memory that the machine has; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def machine_name(device: torch.device, ranks: int) -> str:

@@ -20,13 +20,13 @@ from dragoman.bundle.loading import assemble
 from dragoman.config import Config, config_digest, from_dict, require_config, to_dict
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.evaluate.scoring import score
-from dragoman.models.build import build_meta_model
+from dragoman.models.build import build_meta_model, count_parameters
 from dragoman.runs.assembling import Assembly
 from dragoman.runs.clock import Clock, seconds_spent
 from dragoman.runs.finish import choose_weights, golden_texts, make_card, sentences_to_score
 from dragoman.runs.fitting import FEWEST_STEPS, fit, paced, steps_are_open
 from dragoman.runs.forecast import Forecast, forecast, validation_seconds
-from dragoman.runs.machine import machine_name, take_device
+from dragoman.runs.machine import machine_name, require_memory, take_device
 from dragoman.runs.pace import measure_pace
 from dragoman.runs.place import DataFile, Place
 from dragoman.runs.prepare import Prepared, open_corpora, prepare
@@ -80,7 +80,8 @@ def train(
         place.check_empty_enough()
         settled = config
     # A list of blocks that makes no model is refused before anything is prepared.
-    build_meta_model(settled.model, src_vocabulary=settled.text.vocabulary, tgt_vocabulary=settled.text.vocabulary)
+    model = build_meta_model(settled.model, src_vocabulary=settled.text.vocabulary, tgt_vocabulary=settled.text.vocabulary)
+    require_memory(count_parameters(model))
     if settled.train.threads:
         torch.set_num_threads(settled.train.threads)
     clock.budget = settled.train.budget

@@ -41,13 +41,13 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("model", 30), ("import", 30), ("settings", 70)])
+@pytest.mark.parametrize(("kind", "count"), [("model", 25), ("run", 15), ("import", 20), ("settings", 60)])
 def test_hostile_input_ends_in_one_line(kind: str, count: int, folder: Path, fault_seed: int) -> None:
     run_cases(folder, kind, count, fault_seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("kind", "count"), [("model", 250), ("import", 250), ("settings", 500)])
+@pytest.mark.parametrize(("kind", "count"), [("model", 200), ("run", 200), ("import", 150), ("settings", 500)])
 def test_much_hostile_input_ends_in_one_line(kind: str, count: int, folder: Path, fault_seed: int) -> None:
     run_cases(folder, kind, count, fault_seed + 100)
