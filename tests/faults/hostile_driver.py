@@ -38,13 +38,13 @@ def main(folder: Path, kind: str, count: int, seed: int) -> None:
     """Build what is sound, then run every case on a copy of it."""
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     report = os.fdopen(os.dup(1), "w")
+    _import_torch()
     for name in ("HOME", "XDG_CACHE_HOME", "DRAGOMAN_CACHE", "XDG_CONFIG_HOME"):
         os.environ[name] = str(folder / "home")
     (folder / "home").mkdir(mode=0o700, exist_ok=True)  # others may not write where compiled kernels are trusted
     import hostile_settings
     from hostile_directories import generate
 
-    _import_torch()
     if kind == "settings":
         _learn_imports(folder, lambda place: None, lambda place: [["train", "--out", str(place / "target"), "--set", "model.width=x"]])
         for case in hostile_settings.generate(count, seed):
@@ -297,7 +297,7 @@ def _import_torch() -> None:
 
     forecast.REHEARSAL_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
-    kernels()  # compiled once, into the cache of this folder
+    kernels()  # from the person's cache; the children's is another
 
 
 def _learn_imports(folder: Path, prepare: Callable[[Path], object], commands: Callable[[Path], list[list[str]]]) -> None:
