@@ -348,8 +348,10 @@ def test_on_a_gpu_a_first_position_whose_score_is_not_finite_is_noticed(bad: flo
 def test_on_a_gpu_a_variance_that_overflows_is_noticed() -> None:
     scale = Scale(torch.ones(64, device="cuda"), torch.zeros(64, device="cuda"), 1e-5, True)
     stream = torch.linspace(-1.0, 1.0, 64, device="cuda").repeat(3, 1)
+    change = torch.zeros_like(stream, dtype=torch.float16)
+    join(stream, change, scale, torch.float16, after=False)  # compared with the definition, and not again
     stream[1] *= 1e25
-    joined = join(stream, torch.zeros_like(stream, dtype=torch.float16), scale, torch.float16, after=False)
+    joined = join(stream, change, scale, torch.float16, after=False)
     assert joined.entering.isnan().all(dim=1).tolist() == [False, True, False]
 
 
