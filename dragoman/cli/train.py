@@ -16,6 +16,7 @@ from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.config import Config
+    from dragoman.runs.place import Place
 
 _DATA, _SETTINGS, _RUN = "Text", "Settings", "The run"
 
@@ -56,6 +57,15 @@ def train(
             autocompletion=setting_paths,
         ),
     ] = None,
+    init_from: Annotated[
+        str,
+        typer.Option(
+            "--init-from",
+            help="Fine-tune a model: start from its architecture, tokenizer and weights.",
+            metavar="MODEL",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = "",
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS)] = "",
     budget: Annotated[str, typer.Option(help="Stop in time, and fit the model to it: 90s, 30m, 1h.", rich_help_panel=_RUN)] = "",
     resume: Annotated[
@@ -80,6 +90,7 @@ def train(
         "data.src_lang": src_lang,
         "data.tgt_lang": tgt_lang,
         "train.device": device,
+        "train.init_from": init_from,
     }
     asked = [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in named.items() if value]
     if budget:
@@ -113,11 +124,13 @@ def _run(
         raise ConfigError([f"training needs text, or --resume; found neither, and a run in {out}; add --resume to go on with it"])
     else:
         settled = over(None)
+        if settled.train.init_from:
+            settled = _finetuned(settled, place, recipe=recipe, file=file, asked=asked)
     if not (place.begun or (settled and (settled.data.src or settled.data.pairs))):
         raise ConfigError(["training needs text; found neither --src and --tgt nor --pairs; see dragoman train --help"])
-    fitted = settled is not None and not settled.recipe
+    fitted = settled is not None and not settled.recipe and not settled.train.init_from
     if place.begun:
-        place.go_on(settled)
+        place.go_on(settled, asked_paths(file, asked))
     else:
         place.check_empty_enough()
         _check_files(settled)
@@ -135,6 +148,22 @@ def _run(
         progress=open_progress(sys.stderr),
         spent=time.process_time(),  # importing took this long, and a budget is for the whole command
     )
+
+
+def _finetuned(config: Config, place: Place, *, recipe: str, file: Path | None, asked: list[str]) -> Config:
+    """Return the settings over those of the model to fine-tune; a run that was begun no longer needs the model itself."""
+    from dragoman.config import read_config
+    from dragoman.config.reading import read_yaml
+
+    named = recipe or (read_yaml(file).get("recipe") if file else "")
+    if named:
+        found = f"--init-from {config.train.init_from} and the recipe {named}"
+        raise ConfigError([f"--init-from takes the architecture from a model; found {found}; leave one of the two out"])
+    if place.begun:
+        return read_config(file=file, overrides=asked, base=place.request())
+    from dragoman.runs.finetune import finetune_config
+
+    return read_config(file=file, overrides=asked, base=finetune_config(config.train.init_from))
 
 
 def _check_files(config: Config | None) -> None:

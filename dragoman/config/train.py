@@ -61,6 +61,9 @@ class TrainConfig:
         at_most=1.0,
     )
     patience: int = setting(0, "Validations without improvement after which training stops; 0 for never.", at_least=0)
+    init_from: str = setting(
+        "", "Model directory to fine-tune: its architecture, tokenizer and weights; a finished model records its base name and digest."
+    )
     budget: float = setting(0.0, "Seconds that the whole run may take; 0 for no limit.", at_least=0.0)
     deterministic: bool = setting(False, "Whether a GPU must give the same bits each time, and slower.")
     tensorboard: bool = setting(False, "Whether curves are also written for TensorBoard.")

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import DiskError
+from dragoman.text.foreign import tokenizer_from
 from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
 _FRAME = struct.Struct("<Q")
@@ -80,7 +81,7 @@ class _Worker:
         command = [sys.executable, "-c", "from dragoman.data.workers import serve; serve()"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         both = tokenizers[:1] if tokenizers.joint else tokenizers
-        frames = [part for each in both for part in (f"{each.kind}\n{each.normalisation}".encode(), each.model)]
+        frames = [part for each in both for part in each.frames()]
         self._send([len(both).to_bytes(1, "little"), *frames])
 
     def send(self, block: Block) -> None:
@@ -147,8 +148,7 @@ def serve() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     made = []
     for _ in range(int.from_bytes(_read_frame(source) or b"\0", "little")):
-        kind, normalisation = (_read_frame(source) or b"").decode().split("\n")
-        made.append(Tokenizer(_read_frame(source) or b"", kind=kind, normalisation=normalisation))
+        made.append(tokenizer_from([_read_frame(source) or b"" for _ in range(3)]))
     while True:
         frames = [_read_frame(source) for _ in range(4)]
         if any(frame is None for frame in frames):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from dragoman.data.batches import Batch, BatchPlan, collate
 from dragoman.evaluate.scoring import bleu, choose_tokenizer
 from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.runs.finetune import starting_weights
 from dragoman.runs.fitting import MOST_PASSES
 from dragoman.runs.prepare import Prepared
 from dragoman.tasks.translate import Sample, TranslateTask, TranslateValidation
@@ -31,8 +33,11 @@ VALIDATION_BATCH = 4000  # slots; validation needs no gradients, so this fits wh
 class Assembly:
     """What a configuration and prepared data make together."""
 
-    def __init__(self, config: Config, prepared: Prepared, *, device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self, config: Config, prepared: Prepared, *, device: torch.device, progress: Progress, weights: Path | None = None
+    ) -> None:
         self.config, self.prepared, self.device, self.progress = config, prepared, device, progress
+        self.weights = weights  # to fine-tune from
 
     @cached_property
     def plan(self) -> BatchPlan:
@@ -41,10 +46,13 @@ class Assembly:
         return BatchPlan(store.src_lengths, store.tgt_lengths, batch_tokens=config.batch_tokens, seed=config.seed)
 
     def model(self) -> EncoderDecoder:
-        """Build the model, its weights drawn from the run's seed."""
+        """Build the model, its weights drawn from the run's seed or those of the model that is fine-tuned."""
         torch.manual_seed(self.config.train.seed)
         src, tgt = self.prepared.tokenizers
-        return build_model(self.config.model, src_vocabulary=len(src), tgt_vocabulary=len(tgt)).to(self.device)
+        model = build_model(self.config.model, src_vocabulary=len(src), tgt_vocabulary=len(tgt))
+        if self.weights is not None:
+            model.load_state_dict(dict(starting_weights(self.weights, self.config, self.prepared.tokenizers)))
+        return model.to(self.device)
 
     def trainer(self, run: RunDirectory, *, world: World, deadline: Callable[[], float] | None, replan: Replan | None) -> Trainer:
         """Put everything together."""

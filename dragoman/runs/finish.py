@@ -66,6 +66,7 @@ def make_card(
     if prepared.valid is not None:
         facts["validation pairs"] = f"{len(prepared.valid):,} ({', '.join(valid) or 'held out of the training pairs'})"
     training = {
+        **({"fine-tuned from": config.train.init_from} if config.train.init_from else {}),
         "updates": f"{result.step:,}",
         "weights": chosen,
         "time": f"{duration(seconds)} on {machine}",

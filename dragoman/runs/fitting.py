@@ -67,7 +67,7 @@ def fit(size: Survey, *, seconds: float, measure: Measure | None, device: str = 
     """Choose for a corpus; with `seconds` 0 there is no limit and nothing is measured."""
     vocabulary = fitting_vocabulary(size.words)
     pieces = size.tokens or size.words * TOKENS_A_WORD
-    batch = int(min(LARGEST_BATCH, max(SMALLEST_BATCH, 500 * round(pieces / 2 / UPDATES_A_PASS.get(device, UPDATES_ELSEWHERE) / 500))))
+    batch = fitting_batch(pieces, device)
     allowed = [rung for rung in LADDER if rung.weights(vocabulary) <= WEIGHTS_A_WORD * size.words] or [LADDER[0]]
     if seconds and measure is not None:
         choice = _within(allowed, pieces, seconds, lambda rung: measure(_configured(rung, vocabulary, batch, dropout=0.1)), vocabulary)
@@ -87,6 +87,12 @@ def fit(size: Survey, *, seconds: float, measure: Measure | None, device: str = 
         f"schedule: {choice.reason}; learning rate {config.train.learning_rate:.2g}, falling to nought; dropout {config.model.dropout:g}",
     ]
     return Fitted(config, reasons, choice.passes)
+
+
+def fitting_batch(tokens: float, device: str) -> int:
+    """Return train.batch_tokens for a corpus of so many tokens, both sides."""
+    wanted = 500 * round(tokens / 2 / UPDATES_A_PASS.get(device, UPDATES_ELSEWHERE) / 500)
+    return int(min(LARGEST_BATCH, max(SMALLEST_BATCH, wanted)))
 
 
 def fitting_vocabulary(words: int) -> int:
@@ -156,5 +162,6 @@ def paced(config: Config, updates: int, *, keep: Collection[str] = ()) -> Config
 
 def steps_are_open(config: Config) -> bool:
     """Say whether the number of updates is the recipe's own, which a time budget may change, and not a person's."""
-    recipe = catalogue("recipe").load(config.recipe)() if config.recipe else Config()
+    plain = not config.recipe or config.train.init_from  # fine-tuning starts from every setting's default, not from a recipe
+    recipe = Config() if plain else catalogue("recipe").load(config.recipe)()
     return config.train.steps == recipe.train.steps

@@ -3,6 +3,7 @@
 my-model/
   training/          the run: see training/checkpoint.py
     request.json     what was asked for
+    init.safetensors the weights that fine-tuning starts from
     data.json        the files that were read, with their hashes, and the tokenizer's
     config.json      what came of it: the same, with everything chosen
     text/            the tokenizers
@@ -203,7 +204,8 @@ class Place:
                 continue
             for name, value in values.items():
                 path = f"{section}.{name}"
-                if value == has[section][name] or (value == before[section][name] and path not in asked):
+                same = value == before[section][name] and (path not in asked or path == "train.init_from")  # settled as a digest
+                if same or value == has[section][name]:
                     continue
                 allowed = CHANGEABLE.get(section, set())
                 if allowed is not None and name not in allowed:

@@ -74,12 +74,19 @@ def open_corpora(data: DataConfig) -> Corpora:
 
 
 def prepare(
-    config: Config, text_folder: Path, progress: Progress, *, began_with: Sequence[DataFile] | None = None, most_sentences: int = 2000
+    config: Config,
+    text_folder: Path,
+    progress: Progress,
+    *,
+    began_with: Sequence[DataFile] | None = None,
+    given: Tokenizers | None = None,
+    most_sentences: int = 2000,
 ) -> Prepared:
     """Make the tokenizers and the stores, or open those of an earlier run on the same files.
 
     A run that was begun passes the files that it `began_with` (an older dragoman recorded none): it keeps its
-    tokenizers, whatever has become of the cache, and none of its files may have changed.
+    tokenizers, whatever has become of the cache, and none of its files may have changed. Fine-tuning passes the
+    tokenizers of its model as `given`.
     """
     corpora = open_corpora(config.data)
     cache = _writable_cache(config.data, text_folder.parent, progress)
@@ -87,14 +94,15 @@ def prepare(
     files = [DataFile.of(part, path) for part, corpus in corpora.named() for path in corpus.files]
     before = list(began_with or ())
     if before:
-        require_same([each for each in before if each.part != TEXT], files)
+        require_same([each for each in before if each.part in ("train", "valid")], files)
     digests = {part: [each.sha256 for each in files if each.part == part] for part in ("train", "valid")}
     if began_with is not None and (text_folder / "text.json").exists():
         if before:
             require_same([each for each in before if each.part == TEXT], _text_files(text_folder))
         tokenizers = load_tokenizers(text_folder)
     else:
-        tokenizers = _tokenizers(corpora.train, config.text, text_folder, cache, progress, digests["train"])
+        tokenizers = given or _tokenizers(corpora.train, config.text, cache, progress, digests["train"])
+        _replace(tokenizers, text_folder)
         if before:  # the folder was lost: the same text must have given the same tokenizer
             require_same([each for each in before if each.part == TEXT], _text_files(text_folder))
     files += _text_files(text_folder)
@@ -188,20 +196,23 @@ def _advancing(advance: Callable[[int], None]) -> Callable[[Preparing], None]:
     return report
 
 
-def _tokenizers(corpus: Corpus, config: TextConfig, folder: Path, cache: Path, progress: Progress, digests: list[str]) -> Tokenizers:
-    """Take the tokenizers that an earlier run learnt from the same files, or learn them, and give the run a copy."""
+def _tokenizers(corpus: Corpus, config: TextConfig, cache: Path, progress: Progress, digests: list[str]) -> Tokenizers:
+    """Take the tokenizers that an earlier run learnt from the same files, or learn them."""
     kept = cache / f"text-{_text_key(corpus, config, digests)[:32]}"
     if (kept / "text.json").exists():
-        tokenizers = load_tokenizers(kept)
-    else:
-        with progress.phase("learning the vocabulary"):
-            tokenizers = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
-        check_unchanged(corpus, digests)
-        _save_whole(tokenizers, kept)
-    if (folder / "text.json").exists() and _digests(load_tokenizers(folder)) != _digests(tokenizers):
-        shutil.rmtree(folder)  # left by an attempt with other text or settings that never came to train
-    _save_whole(tokenizers, folder)
+        return load_tokenizers(kept)
+    with progress.phase("learning the vocabulary"):
+        tokenizers = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
+    check_unchanged(corpus, digests)
+    _save_whole(tokenizers, kept)
     return tokenizers
+
+
+def _replace(tokenizers: Tokenizers, folder: Path) -> None:
+    """Give the run its copy, in place of one left by an attempt with other text or settings that never came to train."""
+    if (folder / "text.json").exists() and _digests(load_tokenizers(folder)) != _digests(tokenizers):
+        shutil.rmtree(folder)
+    _save_whole(tokenizers, folder)
 
 
 def _digests(tokenizers: Tokenizers) -> tuple[str, str]:

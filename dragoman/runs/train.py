@@ -17,18 +17,20 @@ from dragoman import stopping
 from dragoman.bundle import Score as CardScore
 from dragoman.bundle import write_bundle
 from dragoman.bundle.loading import assemble
-from dragoman.config import Config, config_digest, from_dict, require_config, to_dict
+from dragoman.config import Config, TrainConfig, config_digest, from_dict, require_config, to_dict
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.evaluate.scoring import score
 from dragoman.models.build import build_meta_model, count_parameters
 from dragoman.runs.assembling import Assembly
 from dragoman.runs.clock import Clock, seconds_spent
+from dragoman.runs.finetune import COPY, Origin, keep_weights, open_origin, require_same_model
+from dragoman.runs.finetune import EPOCHS as FINETUNING_EPOCHS
 from dragoman.runs.finish import choose_weights, golden_texts, make_card, sentences_to_score
-from dragoman.runs.fitting import FEWEST_STEPS, fit, paced, steps_are_open
+from dragoman.runs.fitting import FEWEST_STEPS, fit, fitting_batch, paced, steps_are_open
 from dragoman.runs.forecast import Forecast, forecast, validation_seconds
 from dragoman.runs.machine import machine_name, require_memory, take_device
 from dragoman.runs.pace import measure_pace
-from dragoman.runs.place import DataFile, Place
+from dragoman.runs.place import DataFile, Place, require_same
 from dragoman.runs.prepare import Prepared, open_corpora, prepare
 from dragoman.runs.survey import survey
 from dragoman.text.learning import VocabularyError
@@ -44,6 +46,7 @@ from dragoman.translator.device import where_it_fits
 
 logger = logging.getLogger(__name__)
 
+INIT = "init"  # the part of DataFile that the weights of a fine-tuned model are
 CORRECTED = 0.1  # how far from what was announced the steps of a time budget may move without a line of the log
 
 
@@ -79,6 +82,8 @@ def train(
         assert config is not None, "a directory without a run was rejected above"
         place.check_empty_enough()
         settled = config
+        if settled.train.init_from:
+            require_same_model(settled, open_origin(settled.train.init_from))
     # A list of blocks that makes no model is refused before anything is prepared.
     model = build_meta_model(settled.model, src_vocabulary=settled.text.vocabulary, tgt_vocabulary=settled.text.vocabulary)
     require_memory(count_parameters(model))
@@ -96,7 +101,11 @@ def train(
         run = _Run(chosen, place, begun=started, device=where, world=world, clock=clock, progress=shown, asked=asked)
         # Named on the first line, so that nobody trains on a CPU beside an idle GPU without knowing (joeynmt#133).
         shown.note(f"training on {machine_name(where, world.size)}")
-        if over is not None and not started:
+        if started:
+            run.take_up()
+        elif settled.train.init_from:
+            run.finetune()
+        elif over is not None:
             run.fit(over)
         return run.rehearse() if dry_run else run.go(request=config)
 
@@ -126,6 +135,8 @@ class _Run:
         self._steps_open = "train.steps" not in asked and steps_are_open(place.request() if begun else config)
         self._vocabulary_open = False
         self._epochs = 0.0  # how often a fitted run sees its corpus, without a time budget
+        self._origin: Origin | None = None  # the model that a new run fine-tunes ...
+        self._weights: Path | None = None  # ... and the weights that it starts from
 
     def fit(self, over: Callable[[Config], Config]) -> None:
         """Choose what nobody named: vocabulary, size, schedule."""
@@ -146,6 +157,22 @@ class _Run:
         self.config = over(base)
         self._steps_open = "train.steps" not in self.asked and self.config.train.steps == base.train.steps
         self._vocabulary_open = self.config.text.vocabulary == base.text.vocabulary
+
+    def finetune(self) -> None:
+        """Open the model that training starts from, and fit the batches to the corpus; the steps follow its size or the time."""
+        origin = self._origin = open_origin(self.config.train.init_from)
+        self._weights, self._epochs = origin.weights, FINETUNING_EPOCHS
+        tokens = f"{len(origin.tokenizers.src):,}" + ("" if origin.tokenizers.joint else f" and {len(origin.tokenizers.tgt):,}")
+        self.progress.note(f"fine-tuning {origin.name}: its architecture, its tokenizer of {tokens} tokens and its weights")
+        if "train.batch_tokens" not in self.asked and self.config.train.batch_tokens == TrainConfig().batch_tokens:
+            size = survey(open_corpora(self.config.data).train)
+            self.config = self.config.replace(train={"batch_tokens": fitting_batch(size.tokens, self.device.type)})
+
+    def take_up(self) -> None:
+        """Find the weights that a begun run was fine-tuned from, as they were."""
+        if self.config.train.init_from:
+            self._weights = self.place.training / COPY
+            require_same([each for each in self.place.data() if each.part == INIT], [DataFile.of(INIT, self._weights)])
 
     def go(self, *, request: Config | None) -> Path:
         """Prepare, train, finish."""
@@ -297,7 +324,8 @@ class _Run:
     def _prepare_here(self, began_with: Sequence[DataFile] | None) -> Prepared:
         """Prepare in this process; a vocabulary that was fitted, and is more than the text allows, is made smaller."""
         try:
-            return prepare(self.config, self.place.text, self.progress, began_with=began_with)
+            given = self._origin.tokenizers if self._origin is not None else None
+            return prepare(self.config, self.place.text, self.progress, began_with=began_with, given=given)
         except VocabularyError as error:
             if not self._vocabulary_open:
                 raise
@@ -307,7 +335,7 @@ class _Run:
 
     def _parts(self, prepared: Prepared) -> Assembly:
         """Make ready to put together what the configuration says now."""
-        return Assembly(self.config, prepared, device=self.device, progress=self.progress)
+        return Assembly(self.config, prepared, device=self.device, progress=self.progress, weights=self._weights)
 
     def _trainer(self, prepared: Prepared, run: RunDirectory) -> Trainer:
         """Put model, data and loop together, with an eye on the clock where there is a limit."""
@@ -335,7 +363,14 @@ class _Run:
         self.config = from_dict(self.world.share(lambda: self._settle(estimate), "settle the configuration"))
         if self.world.leads:
             self._tell(estimate)
-            self.place.write(request, self.config, prepared.files)
+            files = prepared.files
+            if self._origin is not None:
+                train = self.config.train
+                schedule = f"{train.schedule}, {train.warmup:,} steps of warm-up"
+                self.progress.note(f"schedule: learning rate {train.learning_rate:.2g} at its peak, {schedule}")
+                self._weights = keep_weights(self._origin, self.place.training)
+                files = [*files, DataFile.of(INIT, self._weights)]
+            self.place.write(request, self.config, files)
 
     def _settle_steps(self, trainer: Trainer, prepared: Prepared) -> Forecast:
         """Measure the throughput and fit the steps to the time, or to the epochs, where nobody named them."""
@@ -360,6 +395,8 @@ class _Run:
     def _settle(self, estimate: Forecast) -> dict[str, object]:
         """Return the configuration as plain values, unless there is no time for even one step."""
         self._require_time(estimate)
+        if self._origin is not None:
+            self.config = self.config.replace(train={"init_from": self._origin.name})
         return to_dict(self.config)
 
     def _require_time(self, estimate: Forecast) -> None:

@@ -74,6 +74,10 @@ class ForeignTokenizer(Tokenizer):
         pieces_path(directory, side).write_text(json.dumps({"pieces": self._pieces}, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
         write_settings(directory, kind=self.kind, normalisation=self.normalisation)
 
+    def frames(self) -> list[bytes]:
+        """Return all that makes the tokenizer, its list of tokens included."""
+        return [*super().frames()[:2], json.dumps(self._pieces).encode()]
+
     def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
         """Encode many texts; a language's code before a text, as in `>>fra<<`, is one piece."""
         cut = [_split_code(text) for text in texts]
@@ -108,6 +112,15 @@ class ForeignTokenizer(Tokenizer):
         hasher.update(json.dumps(self._pieces).encode())
         hasher.update(self._model)
         return hasher.hexdigest()
+
+
+def tokenizer_from(frames: Sequence[bytes]) -> Tokenizer:
+    """Make a tokenizer from what `Tokenizer.frames` returned."""
+    header, model, pieces = frames
+    kind, normalisation = header.decode().split("\n")
+    if pieces:
+        return ForeignTokenizer(model, json.loads(pieces), kind=kind)
+    return Tokenizer(model, kind=kind, normalisation=normalisation)
 
 
 def _split_code(text: str) -> tuple[list[str], str]:

@@ -95,6 +95,10 @@ class Tokenizer:
         (directory / f"{side}.model").write_bytes(self._model)
         write_settings(directory, kind=self.kind, normalisation=self.normalisation)
 
+    def frames(self) -> list[bytes]:
+        """Return all that makes the tokenizer, for another process: `tokenizer_from` takes it back."""
+        return [f"{self.kind}\n{self.normalisation}".encode(), self._model, b""]
+
     def encode(self, text: str) -> list[int]:
         """Turn text into piece ids, without start or end."""
         return self.encode_batch([text])[0]
