@@ -70,7 +70,7 @@ def mini(config: Config) -> Config:
             "compile": "off",  # compiling would take longer than the run
             "checkpoint_every": 500,
             "validate_every": 100,
-            "validate_sentences": 100,
+            "validate_sentences": 200,
             "patience": 0,  # a plateau before attention is learnt may be long
             "budget": 0.0,  # bounded by steps
         },
@@ -79,11 +79,13 @@ def mini(config: Config) -> Config:
 
 
 def _few(blocks: tuple[str, ...], setting: str) -> tuple[str, ...]:
-    """Keep one block of each kind, or two layers where there is but one kind."""
-    found = parse_blocks(blocks, setting)
-    kinds = list(dict.fromkeys(str(_smaller(spec)) for spec in found))
-    alone = len(kinds) == 1 and "layers" not in found[0].options
-    return (f"{kinds[0]}*{min(len(found), LAYERS)}",) if alone else tuple(kinds)
+    """Keep two layers: two repeats of the pattern that a stack repeats, or one block of each kind where it repeats none."""
+    found = [str(_smaller(spec)) for spec in parse_blocks(blocks, setting)]
+    period = next(size for size in range(1, len(found) + 1) if found == found[:size] * (len(found) // size))
+    repeats = min(len(found) // period, LAYERS)
+    if repeats == 1:
+        return tuple(dict.fromkeys(found))
+    return (f"{found[0]}*{repeats}",) if period == 1 else tuple(found[:period] * repeats)
 
 
 def _smaller(spec: BlockSpec) -> BlockSpec:
