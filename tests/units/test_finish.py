@@ -1,0 +1,99 @@
+"""What a finished run becomes: which weights are taken, and what a validation is expected to take."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from run_kit import publish, tensors
+from training_kit import Corpus, tiny_model
+
+from dragoman.config import Config
+from dragoman.errors import CorruptError
+from dragoman.runs import forecast
+from dragoman.runs.finish import choose_weights
+from dragoman.runs.forecast import TIMED_BATCHES, TIMED_SENTENCES, validation_seconds
+from dragoman.training.checkpoint import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory(tmp_path / "training", keep=9) as directory:
+        yield directory
+
+
+def config(**train: Any) -> Config:
+    return Config().replace(train={"average": 0, **train})
+
+
+def first(weights: dict[str, torch.Tensor]) -> float:
+    return float(weights["layer.weight"][0, 0])
+
+
+def test_the_best_step_is_taken_or_the_last_with_its_moving_average(run):
+    publish(run, 1, 2, 3)
+    weights, told = choose_weights(run, config(choose="best"))
+    assert (first(weights), told) == (1.0, "step 3, the last, as a running average")  # none was kept as the best
+    run.keep_best(2)
+    weights, told = choose_weights(run, config(choose="best"))
+    assert (first(weights), told) == (pytest.approx(2 / 3), "step 2, the best, as a running average")
+    weights, told = choose_weights(run, config(choose="last"))
+    assert (first(weights), told) == (1.0, "step 3, the last, as a running average")
+    run.publish(4, tensors(4) | {"ema": None}, {})
+    weights, told = choose_weights(run, config(choose="last"))
+    assert (first(weights), told) == (4.0, "step 4, the last")
+
+
+@pytest.mark.parametrize(("count", "steps", "mean"), [(2, "3, 2", 2.5), (3, "3, 2, 1", 2.0), (9, "3, 2, 1", 2.0)])
+def test_the_newest_steps_are_averaged_before_a_best_is_looked_for(run, count, steps, mean):
+    publish(run, 1, 2, 3)
+    run.keep_best(1)
+    weights, told = choose_weights(run, config(average=count))
+    assert told == f"average of steps {steps}"
+    assert first(weights) == pytest.approx(mean / 3)  # of their moving averages
+
+
+def test_a_run_without_a_checkpoint_becomes_nothing(run):
+    for settings in ({}, {"average": 3}, {"choose": "last"}):
+        with pytest.raises(CorruptError, match="must have a checkpoint that verifies; found none in"):
+            choose_weights(run, config(**settings))
+
+
+@pytest.mark.parametrize("sentences", [0, 3, 200])
+@pytest.mark.parametrize("translates", [True, False])
+def test_a_validation_is_timed_by_a_few_batches_and_sentences(monkeypatch, sentences, translates):
+    """On a clock that each batch and each sentence moves by a second."""
+    corpus, now = Corpus(12), SimpleNamespace(now=0.0)
+    plan = corpus.plan()
+    batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
+    asked: list[int] = []
+
+    @contextlib.contextmanager
+    def autocast(device: torch.device):
+        now.now += 1.0
+        yield
+
+    def translate(model: Any, src: list[str]) -> None:
+        asked.append(len(src))
+        now.now += len(src)
+
+    monkeypatch.setattr(forecast, "time", SimpleNamespace(monotonic=lambda: now.now))
+    validation: Any = SimpleNamespace(
+        batches=lambda: [batch] * 10,
+        precision=SimpleNamespace(autocast=autocast),
+        device=torch.device("cpu"),
+        count=10,
+        translate=translate if translates else None,
+        sample=SimpleNamespace(src=["a"] * sentences),
+    )
+    model = tiny_model().train()
+    found = validation_seconds(validation, model)
+    assert model.training
+    few = min(sentences, TIMED_SENTENCES)
+    assert asked == ([min(2, few), few] if translates and sentences else [])
+    batches = 10 * TIMED_BATCHES / TIMED_BATCHES  # the first of those timed only warms up
+    assert found == pytest.approx(batches + (few * max(1, sentences / few) ** 0.75 * 0.4 if asked else 0))
+    assert validation_seconds(None, model) == 0.0
