@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import WuPenalty
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import search
+from dragoman.decoding.stepping import select_rows
 from dragoman.errors import ConfigError, DivergedError
 from dragoman.text.specials import BOS, EOS, PAD, UNK
 
@@ -245,6 +247,13 @@ def test_finished_sentences_leave_the_batch() -> None:
     model.logits = lambda source, history: [v - 1000.0 * (t == EOS and source == 0) for t, v in enumerate(plain(source, history))]
     run(model, [0, 1, 2, 3, 4], Greedy(), limit=9)
     assert model.rows_seen == 5 + 9  # all of them once, then only the row that goes on
+
+
+def test_rows_are_reordered_unless_they_all_stay_in_their_places() -> None:
+    state = TableState(torch.tensor([7, 8, 9]), torch.tensor([[1], [2], [3]]))
+    assert select_rows(state, np.array([0, 1, 2]), 3) is state
+    for rows in ([0, 2, 1], [0, 1], [2, 2, 2]):
+        assert select_rows(state, np.array(rows), 3).history.flatten().tolist() == [row + 1 for row in rows]
 
 
 def test_n_best_costs_no_second_pass() -> None:

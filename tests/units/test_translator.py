@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 from dragoman.translator import Translator
 from dragoman.translator.checks import Circle, circle
 from dragoman.translator.lines import cut_lines, fitting_gap
+from dragoman.translator.translation import shortened
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +130,21 @@ def test_a_line_is_cut_where_it_has_one_token_too_many(tokenizers: Tokenizers) -
     assert len(cut.parts) == 2
     assert "".join(part + gap for part, gap in zip([part.text for part in cut.parts], [*cut.gaps, ""], strict=True)) == text
     assert cut.notes == [f"{count:,} pieces are more than the {count - 1:,} that the model was trained on: translated in 2 parts"]
+
+
+@pytest.mark.parametrize(("lines", "threads"), [(1, 1), (511, 1), (512, 2), (5000, 3)])
+def test_lines_are_encoded_by_a_thread_for_every_512_of_them(monkeypatch: pytest.MonkeyPatch, lines: int, threads: int) -> None:
+    used: list[int] = []
+
+    class Counting:
+        def encode_batch(self, texts: list[str], *, threads: int) -> list[list[int]]:
+            used.append(threads)
+            return [[7] for _ in texts]
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    tokenizer: Any = Counting()
+    assert len(cut_lines(["a"] * lines, tokenizer, longest=9)) == lines
+    assert used == [threads]
 
 
 def test_a_part_may_have_as_many_tokens_as_the_limit(tokenizers: Tokenizers) -> None:
@@ -350,6 +367,11 @@ def test_unknown_characters_are_counted(tokenizers: Tokenizers) -> None:
     plain = train_tokenizers(["abc def"] * 20, ["abc def"] * 20, config.text)
     [found] = copying(plain, config).stream(["abc ж def"])
     assert any("1 of its pieces is unknown" in note for note in found.notes)
+
+
+def test_texts_of_a_repr_are_cut_past_sixty_characters() -> None:
+    assert shortened("a" * 60) == repr("a" * 60)
+    assert shortened("a" * 61) == repr("a" * 59) + "…"
 
 
 def test_packing_masks_by_length() -> None:
