@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman import stopping
+from dragoman.bundle.format import TEXT_FILES
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
 from dragoman.config.tree import file_names
 from dragoman.data.corpus import Corpus, Pair, corpus_from_config
 from dragoman.data.preparing import Progress as Preparing
 from dragoman.data.preparing import check_unchanged
 from dragoman.data.store import Store, prepared_folder
+from dragoman.errors import BundleError
 from dragoman.files.cache import make_private
 from dragoman.files.disk import explaining
 from dragoman.files.manifest import canonical_json
@@ -211,8 +213,20 @@ def _tokenizers(corpus: Corpus, config: TextConfig, cache: Path, progress: Progr
 def _replace(tokenizers: Tokenizers, folder: Path) -> None:
     """Give the run its copy, in place of one left by an attempt with other text or settings that never came to train."""
     if (folder / "text.json").exists() and _digests(load_tokenizers(folder)) != _digests(tokenizers):
-        shutil.rmtree(folder)
+        _remove_text(folder)
     _save_whole(tokenizers, folder)
+
+
+def _remove_text(folder: Path) -> None:
+    """Remove a folder of tokenizers; raise BundleError where it is a link or holds anything else, which stays."""
+    others = sorted(set(os.listdir(folder)) - set(TEXT_FILES))
+    if folder.is_symlink() or others:
+        found = "a symbolic link" if folder.is_symlink() else f"{others[0]!r:.120} in it"
+        raise BundleError(f"{folder} must hold an earlier attempt's tokenizers alone, to be replaced", found=found, fix="move it away")
+    with explaining(folder):
+        for each in folder.iterdir():
+            each.unlink()
+        folder.rmdir()
 
 
 def _digests(tokenizers: Tokenizers) -> tuple[str, str]:

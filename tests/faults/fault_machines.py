@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import nn
 
 from dragoman.bundle import write_bundle
 from dragoman.config import read_config
-from dragoman.engines import Native, installed
+from dragoman.engines import Native, installed, trust
 from dragoman.engines.cpu import building, freezing
 from dragoman.models.build import build_model
 from dragoman.tasks.translate import TranslateTask
@@ -55,8 +54,9 @@ def make_folder(place: Path) -> Path:
     if importlib.util.find_spec("ctranslate2") is not None:
         from dragoman.exchange.exporting import export_ctranslate2
 
+        greedy = config.replace(decode={"beam": 1})  # a beam search is the native engine's unless another is named
         for name in ("exported", "damaged"):
-            shutil.copytree(place / "model", place / name)
+            write_bundle(place / name, config=greedy, tokenizers=tokenizers, weights=model.state_dict(), golden=["Guten Morgen."])
             export_ctranslate2(place / name, quantisation="float32")
         (place / "damaged/engines/ctranslate2-float32/model.bin").write_bytes(b"no model")
     return place
@@ -67,6 +67,8 @@ def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(device, "_told", set())
     monkeypatch.setattr(memory, "_told", set())
     monkeypatch.setattr(compiling, "_failed", "")
+    trusted = trust.trust_folder()  # where the engines of `make_folder` are recorded
+    monkeypatch.setattr(trust, "trust_folder", lambda: trusted)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(building, "_kernels", lambda folder, wanted: None)  # a compiler would take seconds in every test
 

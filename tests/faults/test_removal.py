@@ -18,6 +18,7 @@ from dragoman.errors import BundleError
 from dragoman.exchange import exporting
 from dragoman.exchange.exporting import export_ctranslate2, export_onnx
 from dragoman.files.manifest import read_manifest
+from dragoman.runs.prepare import _remove_text
 
 pytest.importorskip("ctranslate2")
 
@@ -233,3 +234,18 @@ def test_a_failed_export_leaves_no_parents_behind(model: Path, monkeypatch: pyte
 def test_the_folder_that_is_published_is_checked_again(model: Path) -> None:
     with pytest.raises(BundleError, match="a directory with files at"), engine_folder.publish_folder(model, {}):
         pytest.fail("there is something")
+
+
+def test_tokenizers_of_an_earlier_attempt_are_replaced_and_nothing_else(model: Path, outside: Path) -> None:
+    folder = model / "text"
+    (folder / "notes.txt").write_text(CANARY)
+    before = contents(folder)
+    with pytest.raises(BundleError, match=r"found 'notes\.txt' in it"):
+        _remove_text(folder)
+    assert contents(folder) == before
+    (model / "linked").symlink_to(folder)
+    (folder / "notes.txt").unlink()
+    with pytest.raises(BundleError, match="found a symbolic link"):
+        _remove_text(model / "linked")
+    _remove_text(folder)
+    assert not folder.exists()
