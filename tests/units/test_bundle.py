@@ -15,7 +15,7 @@ from sync_kit import SyncRecorder
 from dragoman.bundle import Bundle, Card, Score, write_bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.card import command_line, write_card
-from dragoman.bundle.golden import check_golden, make_golden
+from dragoman.bundle.golden import _problem, check_golden, make_golden
 from dragoman.config import Config
 from dragoman.errors import BundleError, CorruptError, DivergedError, ForbiddenError
 from dragoman.models.build import build_model
@@ -320,6 +320,14 @@ def test_golden_vectors_of_another_form_are_refused_before_the_model_runs(tmp_pa
     spoil(golden)
     with pytest.raises(BundleError, match=found):
         check_golden(bundle.model, bundle.tokenizers, golden, "golden.json")
+
+
+@pytest.mark.parametrize(("finished", "count"), [(True, 3), (False, 2)])
+def test_a_golden_case_has_a_number_for_each_token_and_for_its_end(finished: bool, count: int) -> None:
+    for numbers in range(5):
+        case = {"input": "a", "src": [5], "tgt": [6, 7], "finished": finished, "output": "b", "log_probs": [-0.5] * numbers}
+        assert _problem(case, 8, 8) == ("" if numbers == count else "log_probs that are not one a piece")
+    assert _problem(case | {"log_probs": [-0.5] * count}, 8, 7).startswith("tgt that is not a list")
 
 
 def test_the_text_of_a_card_may_be_given_whole(tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def call(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return found
 
 
+@pytest.mark.parametrize("compile", ["auto", "on"])
+def test_ranks_that_share_the_weights_never_compile(compile: str) -> None:
+    found = choose_compiling(dataclasses.replace(LONG, compile=compile), GPU, sharded=True)
+    assert (found.wanted, "meet within a pass" in found.reason) == (False, True)
+
+
 def test_blocks_are_compiled_once_but_for_those_that_loop(by_hand: list[str]) -> None:
     model = nn.Sequential(Doubling(), Looping(), nn.Identity(), Doubling())
     compiled = Compiled(call)

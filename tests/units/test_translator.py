@@ -101,6 +101,10 @@ def test_an_output_that_goes_round_in_circles_is_noted(tokenizers: Tokenizers) -
         ([9, 8, *[5] * 12], Circle((5,), 12)),
         ([1, *[5, 6, 7] * 5, 5, 9], Circle((5, 6, 7), 5)),
         ([*[5, 6] * 4, 1], None),
+        ([5] * 11, None),
+        (list(range(8)) * 5, Circle(tuple(range(8)), 5)),
+        (list(range(8)) * 4 + list(range(7)), None),
+        (list(range(9)) * 6, None),
     ],
 )
 def test_circles_are_found_with_their_pattern(tokens: list[int], expected: Circle | None) -> None:
