@@ -47,7 +47,7 @@ from dragoman.translator.device import where_it_fits
 logger = logging.getLogger(__name__)
 
 INIT = "init"  # the part of DataFile that the weights of a fine-tuned model are
-CORRECTED = 0.1  # how far from what was announced the steps of a time budget may move without a line of the log
+CORRECTED = 0.2  # how far from what was announced the steps of a time budget may move without a line of the log
 
 
 def train(
@@ -135,6 +135,7 @@ class _Run:
         self._steps_open = "train.steps" not in asked and steps_are_open(place.request() if begun else config)
         self._vocabulary_open = False
         self._epochs = 0.0  # how often a fitted run sees its corpus, without a time budget
+        self._announced = 0  # steps that the estimate named
         self._origin: Origin | None = None  # the model that a new run fine-tunes ...
         self._weights: Path | None = None  # ... and the weights that it starts from
 
@@ -340,14 +341,15 @@ class _Run:
     def _trainer(self, prepared: Prepared, run: RunDirectory) -> Trainer:
         """Put model, data and loop together, with an eye on the clock where there is a limit."""
         parts, clock = self._parts(prepared), self.clock
-        announced = self.config.train.steps
+        announced = self._announced or self.config.train.steps
 
         def replan(done: int, pace: float) -> int:
             """Fit the steps to the time that is left; log it where that is far from what was announced."""
             nonlocal announced
             most = parts.most_updates() if self._steps_open else self.config.train.steps
             steps = clock.updates(done, pace, most=most)
-            if abs(steps - announced) > CORRECTED * announced:
+            # Before the first validation the throughput is still too high.
+            if done >= self.config.train.validate_every and abs(steps - announced) > CORRECTED * announced:
                 epochs = [f"{parts.epochs(each):.1f}" for each in (steps, announced)]
                 rate = f"{parts.tokens_a_step() / clock.pace:,.0f} tokens/s with validations and checkpoints"
                 self.progress.note(f"measured throughput {rate}: {epochs[0]} epochs ({steps:,} steps) instead of {epochs[1]}")
@@ -388,6 +390,7 @@ class _Run:
             steps = self.clock.updates(0, estimate.pace.seconds, most=most, overhead=overhead)
         else:
             steps = max(FEWEST_STEPS, round(self._epochs * parts.plan.batches(0) / self.config.train.accumulate))
+        self._announced = steps
         if self._steps_open:
             self.config = paced(self.config, max(1, steps), keep=self.asked)
         return estimate.with_steps(steps)

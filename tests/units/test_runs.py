@@ -548,3 +548,20 @@ def test_a_fitted_run_is_as_long_as_it_says(corpus):
     (said,) = [float(re.search(r"schedule: (\d+) epochs", note)[1]) for note in told.notes if "schedule:" in note]
     (trained,) = [float(re.search(r", ([\d.]+) epochs", note)[1]) for note in told.notes if note.startswith("training:")]
     assert trained == pytest.approx(said, rel=0.02)
+
+
+def test_a_plan_that_moves_far_is_logged_once(corpus, monkeypatch):
+    """Epochs were announced twice, and differed: 60 and 34."""
+
+    def updates(self, done, seconds, *, most, overhead=None):
+        self.pace = 0.01
+        return 20 if not done else 40
+
+    monkeypatch.setattr("dragoman.runs.clock.Clock.updates", updates)
+    told = Told()
+    train(configured(corpus, "train.steps=50", "train.budget=600"), corpus / "model", progress=told)
+    (announced,) = [note for note in told.notes if "epochs, about" in note]
+    (corrected,) = [note for note in told.notes if "instead of" in note]
+    assert announced.startswith("training: 20 steps, ")
+    epochs = re.search(r"([\d.]+) epochs", announced)[1]
+    assert re.fullmatch(rf"measured throughput [\d,]+ tokens/s with .*: [\d.]+ epochs \(40 steps\) instead of {epochs}", corrected)

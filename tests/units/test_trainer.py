@@ -223,6 +223,30 @@ def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
     assert result.step == 9
 
 
+@pytest.mark.parametrize(
+    ("steps", "planned", "validated"),
+    [
+        (24, {}, [8, 16, 24]),
+        (25, {}, [8, 16, 25]),  # not at 24 and 25
+        (26, {}, [8, 16, 24, 26]),
+        (24, {4: 30, 8: 27, 16: 23, 20: 22}, [8, 16, 22]),
+        (24, {16: 25, 20: 25}, [8, 16, 25]),
+        (24, {16: 17}, [8, 16]),  # the time is up just after a validation
+    ],
+)
+def test_validations_come_at_fixed_intervals(tmp_path, steps, planned, validated) -> None:
+    """A time budget moved them with every new plan: 200, 202 and 222."""
+    plan = {"steps": steps}
+
+    def replan(done, seconds):
+        plan["steps"] = planned.get(done, plan["steps"])
+        return plan["steps"]
+
+    parts = {"validate": lambda model: {"loss": 1.0}} | ({"replan": replan} if planned else {})
+    train(tmp_path, steps=steps, checkpoint_every=4, validate_every=8, parts=parts)
+    assert [record["update"] for record in log_of(tmp_path) if record.get("event") == "validation"] == validated
+
+
 def test_rehearsing_leaves_everything_as_it_was(tmp_path) -> None:
     """A forecast before the first update (LibreTranslate/Locomotive#35), at no cost to the run."""
     with RunDirectory(tmp_path / "one") as run:
