@@ -29,6 +29,7 @@ MOST_PROBLEMS = 50  # of a configuration that are listed; the rest are counted
 _LONGEST_NAME = 100  # a longer name resembles none of ours, and comparing takes its time
 # C0 and C1 controls, DEL, surrogates, directions of writing (Unicode's bidirectional formatting) and line separators.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _UNPRINTABLE_BUT_LINES = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
 
 
@@ -46,6 +47,11 @@ def printable(text: str, *, lines: bool = False, most: int | None = None) -> str
 def escape_json(text: str) -> str:
     """Return the same JSON with the characters that control a terminal escaped; they can only stand inside of strings."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def encode_json(text: str) -> bytes:
+    """Return JSON as UTF-8, with lone surrogates escaped: they are the bytes of file names that are not UTF-8."""
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text).encode()
 
 
 class DragomanError(Exception):

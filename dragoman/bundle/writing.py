@@ -56,7 +56,7 @@ def write_bundle(
     if not isinstance(card, str):
         card = write_card(card or Card(), config, parameters=parameters)
     small = {
-        layout.CARD: card.encode(),
+        layout.CARD: card.encode("utf-8", "backslashreplace"),
         layout.CONFIG: manifest.canonical_json(to_dict(config)),
         layout.GOLDEN: manifest.canonical_json(make_golden(model, tokenizers, golden)),
     }

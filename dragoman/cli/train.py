@@ -12,7 +12,7 @@ import typer
 
 from dragoman.cli.durations import parse_duration
 from dragoman.cli.options import recipe_names, setting_paths
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, escape_json
 
 if TYPE_CHECKING:
     from dragoman.config import Config
@@ -92,7 +92,7 @@ def train(
         "train.device": device,
         "train.init_from": init_from,
     }
-    asked = [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in named.items() if value]
+    asked = [f"{path}={escape_json(json.dumps(value, ensure_ascii=False))}" for path, value in named.items() if value]
     if budget:
         asked.append(f"train.budget={parse_duration(budget)}")
     asked += set_ or []

@@ -15,6 +15,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.penalties import Penalty, WuPenalty
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines.face import Request
+from dragoman.files.atomic import native_path
 from dragoman.text.specials import BOS, EOS, PAD, SPECIALS, UNK
 from dragoman.text.tokenizer import Tokenizers
 
@@ -51,7 +52,8 @@ class CTranslate2:
         self._beams = beams  # whether it may search with a beam, which it ends by another rule than ours
         self.name, self.workers, self.longest = name, workers, longest
         self.callers = 2 * workers  # while one reads what a worker found, or spells what it is to do next, another's batch is in the queue
-        self._translator = Translator(str(folder), device="cpu", compute_type=compute_type, inter_threads=workers, intra_threads=1)
+        with native_path(folder) as readable:
+            self._translator = Translator(readable, device="cpu", compute_type=compute_type, inter_threads=workers, intra_threads=1)
         self.slots = SLOTS_INT8 if "int8" in self._translator.compute_type else SLOTS
         self._src, self._tgt = (tokenizer.pieces(range(len(tokenizer))) for tokenizer in tokenizers)
         self._ids = {piece: number for number, piece in enumerate(self._tgt)}

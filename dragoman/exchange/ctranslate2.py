@@ -20,6 +20,7 @@ from dragoman.config.names import check_quantisation
 from dragoman.engines.installed import require
 from dragoman.errors import ConfigError
 from dragoman.exchange.shape import Shape, Side, embedding_table, output_matrix, problem, read_shape, refuse
+from dragoman.files.atomic import native_path
 from dragoman.layers.feedforward import GEGLU, GELU, Gated, ReLU, SwiGLU, Swish
 from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
 from dragoman.layers.residual import PostNorm, PreNorm
@@ -60,7 +61,8 @@ def save_ctranslate2(model: EncoderDecoder, tokenizers: Tokenizers, config: Conf
     spec.config.layer_norm_epsilon = shape.encoder.epsilon
     spec.validate()
     spec.optimize(quantization=quantisation)
-    spec.save(str(directory))
+    with native_path(directory) as folder:
+        spec.save(folder)
 
 
 def vocabulary(tokenizer: Tokenizer) -> list[str]:

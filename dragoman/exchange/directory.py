@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dragoman.attention.positions import SinusoidalHalves
 from dragoman.errors import BundleError, CorruptError
-from dragoman.files.atomic import open_regular
+from dragoman.files.atomic import native_path, open_regular
 from dragoman.files.disk import readable_size
 from dragoman.files.manifest import read_json
 from dragoman.text.specials import SPECIALS
@@ -88,7 +88,7 @@ class Source:
         found: dict[str, Tensor] = {}
         for path in sorted(set(self.places.values())):
             try:
-                with safe_open(str(path), framework="pt") as file:
+                with native_path(path) as readable, safe_open(readable, framework="pt") as file:
                     found |= {name: file.get_tensor(name).float() for name, place in self.places.items() if place == path}
             except (SafetensorError, OSError) as error:
                 raise corrupt(path, str(error)) from error

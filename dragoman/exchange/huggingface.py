@@ -19,6 +19,7 @@ from dragoman.config import Config
 from dragoman.exchange.names import in_halves, to_hugging_face
 from dragoman.exchange.shape import Shape, embedding_table, output_matrix, problem, read_shape, refuse
 from dragoman.exchange.transformers_side import quietly
+from dragoman.files.atomic import native_path
 from dragoman.layers.feedforward import GELU, ReLU, Swish
 from dragoman.layers.norms import LayerNorm
 from dragoman.layers.residual import PostNorm, PreNorm
@@ -35,9 +36,9 @@ def save_hugging_face(model: EncoderDecoder, tokenizers: Tokenizers, config: Con
     """Write a model into an existing directory as `transformers` loads it, with its tokenizer."""
     shape = read_shape(model, PROGRAM)
     refuse(_problems(shape, model, tokenizers))
-    with quietly():
-        _model(shape, model, config, tokenizers).save_pretrained(str(directory))
-        _save_tokenizer(tokenizers, config, directory)
+    with quietly(), native_path(directory) as folder:
+        _model(shape, model, config, tokenizers).save_pretrained(folder)
+        _save_tokenizer(tokenizers, config, Path(folder))
 
 
 def _problems(shape: Shape, model: EncoderDecoder, tokenizers: Tokenizers) -> list[str]:

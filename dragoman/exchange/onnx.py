@@ -22,6 +22,7 @@ from dragoman.engines.installed import require
 from dragoman.errors import ConfigError, DragomanError
 from dragoman.exchange.graphs import BATCH, PAST, SOURCE, EncoderGraph, Slot, StepGraph, example, find_slots
 from dragoman.exchange.shape import NATIVE
+from dragoman.files.atomic import native_path
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.specials import BOS, EOS, PAD, UNK
 
@@ -114,7 +115,8 @@ def _export(graph: torch.nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any
             graph.eval(), arguments, dynamo=True, dynamic_shapes=shapes, input_names=names[0], output_names=names[1], verbose=False
         )
         assert program is not None, "an export by dynamo must give a program"
-        program.save(str(path), external_data=False)
+        with native_path(path.parent) as folder:
+            program.save(str(Path(folder, path.name)), external_data=False)
 
 
 @contextlib.contextmanager

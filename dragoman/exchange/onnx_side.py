@@ -13,6 +13,7 @@ from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.stepping import Strategy
 from dragoman.engines.face import Request
 from dragoman.exchange.onnx import DESCRIPTION, ENCODER, STEP
+from dragoman.files.atomic import native_path
 
 
 class OnnxRuntime:
@@ -28,9 +29,10 @@ class OnnxRuntime:
         runtime: Any = onnxruntime
         options = runtime.SessionOptions()
         options.log_severity_level = 3  # errors alone
-        self._encoder, self._step = (
-            runtime.InferenceSession(str(directory / name), options, providers=["CPUExecutionProvider"]) for name in (ENCODER, STEP)
-        )
+        with native_path(directory) as folder:
+            self._encoder, self._step = (
+                runtime.InferenceSession(str(Path(folder, name)), options, providers=["CPUExecutionProvider"]) for name in (ENCODER, STEP)
+            )
         self._facts = json.loads((directory / DESCRIPTION).read_text("utf-8"))
         self._state = [each["name"] for each in self._facts["state"]]
         self._taken = {each.name for each in self._step.get_inputs()}  # a graph drops what it has no use for

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dragoman.files.atomic import native_path
+
 _ROWS = 32  # sentences together
 
 
@@ -45,11 +47,11 @@ class Transformers:
     def __init__(self, directory: Path) -> None:
         import transformers
 
-        with quietly():
+        with quietly(), native_path(directory) as folder:
             safely: Any = {"local_files_only": True, "trust_remote_code": False}
-            self.tokenizer: Any = transformers.MarianTokenizer.from_pretrained(str(directory), **safely)
+            self.tokenizer: Any = transformers.MarianTokenizer.from_pretrained(folder, **safely)
             self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-                str(directory), use_safetensors=True, dtype=torch.float32, **safely
+                folder, use_safetensors=True, dtype=torch.float32, **safely
             ).eval()
 
     def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[Said]:

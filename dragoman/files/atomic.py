@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -87,6 +88,21 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
             if len(data) > size:
                 raise OSError(errno.EIO, "a file that grows while it is read", str(path))
         return bytes(data)
+
+
+@contextlib.contextmanager
+def native_path(path: Path) -> Iterator[str]:
+    """Yield a name for a path that libraries take which want UTF-8: the path itself, or a link to it in a private folder."""
+    text = str(path)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        with tempfile.TemporaryDirectory(prefix="dragoman-link-") as folder:
+            link = Path(folder, f"link{path.suffix}" if path.suffix.isascii() else "link")
+            link.symlink_to(path.absolute())
+            yield str(link)
+    else:
+        yield text
 
 
 def open_own(path: Path, flags: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.errors import BundleError, CorruptError
+from dragoman.errors import BundleError, CorruptError, encode_json
 from dragoman.files.atomic import FileRecord, open_regular, read_record, read_regular, sync_directory, write_file
 
 NAME = "manifest.json"
@@ -39,7 +39,7 @@ class FileCheck(NamedTuple):
 
 def canonical_json(value: Any) -> bytes:
     """Write a value in the one form that its hash is taken of; NaN is refused, since JSON has none."""
-    return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return encode_json(json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dragoman.errors import encode_json
 from dragoman.files.atomic import open_own
 from dragoman.files.disk import FULL, explaining
 
@@ -28,7 +29,7 @@ class UpdateLog:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a line; while the disk is full it is held back, for a line is not worth losing a run."""
         line = json.dumps(finite(record), ensure_ascii=False, allow_nan=False)
-        self._pending += line.encode() + b"\n"
+        self._pending += encode_json(line) + b"\n"
         with explaining(self.path):
             try:
                 self._flush()

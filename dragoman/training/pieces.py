@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dragoman.errors import CorruptError
+from dragoman.files.atomic import native_path
 from dragoman.training.tensors import Shape, corrupt, read_header, read_tensors, require_fit
 
 Rows = Callable[[str], slice | None]  # a tensor's name -> which of its rows are wanted; None for all
@@ -67,7 +68,7 @@ class Pieces:
     def _pieces(self, path: Path, begun: Mapping[str, int], rows: Rows | None) -> Iterator[tuple[str, Tensor, int]]:
         """Give what is wanted of each tensor in a file, and the row that the next file begins at."""
         try:
-            with safe_open(str(path), framework="pt") as file:
+            with native_path(path) as readable, safe_open(readable, framework="pt") as file:
                 for name, shape in self._headers[path].items():
                     wanted = rows(name) if rows is not None else None
                     if not shape.shape:

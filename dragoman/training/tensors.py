@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dragoman.errors import BundleError, CorruptError, DivergedError
-from dragoman.files.atomic import Bytes, FileRecord, open_regular, write_file
+from dragoman.files.atomic import Bytes, FileRecord, native_path, open_regular, write_file
 from dragoman.files.manifest import without_repeats
 
 _MAX_HEADER = 16 << 20
@@ -93,7 +93,8 @@ def read_tensors(path: Path, *, expected: Mapping[str, Tensor] | None = None, de
     if expected is not None:
         require_fit(path, header, expected)
     try:
-        return dict(load_file(str(path), device=device))
+        with native_path(path) as name:
+            return dict(load_file(name, device=device))
     except (SafetensorError, OSError) as error:
         raise corrupt(path, str(error)) from error
 
