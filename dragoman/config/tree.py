@@ -29,7 +29,7 @@ class TextConfig:
     dropout: float = setting(0.0, "Share of BPE merges skipped at random in training.", at_least=0.0, at_most=0.9)
     sample_lines: int = setting(
         2_000_000,
-        "Lines that the vocabulary is learnt from, at most, spread evenly over the text; never more than 32 MiB of them (16 for unigram), "
+        "Lines that the vocabulary is learnt from, at most, spread evenly over the text; never more than 32 MiB of them (12 for unigram), "
         "so that memory stays bounded.",
         at_least=1,
     )

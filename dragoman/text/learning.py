@@ -37,7 +37,7 @@ _RESERVED = "\u2585"  # lines with the trainer's own mark for unknown are skippe
 _THREADS = {"bpe": 1, "unigram": 8, "characters": 1}
 # UTF-8 bytes of the sample, at most. SentencePiece needs about 5 bytes of memory for each with BPE and 25 with unigram,
 # whose suffix array holds every position: with these bounds a whole training stays below 1 GiB.
-SAMPLE_BYTES = {"bpe": 32 << 20, "unigram": 16 << 20, "characters": 32 << 20}
+SAMPLE_BYTES = {"bpe": 32 << 20, "unigram": 12 << 20, "characters": 32 << 20}
 _IN_PROCESS = 2 << 20  # bytes of sample below which starting a process takes longer than learning
 _POLL_SECONDS = 0.2
 
