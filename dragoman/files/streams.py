@@ -45,6 +45,12 @@ class TolerantStream:
         except (OSError, ValueError):
             return False
 
+    def __enter__(self) -> TolerantStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

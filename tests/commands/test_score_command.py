@@ -77,7 +77,9 @@ def test_files_that_do_not_fit_are_told_before_the_model_is_opened(
 ) -> None:
     (tmp_path / "a").write_bytes(b"eins\nzwei\ndrei\n")
     (tmp_path / "b").write_bytes(second)
-    assert main(["score", "-m", "no-model", "--src", str(tmp_path / "a"), "--tgt", str(tmp_path / "b")]) == 2
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "manifest.json").write_text("{}")  # a bundle by its looks, whose opening would fail
+    assert main(["score", "-m", str(tmp_path / "model"), "--src", str(tmp_path / "a"), "--tgt", str(tmp_path / "b")]) == 2
     captured = capsys.readouterr()
     assert words in captured.err
     assert captured.out == ""

@@ -70,7 +70,9 @@ def test_inputs_and_outputs_are_checked_before_the_model_is_opened(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.txt").write_text("x\n")
     (tmp_path / "link.txt").symlink_to("in.txt")
-    assert main(["translate", "-m", "no-model", *arguments]) == 2
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "manifest.json").write_text("{}")  # a bundle by its looks, whose opening would fail
+    assert main(["translate", "-m", "model", *arguments]) == 2
     err = capsys.readouterr().err
     assert words in err
     assert len(err.splitlines()) == 1

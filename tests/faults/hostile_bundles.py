@@ -250,6 +250,11 @@ def configuration_of_a_giant_width(path: Path) -> None:
 
 @case("must hold the weights of the model's 901 layers; found 34 tensors")
 def configuration_of_a_giant_depth(path: Path) -> None:
+    edit_json(path, "config.json", lambda content: content["model"].update(encoder=["self*900"]))
+
+
+@case("28,800,000,000 in its feed-forward networks")
+def configuration_of_giant_feed_forward_networks(path: Path) -> None:
     edit_json(path, "config.json", lambda content: content["model"].update(feedforward=1_000_000, encoder=["self*900"]))
 
 

@@ -99,7 +99,7 @@ def test_training_goes_on(  # type: ignore[no-untyped-def]
         case.harm(patch)
         found = train(folder, tmp_path / "run", capsys, *case.command.split())
     assert found.losses == pytest.approx(expected.losses, rel=0.0 if case.harm is not narrow_training else 1e-5)
-    [line] = [line for line in found.lines if "warning" in line]
+    [line] = [line for line in found.lines if "warning" in line and "pairs" not in line]  # the corpus is small
     assert re.fullmatch(rf"dragoman: warning: {case.line}", line)
 
 

@@ -132,7 +132,7 @@ def test_an_empty_sample_is_not_scored() -> None:
 def test_a_request_to_stop_leaves_a_validation_at_once() -> None:
     stopping.request("SIGTERM")
     try:
-        with pytest.raises(StoppedError, match="found SIGTERM"):
+        with pytest.raises(StoppedError, match="stopped by SIGTERM"):
             validation()(tiny_model().eval())
     finally:
         stopping.uninstall()
