@@ -23,7 +23,7 @@ from dragoman.registry import catalogue
 MAX_YAML_BYTES = 1 << 20  # a configuration is a page; anything larger is a mistake or an attack
 _MAX_DEPTH = 32
 _MAX_DIGITS = 300  # of a number, which floats end at
-_MAX_UNKNOWN = 20  # settings or sections that are answered one by one; of more, the number is told
+_MAX_UNKNOWN = 20  # unknown settings or sections reported one by one; the rest are counted
 
 
 def read_config(

@@ -182,7 +182,7 @@ def _config(source: Source, tokenizers: Tokenizers, *, src_lang: str, tgt_lang: 
 
 
 def _weights(theirs: Mapping[str, Tensor], source: Source, src: Vocabulary, tgt: Vocabulary, config: Config) -> dict[str, Tensor]:
-    """Give every weight its name here, and the rows of tokens their order."""
+    """Return the weights under our parameter names, with the embedding rows in our vocabulary's order."""
     ours: dict[str, Tensor] = {}
     for side in SIDES:
         ours |= from_hugging_face(theirs, side, source.settings[f"{side}_layers"])

@@ -84,7 +84,7 @@ def distrust(path: Path) -> str:
 
 
 def store(path: Path, data: bytes) -> None:
-    """Write a file of the cache durably, for this user alone, and its SHA-256 beside it; each is whole or absent."""
+    """Write a cache file atomically, readable by this user only, with its SHA-256 in a file beside it."""
     replace_file(path, data, mode=0o600)
     replace_file(digest_path(path), hashlib.sha256(data).hexdigest().encode("ascii"), mode=0o600)
 

@@ -211,7 +211,7 @@ def _tokenizers(corpus: Corpus, config: TextConfig, cache: Path, progress: Progr
 
 
 def _replace(tokenizers: Tokenizers, folder: Path) -> None:
-    """Give the run its copy, in place of one left by an attempt with other text or settings that never came to train."""
+    """Copy the tokenizers into the run, replacing those of an earlier attempt that stopped before training."""
     if (folder / "text.json").exists() and _digests(load_tokenizers(folder)) != _digests(tokenizers):
         _remove_text(folder)
     _save_whole(tokenizers, folder)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.cli.app import app, main
-from dragoman.cli.help import build_command
+from dragoman.cli.app import app, build_command, main
 
 
 def paths(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -61,7 +61,7 @@ def without(name: str, file: str = "config.json") -> Spoil:
 
 
 def content(file: str, data: bytes) -> Spoil:
-    """Give a file other contents."""
+    """Replace the contents of a file."""
     return lambda path: (path / file).write_bytes(data) and None
 
 
@@ -143,7 +143,7 @@ def index(**weight_map: Any) -> Spoil:
 
 
 def swapped_vocabulary(path: Path) -> None:
-    """Give two tokens one id."""
+    """Map two tokens to one id."""
     tokens = json.loads((path / "vocab.json").read_text("utf-8"))
     last, other = list(tokens)[-2:]
     tokens[last] = tokens[other]

@@ -55,7 +55,7 @@ def test_progress_outlives_its_stream(number: int, live: bool) -> None:
             view.update({"update": update, "nll": 1.0, "padding": 0.1, "tokens": 10})
         view.validated({"loss": 1.0}, {"update": 3, "loss": 1.0})
     assert streams.take_losses() == {"stderr": os.strerror(number)}
-    assert streams.take_losses() == {}, "it is told once"
+    assert streams.take_losses() == {}, "a loss is reported once"
 
 
 def test_a_closed_stream_and_a_slow_one() -> None:

@@ -158,7 +158,7 @@ def resign(folder: Path) -> None:
 
 
 def without_heads(folder: Path) -> None:
-    """Give the encoder 0 heads, by which CTranslate2 divides: the process that reads it dies of SIGFPE."""
+    """Set the encoder's heads to 0, by which CTranslate2 divides: the process that reads it dies of SIGFPE."""
     data = bytearray((folder / "model.bin").read_bytes())
     at = data.index(b"encoder/num_heads\0") + len(b"encoder/num_heads\0")
     assert data[at : at + 8] == bytes([0, 2, 2, 0, 0, 0, 4, 0]), "rank, type, bytes and value as CTranslate2 writes them"
