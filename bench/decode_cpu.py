@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.entrant import work
-from bench.forced import SHAPES
+from bench.benchmark_worker import run_worker
+from bench.workload import SHAPES
 
-HERE = (
+LOCAL_SYSTEMS = (
     "native float32",
     "native int8",
     "exported float32",
@@ -45,14 +45,14 @@ HERE = (
     "transformers int8",
     "torch.nn.Transformer float32",
 )
-INSTALLED = ("OpenNMT-py float32", "eole float32", "JoeyNMT float32")
+TOOLKIT_SYSTEMS = ("OpenNMT-py float32", "eole float32", "JoeyNMT float32")
 
 
-class Running(NamedTuple):
+class RunningSystem(NamedTuple):
     """A contender's process, and what is known of it: a row for each of its arrangements."""
 
     process: Any
-    complaints: Path
+    error_log: Path
     rows: list[dict[str, Any]]
 
     def ask(self, line: str = "") -> dict[str, Any]:
@@ -64,119 +64,171 @@ class Running(NamedTuple):
         if line:
             return json.loads(line)
         self.process.wait()
-        told = self.complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return {"error": (told or ["it ended without a word"])[-1][:300]}
+        reply = self.error_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return {"error": (reply or ["it ended without a word"])[-1][:300]}
 
 
-def start(name: str, arguments: argparse.Namespace, folder: Path) -> Running | dict[str, Any]:
+def start_system(
+    name: str, arguments: argparse.Namespace, folder: Path
+) -> RunningSystem | dict[str, Any]:
     """Start a contender and let it get ready; a failure is a row too, and all that there is."""
     python = sys.executable
-    if name in INSTALLED:
-        from bench.toolkits import InstallError, interpreter
+    if name in TOOLKIT_SYSTEMS:
+        from bench.toolkit_environments import InstallError, toolkit_python
 
         try:
-            python = str(interpreter(name.split()[0], metadata.version("torch")))
+            python = str(toolkit_python(name.split()[0], metadata.version("torch")))
         except InstallError as problem:
-            return {"contender": name, "error": str(problem)}
+            return {"system": name, "error": str(problem)}
     command = [python, __file__, "--be", name, "--folder", str(folder)]
     for each in ("size", "beam", "sentences", "cores", "patience", "arrangements"):
         command += [f"--{each}", str(getattr(arguments, each))]
-    complaints = folder / f"{name}.txt"
+    error_log = folder / f"{name}.txt"
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
-    with complaints.open("w") as words:
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": words}
+    with error_log.open("w") as words:
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": words,
+        }
         process = subprocess.Popen(command, **pipes, text=True, env=environment)
-    running = Running(process, complaints, [])
-    told = running.ask()
-    if "error" in told:
+    running = RunningSystem(process, error_log, [])
+    reply = running.ask()
+    if "error" in reply:
         process.communicate()
-        return {"contender": name, **told}
-    for each in told["ways"]:
+        return {"system": name, **reply}
+    for each in reply["core_layouts"]:
         words = each.pop("words")
         full = f"{name}, {words}" if words else name
-        running.rows.append({"contender": full, "program": name, "version": told["version"], **each, "rounds": []})
+        running.rows.append(
+            {"system": full, "program": name, "version": reply["version"], **each, "rounds": []}
+        )
     return running
 
 
-def once_more(running: Running, number: int, row: dict[str, Any], count: int) -> None:
+def run_round(running: RunningSystem, number: int, row: dict[str, Any], count: int) -> None:
     """Let one arrangement of a contender run once, and note how it did."""
-    told = running.ask(f"{number}\n")
-    if "error" in told:
-        row["error"] = told["error"]
-        print(f"{row['contender']}: failed: {row['error']}", file=sys.stderr, flush=True)
+    reply = running.ask(f"{number}\n")
+    if "error" in reply:
+        row["error"] = reply["error"]
+        print(f"{row['system']}: failed: {row['error']}", file=sys.stderr, flush=True)
         return
-    row["rounds"].append(count / told["seconds"])
-    row["peak_mib"] = told["peak_mib"]
+    row["rounds"].append(count / reply["seconds"])
+    row["peak_mib"] = reply["peak_mib"]
 
 
-def race(names: Sequence[str], arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+def run_benchmark(
+    names: Sequence[str], arguments: argparse.Namespace, folder: Path
+) -> Iterator[dict[str, Any]]:
     """Run the rounds and give a row for each contender and arrangement."""
-    started: list[Running | dict[str, Any]] = []
+    started: list[RunningSystem | dict[str, Any]] = []
     for name in names:
-        each = start(name, arguments, folder)
-        if isinstance(each, Running):
-            told = "ready, " + " and ".join(f"{row['arrangement']} cores with {row['rows']} rows" for row in each.rows)
+        each = start_system(name, arguments, folder)
+        if isinstance(each, RunningSystem):
+            reply = "ready, " + " and ".join(
+                f"{row['arrangement']} cores with {row['rows']} rows" for row in each.rows
+            )
         else:
-            told = f"left out: {each['error']}"
-        print(f"{name}: {told}", file=sys.stderr, flush=True)
+            reply = f"left out: {each['error']}"
+        print(f"{name}: {reply}", file=sys.stderr, flush=True)
         started.append(each)
-    running = [each for each in started if isinstance(each, Running)]
+    running = [each for each in started if isinstance(each, RunningSystem)]
     for _ in range(arguments.rounds):
         for each in running:
             for number, row in enumerate(each.rows):
                 spent = sum(arguments.sentences / rate for rate in row["rounds"])
                 if "error" not in row and spent <= arguments.patience:
-                    once_more(each, number, row, arguments.sentences)
+                    run_round(each, number, row, arguments.sentences)
     for each in running:
         each.process.communicate()  # no more lines: it ends
     for each in started:
-        yield from each.rows if isinstance(each, Running) else [each]
+        yield from each.rows if isinstance(each, RunningSystem) else [each]
 
 
-def compared(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def add_ratios(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Add to each row how it compares: with CTranslate2's best of its precision, and how many times as fast ours is, in each precision."""
-    best = {row["contender"]: max(row["rounds"]) for row in rows if row.get("rounds")}
-    ours = {precision: best[f"native {precision}"] for precision in ("float32", "int8") if f"native {precision}" in best}
+    best = {row["system"]: max(row["rounds"]) for row in rows if row.get("rounds")}
+    ours = {
+        precision: best[f"native {precision}"]
+        for precision in ("float32", "int8")
+        if f"native {precision}" in best
+    }
     for row in rows:
-        if row["contender"] not in best:
+        if row["system"] not in best:
             yield row
             continue
-        rate, precision = best[row["contender"]], row["program"].split()[1]
-        directly = max((best[each] for each in best if each.startswith(f"ctranslate2 {precision}")), default=None)
+        rate, precision = best[row["system"]], row["program"].split()[1]
+        ctranslate2_rate = max(
+            (best[each] for each in best if each.startswith(f"ctranslate2 {precision}")),
+            default=None,
+        )
         yield row | {
             "best": rate,
-            "times_ctranslate2": directly and rate / directly,
+            "times_ctranslate2": ctranslate2_rate and rate / ctranslate2_rate,
             "native_is": {each: native / rate for each, native in ours.items()},
         }
 
 
-def show(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
+def print_table(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Print the table, how many times as fast we are, and a line of JSON."""
-    print(f"{arguments.size}, beam {arguments.beam}, {arguments.sentences} sentences, {arguments.cores} cores, best of {arguments.rounds}")
-    rows = list(compared(rows))
-    wide = max(len(row["contender"]) for row in rows)
-    print(f"{'':{wide}s} {'':>11s} {'worst':>8s} {'':>6s} {'':>5s} {'peak':>6s} {'times':>11s}  native is, in")
-    names = f"{'contender':{wide}s} {'sentences/s':>11s} {'round':>8s} {'cores':>6s} {'rows':>5s} {'MiB':>6s}"
+    print(
+        f"{arguments.size}, beam {arguments.beam}, {arguments.sentences} sentences, {arguments.cores} cores, best of {arguments.rounds}"
+    )
+    rows = list(add_ratios(rows))
+    wide = max(len(row["system"]) for row in rows)
+    print(
+        f"{'':{wide}s} {'':>11s} {'worst':>8s} {'':>6s} {'':>5s} {'peak':>6s} {'times':>11s}  native is, in"
+    )
+    names = f"{'system':{wide}s} {'sentences/s':>11s} {'round':>8s} {'cores':>6s} {'rows':>5s} {'MiB':>6s}"
     print(f"{names} {'CTranslate2':>11s} {'float32':>8s} {'int8':>6s}")
     for row in rows:
         if row.get("rounds"):
-            ratios = [row["times_ctranslate2"], row["native_is"].get("float32"), row["native_is"].get("int8")]
-            told = [f"{ratio:.2f}" if ratio else "-" for ratio in ratios]
+            ratios = [
+                row["times_ctranslate2"],
+                row["native_is"].get("float32"),
+                row["native_is"].get("int8"),
+            ]
+            reply = [f"{ratio:.2f}" if ratio else "-" for ratio in ratios]
             numbers = f"{row['best']:11.1f} {min(row['rounds']):8.1f} {row['arrangement']:>6s} {row['rows']:5d} {row['peak_mib']:6d}"
-            print(f"{row['contender']:{wide}s} {numbers} {told[0]:>11s} {told[1]:>8s} {told[2]:>6s}")
+            print(
+                f"{row['system']:{wide}s} {numbers} {reply[0]:>11s} {reply[1]:>8s} {reply[2]:>6s}"
+            )
     for row in rows:
         if "error" in row:
-            print(f"{row['contender']:{wide}s} failed: {row['error']}")
-    signature = {"torch": metadata.version("torch"), "size": arguments.size, "beam": arguments.beam, "sentences": arguments.sentences}
-    print(json.dumps({"bench": "decode_cpu", **signature, "cores": arguments.cores, "load": os.getloadavg()[0], "rows": rows}))
+            print(f"{row['system']:{wide}s} failed: {row['error']}")
+    signature = {
+        "torch": metadata.version("torch"),
+        "size": arguments.size,
+        "beam": arguments.beam,
+        "sentences": arguments.sentences,
+    }
+    print(
+        json.dumps(
+            {
+                "bench": "decode_cpu",
+                **signature,
+                "cores": arguments.cores,
+                "load": os.getloadavg()[0],
+                "rows": rows,
+            }
+        )
+    )
 
 
-def wanted(arguments: argparse.Namespace) -> list[str]:
+def select_systems(arguments: argparse.Namespace) -> list[str]:
     """Choose the contenders; what is not installed here is told of in a line."""
-    names = [*HERE, *INSTALLED] if arguments.peers == "all" or arguments.only else list(HERE)
+    names = (
+        [*LOCAL_SYSTEMS, *TOOLKIT_SYSTEMS]
+        if arguments.peers == "all" or arguments.only
+        else list(LOCAL_SYSTEMS)
+    )
     if arguments.only:
         names = [name for name in names if any(name.startswith(each) for each in arguments.only)]
-    needs = {"ctranslate2": "ctranslate2", "exported": "ctranslate2", "transformers": "transformers"}
+    needs = {
+        "ctranslate2": "ctranslate2",
+        "exported": "ctranslate2",
+        "transformers": "transformers",
+    }
     for name in list(names):
         program = needs.get(name.split()[0])
         if program and importlib.util.find_spec(program) is None:
@@ -187,29 +239,46 @@ def wanted(arguments: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     """Parse, and race or be raced."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=SHAPES, default="small")
     parser.add_argument("--beam", type=int, default=1)
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--peers", choices=["some", "all"], default="some", help="all: other toolkits too, which takes installations")
+    parser.add_argument(
+        "--peers",
+        choices=["some", "all"],
+        default="some",
+        help="all: other toolkits too, which takes installations",
+    )
     parser.add_argument("--only", nargs="*", help="contenders, by the beginning of their names")
     parser.add_argument(
-        "--arrangements", choices=["both", "better"], default="both", help="of programs that have no say in how they use the cores"
+        "--arrangements",
+        choices=["both", "better"],
+        default="both",
+        help="of programs that have no say in how they use the cores",
     )
-    parser.add_argument("--patience", type=float, default=40.0, help="no further round, or batch size, after so many seconds")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=40.0,
+        help="no further round, or batch size, after so many seconds",
+    )
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be:
-        work(arguments.be, arguments)
+        run_worker(arguments.be, arguments)
         return
-    names = wanted(arguments)
+    names = select_systems(arguments)
     if not names:
-        parser.error(f"--only must name contenders by their beginnings; found {arguments.only}; there are: {'; '.join(HERE + INSTALLED)}")
+        parser.error(
+            f"--only must name contenders by their beginnings; found {arguments.only}; there are: {'; '.join(LOCAL_SYSTEMS + TOOLKIT_SYSTEMS)}"
+        )
     with tempfile.TemporaryDirectory() as folder:
-        show(list(race(names, arguments, Path(folder))), arguments)
+        print_table(list(run_benchmark(names, arguments, Path(folder))), arguments)
 
 
 if __name__ == "__main__":

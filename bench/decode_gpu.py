@@ -27,70 +27,132 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sacrebleu
 import torch
 
-from bench.decoders import ALONE, DTYPES, Engine, Given, Ours, Theirs, TheirsEarly
-from bench.drawn import Corpus, Rounds
-from bench.train_gpu import SIZES, corpus_of, free, machine, model_of, reset_peak, trainer_of, wait_for
+from bench.gpu_systems import (
+    DTYPES,
+    SMALL_BATCH_SENTENCES,
+    BenchmarkInputs,
+    OurEngine,
+    OurTranslator,
+    TransformersEarlyStopping,
+    TransformersPeer,
+)
+from bench.synthetic_corpus import BenchmarkPlan, Corpus
+from bench.train_gpu import (
+    SIZES,
+    build_trainer,
+    device_name,
+    free_memory,
+    load_corpus,
+    model_config,
+    reset_peak,
+    synchronize,
+)
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config, DecodeConfig, TextConfig, TrainConfig
-from dragoman.data.corpus import PairedFiles
-from dragoman.exchange.huggingface import save_hugging_face
+from dragoman.data.corpus import ParallelFiles
+from dragoman.exchange.huggingface_export import save_hugging_face
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.training.checkpoint import RunDirectory
-from dragoman.training.compiling import prepare_device
+from dragoman.training.torch_compile import configure_backends
 
 REFERENCE = ("transformers", "float32")
-PARTS = ("test_2016_flickr", "test_2017_flickr", "dev")  # of Multi30k: 3,014 sentences that are not trained on
+TEST_SETS = (
+    "test_2016_flickr",
+    "test_2017_flickr",
+    "dev",
+)  # of Multi30k: 3,014 sentences that are not trained on
 
 
 def main() -> None:
     """Train a little, then time both at every setting, printing each as it is done, then ratios and one line of JSON."""
-    options = parsed()
+    options = parse_arguments()
     began = time.monotonic()
     device = torch.device(options.device)
-    prepare_device(device, deterministic=False)
+    configure_backends(device, deterministic=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        corpus = corpus_of(options, folder)
+        corpus = load_corpus(options, folder)
         texts, references = sentences(options, corpus)
-        model = trained(options, corpus, device, folder / "run")
-        torch.set_float32_matmul_precision("highest")  # training may round products of float32; what others are compared with must not
+        model = train_briefly(options, corpus, device, folder / "run")
+        torch.set_float32_matmul_precision(
+            "highest"
+        )  # training may round products of float32; what others are compared with must not
         config = Config(
-            text=TextConfig(kind=corpus.tokenizers.src.kind), model=model_of(options.size), decode=DecodeConfig(beam=4, length_penalty=0.0)
+            text=TextConfig(tokenizer=corpus.tokenizers.src.kind),
+            model=model_config(options.size),
+            decode=DecodeConfig(beam=4, length_penalty=0.0),
         )
         (folder / "theirs").mkdir()
         save_hugging_face(model, corpus.tokenizers, config, folder / "theirs")
         print(
-            f"{machine(device)}, torch {torch.__version__}; {options.size}, {len(corpus.tokenizers.tgt):,} pieces, "
+            f"{device_name(device)}, torch {torch.__version__}; {options.size}, {len(corpus.tokenizers.tgt):,} pieces, "
             f"{len(texts):,} sentences, best of {options.rounds}; ready after {time.monotonic() - began:.0f} s",
             flush=True,
         )
         rows: list[dict[str, Any]] = []
         for beam in options.beams:
             for dtype in options.dtypes:
-                for kind in (Ours, Engine, Theirs, *([TheirsEarly] if beam > 1 else [])):
+                for kind in (
+                    OurTranslator,
+                    OurEngine,
+                    TransformersPeer,
+                    *([TransformersEarlyStopping] if beam > 1 else []),
+                ):
                     if time.monotonic() - began < options.seconds:
-                        rows += contender(kind, Given(model, corpus, config, texts, folder / "theirs", device), beam, dtype, options)
-                    free(device)
+                        rows += benchmark_system(
+                            kind,
+                            BenchmarkInputs(
+                                model, corpus, config, texts, folder / "theirs", device
+                            ),
+                            beam,
+                            dtype,
+                            options,
+                        )
+                    free_memory(device)
     results = report(rows, references, options)
-    signature = {"device": machine(device), "torch": torch.__version__, "size": options.size, "sentences": len(texts)}
+    signature = {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "size": options.size,
+        "sentences": len(texts),
+    }
     kept = [{name: value for name, value in row.items() if name != "ids"} for row in rows]
     print(json.dumps({"bench": "decode_gpu", "rows": kept, "results": results} | signature))
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Read the options; what is not given follows from the size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=list(SIZES), default="base")
     parser.add_argument("--sentences", type=int, default=3000)
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
-    parser.add_argument("--batches", type=int, nargs="+", default=[0, 1536], help="sentences together; 0 as the translator chooses")
+    parser.add_argument(
+        "--batches",
+        type=int,
+        nargs="+",
+        default=[0, 1536],
+        help="sentences together; 0 as the translator chooses",
+    )
     parser.add_argument("--peer-batches", type=int, nargs="+", default=[384, 768])
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["float16", "float32", "bfloat16"])
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=list(DTYPES), default=["float16", "float32", "bfloat16"]
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=1000, help="of training before, so that outputs end")
-    parser.add_argument("--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing")
+    parser.add_argument(
+        "--updates", type=int, default=1000, help="of training before, so that outputs end"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing"
+    )
     parser.add_argument("--vocabulary", type=int)
-    parser.add_argument("--stretch", type=float, default=1.0, help="times which drawn sentences are longer than Multi30k's")
+    parser.add_argument(
+        "--stretch",
+        type=float,
+        default=1.0,
+        help="times which drawn sentences are longer than Multi30k's",
+    )
     parser.add_argument("--seconds", type=float, default=200.0, help="begin nothing after so long")
     options = parser.parse_args()
     tiny = options.size == "tiny"
@@ -105,72 +167,110 @@ def sentences(options: argparse.Namespace, corpus: Corpus) -> tuple[list[str], l
     chosen = list(zip(corpus.src, corpus.tgt, strict=True))
     if options.data:
         folder = options.data / "multi30k"
-        files = [(folder / f"{part}.de.xz", folder / f"{part}.en.xz") for part in PARTS]
-        chosen = [(pair.src, pair.tgt) for src, tgt in files if src.exists() for pair in PairedFiles(src, tgt).pairs()] + chosen
-    return [src for src, _ in chosen[: options.sentences]], [tgt for _, tgt in chosen[: options.sentences]]
+        files = [(folder / f"{part}.de.xz", folder / f"{part}.en.xz") for part in TEST_SETS]
+        chosen = [
+            (pair.src, pair.tgt)
+            for src, tgt in files
+            if src.exists()
+            for pair in ParallelFiles(src, tgt).pairs()
+        ] + chosen
+    return [src for src, _ in chosen[: options.sentences]], [
+        tgt for _, tgt in chosen[: options.sentences]
+    ]
 
 
-def trained(options: argparse.Namespace, corpus: Corpus, device: torch.device, folder: Path) -> EncoderDecoder:
+def train_briefly(
+    options: argparse.Namespace, corpus: Corpus, device: torch.device, folder: Path
+) -> EncoderDecoder:
     """Train for a moment, gently since the norm is behind the layers: random weights end no sentence, and say nothing about agreement."""
-    plan = Rounds(corpus.store, batch_tokens=options.batch_tokens, max_shapes=8, steps=options.updates, rounds=1)
+    plan = BenchmarkPlan(
+        corpus.store,
+        batch_tokens=options.batch_tokens,
+        max_shapes=8,
+        steps=options.updates,
+        rounds=1,
+    )
     config = TrainConfig(
         steps=options.updates,
         batch_tokens=options.batch_tokens,
         checkpoint_every=10**6,
         learning_rate=3e-4,
-        warmup=options.updates // 2,
+        warmup_steps=options.updates // 2,
         compile="off",
-        keep=1,
+        keep_checkpoints=1,
     )
-    with RunDirectory(folder, keep=1) as run:
-        trainer = trainer_of(model_of(options.size), plan, config, run, device, len(corpus.tokenizers.tgt))
-        trainer.run(resume=False)
+    with RunDirectory(folder, keep_checkpoints=1) as run:
+        trainer = build_trainer(
+            model_config(options.size), plan, config, run, device, len(corpus.tokenizers.tgt)
+        )
+        trainer.fit(resume=False)
     assert isinstance(trainer.model, EncoderDecoder), "what was built"
     return trainer.model.eval()
 
 
-def contender(kind: Any, given: Given, beam: int, dtype: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def benchmark_system(
+    kind: Any, inputs: BenchmarkInputs, beam: int, dtype: str, options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Time one contender at all its batch sizes; whatever happens to it, the others go on."""
     rows: list[dict[str, Any]] = []
     try:
-        who = kind(given, dtype)
+        system = kind(inputs, dtype)
     except Exception as error:
-        return [_failed({"who": kind.name, "beam": beam, "dtype": dtype, "batch": 0}, error)]
-    for size in options.peer_batches if issubclass(kind, Theirs) else options.batches:
-        rows.append(timed(who, size, beam, dtype, given.device, options.rounds))
-        free(given.device)
-    if kind is Ours and "error" not in rows[0]:
-        rows[0] |= _independence(who, rows[0], beam)
+        return [
+            _failure_row({"system": kind.name, "beam": beam, "dtype": dtype, "batch": 0}, error)
+        ]
+    for size in options.peer_batches if issubclass(kind, TransformersPeer) else options.batches:
+        rows.append(time_system(system, size, beam, dtype, inputs.device, options.rounds))
+        free_memory(inputs.device)
+    if kind is OurTranslator and "error" not in rows[0]:
+        rows[0] |= _batch_independence(system, rows[0], beam)
     return rows
 
 
-def timed(who: Any, size: int, beam: int, dtype: str, device: torch.device, rounds: int) -> dict[str, Any]:
+def time_system(
+    system: Any, size: int, beam: int, dtype: str, device: torch.device, rounds: int
+) -> dict[str, Any]:
     """Time one setting and show it."""
-    row: dict[str, Any] = {"who": who.name, "beam": beam, "dtype": dtype, "batch": size}
+    row: dict[str, Any] = {"system": system.name, "beam": beam, "dtype": dtype, "batch": size}
     try:
         reset_peak(device)
-        took, found = _seconds(lambda: who(size, beam), device, rounds)
+        took, found = _seconds(lambda: system(size, beam), device, rounds)
     except Exception as error:
-        return _failed(row, error)
-    row |= {"sentences_s": len(found) / min(took), "slowest": len(found) / max(took), "ids": who.spell(found)}
+        return _failure_row(row, error)
+    row |= {
+        "sentences_s": len(found) / min(took),
+        "slowest": len(found) / max(took),
+        "ids": system.detokenize(found),
+    }
     row["MiB"] = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
-    print(f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s (slowest {row['slowest']:.1f}){memory}", flush=True)
+    print(
+        f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s (slowest {row['slowest']:.1f}){memory}",
+        flush=True,
+    )
     return row
 
 
-def _independence(who: Ours, row: dict[str, Any], beam: int) -> dict[str, Any]:
+def _batch_independence(system: OurTranslator, row: dict[str, Any], beam: int) -> dict[str, Any]:
     """Say how many of some sentences come out alike alone and in small batches."""
     try:
-        shares = {size: _same(who.alone(beam, size), row["ids"][:ALONE]) for size in (1, 64)}
+        shares = {
+            size: _equal_fraction(
+                system.translate_in_small_batches(beam, size), row["ids"][:SMALL_BATCH_SENTENCES]
+            )
+            for size in (1, 64)
+        }
     except Exception as error:
-        _failed(row, error)
+        _failure_row(row, error)
         return {}
-    print(f"  {_label(row)}  as alone {shares[1]:.1%}, as in batches of 64 {shares[64]:.1%}", flush=True)
+    print(
+        f"  {_label(row)}  as alone {shares[1]:.1%}, as in batches of 64 {shares[64]:.1%}",
+        flush=True,
+    )
     return {"as_alone": shares[1], "as_in_64": shares[64]}
 
 
-def _failed(row: dict[str, Any], error: Exception) -> dict[str, Any]:
+def _failure_row(row: dict[str, Any], error: Exception) -> dict[str, Any]:
     """Show what failed."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     print(f"  {_label(row)}  failed: {reason}", flush=True)
@@ -179,50 +279,74 @@ def _failed(row: dict[str, Any], error: Exception) -> dict[str, Any]:
 
 def _label(row: dict[str, Any]) -> str:
     """Name a row."""
-    return f"{row['who']:19s} beam {row['beam']}  {row['dtype']:9s} batch {row['batch']:5d}"
+    return f"{row['system']:19s} beam {row['beam']}  {row['dtype']:9s} batch {row['batch']:5d}"
 
 
-def _same(one: Sequence[str], other: Sequence[str]) -> float:
+def _equal_fraction(one: Sequence[str], other: Sequence[str]) -> float:
     """Count equal outputs."""
     return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
-def _seconds(action: Callable[[], Any], device: torch.device, rounds: int) -> tuple[list[float], Any]:
+def _seconds(
+    action: Callable[[], Any], device: torch.device, rounds: int
+) -> tuple[list[float], Any]:
     """Time an action after runs that are not counted: one to see the shapes, and on a GPU one more to have them all recorded."""
     for _ in range(2 if device.type == "cuda" else 1):
         found = action()
     took = []
     for _ in range(rounds):
-        wait_for(device)
+        synchronize(device)
         began = time.perf_counter()
         found = action()
-        wait_for(device)
+        synchronize(device)
         took.append(time.perf_counter() - began)
     return took, found
 
 
-def report(rows: Sequence[dict[str, Any]], references: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+def report(
+    rows: Sequence[dict[str, Any]], references: list[str], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Compare the best batch size of each with the peer's best in the same format and in any, and outputs with the reference."""
     results = []
     print("\nbest batch size of each:")
     for beam in options.beams:
         best: dict[tuple[str, str], dict[str, Any]] = {}
         for row in rows:
-            key = (row["who"], row["dtype"])
-            if row["beam"] == beam and "error" not in row and row["sentences_s"] > best.get(key, {"sentences_s": 0.0})["sentences_s"]:
+            key = (row["system"], row["dtype"])
+            if (
+                row["beam"] == beam
+                and "error" not in row
+                and row["sentences_s"] > best.get(key, {"sentences_s": 0.0})["sentences_s"]
+            ):
                 best[key] = row
-        peers = [row for (who, _), row in best.items() if who.startswith(Theirs.name)]
+        peers = [
+            row for (system, _), row in best.items() if system.startswith(TransformersPeer.name)
+        ]
         if not peers:
             continue
-        judge = best.get(REFERENCE, peers[0])
-        for (who, _), row in best.items():
-            result = {name: row[name] for name in ("who", "beam", "dtype", "batch", "sentences_s")}
-            result |= {"same_outputs": _same(row["ids"], judge["ids"]), "bleu": sacrebleu.corpus_bleu(row["ids"], [references]).score}
-            print(f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s  BLEU {result['bleu']:.2f}", end="")
-            print(f"  as {judge['who']} {judge['dtype']} {result['same_outputs']:.2%}", end="")
-            if not who.startswith(Theirs.name):
+        reference_row = best.get(REFERENCE, peers[0])
+        for (system, _), row in best.items():
+            result = {
+                name: row[name] for name in ("system", "beam", "dtype", "batch", "sentences_s")
+            }
+            result |= {
+                "same_outputs": _equal_fraction(row["ids"], reference_row["ids"]),
+                "bleu": sacrebleu.corpus_bleu(row["ids"], [references]).score,
+            }
+            print(
+                f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s  BLEU {result['bleu']:.2f}",
+                end="",
+            )
+            print(
+                f"  as {reference_row['system']} {reference_row['dtype']} {result['same_outputs']:.2%}",
+                end="",
+            )
+            if not system.startswith(TransformersPeer.name):
                 result |= _ratios(row, peers)
-                print(f"  {result['ratio_to_best']:.2f} times the best of transformers ({result['best']})", end="")
+                print(
+                    f"  {result['ratio_to_best']:.2f} times the best of transformers ({result['best']})",
+                    end="",
+                )
             print()
             results.append(result)
     return results
@@ -231,8 +355,15 @@ def report(rows: Sequence[dict[str, Any]], references: list[str], options: argpa
 def _ratios(row: dict[str, Any], peers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Say how many times as quick as the quickest peer a row is, and as each in its own format."""
     quickest = max(peers, key=lambda peer: float(peer["sentences_s"]))
-    alike = {f"ratio to {peer['who']}": row["sentences_s"] / peer["sentences_s"] for peer in peers if peer["dtype"] == row["dtype"]}
-    return alike | {"ratio_to_best": row["sentences_s"] / quickest["sentences_s"], "best": f"{quickest['who']}, {quickest['dtype']}"}
+    alike = {
+        f"ratio to {peer['system']}": row["sentences_s"] / peer["sentences_s"]
+        for peer in peers
+        if peer["dtype"] == row["dtype"]
+    }
+    return alike | {
+        "ratio_to_best": row["sentences_s"] / quickest["sentences_s"],
+        "best": f"{quickest['system']}, {quickest['dtype']}",
+    }
 
 
 if __name__ == "__main__":

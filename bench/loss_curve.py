@@ -29,26 +29,38 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.drawn import WARMING, Corpus, Rounds
 from bench.peers import SMOOTHING
-from bench.stopwatch import free, machine
-from bench.train_gpu import MODES, trainer_of
+from bench.synthetic_corpus import WARMUP_BATCHES, BenchmarkPlan, Corpus
+from bench.timing import device_name, free_memory
+from bench.train_gpu import MODES, build_trainer
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import ModelConfig, TrainConfig
-from dragoman.training.checkpoint import RunDirectory
 
-PLAIN = "plain float32"
+REFERENCE = "plain float32"
 WINDOWS = 10
-LEAST = 1e-9  # nats: keeps runs without any spread from a division by zero
-TOLD = ("size", "updates", "seeds", "rate", "warm_up", "still", "batch_tokens", "vocabulary")
+MIN_ERROR = 1e-9  # nats: keeps runs without any spread from a division by zero
+REPORTED_OPTIONS = (
+    "size",
+    "updates",
+    "seeds",
+    "rate",
+    "warm_up",
+    "still",
+    "batch_tokens",
+    "vocabulary",
+)
 
 
-def ways(device: torch.device) -> dict[str, dict[str, Any]]:
+def compared_setups(device: torch.device) -> dict[str, dict[str, Any]]:
     """Name what is compared: what a GPU's users get (on a CPU, bfloat16 alone), and float32 without compiler or recordings.
 
     The trainer lets a GPU multiply float32 in TensorFloat-32, here as ever.
     """
     mode = "compiled+replay" if device.type == "cuda" else "eager"
-    return {f"{mode} bfloat16": {**MODES[mode], "precision": "bfloat16"}, PLAIN: {**MODES["eager"], "precision": "float32"}}
+    return {
+        f"{mode} bfloat16": {**MODES[mode], "precision": "bfloat16"},
+        REFERENCE: {**MODES["eager"], "precision": "float32"},
+    }
 
 
 class Run(NamedTuple):
@@ -59,81 +71,155 @@ class Run(NamedTuple):
     weights: dict[str, Tensor]
 
 
-class Track:
+class LossCurveRunner:
     """Where all runs start and what they run over; a run differs from another in its way and its dropout seed only."""
 
-    def __init__(self, options: argparse.Namespace, corpus: Corpus, model: ModelConfig, device: torch.device, folder: Path) -> None:
-        self._options, self._corpus, self._model, self._device, self._folder = options, corpus, model, device, folder
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        corpus: Corpus,
+        model: ModelConfig,
+        device: torch.device,
+        folder: Path,
+    ) -> None:
+        self._options, self._corpus, self._model, self._device, self._folder = (
+            options,
+            corpus,
+            model,
+            device,
+            folder,
+        )
 
-    def config(self, way: Mapping[str, Any], seed: int, **more: Any) -> TrainConfig:
+    def config(self, setup: Mapping[str, Any], seed: int, **more: Any) -> TrainConfig:
         """Settle a run's settings; the seed reaches dropout only, for initial weights and batches have their own."""
         tokens = self._options.batch_tokens
-        return TrainConfig(**way, seed=seed, batch_tokens=tokens, checkpoint_every=10**6, label_smoothing=SMOOTHING, **more)
+        return TrainConfig(
+            **setup,
+            seed=seed,
+            batch_tokens=tokens,
+            checkpoint_every=10**6,
+            label_smoothing=SMOOTHING,
+            **more,
+        )
 
-    def train(self, name: str, way: Mapping[str, Any], seed: int) -> Run:
+    def train(self, name: str, setup: Mapping[str, Any], seed: int) -> Run:
         """Train from the initial weights over the wanted updates."""
         options = self._options
-        config = self.config(way, seed, steps=options.updates, learning_rate=options.rate, warmup=options.warm_up)
+        config = self.config(
+            setup,
+            seed,
+            steps=options.updates,
+            learning_rate=options.rate,
+            warmup_steps=options.warm_up,
+        )
         return self._run(f"{name}, seed {seed}", config, self.plan(options.updates))
 
-    def hold(self, name: str, way: Mapping[str, Any], seed: int, weights: Mapping[str, Tensor]) -> Run:
+    def run_frozen(
+        self, name: str, setup: Mapping[str, Any], seed: int, weights: Mapping[str, Tensor]
+    ) -> Run:
         """Go over some batches with weights that stay as they are: at a rate of 0 an update computes all and moves nothing.
 
         Each batch comes a few times, with other dropout each time, as a GPU replays a shape only when it comes again.
         """
-        config = self.config(way, seed, steps=self._options.still, learning_rate=0.0)
-        plan = self.plan(math.ceil(self._options.still / WARMING), rounds=WARMING)
+        config = self.config(setup, seed, steps=self._options.still, learning_rate=0.0)
+        plan = self.plan(math.ceil(self._options.still / WARMUP_BATCHES), rounds=WARMUP_BATCHES)
         run = self._run(f"{name}, seed {seed}, held still", config, plan, weights)
-        moved = max(float((run.weights[key] - weight).abs().max()) for key, weight in weights.items())
+        moved = max(
+            float((run.weights[key] - weight).abs().max()) for key, weight in weights.items()
+        )
         assert moved == 0.0, f"weights that are held still must not move; found a change of {moved}"
         return run
 
-    def plan(self, steps: int, rounds: int = 1) -> Rounds:
+    def plan(self, steps: int, rounds: int = 1) -> BenchmarkPlan:
         """Plan the same batches for every run, without those that only warm up."""
         options = self._options
-        return Rounds(
-            self._corpus.store, batch_tokens=options.batch_tokens, max_shapes=options.shapes, steps=steps, rounds=rounds, warming=0
+        return BenchmarkPlan(
+            self._corpus.store,
+            batch_tokens=options.batch_tokens,
+            max_shapes=options.shapes,
+            steps=steps,
+            rounds=rounds,
+            warmup_batches=0,
         )
 
-    def _run(self, label: str, config: TrainConfig, plan: Rounds, weights: Mapping[str, Tensor] | None = None) -> Run:
+    def _run(
+        self,
+        label: str,
+        config: TrainConfig,
+        plan: BenchmarkPlan,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Run:
         """Run the library's trainer, from given weights or the initial ones, and print how it went."""
         began = time.perf_counter()
         records: list[Mapping[str, Any]] = []
         # Its own folder, gone afterwards: a checkpoint of each run would fill a disk.
-        with tempfile.TemporaryDirectory(dir=self._folder) as name, RunDirectory(Path(name) / "run", keep=1) as run:
+        with (
+            tempfile.TemporaryDirectory(dir=self._folder) as name,
+            RunDirectory(Path(name) / "run", keep_checkpoints=1) as run,
+        ):
             vocabulary = len(self._corpus.tokenizers.tgt)
-            trainer = trainer_of(self._model, plan, config, run, self._device, vocabulary, observe=records.append)
+            trainer = build_trainer(
+                self._model, plan, config, run, self._device, vocabulary, on_record=records.append
+            )
             if weights is not None:
                 trainer.model.load_state_dict(weights)
-            trainer.run(resume=False)
-        nll, norm = ([float(record[key]) for record in records if "nll" in record] for key in ("nll", "norm"))
-        assert len(nll) == config.steps, f"a run must log each of its {config.steps} updates once; found {len(nll)}"
+            trainer.fit(resume=False)
+        nll, norm = (
+            [float(record[key]) for record in records if "nll" in record]
+            for key in ("nll", "grad_norm")
+        )
+        assert len(nll) == config.steps, (
+            f"a run must log each of its {config.steps} updates once; found {len(nll)}"
+        )
         last = {key: tensor.cpu() for key, tensor in trainer.model.state_dict().items()}
-        print(f"  {label:48s} {len(nll)} updates in {time.perf_counter() - began:.0f} s, last loss {nll[-1]:.4f}", flush=True)
+        print(
+            f"  {label:48s} {len(nll)} updates in {time.perf_counter() - began:.0f} s, last loss {nll[-1]:.4f}",
+            flush=True,
+        )
         del trainer
-        free(self._device)
+        free_memory(self._device)
         return Run(nll, norm, last)
 
 
-def loss_curve(options: argparse.Namespace, corpus: Corpus, model: ModelConfig, device: torch.device, folder: Path) -> None:
+def loss_curve(
+    options: argparse.Namespace,
+    corpus: Corpus,
+    model: ModelConfig,
+    device: torch.device,
+    folder: Path,
+) -> None:
     """Make both comparisons, and print them as tables and as one line of JSON."""
-    track = Track(options, corpus, model, device, folder)
-    both = ways(device)
+    runner = LossCurveRunner(options, corpus, model, device, folder)
+    both = compared_setups(device)
     ours = next(iter(both))
     seeds = range(1, options.seeds + 1)
-    runs = {name: [track.train(name, way, seed) for seed in seeds] for name, way in both.items()}
-    windows = compare(*([run.nll for run in runs[name]] for name in (ours, PLAIN)))
-    largest = show(ours, windows)
-    weights = runs[PLAIN][0].weights
-    base, other, noise = (track.hold(name, both[name], seed, weights) for name, seed in ((PLAIN, 1), (ours, 1), (PLAIN, 2)))
-    held = show_held({f"{ours}, seed 1": paired(other, base), f"{PLAIN}, seed 2": paired(noise, base)})
+    runs = {
+        name: [runner.train(name, setup, seed) for seed in seeds] for name, setup in both.items()
+    }
+    windows = compare(*([run.nll for run in runs[name]] for name in (ours, REFERENCE)))
+    largest = print_windows(ours, windows)
+    weights = runs[REFERENCE][0].weights
+    base, other, noise = (
+        runner.run_frozen(name, both[name], seed, weights)
+        for name, seed in ((REFERENCE, 1), (ours, 1), (REFERENCE, 2))
+    )
+    held = print_frozen(
+        {
+            f"{ours}, seed 1": paired_differences(other, base),
+            f"{REFERENCE}, seed 2": paired_differences(noise, base),
+        }
+    )
     data = str(options.data) if options.data else "drawn"
-    signature = {"data": data, "device": machine(device), "torch": torch.__version__} | {name: getattr(options, name) for name in TOLD}
+    signature = {"data": data, "device": device_name(device), "torch": torch.__version__} | {
+        name: getattr(options, name) for name in REPORTED_OPTIONS
+    }
     found = {"ours": ours, "loss_curve": windows, "largest": largest, "held_still": held}
     print(json.dumps({"bench": "train_gpu"} | found | signature))
 
 
-def compare(ours: Sequence[Sequence[float]], plain: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+def compare(
+    ours: Sequence[Sequence[float]], plain: Sequence[Sequence[float]]
+) -> list[dict[str, Any]]:
     """Compare two groups of curves over tenths of the run: a run's mean over a tenth is one observation, seeds make the spread."""
     length = len(plain[0])
     bounds = [length * part // WINDOWS for part in range(WINDOWS + 1)]
@@ -141,21 +227,39 @@ def compare(ours: Sequence[Sequence[float]], plain: Sequence[Sequence[float]]) -
     for start, stop in pairwise(bounds):
         if start == stop:  # fewer updates than windows
             continue
-        our_means, plain_means = ([fmean(curve[start:stop]) for curve in group] for group in (ours, plain))
+        our_means, plain_means = (
+            [fmean(curve[start:stop]) for curve in group] for group in (ours, plain)
+        )
         difference = fmean(our_means) - fmean(plain_means)
-        error = math.sqrt(stdev(our_means) ** 2 / len(our_means) + stdev(plain_means) ** 2 / len(plain_means))
+        error = math.sqrt(
+            stdev(our_means) ** 2 / len(our_means) + stdev(plain_means) ** 2 / len(plain_means)
+        )
         window = {"from": start + 1, "to": stop, "ours": our_means, "plain": plain_means}
         window |= {"plain_mean": fmean(plain_means), "plain_deviation": stdev(plain_means)}
-        windows.append(window | {"difference": difference, "error": error, "in_errors": difference / max(error, LEAST)})
+        windows.append(
+            window
+            | {
+                "difference": difference,
+                "error": error,
+                "in_errors": difference / max(error, MIN_ERROR),
+            }
+        )
     return windows
 
 
-def show(ours: str, windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def print_windows(ours: str, windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Print the windows and, in one line, the worst of them."""
-    print(f"\nmean nll in nats a piece: {PLAIN}, its standard deviation over seeds, and {ours} less {PLAIN}, with its standard error")
-    print(f"{'updates':>11s} {'float32':>10s} {'deviation':>10s} {'less':>10s} {'error':>10s} {'in errors':>10s}")
+    print(
+        f"\nmean nll in nats a piece: {REFERENCE}, its standard deviation over seeds, and {ours} less {REFERENCE}, with its standard error"
+    )
+    print(
+        f"{'updates':>11s} {'float32':>10s} {'deviation':>10s} {'less':>10s} {'error':>10s} {'in errors':>10s}"
+    )
     for window in windows:
-        cells = "".join(f"{window[key]:>11.4f}" for key in ("plain_mean", "plain_deviation", "difference", "error"))
+        cells = "".join(
+            f"{window[key]:>11.4f}"
+            for key in ("plain_mean", "plain_deviation", "difference", "error")
+        )
         print(f"{window['from']:>5d}-{window['to']:<5d}{cells}{window['in_errors']:>11.1f}")
     largest = {"nats": max(abs(window["difference"]) for window in windows)}
     largest |= {"in_errors": max(abs(window["in_errors"]) for window in windows)}
@@ -168,7 +272,7 @@ def show(ours: str, windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return largest | {"within_two": within, "windows": len(windows)}
 
 
-def paired(run: Run, base: Run) -> dict[str, float]:
+def paired_differences(run: Run, base: Run) -> dict[str, float]:
     """Compare update by update: batches differ far more from each other than two ways on one batch, and that cancels."""
     losses = [ours - plain for ours, plain in zip(run.nll, base.nll, strict=True)]
     ratios = [ours / plain for ours, plain in zip(run.norm, base.norm, strict=True)]
@@ -177,10 +281,15 @@ def paired(run: Run, base: Run) -> dict[str, float]:
     return means | {"norm_ratio": fmean(ratios), "norm_ratio_error": stdev(ratios) / root}
 
 
-def show_held(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+def print_frozen(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Print what was found with weights held still."""
-    print(f"\nweights held still, each update against {PLAIN}, seed 1: nll less its nll, and the gradient's norm over its norm")
+    print(
+        f"\nweights held still, each update against {REFERENCE}, seed 1: nll less its nll, and the gradient's norm over its norm"
+    )
     for name, row in rows.items():
-        loss, norm = (f"{row[key]:{form}} ± {row[f'{key}_error']:.5f}" for key, form in (("nll", "+.5f"), ("norm_ratio", ".5f")))
+        loss, norm = (
+            f"{row[key]:{form}} ± {row[f'{key}_error']:.5f}"
+            for key, form in (("nll", "+.5f"), ("norm_ratio", ".5f"))
+        )
         print(f"  {name:34s} {loss:>22s}   norm {norm:>20s}", flush=True)
     return rows

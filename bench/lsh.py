@@ -23,15 +23,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.attention.buckets import factors, suggested
-from dragoman.attention.hashing import hash_vectors, sort_by_bucket
-from dragoman.attention.nearby import attend_nearby
+from dragoman.attention.lsh_buckets import default_buckets, factor_buckets
 from dragoman.config import ModelConfig
-from dragoman.kernels import attend_reference
-from dragoman.layers.reversible import run_plainly, run_reversibly
-from dragoman.models.blocks import Place
-from dragoman.models.context import Context
+from dragoman.layers.reversible import run_sublayers, run_sublayers_reversible
+from dragoman.models.block import BuildContext
+from dragoman.models.context import ForwardContext
 from dragoman.models.reformer import Reformer
+from dragoman.ops import attend_reference
+from dragoman.ops.lsh_attention import attend_sorted, hash_vectors, sort_by_bucket
 
 HEADS, WIDTH = 8, 64
 DEPTHS = (2, 4, 8, 16)
@@ -40,9 +39,16 @@ ROUNDS = (1, 2, 4, 8, 16, 32)
 
 def main() -> None:
     """Run the three measurements and print a table each, then one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384] if torch.cuda.is_available() else [256, 1024])
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=[1024, 4096, 16384] if torch.cuda.is_available() else [256, 1024],
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=10)
@@ -51,7 +57,11 @@ def main() -> None:
     device = torch.device(options.device)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    where = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     print(
         f"{where}, torch {torch.__version__}, {str(dtype).removeprefix('torch.')}, batch 1, {HEADS} heads of {WIDTH}, forward and backward"
     )
@@ -61,12 +71,25 @@ def main() -> None:
         row
         for causal in (True, False)
         for length in options.lengths
-        for row in time_attention(length, causal, device, dtype, repeats=options.repeats, left_out=left_out, **settings)
+        for row in time_attention(
+            length, causal, device, dtype, repeats=options.repeats, left_out=left_out, **settings
+        )
     ]
     errors = measure_errors(device)
     depths = measure_depths(device)
-    signature = {"device": where, "torch": torch.__version__, "dtype": str(dtype), "heads": HEADS, "head_width": WIDTH, **settings}
-    print(json.dumps({"bench": "lsh", "attention": attention, "errors": errors, "depths": depths} | signature))
+    signature = {
+        "device": where,
+        "torch": torch.__version__,
+        "dtype": str(dtype),
+        "heads": HEADS,
+        "head_width": WIDTH,
+        **settings,
+    }
+    print(
+        json.dumps(
+            {"bench": "lsh", "attention": attention, "errors": errors, "depths": depths} | signature
+        )
+    )
 
 
 def time_attention(
@@ -81,42 +104,67 @@ def time_attention(
     left_out: set[str],
 ) -> list[dict[str, Any]]:
     """Time hashed attention, from hashing on, and both kinds of full attention on the same tensors, in turns."""
-    query, key, value = (torch.randn(1, HEADS, length, WIDTH, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    query, key, value = (
+        torch.randn(1, HEADS, length, WIDTH, device=device, dtype=dtype, requires_grad=True)
+        for _ in range(3)
+    )
     outer = torch.randn(1, HEADS, length, WIDTH, device=device, dtype=dtype)
-    buckets = suggested(length, window)
-    rotations = torch.randn(HEADS, WIDTH, rounds, sum(factors(buckets)) // 2, device=device)
+    buckets = default_buckets(length, window)
+    rotations = torch.randn(HEADS, WIDTH, rounds, sum(factor_buckets(buckets)) // 2, device=device)
 
     def hashed(*, compiled: bool = False) -> Tensor:
         unit = F.normalize(query.float(), dim=-1, eps=1e-6).to(dtype)
         with torch.no_grad():
-            tokens = sort_by_bucket(hash_vectors(query.detach(), rotations, factors(buckets)).to(torch.int16), window)
-        return attend_nearby(query, unit, value, tokens, window=window, causal=causal, compiled=compiled)
+            tokens = sort_by_bucket(
+                hash_vectors(query.detach(), rotations, factor_buckets(buckets)).to(torch.int16),
+                window,
+            )
+        return attend_sorted(
+            query, unit, value, tokens, window=window, causal=causal, compiled=compiled
+        )
 
-    ways: dict[str, Callable[[], Tensor]] = {
+    systems: dict[str, Callable[[], Tensor]] = {
         "hashed": hashed,
         "hashed, compiled": lambda: hashed(compiled=True),
         "full, materialised": lambda: attend_reference(query, key, value, causal=causal).context,
         "full, fused": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=causal),
     }
-    print(f"\n{length:,} tokens, {'causal' if causal else 'two-sided'}; {buckets} buckets, {rounds} rounds, window {window}")
+    print(
+        f"\n{length:,} tokens, {'causal' if causal else 'two-sided'}; {buckets} buckets, {rounds} rounds, window {window}"
+    )
     rows: list[dict[str, Any]] = []
-    for name, way in ((name, way) for name, way in ways.items() if name not in left_out):
-        row = {"way": name, "length": length, "causal": causal, "buckets": buckets}
+    for name, system in (
+        (name, system) for name, system in systems.items() if name not in left_out
+    ):
+        row = {"system": name, "length": length, "causal": causal, "buckets": buckets}
         try:
             inputs = [query, value] if name.startswith("hashed") else [query, key, value]
-            rows.append(row | measured(lambda way=way, inputs=inputs: torch.autograd.grad(way(), inputs, outer), device, repeats))
+            rows.append(
+                row
+                | measure_action(
+                    lambda system=system, inputs=inputs: torch.autograd.grad(
+                        system(), inputs, outer
+                    ),
+                    device,
+                    repeats,
+                )
+            )
         except torch.OutOfMemoryError:
             rows.append(row | {"ms": None, "replayed ms": None, "MiB": None})
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     for row in rows:
-        ratios = "".join(f"{_ratio(row[unit], rows[0][unit])}" for unit in ("ms", "replayed ms", "MiB"))
+        ratios = "".join(
+            f"{_ratio(row[unit], rows[0][unit])}" for unit in ("ms", "replayed ms", "MiB")
+        )
         figures = f"{_number(row['ms'], 'ms')} {_number(row['replayed ms'], 'ms replayed')} {_number(row['MiB'], 'MiB')}"
-        print(f"  {row['way']:20s} {figures}   times hashed:{ratios}", flush=True)
+        print(f"  {row['system']:20s} {figures}   times hashed:{ratios}", flush=True)
     return rows
 
 
-def measured(action: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float | None]:
+def measure_action(
+    action: Callable[[], object], device: torch.device, repeats: int
+) -> dict[str, float | None]:
     """Give the best of several times, and the peak of memory above what was there before."""
     action()  # so that kernels are chosen and caches warm
     action()
@@ -128,17 +176,17 @@ def measured(action: Callable[[], object], device: torch.device, repeats: int) -
         action()
         torch.cuda.synchronize(device)
         peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    best = _best(action, device, repeats)
+    best = _best_ms(action, device, repeats)
     replayed = None
     if device.type == "cuda":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             action()
-        replayed = _best(graph.replay, device, repeats)
+        replayed = _best_ms(graph.replay, device, repeats)
     return {"ms": best, "replayed ms": replayed, "MiB": peak}
 
 
-def _best(action: Callable[[], object], device: torch.device, repeats: int) -> float:
+def _best_ms(action: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Give the shortest of several times, in milliseconds."""
     times = []
     for _ in range(repeats):
@@ -151,18 +199,22 @@ def _best(action: Callable[[], object], device: torch.device, repeats: int) -> f
 
 
 @torch.no_grad()
-def measure_errors(device: torch.device, length: int = 256, buckets: int = 4, window: int = 256) -> list[dict[str, float]]:
+def measure_errors(
+    device: torch.device, length: int = 256, buckets: int = 4, window: int = 256
+) -> list[dict[str, float]]:
     """Compare with full attention over shared queries and keys: random vectors, so that no key matters more than others."""
     query, value = (torch.randn(1, HEADS, length, WIDTH, device=device) for _ in range(2))
     key = F.normalize(query, dim=-1)
     itself = torch.eye(length, dtype=torch.bool, device=device)
     wanted = (query @ key.mT).masked_fill(itself, -torch.inf).softmax(-1) @ value
-    print(f"\nerror against full attention with shared queries and keys, {length} tokens, {buckets} buckets, window {window}, float32")
+    print(
+        f"\nerror against full attention with shared queries and keys, {length} tokens, {buckets} buckets, window {window}, float32"
+    )
     rows = []
     for rounds in ROUNDS:
         rotations = torch.randn(HEADS, WIDTH, rounds, buckets // 2, device=device)
         tokens = sort_by_bucket(hash_vectors(query, rotations, (buckets,)), window)
-        found = attend_nearby(query, key, value, tokens, window=window, causal=False)
+        found = attend_sorted(query, key, value, tokens, window=window, causal=False)
         error = float((found - wanted).norm() / wanted.norm())
         rows.append({"rounds": rounds, "error": error})
         print(f"  {rounds:3d} rounds  relative error {error:.6f}")
@@ -173,24 +225,43 @@ def measure_depths(device: torch.device) -> list[dict[str, Any]]:
     """Compare the memory of reversible and plain layers while training: on a GPU its peak, on a CPU what waits for the way back."""
     length, width = (2048, 512) if device.type == "cuda" else (256, 64)
     unit = "peak" if device.type == "cuda" else "kept for the way back"
-    print(f"\nmemory of layers, MiB, {unit}: {length} tokens, width {width}, hashed attention, feed-forward {4 * width} in 4 chunks")
+    print(
+        f"\nmemory of layers, MiB, {unit}: {length} tokens, width {width}, hashed attention, feed-forward {4 * width} in 4 chunks"
+    )
     rows = []
     for depth in DEPTHS:
-        config = ModelConfig(width=width, heads=8, feedforward=4 * width, dropout=0.1, max_positions=length)
-        block = Reformer.build(Place(config=config, causal=False, memory_width=None), layers=depth, chunks=4).to(device)
+        config = ModelConfig(
+            width=width, heads=8, ffn_width=4 * width, dropout=0.1, max_positions=length
+        )
+        block = Reformer.build(
+            BuildContext(config=config, causal=False, memory_width=None), layers=depth, chunks=4
+        ).to(device)
         x = torch.randn(1, length, width, device=device, requires_grad=True)
-        changes = [change for _, layer in block.layers() for change in layer.changes(Context())]
-        ways: dict[str, Callable[[], Tensor]] = {
-            "reversible": lambda changes=changes, x=x: run_reversibly(changes, x, None, random=True),
-            "plain": lambda changes=changes, x=x: run_plainly(changes, x, None),
+        sublayers = [
+            sublayer
+            for _, layer in block.layers()
+            for sublayer in layer.sublayers(ForwardContext())
+        ]
+        systems: dict[str, Callable[[], Tensor]] = {
+            "reversible": lambda sublayers=sublayers, x=x: run_sublayers_reversible(
+                sublayers, x, None, random=True
+            ),
+            "plain": lambda sublayers=sublayers, x=x: run_sublayers(sublayers, x, None),
         }
-        found = {name: _memory(way, list(block.parameters()), device) for name, way in ways.items()}
+        found = {
+            name: _memory(system, list(block.parameters()), device)
+            for name, system in systems.items()
+        }
         rows.append({"depth": depth, **found})
-        print(f"  {depth:3d} layers  reversible {found['reversible']:9.1f}  plain {found['plain']:9.1f}")
+        print(
+            f"  {depth:3d} layers  reversible {found['reversible']:9.1f}  plain {found['plain']:9.1f}"
+        )
     return rows
 
 
-def _memory(way: Callable[[], Tensor], weights: list[torch.nn.Parameter], device: torch.device) -> float:
+def _memory(
+    system: Callable[[], Tensor], weights: list[torch.nn.Parameter], device: torch.device
+) -> float:
     """Measure in MiB what one run needs beside weights and their gradients."""
     if device.type == "cuda":
         for _ in range(2):  # the first so that kernels are chosen and caches warm
@@ -200,7 +271,7 @@ def _memory(way: Callable[[], Tensor], weights: list[torch.nn.Parameter], device
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
             with torch.autocast("cuda", torch.bfloat16):
-                way().sum().backward()
+                system().sum().backward()
             torch.cuda.synchronize(device)
         gradients = sum(weight.grad.nbytes for weight in weights if weight.grad is not None)
         return (torch.cuda.max_memory_allocated(device) - before - gradients) / 2**20
@@ -212,7 +283,7 @@ def _memory(way: Callable[[], Tensor], weights: list[torch.nn.Parameter], device
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        way()
+        system()
     return sum(sizes.values()) / 2**20
 
 

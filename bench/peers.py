@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dragoman.config import ModelConfig
 from dragoman.data.batches import Batch
-from dragoman.text.specials import BOS, EOS, PAD
+from dragoman.text.special_tokens import BOS, EOS, PAD
 
 SMOOTHING = 0.1
 
@@ -19,20 +19,33 @@ SMOOTHING = 0.1
 class TorchTransformer(nn.Module):
     """`torch.nn.Transformer` between a tied embedding and its output."""
 
-    def __init__(self, model: ModelConfig, layers: int, vocabulary: int, longest: int = 512) -> None:
+    def __init__(
+        self, model: ModelConfig, layers: int, vocabulary: int, longest: int = 512
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, model.width, padding_idx=PAD)
         nn.init.normal_(self.embedding.weight, std=model.width**-0.5)
         self.transformer = nn.Transformer(
-            model.width, model.heads, layers, layers, model.feedforward, model.dropout, activation="relu", batch_first=True
+            model.width,
+            model.heads,
+            layers,
+            layers,
+            model.ffn_width,
+            model.dropout,
+            activation="relu",
+            batch_first=True,
         )
         self.dropout = nn.Dropout(model.dropout)
-        place = torch.arange(longest)[:, None] / 10_000 ** (torch.arange(0, model.width, 2) / model.width)
+        place = torch.arange(longest)[:, None] / 10_000 ** (
+            torch.arange(0, model.width, 2) / model.width
+        )
         self.register_buffer("positions", torch.cat([place.sin(), place.cos()], dim=1))
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
         """Give logits (B, T, V)."""
-        causal = nn.Transformer.generate_square_subsequent_mask(tgt_in.shape[1], device=tgt_in.device).isinf()
+        causal = nn.Transformer.generate_square_subsequent_mask(
+            tgt_in.shape[1], device=tgt_in.device
+        ).isinf()
         hidden = self.transformer(
             self.embed(src),
             self.embed(tgt_in),
@@ -54,14 +67,16 @@ class Marian(nn.Module):
 
     def __init__(self, model: ModelConfig, layers: int, vocabulary: int) -> None:
         super().__init__()
-        self.inner = marian(model, layers, vocabulary)
+        self.hf_model = build_marian(model, layers, vocabulary)
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
         """Give logits (B, T, V)."""
-        return self.inner(input_ids=src, attention_mask=src_mask, decoder_input_ids=tgt_in, use_cache=False).logits
+        return self.hf_model(
+            input_ids=src, attention_mask=src_mask, decoder_input_ids=tgt_in, use_cache=False
+        ).logits
 
 
-def marian(model: ModelConfig, layers: int, vocabulary: int) -> Any:
+def build_marian(model: ModelConfig, layers: int, vocabulary: int) -> Any:
     """Build Hugging Face's Marian at a size."""
     import transformers
 
@@ -69,7 +84,11 @@ def marian(model: ModelConfig, layers: int, vocabulary: int) -> Any:
     sides = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")
-        for name, value in (("layers", layers), ("attention_heads", model.heads), ("ffn_dim", model.feedforward))
+        for name, value in (
+            ("layers", layers),
+            ("attention_heads", model.heads),
+            ("ffn_dim", model.ffn_width),
+        )
     }
     settings = library.MarianConfig(
         vocab_size=vocabulary,
@@ -94,11 +113,23 @@ def marian(model: ModelConfig, layers: int, vocabulary: int) -> Any:
 class PeerStep:
     """One update as these models' users write it: autocast, cross-entropy over all slots, fused Adam."""
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, *, compiled: bool, static: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        compiled: bool,
+        static: bool = False,
+    ) -> None:
         self.model = model.to(device).train()
         self.device, self.dtype = device, dtype
-        self._loss: Any = torch.compile(self._plain_loss, dynamic=not static) if compiled else self._plain_loss
-        self._optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
+        self._loss: Any = (
+            torch.compile(self._plain_loss, dynamic=not static) if compiled else self._plain_loss
+        )
+        self._optimizer = torch.optim.Adam(
+            model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
+        )
 
     def __call__(self, batch: Batch) -> Tensor:
         """Make one update; nothing waits for the device."""
@@ -107,13 +138,15 @@ class PeerStep:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             loss = self._loss(batch.src, src_mask, batch.tgt_in, batch.tgt_out)
         loss.backward()
-        self._optimiser.step()
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     def _plain_loss(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
         logits = self.model(src, src_mask, tgt_in)
-        return F.cross_entropy(logits.flatten(0, 1), tgt_out.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING)
+        return F.cross_entropy(
+            logits.flatten(0, 1), tgt_out.flatten(), ignore_index=PAD, label_smoothing=SMOOTHING
+        )
 
 
 PEERS = {"Hugging Face Marian": Marian, "torch.nn.Transformer": TorchTransformer}

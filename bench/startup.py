@@ -26,15 +26,33 @@ SENTENCE = "Guten Morgen."
 def main() -> None:
     """Time both commands and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("-m", "--model", type=Path, help="a model directory; by default a small one with random weights")
+    parser.add_argument(
+        "-m",
+        "--model",
+        type=Path,
+        help="a model directory; by default a small one with random weights",
+    )
     parser.add_argument("--repeats", type=int, default=7, help="measured runs of each command")
-    parser.add_argument("--warmups", type=int, default=2, help="runs before that, which fill the disk cache and compile the kernels")
+    parser.add_argument(
+        "--warmups",
+        type=int,
+        default=2,
+        help="runs before that, which fill the disk cache and compile the kernels",
+    )
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = chosen.model or write_random_model(Path(folder) / "model")
         commands = {
             "import torch": [sys.executable, "-c", "import torch"],
-            "translate": [sys.executable, "-m", "dragoman", "translate", "-m", str(model), SENTENCE],
+            "translate": [
+                sys.executable,
+                "-m",
+                "dragoman",
+                "translate",
+                "-m",
+                str(model),
+                SENTENCE,
+            ],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(chosen.warmups + chosen.repeats):
@@ -49,9 +67,20 @@ def main() -> None:
         print(f"{name:<14}{middle:6.2f} s  (quartiles {low:.2f} to {high:.2f})")
     ratio = found["translate"] / found["import torch"]
     print(f"{'ratio':<14}{ratio:6.2f}    (goal: at most {GOAL})")
-    signature = {"torch": metadata.version("torch"), "python": platform.python_version(), "repeats": chosen.repeats}
-    seconds = {"translate_s": round(found["translate"], 3), "import_torch_s": round(found["import torch"], 3)}
-    print(json.dumps({"bench": "startup", **seconds, "ratio": round(ratio, 3), "goal": GOAL, **signature}))
+    signature = {
+        "torch": metadata.version("torch"),
+        "python": platform.python_version(),
+        "repeats": chosen.repeats,
+    }
+    seconds = {
+        "translate_s": round(found["translate"], 3),
+        "import_torch_s": round(found["import torch"], 3),
+    }
+    print(
+        json.dumps(
+            {"bench": "startup", **seconds, "ratio": round(ratio, 3), "goal": GOAL, **signature}
+        )
+    )
 
 
 def write_random_model(path: Path) -> Path:
@@ -60,14 +89,25 @@ def write_random_model(path: Path) -> Path:
 
     from dragoman.bundle import write_bundle
     from dragoman.config import read_config
-    from dragoman.models.build import build_model
+    from dragoman.models.factory import build_model
     from dragoman.text.tokenizer import train_tokenizers
 
-    config = read_config(recipe="tiny", overrides=["text.kind=characters", "decode.max_ratio=1", "decode.max_extra=4"])
+    config = read_config(
+        recipe="tiny",
+        overrides=[
+            "text.tokenizer=characters",
+            "decode.max_length_ratio=1",
+            "decode.max_length_extra=4",
+        ],
+    )
     tokenizers = train_tokenizers([SENTENCE] * 20, ["Good morning."] * 20, config.text)
     torch.manual_seed(1)
-    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
-    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=[SENTENCE])
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    write_bundle(
+        path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=[SENTENCE]
+    )
     return path
 
 

@@ -14,24 +14,30 @@ from typing import Any
 
 import torch
 
-from bench.drawn import LETTERS, SPECIAL, Corpus
-from bench.toolkit_settings import WORDINGS, Job
-from bench.toolkits import TOOLKITS, InstallError, interpreter
+from bench.synthetic_corpus import LETTERS, NUM_SPECIAL_TOKENS, Corpus
+from bench.toolkit_configs import TOOLKIT_CONFIGS, TrainingJob
+from bench.toolkit_environments import TOOLKITS, InstallError, toolkit_python
 from dragoman.config import ModelConfig
 from dragoman.data.batches import BatchPlan
 
 
-def time_toolkit(name: str, corpus: Corpus, model: ModelConfig, layers: int, options: Any, folder: Path) -> dict[str, Any]:
+def time_toolkit(
+    name: str, corpus: Corpus, model: ModelConfig, layers: int, options: Any, folder: Path
+) -> dict[str, Any]:
     """Train through a toolkit's command, and read the rates that it logs and the memory that it took."""
-    row: dict[str, Any] = {"way": name, "precision": "float32", "version": TOOLKITS[name].release}
+    row: dict[str, Any] = {
+        "system": name,
+        "precision": "float32",
+        "version": TOOLKITS[name].release,
+    }
     try:
-        python = interpreter(name, torch.__version__)
+        python = toolkit_python(name, torch.__version__)
     except InstallError as problem:
         return row | {"error": str(problem)}
-    job = Job(
+    job = TrainingJob(
         width=model.width,
         heads=model.heads,
-        feedforward=model.feedforward,
+        ffn_width=model.ffn_width,
         layers=layers,
         folder=folder,
         dropout=model.dropout,
@@ -40,28 +46,37 @@ def time_toolkit(name: str, corpus: Corpus, model: ModelConfig, layers: int, opt
         report_every=options.steps,
         bucket=options.pairs,
     )
-    share = written(corpus, job, options.vocabulary, options.shapes)
-    wording = WORDINGS[name]
+    share = write_corpus(corpus, job, options.vocabulary, options.shapes)
+    toolkit_config = TOOLKIT_CONFIGS[name]
     log = folder / "log"
-    status, peak = watched(wording.command(python, job, name), log, options.threads)
+    status, peak = run_logged(toolkit_config.command(python, job, name), log, options.threads)
     told = log.read_text(encoding="utf-8", errors="replace")
-    rates = [rate if wording.sides == 2 else rate / share for rate in wording.rates(told)[1:]]
+    rates = [
+        rate if toolkit_config.sides == 2 else rate / share
+        for rate in toolkit_config.rates(told)[1:]
+    ]
     if status or not rates:
         return row | {"error": (told.strip().splitlines() or ["it logged no rate"])[-1][:200]}
     return row | {"tokens_s": max(rates), "slowest": min(rates), "MiB": peak}
 
 
-def written(corpus: Corpus, job: Job, vocabulary: int, shapes: int) -> float:
+def write_corpus(corpus: Corpus, job: TrainingJob, vocabulary: int, shapes: int) -> float:
     """Write the sentences batch by batch, cut at spaces, for every drawn letter is a piece; give the target's share of all tokens."""
-    plan = BatchPlan(corpus.store.src_lengths, corpus.store.tgt_lengths, batch_tokens=job.batch_tokens, seed=1, max_shapes=shapes)
+    plan = BatchPlan(
+        corpus.store.src_lengths,
+        corpus.store.tgt_lengths,
+        batch_tokens=job.batch_tokens,
+        seed=1,
+        max_shapes=shapes,
+    )
     order = [int(place) for batch in plan.epoch(0) for place in batch]
     src, tgt = ([list(texts[place]) for place in order] for texts in (corpus.src, corpus.tgt))
-    job.write(LETTERS[: vocabulary - SPECIAL], src, tgt)
+    job.write(LETTERS[: vocabulary - NUM_SPECIAL_TOKENS], src, tgt)
     many = [sum(len(text) + 1 for text in texts) for texts in (src, tgt)]  # ends included
     return many[1] / sum(many)
 
 
-def watched(command: list[str], log: Path, threads: int) -> tuple[int, float]:
+def run_logged(command: list[str], log: Path, threads: int) -> tuple[int, float]:
     """Run a command, its words in a file; give its exit status and its largest memory in MiB."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     with log.open("w", encoding="utf-8") as words:

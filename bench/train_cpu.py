@@ -29,21 +29,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from bench.drawn import Rounds, drawn_corpus, real_corpus
 from bench.peers import PEERS, SMOOTHING, PeerStep
-from bench.toolkit_settings import WORDINGS
+from bench.synthetic_corpus import BenchmarkPlan, multi30k_corpus, synthetic_corpus
+from bench.toolkit_configs import TOOLKIT_CONFIGS
 from bench.toolkit_training import time_toolkit
-from bench.train_gpu import SIZES, model_of, trainer_of
+from bench.train_gpu import SIZES, build_trainer, model_config
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import TrainConfig
-from dragoman.training.checkpoint import RunDirectory
-from dragoman.training.precision import choose_precision
+from dragoman.training.mixed_precision import choose_precision
 
 OURS = "ours"
 
 
 def main() -> None:
     """Run every way in turn, then print ratios and one line of JSON."""
-    options = parsed()
+    options = parse_arguments()
     if options.one:
         print(json.dumps(time_one(*options.one, options)))
         return
@@ -54,33 +54,61 @@ def main() -> None:
     )
     rows = []
     for precision in options.precisions:
-        for way in options.only:
-            row = run_one(way, precision, options)
+        for system in options.only:
+            row = run_one(system, precision, options)
             rows.append(row)
             if "error" in row:
-                print(f"  {way:24s} {precision:9s} failed: {row['error']}", flush=True)
+                print(f"  {system:24s} {precision:9s} failed: {row['error']}", flush=True)
                 continue
             print(
-                f"  {way:24s} {precision:9s} {row['tokens_s']:8,.0f} useful tokens/s (slowest round {row['slowest']:,.0f})  "
+                f"  {system:24s} {precision:9s} {row['tokens_s']:8,.0f} useful tokens/s (slowest round {row['slowest']:,.0f})  "
                 f"{row['tokens_cpu_s']:8,.0f} a CPU second  {row['MiB']:6,.0f} MiB  padding {row['padding']:.1%}",
                 flush=True,
             )
     if options.peers == "all" and "float32" in options.precisions:
-        rows += [run_toolkit(name, options) for name in WORDINGS]
+        rows += [run_toolkit(name, options) for name in TOOLKIT_CONFIGS]
     ratios = compare(rows)
-    settings = {name: getattr(options, name) for name in ("size", "threads", "steps", "rounds", "batch_tokens", "vocabulary")}
-    print(json.dumps({"bench": "train_cpu", "rows": rows, "ratios": ratios, "machine": where, "load": os.getloadavg()[0]} | settings))
+    settings = {
+        name: getattr(options, name)
+        for name in ("size", "threads", "steps", "rounds", "batch_tokens", "vocabulary")
+    }
+    print(
+        json.dumps(
+            {
+                "bench": "train_cpu",
+                "rows": rows,
+                "ratios": ratios,
+                "machine": where,
+                "load": os.getloadavg()[0],
+            }
+            | settings
+        )
+    )
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Read the options; what is not given follows from the size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=list(SIZES), default="small")
     parser.add_argument(
-        "--only", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS], metavar="WAY", help=f"ours; {'; '.join(PEERS)}"
+        "--only",
+        nargs="+",
+        choices=[OURS, *PEERS],
+        default=[OURS, *PEERS],
+        metavar="WAY",
+        help=f"ours; {'; '.join(PEERS)}",
     )
-    parser.add_argument("--peers", choices=["some", "all"], default="some", help="all: other toolkits too, which takes installations")
-    parser.add_argument("--precisions", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16", "float32"])
+    parser.add_argument(
+        "--peers",
+        choices=["some", "all"],
+        default="some",
+        help="all: other toolkits too, which takes installations",
+    )
+    parser.add_argument(
+        "--precisions", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16", "float32"]
+    )
     parser.add_argument("--steps", type=int, default=6, help="updates a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shapes", type=int, default=24)
@@ -88,29 +116,47 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=8000)
     parser.add_argument("--pairs", type=int, default=20_000, help="drawn pairs")
-    parser.add_argument("--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing")
+    parser.add_argument(
+        "--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing"
+    )
     parser.add_argument("--one", nargs=2, metavar=("WAY", "PRECISION"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def run_one(way: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+def run_one(system: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
     """Time a way in a process of its own."""
-    command = [sys.executable, __file__, "--one", way, precision]
-    for name in ("size", "steps", "rounds", "shapes", "threads", "batch_tokens", "vocabulary", "pairs", "data"):
+    command = [sys.executable, __file__, "--one", system, precision]
+    for name in (
+        "size",
+        "steps",
+        "rounds",
+        "shapes",
+        "threads",
+        "batch_tokens",
+        "vocabulary",
+        "pairs",
+        "data",
+    ):
         if getattr(options, name) is not None:
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        return {"way": way, "precision": precision, "error": done.stderr.strip().splitlines()[-1][:200]}
+        return {
+            "system": system,
+            "precision": precision,
+            "error": done.stderr.strip().splitlines()[-1][:200],
+        }
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def run_toolkit(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Time a toolkit's own command on drawn sentences, by the clock alone."""
     with tempfile.TemporaryDirectory() as folder:
-        corpus = drawn_corpus(Path(folder), options.pairs, vocabulary=options.vocabulary)
-        row = time_toolkit(name, corpus, model_of(options.size), SIZES[options.size][0], options, Path(folder))
+        corpus = synthetic_corpus(Path(folder), options.pairs, vocabulary=options.vocabulary)
+        row = time_toolkit(
+            name, corpus, model_config(options.size), SIZES[options.size][0], options, Path(folder)
+        )
     told = (
         f"failed: {row['error']}"
         if "error" in row
@@ -120,35 +166,49 @@ def run_toolkit(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def time_one(way: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+def time_one(system: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
     """Time the rounds of one way, by the clock and by CPU time."""
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.data:
-            corpus = real_corpus(folder, options.data, vocabulary=options.vocabulary)
+            corpus = multi30k_corpus(folder, options.data, vocabulary=options.vocabulary)
         else:
-            corpus = drawn_corpus(folder, options.pairs, vocabulary=options.vocabulary)
+            corpus = synthetic_corpus(folder, options.pairs, vocabulary=options.vocabulary)
         sizes = {"batch_tokens": options.batch_tokens, "max_shapes": options.shapes}
-        plan = Rounds(corpus.store, **sizes, steps=options.steps, rounds=options.rounds, warming=1)
-        clock = (_ours if way == OURS else _peer)(way, precision, plan, options, folder)
+        plan = BenchmarkPlan(
+            corpus.store, **sizes, steps=options.steps, rounds=options.rounds, warmup_batches=1
+        )
+        clock = (_ours if system == OURS else _peer)(system, precision, plan, options, folder)
     rounds = list(itertools.pairwise(clock))
     rates = [plan.tokens() / (end[0] - start[0]) for start, end in rounds]
     busy = [plan.tokens() / (end[1] - start[1]) for start, end in rounds]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    row = {"way": way, "precision": precision, "tokens_s": max(rates), "slowest": min(rates), "tokens_cpu_s": max(busy)}
-    return row | {"MiB": peak, "padding": plan.padding(), "tokens_an_update": plan.tokens() / options.steps}
+    row = {
+        "system": system,
+        "precision": precision,
+        "tokens_s": max(rates),
+        "slowest": min(rates),
+        "tokens_cpu_s": max(busy),
+    }
+    return row | {
+        "MiB": peak,
+        "padding": plan.padding(),
+        "tokens_an_update": plan.tokens() / options.steps,
+    }
 
 
 def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def _ours(way: str, precision: str, plan: Rounds, options: argparse.Namespace, folder: Path) -> list[tuple[float, float]]:
+def _ours(
+    system: str, precision: str, plan: BenchmarkPlan, options: argparse.Namespace, folder: Path
+) -> list[tuple[float, float]]:
     """Train through the trainer, and read the clocks as its log is written."""
-    warming = len(plan.warming)
+    warmup_batches = len(plan.warmup_batches)
     config = TrainConfig(
-        steps=warming + plan.rounds * options.steps,
+        steps=warmup_batches + plan.rounds * options.steps,
         batch_tokens=options.batch_tokens,
         checkpoint_every=10**6,
         precision=precision,
@@ -156,23 +216,33 @@ def _ours(way: str, precision: str, plan: Rounds, options: argparse.Namespace, f
     )
     clock: dict[int, tuple[float, float]] = {}
 
-    def observe(record: Mapping[str, Any]) -> None:
+    def on_record(record: Mapping[str, Any]) -> None:
         if "tokens" in record:
-            clock[int(record["update"])] = _now()
+            clock[int(record["step"])] = _now()
 
-    with RunDirectory(folder / "run", keep=1) as run:
-        trainer = trainer_of(model_of(options.size), plan, config, run, torch.device("cpu"), options.vocabulary, observe=observe)
-        trainer.run(resume=False)
-    return [clock[warming + each * options.steps] for each in range(plan.rounds + 1)]
+    with RunDirectory(folder / "run", keep_checkpoints=1) as run:
+        trainer = build_trainer(
+            model_config(options.size),
+            plan,
+            config,
+            run,
+            torch.device("cpu"),
+            options.vocabulary,
+            on_record=on_record,
+        )
+        trainer.fit(resume=False)
+    return [clock[warmup_batches + each * options.steps] for each in range(plan.rounds + 1)]
 
 
-def _peer(way: str, precision: str, plan: Rounds, options: argparse.Namespace, folder: Path) -> list[tuple[float, float]]:
+def _peer(
+    system: str, precision: str, plan: BenchmarkPlan, options: argparse.Namespace, folder: Path
+) -> list[tuple[float, float]]:
     """Make the same updates with a peer's model."""
     torch.manual_seed(1)
     device = torch.device("cpu")
-    peer = PEERS[way](model_of(options.size), SIZES[options.size][0], options.vocabulary)
+    peer = PEERS[system](model_config(options.size), SIZES[options.size][0], options.vocabulary)
     step = PeerStep(peer, device, choose_precision(precision, device).dtype, compiled=False)
-    for batch in plan.warming:
+    for batch in plan.warmup_batches:
         step(plan.collate(batch))
     clock = [_now()]
     for _ in range(plan.rounds):
@@ -187,14 +257,25 @@ def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     good = [row for row in rows if "error" not in row]
     ratios = []
     for row in good:
-        ours = next((each for each in good if each["way"] == OURS and each["precision"] == row["precision"]), None)
+        ours = next(
+            (
+                each
+                for each in good
+                if each["system"] == OURS and each["precision"] == row["precision"]
+            ),
+            None,
+        )
         if ours is None or row is ours:
             continue
         ratio = ours["tokens_s"] / row["tokens_s"]
         busy = ours["tokens_cpu_s"] / row["tokens_cpu_s"] if "tokens_cpu_s" in row else None
-        ratios.append({"against": row["way"], "precision": row["precision"], "clock": ratio, "cpu": busy})
+        ratios.append(
+            {"against": row["system"], "precision": row["precision"], "clock": ratio, "cpu": busy}
+        )
         told = "" if busy is None else f", {busy:5.2f} by CPU time"
-        print(f"  ours against {row['way']:24s} {row['precision']:9s} {ratio:5.2f} times by the clock{told}")
+        print(
+            f"  ours against {row['system']:24s} {row['precision']:9s} {ratio:5.2f} times by the clock{told}"
+        )
     return ratios
 
 

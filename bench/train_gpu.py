@@ -12,7 +12,7 @@ which is reported apart, then some times through a round of --steps updates: the
 reads a prepared store through the trainer's feed. Peers are met twice. Models "on our batches" are trained by a loop that gets our
 plan's batches, which have little padding, ready-made in pinned memory, for nothing: the hardest comparison, and nobody's daily life.
 "Hugging Face Trainer" is what its user gets from the same pairs: their trainer, their batches, their data loading
-(bench/seq2seq_trainer.py); with "told lengths" its user has thought of the targets' lengths too. Lengths are Multi30k's, drawn, or
+(bench/hf_trainer.py); with "told lengths" its user has thought of the targets' lengths too. Lengths are Multi30k's, drawn, or
 with --data the real text's. Compiled peers are compiled once for all shapes, as ours is; --static compiles models for each shape, half
 a minute each. A way that fails or takes longer than --seconds is told of and left; the others go on.
 """
@@ -33,105 +33,201 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from bench.drawn import WARMING, Corpus, Rounds, drawn_corpus, real_corpus
-from bench.peers import PEERS, SMOOTHING, PeerStep, marian
-from bench.seq2seq_trainer import TRAINERS, time_trainer
-from bench.stopwatch import OutOfTimeError, figures, free, limited, machine, reset_peak, wait_for
+from bench.hf_trainer import TRAINERS, time_trainer
+from bench.peers import PEERS, SMOOTHING, PeerStep, build_marian
+from bench.synthetic_corpus import (
+    WARMUP_BATCHES,
+    BenchmarkPlan,
+    Corpus,
+    multi30k_corpus,
+    synthetic_corpus,
+)
+from bench.timing import (
+    OutOfTimeError,
+    device_name,
+    free_memory,
+    reset_peak,
+    synchronize,
+    time_limit,
+    timing_row,
+)
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import ModelConfig, TrainConfig
-from dragoman.data.plan import Cursor
-from dragoman.data.shapes import MAX_SHAPES
-from dragoman.models.build import build_model
-from dragoman.tasks.translate import TranslateTask
-from dragoman.training.checkpoint import RunDirectory
-from dragoman.training.compiling import prepare_device
-from dragoman.training.feed import Feed, Update
-from dragoman.training.loop import Trainer
-from dragoman.training.precision import choose_precision
+from dragoman.data.batch_plan import Cursor
+from dragoman.data.batch_shapes import MAX_SHAPES
+from dragoman.models.factory import build_model
+from dragoman.tasks.translation import TranslationTask
+from dragoman.training.data_loader import DataLoader, GlobalBatch
+from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.torch_compile import configure_backends
+from dragoman.training.trainer import Trainer
 
-SIZES = {"tiny": (2, 64, 4, 128), "small": (4, 256, 4, 1024), "base": (6, 512, 8, 2048)}  # layers, width, heads, feed-forward
+SIZES = {
+    "tiny": (2, 64, 4, 128),
+    "small": (4, 256, 4, 1024),
+    "base": (6, 512, 8, 2048),
+}  # layers, width, heads, feed-forward
 MODES = {
-    "eager": {"compile": "off", "replay": "off"},
-    "replay": {"compile": "off", "replay": "auto"},
-    "compiled": {"compile": "on", "replay": "off"},
-    "compiled+replay": {"compile": "on", "replay": "auto"},
+    "eager": {"compile": "off", "cuda_graphs": "off"},
+    "replay": {"compile": "off", "cuda_graphs": "auto"},
+    "compiled": {"compile": "on", "cuda_graphs": "off"},
+    "compiled+replay": {"compile": "on", "cuda_graphs": "auto"},
 }
-LENT = [way for name in PEERS for way in (name, f"{name}, compiled")]
+PEERS_ON_OUR_BATCHES = [system for name in PEERS for system in (name, f"{name}, compiled")]
 SLOW = "torch.nn.Transformer, compiled"  # more than a minute of compiling
-WAYS = [*MODES, *TRAINERS, *LENT]
-USUAL = ["replay", "compiled+replay", *TRAINERS, *(way for way in LENT if way != SLOW)]
+SYSTEMS = [*MODES, *TRAINERS, *PEERS_ON_OUR_BATCHES]
+DEFAULT_SYSTEMS = [
+    "replay",
+    "compiled+replay",
+    *TRAINERS,
+    *(system for system in PEERS_ON_OUR_BATCHES if system != SLOW),
+]
 PEER_ROUNDS = 2
 
 
 def main() -> None:
     """Time every way in turn, printing each as it is done, then ratios and one line of JSON."""
-    options = parsed()
+    options = parse_arguments()
     if options.keep_compiled:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(options.keep_compiled).resolve())
     device = torch.device(options.device)
-    prepare_device(device, deterministic=False)
-    if any("compiled" in way for way in options.only):
+    configure_backends(device, deterministic=False)
+    if any("compiled" in system for system in options.only):
         torch._dynamo.config.recompile_limit = 256  # type: ignore[attr-defined]  # torch gives up quietly past its own 8
-    model = model_of(options.size)
+    model = model_config(options.size)
     with tempfile.TemporaryDirectory() as name:
-        corpus = corpus_of(options, Path(name))
+        corpus = load_corpus(options, Path(name))
         if options.loss_curve:
             from bench.loss_curve import loss_curve  # which imports this
 
             loss_curve(options, corpus, model, device, Path(name))
             return
-        plan = Rounds(corpus.store, batch_tokens=options.batch_tokens, max_shapes=options.shapes, steps=options.steps)
+        plan = BenchmarkPlan(
+            corpus.store,
+            batch_tokens=options.batch_tokens,
+            max_shapes=options.shapes,
+            steps=options.steps,
+        )
         precision = choose_precision(options.precision, device)
         print(
-            f"{machine(device)}, torch {torch.__version__}, {precision.name}; {options.size}, {options.vocabulary:,} pieces, "
+            f"{device_name(device)}, torch {torch.__version__}, {precision.name}; {options.size}, {options.vocabulary:,} pieces, "
             f"{options.batch_tokens:,} slots a batch, {plan.used} shapes, {plan.padding():.1%} padding, "
             f"{plan.tokens() / options.steps:,.0f} useful tokens an update, {options.steps} updates a round",
             flush=True,
         )
         rows: list[dict[str, Any]] = []
-        for way in options.only:
+        for system in options.only:
             try:
-                with limited(options.seconds):
-                    row = time_way(way, plan, model, options, device, Path(name) / f"run-{len(rows)}")
-            except (Exception, OutOfTimeError) as error:  # a peer that is not installed, a compiler that fails: the others go on
-                row = {"way": way, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+                with time_limit(options.seconds):
+                    row = time_system(
+                        system, plan, model, options, device, Path(name) / f"run-{len(rows)}"
+                    )
+            except (
+                Exception,
+                OutOfTimeError,
+            ) as error:  # a peer that is not installed, a compiler that fails: the others go on
+                row = {
+                    "system": system,
+                    "error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                }
             rows.append(row)
             show(row)
-            free(device)
+            free_memory(device)
     report(rows)
-    signature = {"device": machine(device), "torch": torch.__version__, "precision": precision.name, "shapes": plan.shapes}
-    settings = {name: getattr(options, name) for name in ("size", "vocabulary", "batch_tokens", "steps", "static", "data")}
+    signature = {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "precision": precision.name,
+        "shapes": plan.shapes,
+    }
+    settings = {
+        name: getattr(options, name)
+        for name in ("size", "vocabulary", "batch_tokens", "steps", "static", "data")
+    }
     padding = {"padding": plan.padding(), "tokens_an_update": plan.tokens() / options.steps}
-    print(json.dumps({"bench": "train_gpu", "rows": rows} | padding | signature | settings, default=str))
+    print(
+        json.dumps(
+            {"bench": "train_gpu", "rows": rows} | padding | signature | settings, default=str
+        )
+    )
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Read the options; what is not given follows from the size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=list(SIZES), default="base")
-    parser.add_argument("--only", nargs="+", choices=WAYS, default=USUAL, metavar="WAY", help=f"some of: {'; '.join(WAYS)}")
-    parser.add_argument("--steps", type=int, default=50, help="updates a round; Hugging Face's Trainer pads more below 50")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=SYSTEMS,
+        default=DEFAULT_SYSTEMS,
+        metavar="WAY",
+        help=f"some of: {'; '.join(SYSTEMS)}",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=50,
+        help="updates a round; Hugging Face's Trainer pads more below 50",
+    )
     parser.add_argument("--shapes", type=int, default=MAX_SHAPES, help="at most")
-    parser.add_argument("--static", action="store_true", help="compile peers for each shape by itself")
+    parser.add_argument(
+        "--static", action="store_true", help="compile peers for each shape by itself"
+    )
     parser.add_argument("--batch-tokens", type=int, help="slots of the longer side")
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--pairs", type=int, help="drawn pairs")
-    parser.add_argument("--stretch", type=float, default=1.0, help="times which drawn sentences are longer than Multi30k's")
+    parser.add_argument(
+        "--stretch",
+        type=float,
+        default=1.0,
+        help="times which drawn sentences are longer than Multi30k's",
+    )
     parser.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto")
-    parser.add_argument("--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing")
-    parser.add_argument("--keep-compiled", help="a folder that keeps compiled kernels for the next call")
-    parser.add_argument("--seconds", type=float, default=80.0, help="most that each way may take, warm-up included")
-    curve = parser.add_argument_group("loss curve", "compares losses instead of timing (bench/loss_curve.py)")
+    parser.add_argument(
+        "--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing"
+    )
+    parser.add_argument(
+        "--keep-compiled", help="a folder that keeps compiled kernels for the next call"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=80.0, help="most that each way may take, warm-up included"
+    )
+    curve = parser.add_argument_group(
+        "loss curve", "compares losses instead of timing (bench/loss_curve.py)"
+    )
     curve.add_argument("--loss-curve", action="store_true")
     curve.add_argument("--updates", type=int, default=500, help="of each run")
-    curve.add_argument("--seeds", type=int, default=3, help="of dropout, for each of the two ways; at least 2, to have a spread")
+    curve.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        help="of dropout, for each of the two ways; at least 2, to have a spread",
+    )
     parting = "with the norm behind the layers a high one makes runs part by up to tenths of a nat, whatever computes them"
-    curve.add_argument("--rate", type=float, default=TrainConfig().learning_rate, help=f"highest learning rate; {parting}")
-    curve.add_argument("--warm-up", type=int, default=TrainConfig().warmup, help="updates over which the rate rises; fewer are harsher")
-    curve.add_argument("--still", type=int, default=60, help="updates with the weights held still; at least 2")
+    curve.add_argument(
+        "--rate",
+        type=float,
+        default=TrainConfig().learning_rate,
+        help=f"highest learning rate; {parting}",
+    )
+    curve.add_argument(
+        "--warm-up",
+        type=int,
+        default=TrainConfig().warmup_steps,
+        help="updates over which the rate rises; fewer are harsher",
+    )
+    curve.add_argument(
+        "--still", type=int, default=60, help="updates with the weights held still; at least 2"
+    )
     options = parser.parse_args()
     if options.seeds < 2 or options.still < 2:
-        parser.error(f"--seeds and --still must be at least 2, to have a spread; found {options.seeds} and {options.still}")
+        parser.error(
+            f"--seeds and --still must be at least 2, to have a spread; found {options.seeds} and {options.still}"
+        )
     tiny = options.size == "tiny"
     options.batch_tokens = options.batch_tokens or (256 if tiny else 25_600)
     options.vocabulary = options.vocabulary or (512 if tiny else 32_768)
@@ -139,122 +235,198 @@ def parsed() -> argparse.Namespace:
     return options
 
 
-def model_of(size: str) -> ModelConfig:
+def model_config(size: str) -> ModelConfig:
     """Make the paper's model at a size; the peers' have biases in attention, so ours has."""
-    layers, width, heads, feedforward = SIZES[size]
-    return ModelConfig(encoder=(f"self*{layers}",), decoder=(f"self*{layers}",), width=width, heads=heads, feedforward=feedforward)
+    layers, width, heads, ffn_width = SIZES[size]
+    return ModelConfig(
+        encoder=(f"transformer*{layers}",),
+        decoder=(f"transformer*{layers}",),
+        width=width,
+        heads=heads,
+        ffn_width=ffn_width,
+    )
 
 
-def corpus_of(options: argparse.Namespace, folder: Path) -> Corpus:
+def load_corpus(options: argparse.Namespace, folder: Path) -> Corpus:
     """Prepare what is trained on."""
     if options.data:
-        return real_corpus(folder, options.data, vocabulary=options.vocabulary)
-    return drawn_corpus(folder, options.pairs, vocabulary=options.vocabulary, stretch=options.stretch)
+        return multi30k_corpus(folder, options.data, vocabulary=options.vocabulary)
+    return synthetic_corpus(
+        folder, options.pairs, vocabulary=options.vocabulary, stretch=options.stretch
+    )
 
 
-def time_way(way: str, plan: Rounds, model: ModelConfig, options: argparse.Namespace, device: torch.device, folder: Path) -> dict[str, Any]:
+def time_system(
+    system: str,
+    plan: BenchmarkPlan,
+    model: ModelConfig,
+    options: argparse.Namespace,
+    device: torch.device,
+    folder: Path,
+) -> dict[str, Any]:
     """Time one way, whoever's it is."""
-    if way in MODES:
-        return time_ours(way, plan, model, options, device, folder)
-    if way in TRAINERS:
+    if system in MODES:
+        return time_ours(system, plan, model, options, device, folder)
+    if system in TRAINERS:
         torch.manual_seed(1)
-        return time_trainer(way, marian(model, SIZES[options.size][0], options.vocabulary), plan.store, options, device, folder)
-    return time_peer(way, plan, model, options, device)
+        return time_trainer(
+            system,
+            build_marian(model, SIZES[options.size][0], options.vocabulary),
+            plan.store,
+            options,
+            device,
+            folder,
+        )
+    return time_peer(system, plan, model, options, device)
 
 
 class TimedFeed:
     """A feed that adds up how long the trainer waited for it."""
 
-    def __init__(self, feed: Feed, warming: int) -> None:
-        self._feed, self._warming, self.waited = feed, warming, 0.0
+    def __init__(self, feed: DataLoader, warmup_batches: int) -> None:
+        self._data_loader, self._warmup_updates, self.wait_seconds = feed, warmup_batches, 0.0
 
-    def updates(self, number: int, cursor: Cursor) -> Generator[Update, None, None]:
+    def batches(self, number: int, cursor: Cursor) -> Generator[GlobalBatch, None, None]:
         """Hand on the feed's updates."""
-        updates = self._feed.updates(number, cursor)
+        batches = self._data_loader.batches(number, cursor)
         try:
             while True:
                 began = time.perf_counter()
-                update = next(updates)
-                if update.number > self._warming:
-                    self.waited += time.perf_counter() - began
+                update = next(batches)
+                if update.number > self._warmup_updates:
+                    self.wait_seconds += time.perf_counter() - began
                 yield update
         finally:
-            updates.close()
+            batches.close()
 
 
 def time_ours(
-    mode: str, plan: Rounds, model: ModelConfig, options: argparse.Namespace, device: torch.device, folder: Path
+    mode: str,
+    plan: BenchmarkPlan,
+    model: ModelConfig,
+    options: argparse.Namespace,
+    device: torch.device,
+    folder: Path,
 ) -> dict[str, Any]:
     """Train through the library's trainer, and read the clock as its log is written."""
     began = time.perf_counter()
-    warming, steps = len(plan.warming), len(plan.timed)
+    warmup_batches, steps = len(plan.warmup_batches), len(plan.timed)
     config = TrainConfig(
-        **{**MODES[mode], "steps": warming + plan.rounds * steps, "batch_tokens": options.batch_tokens, "checkpoint_every": 10**6},
+        **{
+            **MODES[mode],
+            "steps": warmup_batches + plan.rounds * steps,
+            "batch_tokens": options.batch_tokens,
+            "checkpoint_every": 10**6,
+        },
         label_smoothing=SMOOTHING,
         precision=options.precision,
-        warmup=4000,
+        warmup_steps=4000,
     )
     clock: dict[int, float] = {}
 
-    def observe(record: Mapping[str, Any]) -> None:
+    def on_record(record: Mapping[str, Any]) -> None:
         if "tokens" in record:
-            clock[int(record["update"])] = time.perf_counter()
+            clock[int(record["step"])] = time.perf_counter()
 
     reset_peak(device)
-    with RunDirectory(folder, keep=1) as run:
-        trainer = trainer_of(model, plan, config, run, device, options.vocabulary, observe=observe)
-        feed = TimedFeed(trainer._feed, warming)
-        trainer._feed = feed  # type: ignore[assignment]  # the trainer's own, with a stopwatch around it
+    with RunDirectory(folder, keep_checkpoints=1) as run:
+        trainer = build_trainer(
+            model, plan, config, run, device, options.vocabulary, on_record=on_record
+        )
+        feed = TimedFeed(trainer._data_loader, warmup_batches)
+        trainer._data_loader = feed  # type: ignore[assignment]  # the trainer's own, with a stopwatch around it
         try:
-            trainer.run(resume=False)
+            trainer.fit(resume=False)
         except OutOfTimeError:
-            if warming + steps not in clock:
+            if warmup_batches + steps not in clock:
                 raise
-    rounds = [each for each in range(plan.rounds) if warming + (each + 1) * steps in clock]
-    seconds = [clock[warming + (each + 1) * steps] - clock[warming + each * steps] for each in rounds]
-    waited = feed.waited / sum(seconds)
-    return figures(mode, [plan.tokens()] * len(rounds), seconds, clock[warming] - began, device) | {"ours": True, "idle_share": waited}
+    rounds = [each for each in range(plan.rounds) if warmup_batches + (each + 1) * steps in clock]
+    seconds = [
+        clock[warmup_batches + (each + 1) * steps] - clock[warmup_batches + each * steps]
+        for each in rounds
+    ]
+    wait_seconds = feed.wait_seconds / sum(seconds)
+    return timing_row(
+        mode, [plan.tokens()] * len(rounds), seconds, clock[warmup_batches] - began, device
+    ) | {
+        "ours": True,
+        "idle_share": wait_seconds,
+    }
 
 
-def trainer_of(
-    model: ModelConfig, plan: Rounds, config: TrainConfig, run: RunDirectory, device: torch.device, vocabulary: int, **more: Any
+def build_trainer(
+    model: ModelConfig,
+    plan: BenchmarkPlan,
+    config: TrainConfig,
+    run: RunDirectory,
+    device: torch.device,
+    vocabulary: int,
+    **more: Any,
 ) -> Trainer:
     """Put the library's trainer together as a run does."""
     torch.manual_seed(1)
-    built = build_model(model, src_vocabulary=vocabulary, tgt_vocabulary=vocabulary).to(device)
-    task = TranslateTask(smoothing=config.label_smoothing)
-    return Trainer(model=built, task=task, plan=plan, collate=plan.collate, config=config, run=run, width=model.width, **more)
+    built = build_model(model, src_vocab_size=vocabulary, tgt_vocab_size=vocabulary).to(device)
+    task = TranslationTask(smoothing=config.label_smoothing)
+    return Trainer(
+        model=built,
+        task=task,
+        plan=plan,
+        collate=plan.collate,
+        config=config,
+        run=run,
+        width=model.width,
+        **more,
+    )
 
 
-def time_peer(way: str, plan: Rounds, model: ModelConfig, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def time_peer(
+    system: str,
+    plan: BenchmarkPlan,
+    model: ModelConfig,
+    options: argparse.Namespace,
+    device: torch.device,
+) -> dict[str, Any]:
     """Time a peer's updates."""
     began = time.perf_counter()
-    name = way.removesuffix(", compiled")
+    name = system.removesuffix(", compiled")
     dtype = choose_precision(options.precision, device).dtype
     reset_peak(device)
     torch.manual_seed(1)
     peer = PEERS[name](model, SIZES[options.size][0], options.vocabulary)
-    step = PeerStep(peer, device, dtype, compiled=way != name, static=options.static)
-    warming, timed = ([plan.collate(batch) for batch in part] for part in (plan.warming[::WARMING], plan.timed))
+    step = PeerStep(peer, device, dtype, compiled=system != name, static=options.static)
+    warmup_batches, timed = (
+        [plan.collate(batch) for batch in part]
+        for part in (plan.warmup_batches[::WARMUP_BATCHES], plan.timed)
+    )
     if device.type == "cuda":
-        warming, timed = ([batch.pin_memory() for batch in part] for part in (warming, timed))
-    for batch in warming:
+        warmup_batches, timed = (
+            [batch.pin_memory() for batch in part] for part in (warmup_batches, timed)
+        )
+    for batch in warmup_batches:
         step(batch)
-    wait_for(device)
-    warm = time.perf_counter() - began
+    synchronize(device)
+    warmup_seconds = time.perf_counter() - began
     seconds: list[float] = []
     for _ in range(PEER_ROUNDS):
         started = time.perf_counter()
         for batch in timed:
             step(batch)
-        wait_for(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - started)
-    return figures(way, [plan.tokens()] * PEER_ROUNDS, seconds, warm, device) | {"lent": True}
+    return timing_row(system, [plan.tokens()] * PEER_ROUNDS, seconds, warmup_seconds, device) | {
+        "lent": True
+    }
 
 
 def label(row: Mapping[str, Any]) -> str:
     """Name a row so that its batches' maker is known."""
-    return f"ours, {row['way']}" if "ours" in row else f"{row['way']}, on our batches" if "lent" in row else str(row["way"])
+    return (
+        f"ours, {row['system']}"
+        if "ours" in row
+        else f"{row['system']}, on our batches"
+        if "lent" in row
+        else str(row["system"])
+    )
 
 
 def show(row: Mapping[str, Any]) -> None:
@@ -264,7 +436,11 @@ def show(row: Mapping[str, Any]) -> None:
         return
     memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
     idle = f"  waiting for data {row['idle_share']:.1%}" if "idle_share" in row else ""
-    own = f"  {row['sentences']:,} sentences a batch, {row['padding']:.1%} padding" if "sentences" in row else ""
+    own = (
+        f"  {row['sentences']:,} sentences a batch, {row['padding']:.1%} padding"
+        if "sentences" in row
+        else ""
+    )
     print(
         f"  {label(row):46s} {row['tokens_s']:12,.0f} useful tokens/s "
         f"(slowest round {row['slowest']:,.0f})  warm-up {row['warm_up_s']:6.1f} s{memory}{idle}{own}",

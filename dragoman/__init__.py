@@ -14,11 +14,11 @@ from dragoman._version import __version__
 from dragoman.errors import DragomanError
 
 if TYPE_CHECKING:
-    from dragoman.attention.recording import edit, record
+    from dragoman.attention.recorder import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
-    from dragoman.runs.train import train
-    from dragoman.translator import Translation, Translator
+    from dragoman.inference import Translation, Translator
+    from dragoman.runs.training_run import train
 
 __all__ = [
     "Config",
@@ -37,19 +37,21 @@ __all__ = [
 _HOMES = {
     "Config": "dragoman.config",
     "Explanation": "dragoman.explain",
-    "Translation": "dragoman.translator",
-    "Translator": "dragoman.translator",
-    "edit": "dragoman.attention.recording",
+    "Translation": "dragoman.inference",
+    "Translator": "dragoman.inference",
+    "edit": "dragoman.attention.recorder",
     "read_config": "dragoman.config",
-    "record": "dragoman.attention.recording",
-    "train": "dragoman.runs.train",
+    "record": "dragoman.attention.recorder",
+    "train": "dragoman.runs.training_run",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'dragoman' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'dragoman' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -13,8 +13,8 @@ import io
 import os
 import sys
 
-from dragoman import stopping
-from dragoman.files.streams import fill_standard_descriptors, tolerant
+from dragoman.runtime import signals
+from dragoman.runtime.standard_streams import make_tolerant, open_missing_descriptors
 
 # Commands whose work is worth saving when somebody stops them; the others keep Python's own Ctrl-C.
 _SAVING = ("train", "demo")
@@ -22,10 +22,10 @@ _SAVING = ("train", "demo")
 
 def main() -> None:
     """Run the `dragoman` command."""
-    fill_standard_descriptors()  # before anything is opened, which would take their places
+    open_missing_descriptors()  # before anything is opened, which would take their places
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if command in _SAVING:
-        stopping.install()
+        signals.install_handlers()
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # How often torch's OpenMP threads look again before they sleep; it must be set before torch is there. By default they
@@ -48,9 +48,9 @@ def open_streams(*, keep_working: bool = False) -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - it stays open as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
-    sys.stderr = tolerant(sys.stderr)
+    sys.stderr = make_tolerant(sys.stderr)
     if keep_working:
-        sys.stdout = tolerant(sys.stdout, "stdout")
+        sys.stdout = make_tolerant(sys.stdout, "stdout")
 
 
 if __name__ == "__main__":

@@ -24,27 +24,33 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-MOST_CHARACTERS = 2000  # of each part of a message; a path may have 4096, and then its middle is left out
-MOST_PROBLEMS = 50  # of a configuration that are listed; the rest are counted
-_LONGEST_NAME = 100  # a longer name resembles none of ours, and comparing takes its time
+MAX_MESSAGE_CHARACTERS = (
+    2000  # of each part of a message; a path may have 4096, and then its middle is left out
+)
+MAX_LISTED_PROBLEMS = 50  # of a configuration that are listed; the rest are counted
+_MAX_NAME_CHARACTERS = 100  # a longer name resembles none of ours, and comparing takes its time
 # C0 and C1 controls, DEL, surrogates, directions of writing (Unicode's bidirectional formatting) and line separators.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNPRINTABLE_BUT_LINES = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+_UNPRINTABLE_EXCEPT_LINES = re.compile(
+    _UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f")
+)
 
 
-def printable(text: str, *, lines: bool = False, most: int | None = None) -> str:
+def escape_unprintable(text: str, *, lines: bool = False, most: int | None = None) -> str:
     """Return a text that a terminal shows as it is: controls are escaped as Python writes them.
 
     With `lines`, line ends and tabs stay. A text longer than `most` loses its middle.
     """
     if most is not None and len(text) > most:
         text = f"{text[: most * 3 // 4]} … {text[len(text) - most // 4 :]}"
-    pattern = _UNPRINTABLE_BUT_LINES if lines else _UNPRINTABLE
-    return pattern.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    pattern = _UNPRINTABLE_EXCEPT_LINES if lines else _UNPRINTABLE
+    return pattern.sub(
+        lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text
+    )
 
 
-def escape_json(text: str) -> str:
+def escape_json_controls(text: str) -> str:
     """Return the same JSON with the characters that control a terminal escaped; they can only stand inside of strings."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
@@ -65,7 +71,10 @@ class DragomanError(Exception):
 
     def __str__(self) -> str:
         """Join the three parts into the line that a person reads."""
-        return "; ".join(printable(str(part), most=MOST_CHARACTERS) for part in (self.must, f"found {self.found}", self.fix))
+        return "; ".join(
+            escape_unprintable(str(part), most=MAX_MESSAGE_CHARACTERS)
+            for part in (self.must, f"found {self.found}", self.fix)
+        )
 
 
 class ConfigError(DragomanError):
@@ -75,18 +84,27 @@ class ConfigError(DragomanError):
         super().__init__(
             "the configuration must hold together",
             found=f"{len(problems)} problem{'s' if len(problems) != 1 else ''}",
-            fix="; ".join(problems[:MOST_PROBLEMS]),
+            fix="; ".join(problems[:MAX_LISTED_PROBLEMS]),
         )
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
         """One problem stands alone; several are numbered, a line each."""
-        shown = [printable(problem, most=MOST_CHARACTERS) for problem in self.problems[:MOST_PROBLEMS]]
+        shown = [
+            escape_unprintable(problem, most=MAX_MESSAGE_CHARACTERS)
+            for problem in self.problems[:MAX_LISTED_PROBLEMS]
+        ]
         if len(self.problems) == 1:
             return shown[0]
         more = len(self.problems) - len(shown)
         rest = [f"  - and {more:,} more"] if more else []
-        return "\n".join([f"{len(self.problems)} problems in the configuration:", *(f"  - {each}" for each in shown), *rest])
+        return "\n".join(
+            [
+                f"{len(self.problems)} problems in the configuration:",
+                *(f"  - {each}" for each in shown),
+                *rest,
+            ]
+        )
 
 
 class DataError(DragomanError):
@@ -131,25 +149,31 @@ class StoppedError(DragomanError):
         return super().__str__() if self.found else f"{self.must}; {self.fix}"
 
 
-class ForbiddenError(DragomanError):
+class PermissionDeniedError(DragomanError):
     """The file system does not let us."""
 
     exit_code = 77
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def suggest_name(name: str, names: Iterable[str]) -> str:
     """Suggest the nearest right name, or list them all: the end of a message about a wrong name."""
     known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if len(name) <= _LONGEST_NAME else []
+    close = (
+        difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        if len(name) <= _MAX_NAME_CHARACTERS
+        else []
+    )
     return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
 
 
-def nearest_few(name: str, names: Iterable[str]) -> str:
+def suggest_names(name: str, names: Iterable[str]) -> str:
     """Suggest the three nearest names where there are too many to list; those that hold what was written come first."""
-    written = name[:_LONGEST_NAME].lower()
+    written = name[:_MAX_NAME_CHARACTERS].lower()
 
     def distance(known: str) -> tuple[bool, float]:
-        return not (written and written in known.lower()), -difflib.SequenceMatcher(None, written, known.lower()).ratio()
+        return not (written and written in known.lower()), -difflib.SequenceMatcher(
+            None, written, known.lower()
+        ).ratio()
 
     first, second, third = sorted(names, key=distance)[:3]
     return f"did you mean {first}, {second} or {third}?"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.errors import ConfigError, nearest, nearest_few
+from dragoman.errors import ConfigError, suggest_name, suggest_names
 
-FEW = 20  # members that a message may list
+MAX_LISTED_NAMES = 20  # members that a message may list
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,9 @@ class Entry:
     exempt: Mapping[str, str] | None = None  # contract -> why this member's definition breaks it
     family: str = ""  # what it is listed under, where a kind has families
     options: str = ""  # "package.module:Name" of what lists a block's options, so that they are checked without importing the block
-    traits: tuple[str, ...] = ()  # what decides with what it can be combined; a test compares them with the code
+    traits: tuple[
+        str, ...
+    ] = ()  # what decides with what it can be combined; a test compares them with the code
 
 
 class Registry(Mapping[str, Entry]):
@@ -34,7 +36,11 @@ class Registry(Mapping[str, Entry]):
     def __getitem__(self, name: str) -> Entry:
         """Find an entry, or say which name was meant."""
         if name not in self._entries:
-            hint = nearest(name, self._entries) if len(self) <= FEW else f"{nearest_few(name, self._entries)} See `dragoman {self.kind}s`"
+            hint = (
+                suggest_name(name, self._entries)
+                if len(self) <= MAX_LISTED_NAMES
+                else f"{suggest_names(name, self._entries)} See `dragoman {self.kind}s`"
+            )
             raise ConfigError([f"there is no {self.kind} named {name!r}; {hint}"])
         return self._entries[name]
 
@@ -53,16 +59,20 @@ class Registry(Mapping[str, Entry]):
     def add(self, name: str, entry: Entry) -> None:
         """Register one more member, as a person's own code does."""
         if name in self._entries:
-            raise ConfigError([f"{self.kind} {name!r} must be new; found it registered as {self._entries[name].target}"])
+            raise ConfigError(
+                [
+                    f"{self.kind} {name!r} must be new; found it registered as {self._entries[name].target}"
+                ]
+            )
         self._entries[name] = entry
 
     def load(self, name: str) -> Any:
         """Import the object behind a name."""
-        return _import(self[name].target)
+        return _import_target(self[name].target)
 
     def options(self, name: str) -> Any:
         """Import what lists the options of a member, or None where it has no such list."""
-        return _import(self[name].options) if self[name].options else None
+        return _import_target(self[name].options) if self[name].options else None
 
 
 # Where each kind is listed. Strings, so that the configuration can ask for the names without importing
@@ -76,7 +86,7 @@ _CATALOGUES = {
     "activation": "dragoman.layers.catalogue:ACTIVATIONS",
     "block": "dragoman.models.catalogue:BLOCKS",
     "rule": "dragoman.models.catalogue:RULES",
-    "optimiser": "dragoman.training.catalogue:OPTIMISERS",
+    "optimizer": "dragoman.training.catalogue:OPTIMIZERS",
     "schedule": "dragoman.training.catalogue:SCHEDULES",
     "recipe": "dragoman.recipes.catalogue:RECIPES",
     "task": "dragoman.tasks.catalogue:TASKS",
@@ -85,12 +95,12 @@ _CATALOGUES = {
 
 def catalogue(kind: str) -> Registry:
     """Find the registry of a kind: `catalogue("norm")`."""
-    registry = _import(_CATALOGUES[kind])
+    registry = _import_target(_CATALOGUES[kind])
     assert isinstance(registry, Registry), f"{_CATALOGUES[kind]} must be a Registry"
     return registry
 
 
-def _import(target: str) -> Any:
+def _import_target(target: str) -> Any:
     """Import what "package.module:Name" stands for."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)

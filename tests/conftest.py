@@ -20,7 +20,9 @@ HAS_GPU = torch.cuda.is_available()
 with contextlib.suppress(ImportError):
     import hypothesis
 
-    hypothesis.settings.register_profile("dragoman", deadline=None)  # no test asserts a wall-clock time: machines may be busy
+    hypothesis.settings.register_profile(
+        "dragoman", deadline=None
+    )  # no test asserts a wall-clock time: machines may be busy
     hypothesis.settings.load_profile("dragoman")
 
 
@@ -33,7 +35,18 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 class MissingPackages:
     """Import finder of last resort that turns the import of a missing test dependency into a skip."""
 
-    names = frozenset({"hypothesis", "matplotlib", "rich", "sacrebleu", "safetensors", "sentencepiece", "typer", "yaml"})
+    names = frozenset(
+        {
+            "hypothesis",
+            "matplotlib",
+            "rich",
+            "sacrebleu",
+            "safetensors",
+            "sentencepiece",
+            "typer",
+            "yaml",
+        }
+    )
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
@@ -77,6 +90,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_kernels() -> None:
     """Compile the CPU's kernels before the first test: whichever ran first would find a line about it on its stderr."""
-    from dragoman.engines.cpu.building import kernels
+    from dragoman.inference.cpu.kernel_library import load_kernel_library
 
-    kernels()
+    load_kernel_library()

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1")
+interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1"
+)
 # Marks, so that `make test-gpu` can select these tests; conftest.py skips them on a machine without what they need.
 needs_triton = pytest.mark.triton
 needs_gpu = pytest.mark.gpu
@@ -34,17 +36,40 @@ def why_not(*, gpu: bool, triton: bool) -> str:
 
 def run_interpreted(file: str, timeout: int = 500) -> None:
     """Run a file's tests called "interpreted": Triton decides at its import whether it compiles or interprets, hence another process."""
-    call = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "interpreted", str(Path(file).relative_to(ROOT))]
+    call = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-k",
+        "interpreted",
+        str(Path(file).relative_to(ROOT)),
+    ]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": path,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
     environment.pop("PYTEST_ADDOPTS", None)
-    ended = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    ended = subprocess.run(
+        call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout
+    )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert " passed" in ended.stdout
 
 
 def compile_for_hopper(
-    kernel: Any, constants: Mapping[str, Any], types: Mapping[str, str], *, aligned: Collection[str] = (), **options: int
+    kernel: Any,
+    constants: Mapping[str, Any],
+    types: Mapping[str, str],
+    *,
+    aligned: Collection[str] = (),
+    **options: int,
 ) -> Any:
     """Compile a kernel for compute capability 9.0; what has neither type nor value is an integer, `aligned` are multiples of 16."""
     import triton
@@ -56,7 +81,10 @@ def compile_for_hopper(
 
     source = ASTSource(
         fn=kernel,
-        signature={each: "constexpr" if each in constants else types.get(each, "i32") for each in kernel.arg_names},
+        signature={
+            each: "constexpr" if each in constants else types.get(each, "i32")
+            for each in kernel.arg_names
+        },
         constexprs={place(each): value for each, value in constants.items()},
         attrs={place(each): [["tt.divisibility", 16]] for each in aligned},
     )

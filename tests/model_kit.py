@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.specials import BOS
+from dragoman.text.special_tokens import BOS
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,7 +28,11 @@ def said(model: EncoderDecoder, src: Tensor, length: int, mask: Tensor | None = 
     """Let a model generate from (B, S), the likeliest piece each time: (B, length)."""
     model.eval()
     with torch.inference_mode():
-        state, tokens, output = model.start(model.encode(src, mask)), torch.full((len(src),), BOS), []
+        state, tokens, output = (
+            model.start(model.encode(src, mask)),
+            torch.full((len(src),), BOS),
+            [],
+        )
         for _ in range(length):
             logits, state = model.step(tokens, state)
             tokens = logits.argmax(-1)

@@ -6,20 +6,22 @@ import torch
 from torch import nn
 
 from dragoman.config import ModelConfig
-from dragoman.layers.recurrent import Recurrence
-from dragoman.models.blocks import Place
+from dragoman.layers.rnn import RNN
+from dragoman.models.block import BuildContext
 
 D = 6
 MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
 
 
-def place(*, causal: bool, **settings: object) -> Place:
+def place(*, causal: bool, **settings: object) -> BuildContext:
     """Say where a block stands: in an encoder, or in a decoder beside its memory."""
-    config = ModelConfig(**{"width": D, "heads": 2, "dropout": 0.0, "residual": "none", **settings})  # type: ignore[arg-type]
-    return Place(config=config, causal=causal, memory_width=D if causal else None)
+    config = ModelConfig(
+        **{"width": D, "heads": 2, "dropout": 0.0, "residual": "no_norm", **settings}
+    )  # type: ignore[arg-type]
+    return BuildContext(config=config, causal=causal, memory_width=D if causal else None)
 
 
-def copied(recurrence: Recurrence, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
+def copied(recurrence: RNN, layer: int, cell: nn.RNNCellBase) -> nn.RNNCellBase:
     """Give a cell of PyTorch the weights of one of our layers."""
     for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
         getattr(cell, name).data = getattr(recurrence.kernel, f"{name}_l{layer}").data

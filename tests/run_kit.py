@@ -6,21 +6,27 @@ from pathlib import Path
 
 import torch
 
-from dragoman.training.checkpoint import RunDirectory
+from dragoman.checkpoint.run_directory import RunDirectory
 
 
 def tensors(step: int, width: int = 8) -> dict[str, dict[str, torch.Tensor]]:
     """Make the tensors of a step, which tell its number."""
     weight = torch.full((width, 4), float(step))
-    return {"weights": {"layer.weight": weight}, "optimizer": {"layer.weight.exp_avg": weight / 2}, "ema": {"layer.weight": weight / 3}}
+    return {
+        "weights": {"layer.weight": weight},
+        "optimizer": {"layer.weight.exp_avg": weight / 2},
+        "ema": {"layer.weight": weight / 3},
+    }
 
 
-def publish(run: RunDirectory, *steps: int, **options):
+def save_checkpoint(run: RunDirectory, *steps: int, **options):
     """Publish steps, and give the last."""
     result = None
     for step in steps:
-        run.log({"update": step, "loss": 1 / step})
-        result = run.publish(step, tensors(step), {"update": step, "cursor": [0, step]}, {"loss": 1 / step}, **options)
+        run.log({"step": step, "loss": 1 / step})
+        result = run.save_checkpoint(
+            step, tensors(step), {"step": step, "cursor": [0, step]}, {"loss": 1 / step}, **options
+        )
     return result
 
 

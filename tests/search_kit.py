@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dragoman.decoding.penalties import WuPenalty
-from dragoman.text.specials import EOS
+from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.text.special_tokens import EOS
 
 Words = tuple[int, ...]
 
 
 def slow_beam(
-    log_probs: Callable[[Words], Any], pieces: Sequence[int], *, limit: int, size: int, penalty: WuPenalty
+    log_probs: Callable[[Words], Any],
+    pieces: Sequence[int],
+    *,
+    limit: int,
+    size: int,
+    penalty: WuLengthPenalty,
 ) -> list[tuple[float, Words]]:
     """Search with a beam and no stopping rule: it always runs to the limit. `log_probs` tells of words what may follow."""
     living: list[tuple[float, Words]] = [(0.0, ())]

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dragoman.config.tree import DataConfig
-from dragoman.data.corpus import Corpus, PairedFiles
-from dragoman.data.store import Store
+from dragoman.config.config import DataConfig
+from dragoman.data.corpus import Corpus, ParallelFiles
+from dragoman.data.token_store import TokenStore
 from dragoman.text.tokenizer import Tokenizers
 
-GERMAN = ["Ein Hund läuft durch den Schnee.", "Zwei Männer reden auf der Straße.", "Eine Frau liest ein Buch im Park."]
-ENGLISH = ["A dog runs through the snow.", "Two men are talking in the street.", "A woman reads a book in the park."]
+GERMAN = [
+    "Ein Hund läuft durch den Schnee.",
+    "Zwei Männer reden auf der Straße.",
+    "Eine Frau liest ein Buch im Park.",
+]
+ENGLISH = [
+    "A dog runs through the snow.",
+    "Two men are talking in the street.",
+    "A woman reads a book in the park.",
+]
 
 
-def corpus_of(folder: Path, src: list[str], tgt: list[str], **options: object) -> PairedFiles:
+def corpus_of(folder: Path, src: list[str], tgt: list[str], **options: object) -> ParallelFiles:
     """Write lines of two languages."""
     (folder / "x.de").write_text("".join(f"{line}\n" for line in src), encoding="utf-8")
     (folder / "x.en").write_text("".join(f"{line}\n" for line in tgt), encoding="utf-8")
-    return PairedFiles(folder / "x.de", folder / "x.en", **options)  # type: ignore[arg-type]
+    return ParallelFiles(folder / "x.de", folder / "x.en", **options)  # type: ignore[arg-type]
 
 
-def prepared(corpus: Corpus, tokenizers: Tokenizers, folder: Path, **options: object) -> Store:
+def prepared(corpus: Corpus, tokenizers: Tokenizers, folder: Path, **options: object) -> TokenStore:
     """Prepare a corpus, with or without a limit for its lengths."""
     data = DataConfig(max_length=options.pop("max_length", 200))  # type: ignore[arg-type]
-    return Store.prepare(corpus, tokenizers, folder=folder, data=data, **options)  # type: ignore[arg-type]
+    return TokenStore.prepare(corpus, tokenizers, folder=folder, data=data, **options)  # type: ignore[arg-type]
 
 
-def many(folder: Path, count: int) -> PairedFiles:
+def many(folder: Path, count: int) -> ParallelFiles:
     """Write as many different pairs as are wanted."""
-    return corpus_of(folder, [f"{GERMAN[i % 3]} {i}" for i in range(count)], [f"{ENGLISH[i % 3]} {i}" for i in range(count)])
+    return corpus_of(
+        folder,
+        [f"{GERMAN[i % 3]} {i}" for i in range(count)],
+        [f"{ENGLISH[i % 3]} {i}" for i in range(count)],
+    )

@@ -59,7 +59,9 @@ class SyncRecorder:
 
     def moved(self, path: Path) -> int:
         """Return the number of the event that gave a path its present contents."""
-        return max(at for at, event in enumerate(self.events) if event == Moved(path.stat().st_ino, path))
+        return max(
+            at for at, event in enumerate(self.events) if event == Moved(path.stat().st_ino, path)
+        )
 
     def removed(self, inode: int) -> int:
         """Return the number of the event that removed a file."""
@@ -68,12 +70,22 @@ class SyncRecorder:
     def synced(self, path: Path) -> list[int]:
         """Return the numbers of the events that synced a file in its present size, or a directory."""
         found = path.stat()
-        same = [at for at, event in enumerate(self.events) if isinstance(event, Synced) and event.inode == found.st_ino]
-        return same if path.is_dir() else [at for at in same if self.events[at].size == found.st_size]  # type: ignore[union-attr]
+        same = [
+            at
+            for at, event in enumerate(self.events)
+            if isinstance(event, Synced) and event.inode == found.st_ino
+        ]
+        return (
+            same if path.is_dir() else [at for at in same if self.events[at].size == found.st_size]
+        )  # type: ignore[union-attr]
 
     def check_published(self, directory: Path) -> None:
         """Assert that a directory and all below it were synced before the rename that published it, and its parent after it."""
         moved = self.moved(directory)
         for path in (directory, *directory.rglob("*")):
-            assert min(self.synced(path), default=moved) < moved, f"{path} was published before it was synced"
-        assert max(self.synced(directory.parent), default=-1) > moved, f"the name {directory.name} is not durable"
+            assert min(self.synced(path), default=moved) < moved, (
+                f"{path} was published before it was synced"
+            )
+        assert max(self.synced(directory.parent), default=-1) > moved, (
+            f"the name {directory.name} is not durable"
+        )

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import ModelConfig, TrainConfig
 from dragoman.data.batches import Batch, BatchPlan, make_batch
-from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.tasks.translate import TranslateTask
-from dragoman.training.checkpoint import RunDirectory
-from dragoman.training.loop import Trainer
-from dragoman.training.loss import Loss
-from dragoman.training.replaying import Replay, _Recording
+from dragoman.models.factory import build_model
+from dragoman.tasks.translation import TranslationTask
+from dragoman.training.cuda_graphs import CUDAGraphRunner, _CapturedGraph
+from dragoman.training.task import Loss
+from dragoman.training.trainer import Trainer
 
 VOCABULARY = 24
 PAIRS = 96
@@ -26,19 +26,27 @@ SETTINGS = TrainConfig(
     steps=12,
     batch_tokens=64,
     learning_rate=3e-3,
-    warmup=4,
+    warmup_steps=4,
     schedule="constant",
-    optimiser="adamw",
+    optimizer="adamw",
     weight_decay=0.01,
-    clip=1.0,
-    ema=0.9,
+    max_grad_norm=1.0,
+    ema_decay=0.9,
     precision="float32",
     checkpoint_every=4,
     validate_every=4,
-    keep=3,
+    keep_checkpoints=3,
     seed=7,
 )
-MODEL = ModelConfig(encoder=("self*1",), decoder=("self*1",), width=16, heads=2, feedforward=32, residual="pre", dropout=0.1)
+MODEL = ModelConfig(
+    encoder=("transformer*1",),
+    decoder=("transformer*1",),
+    width=16,
+    heads=2,
+    ffn_width=32,
+    residual="pre_norm",
+    dropout=0.1,
+)
 
 
 class Corpus:
@@ -46,7 +54,10 @@ class Corpus:
 
     def __init__(self, pairs: int = PAIRS, seed: int = 0, longest: int = 9) -> None:
         generator = np.random.default_rng(seed)
-        self.src = [generator.integers(4, VOCABULARY, generator.integers(1, longest + 1)) for _ in range(pairs)]
+        self.src = [
+            generator.integers(4, VOCABULARY, generator.integers(1, longest + 1))
+            for _ in range(pairs)
+        ]
         self.tgt = [ids[::-1].copy() for ids in self.src]
         self.lengths = np.array([len(ids) for ids in self.src])
 
@@ -55,38 +66,72 @@ class Corpus:
 
     def collate(self, plan: BatchPlan) -> Callable[[np.ndarray, int], Batch]:
         def make(examples: np.ndarray, seed: int) -> Batch:
-            return make_batch([self.src[i] for i in examples], [self.tgt[i] for i in examples], examples=examples, shapes=plan.shapes)
+            return make_batch(
+                [self.src[i] for i in examples],
+                [self.tgt[i] for i in examples],
+                examples=examples,
+                shapes=plan.shapes,
+            )
 
         return make
 
 
 def tiny_model(seed: int = 1, **changes: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
-    return build_model(dataclasses.replace(MODEL, **changes), src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)
+    return build_model(
+        dataclasses.replace(MODEL, **changes), src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY
+    )
 
 
 def tiny_trainer(
-    run: RunDirectory, *, model: dict[str, Any] | None = None, pairs: int = PAIRS, parts: dict[str, Any] | None = None, **settings: Any
+    run: RunDirectory,
+    *,
+    model: dict[str, Any] | None = None,
+    pairs: int = PAIRS,
+    parts: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Trainer:
     """Make a trainer; `settings` change TrainConfig, `model` ModelConfig, `parts` the trainer's own arguments."""
     config = dataclasses.replace(SETTINGS, **settings)
     corpus = Corpus(pairs)
     plan = corpus.plan(config.batch_tokens, config.seed)
-    arguments: dict[str, Any] = {"task": TranslateTask(smoothing=config.label_smoothing), "collate": corpus.collate(plan), **(parts or {})}
-    return Trainer(model=tiny_model(**(model or {})), plan=plan, config=config, run=run, width=MODEL.width, **arguments)
+    arguments: dict[str, Any] = {
+        "task": TranslationTask(smoothing=config.label_smoothing),
+        "collate": corpus.collate(plan),
+        **(parts or {}),
+    }
+    return Trainer(
+        model=tiny_model(**(model or {})),
+        plan=plan,
+        config=config,
+        run=run,
+        width=MODEL.width,
+        **arguments,
+    )
 
 
 def log_of(path: Path) -> list[dict[str, Any]]:
     """Read a run's log, without what the clock decides."""
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in RunDirectory(path).records()]
+    return [
+        {key: value for key, value in record.items() if key != "seconds"}
+        for record in RunDirectory(path).records()
+    ]
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     """Read the newest step's tensors, by file and name."""
     newest = RunDirectory(path).newest()
     assert newest is not None, f"nothing was published in {path}"
-    files = {"weights": newest.load_weights(), "optimizer": newest.load_optimizer(), "ema": newest.load_ema() or {}}
-    return {f"{part}/{name}": tensor for part, tensors in files.items() for name, tensor in tensors.items()}
+    files = {
+        "weights": newest.load_weights(),
+        "optimizer": newest.load_optimizer(),
+        "ema": newest.load_ema() or {},
+    }
+    return {
+        f"{part}/{name}": tensor
+        for part, tensors in files.items()
+        for name, tensor in tensors.items()
+    }
 
 
 def state_of(path: Path) -> dict[str, Any]:
@@ -103,23 +148,34 @@ def assert_same_run(one: Path, other: Path) -> None:
     different = [name for name in first if not torch.equal(first[name], second[name])]
     assert not different, different
     assert state_of(one) == state_of(other)
-    logs = [[record for record in log_of(path) if record.get("event") != "publish"] for path in (one, other)]
+    logs = [
+        [record for record in log_of(path) if record.get("event") != "checkpoint"]
+        for path in (one, other)
+    ]
     assert logs[0] == logs[1]
 
 
-class Pretended(Replay):
+class Pretended(CUDAGraphRunner):
     """Records nothing: its graph computes anew from the tensors that a graph would read, into those that it would write."""
 
-    def _capture(self, batch: Batch) -> _Recording:
+    def _capture(self, batch: Batch) -> _CapturedGraph:
         loss = Loss(*(torch.zeros(()) for _ in range(3)))
 
         def replay() -> None:
-            assert self._gradients is not None
-            self._gradients.fill_(0.0 if self._adds else torch.nan)  # what is written over may be anything
-            for parameter, view in zip(self._parameters, self._views(self._gradients), strict=True):
+            assert self._flat_grads is not None
+            self._flat_grads.fill_(
+                0.0 if self._accumulates_grad else torch.nan
+            )  # what is written over may be anything
+            for parameter, view in zip(
+                self._parameters, self._grad_views(self._flat_grads), strict=True
+            ):
                 parameter.grad = view
             found = self._compute(batch)
-            for place, value in zip((loss.total, loss.nll, loss.count), (found.total, found.nll, found.count), strict=True):
+            for place, value in zip(
+                (loss.total, loss.nll, loss.count),
+                (found.total, found.nll, found.count),
+                strict=True,
+            ):
                 place.copy_(value.detach())
 
-        return _Recording(batch, loss, replay)
+        return _CapturedGraph(batch, loss, replay)

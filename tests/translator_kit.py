@@ -10,14 +10,26 @@ from torch import Tensor, nn
 
 from dragoman.bundle import write_bundle
 from dragoman.config import Config
-from dragoman.models.build import build_model
-from dragoman.text.specials import EOS, PAD
+from dragoman.inference import Translator
+from dragoman.models.factory import build_model
+from dragoman.text.special_tokens import EOS, PAD
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.translator import Translator
 
-TEXT = ["Ein Mann geht.", "Eine Frau steht!", "Zwei Kinder spielen?", "你好。世界。", "0123456789"] * 10
-SIZES = {"width": 16, "heads": 2, "feedforward": 32, "encoder": ("self*2",), "decoder": ("self*2",)}
-CONFIG = Config().replace(text={"vocabulary": 330}, model=SIZES, data={"max_length": 40})
+TEXT = [
+    "Ein Mann geht.",
+    "Eine Frau steht!",
+    "Zwei Kinder spielen?",
+    "你好。世界。",
+    "0123456789",
+] * 10
+SIZES = {
+    "width": 16,
+    "heads": 2,
+    "ffn_width": 32,
+    "encoder": ("transformer*2",),
+    "decoder": ("transformer*2",),
+}
+CONFIG = Config().replace(text={"vocab_size": 330}, model=SIZES, data={"max_length": 40})
 
 
 class CopyState(NamedTuple):
@@ -78,8 +90,13 @@ def copying(tokenizers: Tokenizers, config: Config = CONFIG, **options: bool) ->
 def write_random(path: Path, tokenizers: Tokenizers) -> Path:
     """Write a real model with random weights, large enough to have opinions."""
     torch.manual_seed(3)
-    model = build_model(CONFIG.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
-    weights = {name: tensor * 2.5 if tensor.dim() > 1 else tensor for name, tensor in model.state_dict().items()}
-    config = CONFIG.replace(decode={"max_ratio": 1.0, "max_extra": 6})
+    model = build_model(
+        CONFIG.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    weights = {
+        name: tensor * 2.5 if tensor.dim() > 1 else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    config = CONFIG.replace(decode={"max_length_ratio": 1.0, "max_length_extra": 6})
     write_bundle(path, config=config, tokenizers=tokenizers, weights=weights, golden=TEXT[:2])
     return path

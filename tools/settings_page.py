@@ -5,23 +5,38 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dragoman.cli.settings import every_setting
-from dragoman.config import settings_of
-from dragoman.config.tree import SECTIONS, Config
+from dragoman.cli.settings import list_all_settings
+from dragoman.config import list_settings
+from dragoman.config.config import SECTIONS, Config
+from dragoman.models.block_rules import block_options_type
 from dragoman.models.catalogue import BLOCKS
-from dragoman.models.rules import options_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 
 
 def page() -> str:
     """Draw every section of the configuration as a table."""
-    lines = ["# Settings", "", "Made from the code by `python tools/settings_page.py`; a test keeps it current.", ""]
-    lines += ['Give them as `--set model.width=256`, in a YAML file for `--config`, or as `config.replace(model={"width": 256})`.', ""]
+    lines = [
+        "# Settings",
+        "",
+        "Made from the code by `python tools/settings_page.py`; a test keeps it current.",
+        "",
+    ]
+    lines += [
+        'Give them as `--set model.width=256`, in a YAML file for `--config`, or as `config.replace(model={"width": 256})`.',
+        "",
+    ]
     for section in SECTIONS:
         doc = (type(getattr(Config(), section)).__doc__ or "").strip()
-        lines += [f"## {section}", "", doc, "", "| setting | default | may be | meaning |", "| --- | --- | --- | --- |"]
-        for row in every_setting():
+        lines += [
+            f"## {section}",
+            "",
+            doc,
+            "",
+            "| setting | default | may be | meaning |",
+            "| --- | --- | --- | --- |",
+        ]
+        for row in list_all_settings():
             if row.path.startswith(f"{section}."):
                 default = f"`{row.default}`" if row.default else "empty"
                 lines.append(f"| `{row.path}` | {default} | {row.allowed} | {row.sentence} |")
@@ -34,20 +49,27 @@ def blocks() -> list[str]:
     lines = [
         "## Blocks",
         "",
-        "What `model.encoder` and `model.decoder` are lists of, with the options that each takes: `[self(heads=4)*2, bilstm]`.",
+        "What `model.encoder` and `model.decoder` are lists of, with the options that each takes: `[transformer(heads=4)*2, bilstm]`.",
         "",
     ]
-    lines += ["An option of the model's settings holds for that block alone; the others are the block's own.", ""]
+    lines += [
+        "An option of the model's settings holds for that block alone; the others are the block's own.",
+        "",
+    ]
     for name, entry in BLOCKS.items():
-        kind = options_of(name)
+        kind = block_options_type(name)
         lines += [f"### {name}", "", entry.summary, ""]
-        if kind.overrides:
-            lines += [f"Of the model's settings: {', '.join(f'`{each}`' for each in kind.overrides)}.", ""]
-        own = list(settings_of(kind))
+        if kind.overridable:
+            lines += [
+                f"Of the model's settings: {', '.join(f'`{each}`' for each in kind.overridable)}.",
+                "",
+            ]
+        own = list(list_settings(kind))
         if own:
             lines += ["| option | default | may be | meaning |", "| --- | --- | --- | --- |"]
             lines += [
-                f"| `{each.name}` | `{json.dumps(each.default).strip(chr(34))}` | {each.allowed()} | {each.setting.doc} |" for each in own
+                f"| `{each.name}` | `{json.dumps(each.default).strip(chr(34))}` | {each.allowed()} | {each.setting.doc} |"
+                for each in own
             ]
             lines.append("")
     return lines

@@ -8,48 +8,57 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dragoman.errors import nearest
+from dragoman.errors import suggest_name
 
 if TYPE_CHECKING:
     from dragoman.attention.alignments import Alignment as Alignment
-    from dragoman.attention.alignments import Hard as Hard
-    from dragoman.attention.alignments import Smoothed as Smoothed
+    from dragoman.attention.alignments import HardAlignment as HardAlignment
+    from dragoman.attention.alignments import SmoothedSoftmax as SmoothedSoftmax
     from dragoman.attention.alignments import Softmax as Softmax
-    from dragoman.attention.local import LocalM as LocalM
-    from dragoman.attention.local import LocalP as LocalP
+    from dragoman.attention.local_alignment import (
+        LocalMonotonicAlignment as LocalMonotonicAlignment,
+    )
+    from dragoman.attention.local_alignment import (
+        LocalPredictiveAlignment as LocalPredictiveAlignment,
+    )
+    from dragoman.attention.location_coverage import CoverageAlignment as CoverageAlignment
+    from dragoman.attention.location_coverage import (
+        CumulativeLocationAlignment as CumulativeLocationAlignment,
+    )
+    from dragoman.attention.location_coverage import (
+        LocationSensitiveAlignment as LocationSensitiveAlignment,
+    )
+    from dragoman.attention.location_coverage import coverage_loss as coverage_loss
     from dragoman.attention.lsh import LSHAttention as LSHAttention
     from dragoman.attention.mechanism import Attended as Attended
     from dragoman.attention.mechanism import Mechanism as Mechanism
-    from dragoman.attention.monotonic import Mocha as Mocha
-    from dragoman.attention.monotonic import Monotonic as Monotonic
-    from dragoman.attention.multihead import CrossAttention as CrossAttention
-    from dragoman.attention.multihead import MultiHead as MultiHead
-    from dragoman.attention.multihead import SelfAttention as SelfAttention
+    from dragoman.attention.mechanism import SequenceSelfAttention as SequenceSelfAttention
+    from dragoman.attention.monotonic import MochaAlignment as MochaAlignment
+    from dragoman.attention.monotonic import MonotonicAlignment as MonotonicAlignment
+    from dragoman.attention.multi_head import CrossAttention as CrossAttention
+    from dragoman.attention.multi_head import MultiHead as MultiHead
+    from dragoman.attention.multi_head import SelfAttention as SelfAttention
     from dragoman.attention.pooling import AttentionPooling as AttentionPooling
     from dragoman.attention.pooling import Pooled as Pooled
     from dragoman.attention.pooling import StructuredPooling as StructuredPooling
     from dragoman.attention.pooling import overlap_penalty as overlap_penalty
-    from dragoman.attention.positions import Learned as Learned
+    from dragoman.attention.positions import LearnedPositions as LearnedPositions
     from dragoman.attention.positions import Positions as Positions
-    from dragoman.attention.positions import Sinusoidal as Sinusoidal
-    from dragoman.attention.positions import SinusoidalHalves as SinusoidalHalves
-    from dragoman.attention.positions import Within as Within
-    from dragoman.attention.recording import Note as Note
-    from dragoman.attention.recording import Notes as Notes
-    from dragoman.attention.recording import Watched as Watched
-    from dragoman.attention.recording import attentions as attentions
-    from dragoman.attention.recording import edit as edit
-    from dragoman.attention.recording import heads_off as heads_off
-    from dragoman.attention.recording import record as record
-    from dragoman.attention.relative import BucketBias as BucketBias
-    from dragoman.attention.relative import LinearBias as LinearBias
-    from dragoman.attention.relative import RelativeKeys as RelativeKeys
-    from dragoman.attention.relative import Rotation as Rotation
-    from dragoman.attention.relative import SinusoidKeys as SinusoidKeys
-    from dragoman.attention.remembering import Coverage as Coverage
-    from dragoman.attention.remembering import LocationCumulative as LocationCumulative
-    from dragoman.attention.remembering import LocationSensitive as LocationSensitive
-    from dragoman.attention.remembering import coverage_loss as coverage_loss
+    from dragoman.attention.positions import RelativePosition as RelativePosition
+    from dragoman.attention.positions import SinusoidalHalvesPositions as SinusoidalHalvesPositions
+    from dragoman.attention.positions import SinusoidalPositions as SinusoidalPositions
+    from dragoman.attention.recorder import AttentionRecord as AttentionRecord
+    from dragoman.attention.recorder import AttentionRecords as AttentionRecords
+    from dragoman.attention.recorder import RecordableAttention as RecordableAttention
+    from dragoman.attention.recorder import edit as edit
+    from dragoman.attention.recorder import find_attentions as find_attentions
+    from dragoman.attention.recorder import heads_off as heads_off
+    from dragoman.attention.recorder import record as record
+    from dragoman.attention.relative_positions import AlibiBias as AlibiBias
+    from dragoman.attention.relative_positions import RotaryEmbedding as RotaryEmbedding
+    from dragoman.attention.relative_positions import ShawRelativeKeys as ShawRelativeKeys
+    from dragoman.attention.relative_positions import T5RelativeBias as T5RelativeBias
+    from dragoman.attention.relative_positions import TransformerXLBias as TransformerXLBias
     from dragoman.attention.scores import AdditiveScore as AdditiveScore
     from dragoman.attention.scores import CosineScore as CosineScore
     from dragoman.attention.scores import DotScore as DotScore
@@ -59,20 +68,68 @@ if TYPE_CHECKING:
     from dragoman.attention.scores import NormedAdditiveScore as NormedAdditiveScore
     from dragoman.attention.scores import ScaledDotScore as ScaledDotScore
     from dragoman.attention.scores import Score as Score
-    from dragoman.attention.sequence import SequenceSelfAttention as SequenceSelfAttention
 
 _HOMES = {
-    "alignments": ("Alignment", "Hard", "Smoothed", "Softmax"),
-    "local": ("LocalM", "LocalP"),
+    "alignments": (
+        "Alignment",
+        "HardAlignment",
+        "SmoothedSoftmax",
+        "Softmax",
+    ),
+    "local_alignment": (
+        "LocalMonotonicAlignment",
+        "LocalPredictiveAlignment",
+    ),
+    "location_coverage": (
+        "CoverageAlignment",
+        "CumulativeLocationAlignment",
+        "LocationSensitiveAlignment",
+        "coverage_loss",
+    ),
     "lsh": ("LSHAttention",),
-    "mechanism": ("Attended", "Mechanism"),
-    "monotonic": ("Mocha", "Monotonic"),
-    "multihead": ("CrossAttention", "MultiHead", "SelfAttention"),
-    "pooling": ("AttentionPooling", "Pooled", "StructuredPooling", "overlap_penalty"),
-    "positions": ("Learned", "Positions", "Sinusoidal", "SinusoidalHalves", "Within"),
-    "recording": ("Note", "Notes", "Watched", "attentions", "edit", "heads_off", "record"),
-    "remembering": ("Coverage", "LocationCumulative", "LocationSensitive", "coverage_loss"),
-    "relative": ("BucketBias", "LinearBias", "RelativeKeys", "Rotation", "SinusoidKeys"),
+    "mechanism": (
+        "Attended",
+        "Mechanism",
+        "SequenceSelfAttention",
+    ),
+    "monotonic": (
+        "MochaAlignment",
+        "MonotonicAlignment",
+    ),
+    "multi_head": (
+        "CrossAttention",
+        "MultiHead",
+        "SelfAttention",
+    ),
+    "pooling": (
+        "AttentionPooling",
+        "Pooled",
+        "StructuredPooling",
+        "overlap_penalty",
+    ),
+    "positions": (
+        "LearnedPositions",
+        "Positions",
+        "RelativePosition",
+        "SinusoidalHalvesPositions",
+        "SinusoidalPositions",
+    ),
+    "recorder": (
+        "AttentionRecord",
+        "AttentionRecords",
+        "RecordableAttention",
+        "find_attentions",
+        "edit",
+        "heads_off",
+        "record",
+    ),
+    "relative_positions": (
+        "AlibiBias",
+        "RotaryEmbedding",
+        "ShawRelativeKeys",
+        "T5RelativeBias",
+        "TransformerXLBias",
+    ),
     "scores": (
         "AdditiveScore",
         "CosineScore",
@@ -84,7 +141,6 @@ _HOMES = {
         "ScaledDotScore",
         "Score",
     ),
-    "sequence": ("SequenceSelfAttention",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -94,7 +150,9 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     """Fetch a public name from the module that holds it."""
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {nearest(name, _HOME)}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; {suggest_name(name, _HOME)}"
+        )
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.errors import DragomanError
-from dragoman.kernels import masked_softmax
+from dragoman.ops import masked_softmax
 
 AlignmentState = dict[str, Tensor]  # named tensors whose axis 0 is the row
 
@@ -18,11 +18,15 @@ class Alignment(nn.Module):
     All are built with the widths of queries, keys and scores; most need none of them.
     """
 
-    gives_features = False  # whether it has terms for the score, which make a position wait for the one before
+    has_score_features = (
+        False  # whether it has terms for the score, which make a position wait for the one before
+    )
     prepared_width = 0  # the width of what `prepare` makes
-    adds_loss = False  # whether a position adds to the loss in training, which makes a block go from one to the next
+    has_loss = False  # whether a position adds to the loss in training, which makes a block go from one to the next
     loss_name = ""  # what is added is called
-    chooses = False  # whether rounding may turn what is attended to, because numbers are compared
+    is_discrete = (
+        False  # whether rounding may turn what is attended to, because numbers are compared
+    )
 
     def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0) -> None:
         super().__init__()
@@ -41,7 +45,11 @@ class Alignment(nn.Module):
         return None
 
     def step(
-        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+        self,
+        scores: Tensor,
+        state: AlignmentState,
+        query: Tensor | None = None,
+        key: Tensor | None = None,
     ) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys for one position: scores (B, S) give weights (B, S).
 
@@ -49,20 +57,24 @@ class Alignment(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
+    def forward(
+        self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None
+    ) -> Tensor:
         """Weigh the keys for every position: scores (B, T, S), mask (B, S), query (B, T, D) give weights (B, T, S)."""
         state = self.start(mask)
         rows = []
         for position, at in enumerate(scores.unbind(dim=1)):
-            weights, state = self.step(at, state, None if query is None else query[:, position], key)
+            weights, state = self.step(
+                at, state, None if query is None else query[:, position], key
+            )
             rows.append(weights)
         return torch.stack(rows, dim=1)
 
-    def penalty(self, weights: Tensor, state: AlignmentState) -> Tensor | None:
+    def step_loss(self, weights: Tensor, state: AlignmentState) -> Tensor | None:
         """Say what a position adds to the loss (B,), after it got weights (B, S) and left a state."""
         return None
 
-    def needs(self, **widths: int) -> None:
+    def require_widths(self, **widths: int) -> None:
         """Refuse to be built without a width that this alignment cannot do without."""
         for name, width in widths.items():
             if width < 1:
@@ -82,17 +94,23 @@ class Softmax(Alignment):
     """
 
     def step(
-        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+        self,
+        scores: Tensor,
+        state: AlignmentState,
+        query: Tensor | None = None,
+        key: Tensor | None = None,
     ) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys for one position; nothing is remembered."""
         return masked_softmax(scores, state["mask"]), state
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
+    def forward(
+        self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None
+    ) -> Tensor:
         """Weigh the keys for every position at once; `mask` is (B, S), or broadcastable to the scores."""
         return masked_softmax(scores, mask.unsqueeze(1) if mask.dim() == 2 else mask)
 
 
-class Smoothed(Softmax):
+class SmoothedSoftmax(Softmax):
     r"""A bounded sigmoid in the exponential's place: no key can outshout all others.
 
     .. math:: \alpha_{ts} = \sigma(e_{ts}) / \sum_{s'} \sigma(e_{ts'})
@@ -101,17 +119,23 @@ class Smoothed(Softmax):
     """
 
     def step(
-        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+        self,
+        scores: Tensor,
+        state: AlignmentState,
+        query: Tensor | None = None,
+        key: Tensor | None = None,
     ) -> tuple[Tensor, AlignmentState]:
         """Weigh the keys for one position; nothing is remembered."""
         return super().step(F.logsigmoid(scores), state)
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
+    def forward(
+        self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None
+    ) -> Tensor:
         """Weigh the keys for every position at once."""
         return super().forward(F.logsigmoid(scores), mask)
 
 
-class Hard(Softmax):
+class HardAlignment(Softmax):
     r"""Look at one key only: a sampled one in training, the best one otherwise.
 
     .. math:: \alpha_{t} = \mathrm{onehot}(\arg\max_s (e_{ts} + \gamma_{ts})), \quad \gamma_{ts} \sim \mathrm{Gumbel}(0, 1)
@@ -121,34 +145,46 @@ class Hard(Softmax):
     baseline nor its entropy term. Without noise (evaluation) the choice is the argmax.
     """
 
-    chooses = True
+    is_discrete = True
 
     def step(
-        self, scores: Tensor, state: AlignmentState, query: Tensor | None = None, key: Tensor | None = None
+        self,
+        scores: Tensor,
+        state: AlignmentState,
+        query: Tensor | None = None,
+        key: Tensor | None = None,
     ) -> tuple[Tensor, AlignmentState]:
         """Choose one key for one position; nothing is remembered."""
         return self._choose(scores, state["mask"]), state
 
-    def forward(self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None) -> Tensor:
+    def forward(
+        self, scores: Tensor, mask: Tensor, query: Tensor | None = None, key: Tensor | None = None
+    ) -> Tensor:
         """Choose one key for every position at once."""
         return self._choose(scores, mask.unsqueeze(1))
 
     def _choose(self, scores: Tensor, mask: Tensor) -> Tensor:
         """Set the chosen key to 1: exactly in the values, through the softmax in the gradients."""
         if self.training:
-            scores = self.noisy(scores)
-        shares = masked_softmax(scores, mask)
-        return self.onehot(scores, mask, shares) + (shares - shares.detach())
+            scores = self.add_gumbel_noise(scores)
+        probabilities = masked_softmax(scores, mask)
+        return self.one_hot_argmax(scores, mask, probabilities) + (
+            probabilities - probabilities.detach()
+        )
 
     @staticmethod
-    def noisy(scores: Tensor) -> Tensor:
+    def add_gumbel_noise(scores: Tensor) -> Tensor:
         """Add noise by which the best score is one drawn from the softmax: Gumbel's trick."""
         # An exponential number's negative logarithm is Gumbel's; in float32, for bfloat16 has few different ones.
-        waits = torch.empty_like(scores, dtype=torch.promote_types(scores.dtype, torch.float32)).exponential_()
-        return scores - waits.clamp_min(torch.finfo(waits.dtype).tiny).log().to(scores.dtype)
+        exponential = torch.empty_like(
+            scores, dtype=torch.promote_types(scores.dtype, torch.float32)
+        ).exponential_()
+        return scores - exponential.clamp_min(torch.finfo(exponential.dtype).tiny).log().to(
+            scores.dtype
+        )
 
     @staticmethod
-    def onehot(scores: Tensor, mask: Tensor, like: Tensor) -> Tensor:
+    def one_hot_argmax(scores: Tensor, mask: Tensor, like: Tensor) -> Tensor:
         """Set the best visible key to 1 and all others to 0, in the type of a tensor."""
         best = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).argmax(dim=-1, keepdim=True)
         return torch.zeros_like(like).scatter(-1, best, 1.0).masked_fill(~mask, 0.0)

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention import buckets as numbers
-from dragoman.attention.hashing import hash_vectors, sort_by_bucket
-from dragoman.attention.nearby import attend_nearby
-from dragoman.attention.recording import Note, Watched
+from dragoman.attention import lsh_buckets as numbers
+from dragoman.attention.recorder import AttentionRecord, RecordableAttention
 from dragoman.errors import DragomanError
-from dragoman.kernels import attend, masked_softmax
+from dragoman.ops import attend, masked_softmax
+from dragoman.ops.lsh_attention import attend_sorted, hash_vectors, sort_by_bucket
 
 
-class Hashed(NamedTuple):
+class HashedProjections(NamedTuple):
     """What tokens ask, answer with, and fall into."""
 
     query: Tensor  # (B, H, T, Dh)
@@ -24,7 +23,7 @@ class Hashed(NamedTuple):
     buckets: Tensor  # (R, B, H, T)
 
 
-class LSHAttention(Watched):
+class LSHAttention(RecordableAttention):
     r"""A sequence attends to itself, each token to those that share a bucket with it in one of several rounds of hashing.
 
     .. math:: o_i = \sum_{j \in P_i} \exp(q_i \cdot k_j - z_i)\, v_j \qquad k_j = q_j / \lVert q_j \rVert
@@ -46,7 +45,7 @@ class LSHAttention(Watched):
     `compiled` makes one kernel of what lies between the products of sorted sequences: worth its half minute on a GPU.
     """
 
-    chooses = True  # buckets
+    is_discrete = True  # buckets
 
     def __init__(
         self,
@@ -58,34 +57,64 @@ class LSHAttention(Watched):
         buckets: int = 32,
         window: int = 64,
         bias: bool = True,
-        compiled: bool = False,
+        torch_compile: bool = False,
     ) -> None:
         super().__init__()
         if not head_width and width % heads:
-            raise DragomanError("heads must divide the width", found=f"{heads} heads and width {width}", fix="change one of them")
+            raise DragomanError(
+                "heads must divide the width",
+                found=f"{heads} heads and width {width}",
+                fix="change one of them",
+            )
         for name, number in (("rounds", rounds), ("window", window)):
             if number < 1:
-                raise DragomanError(f"{name} of hashed attention must be at least 1", found=str(number), fix=f"try {name}=4")
-        if problem := numbers.problem(buckets):
-            raise DragomanError(f"buckets of hashed attention must be {problem.must}", found=str(buckets), fix=problem.fix)
+                raise DragomanError(
+                    f"{name} of hashed attention must be at least 1",
+                    found=str(number),
+                    fix=f"try {name}=4",
+                )
+        if problem := numbers.bucket_problem(buckets):
+            raise DragomanError(
+                f"buckets of hashed attention must be {problem.must}",
+                found=str(buckets),
+                fix=problem.fix,
+            )
         self.heads, self.head_width = heads, head_width or width // heads
-        self.rounds, self.buckets, self.window, self.compiled = rounds, buckets, window, compiled
-        self.query_value = nn.Linear(width, 2 * heads * self.head_width, bias=bias)  # one projection for queries and keys
+        self.rounds, self.buckets, self.window, self.torch_compile = (
+            rounds,
+            buckets,
+            window,
+            torch_compile,
+        )
+        self.query_value = nn.Linear(
+            width, 2 * heads * self.head_width, bias=bias
+        )  # one projection for queries and keys
         self.output = nn.Linear(heads * self.head_width, width, bias=bias)
-        self.register_buffer("rotations", torch.randn(heads, self.head_width, rounds, sum(numbers.factors(buckets)) // 2))
+        self.register_buffer(
+            "rotations",
+            torch.randn(heads, self.head_width, rounds, sum(numbers.factor_buckets(buckets)) // 2),
+        )
 
     rotations: Tensor
 
-    def project(self, x: Tensor, buckets: Tensor | None = None) -> Hashed:
+    def project(self, x: Tensor, buckets: Tensor | None = None) -> HashedProjections:
         """Make queries, keys and values of (B, T, D), and hash them unless their buckets (R, B, H, T) are known."""
-        query, value = self.query_value(x).unflatten(-1, (2, self.heads, self.head_width)).permute(2, 0, 3, 1, 4)
+        query, value = (
+            self.query_value(x)
+            .unflatten(-1, (2, self.heads, self.head_width))
+            .permute(2, 0, 3, 1, 4)
+        )
         exact = query.to(torch.promote_types(query.dtype, torch.float32))
         key = F.normalize(exact, dim=-1, eps=1e-6).to(query.dtype)
         if buckets is None:
             with torch.no_grad():
-                buckets = hash_vectors(query.detach(), self.rotations, numbers.factors(self.buckets))
-                buckets = buckets.to(torch.int16 if self.buckets < 2**15 - 1 else torch.int32)  # small ones sort faster, and may be kept
-        return Hashed(query, torch.stack([key, value], dim=1), buckets)
+                buckets = hash_vectors(
+                    query.detach(), self.rotations, numbers.factor_buckets(self.buckets)
+                )
+                buckets = buckets.to(
+                    torch.int16 if self.buckets < 2**15 - 1 else torch.int32
+                )  # small ones sort faster, and may be kept
+        return HashedProjections(query, torch.stack([key, value], dim=1), buckets)
 
     def forward(
         self,
@@ -93,7 +122,7 @@ class LSHAttention(Watched):
         *,
         mask: Tensor | None = None,
         causal: bool = False,
-        segments: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         noted: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Attend from (B, T, D) to itself; `mask` (B, T) marks real tokens, `segments` (B, T) the sentences of a packed row.
@@ -104,38 +133,52 @@ class LSHAttention(Watched):
         query, key_value, buckets = self.project(x, noted.get("buckets"))
         noted["buckets"] = buckets
         key, value = key_value.unbind(1)
-        tokens = sort_by_bucket(self._apart(buckets, mask, segments), self.window)
-        if self.watch is not None or x.size(1) <= 2 * self.rounds * self.window:
+        tokens = sort_by_bucket(self._separate_segments(buckets, mask, segment_ids), self.window)
+        if self.hooks is not None or x.size(1) <= 2 * self.rounds * self.window:
             codes = tokens.codes.view(buckets.shape)
-            return self.look(query, key, value, self._met(codes, causal))
-        return self._joined(attend_nearby(query, key, value, tokens, window=self.window, causal=causal, compiled=self.compiled))
+            return self.attend_heads(query, key, value, self._visible_pairs(codes, causal))
+        return self._project_output(
+            attend_sorted(
+                query,
+                key,
+                value,
+                tokens,
+                window=self.window,
+                causal=causal,
+                torch_compile=self.torch_compile,
+            )
+        )
 
-    def look(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    def attend_heads(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
         """Attend from (B, H, T, Dh) to what is visible, (B, H, T, S), of (B, H, S, Dh), and join the heads: (B, T, D)."""
-        if self.watch is None:
-            return self._joined(attend(query, key, value, mask=visible, scale=1.0))
-        weights = self.edited(masked_softmax(query @ key.mT, visible))
+        if self.hooks is None:
+            return self._project_output(attend(query, key, value, mask=visible, scale=1.0))
+        weights = self.apply_edits(masked_softmax(query @ key.mT, visible))
         context = weights @ value
-        self.noted(Note(weights, value, context))
-        return self._joined(context)
+        self.noted(AttentionRecord(weights, value, context))
+        return self._project_output(context)
 
-    def _joined(self, context: Tensor) -> Tensor:
+    def _project_output(self, context: Tensor) -> Tensor:
         """Join what the heads found: (B, H, T, Dh) gives (B, T, D)."""
         return self.output(context.transpose(1, 2).flatten(2))
 
-    def _apart(self, buckets: Tensor, mask: Tensor | None, segments: Tensor | None) -> Tensor:
+    def _separate_segments(
+        self, buckets: Tensor, mask: Tensor | None, segment_ids: Tensor | None
+    ) -> Tensor:
         """Give each sentence of a packed row buckets of its own, and padding one behind all others."""
-        if segments is not None:
-            buckets = buckets + self.buckets * segments[:, None, :]
+        if segment_ids is not None:
+            buckets = buckets + self.buckets * segment_ids[:, None, :]
         if mask is not None:
             buckets = buckets.masked_fill(~mask[:, None, :], torch.iinfo(buckets.dtype).max)
         return buckets
 
-    def _met(self, codes: Tensor, causal: bool) -> Tensor:
+    def _visible_pairs(self, codes: Tensor, causal: bool) -> Tensor:
         """Say which pairs meet in any round, by codes (R, B, H, T): (B, H, T, T)."""
         met = None
         for code in codes:
-            ahead = code.unsqueeze(-1) - code.unsqueeze(-2)  # by how much a query's place is behind a key's
+            ahead = code.unsqueeze(-1) - code.unsqueeze(
+                -2
+            )  # by how much a query's place is behind a key's
             near = ((ahead > 0) if causal else (ahead != 0)) & (ahead.abs() <= self.window)
             met = near if met is None else met | near
         assert met is not None, "there must be at least one round"

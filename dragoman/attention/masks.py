@@ -18,7 +18,9 @@ def causal(queries: int, keys: int | None = None, *, device: torch.device | None
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def local(queries: int, keys: int | None = None, *, radius: int, device: torch.device | None = None) -> Tensor:
+def local(
+    queries: int, keys: int | None = None, *, radius: int, device: torch.device | None = None
+) -> Tensor:
     """Let each position see those at most `radius` away: (T, S), the queries being the last T of S positions."""
     keys = queries if keys is None else keys
     reach = torch.ones(queries, keys, dtype=torch.bool, device=device)
@@ -30,7 +32,7 @@ def same_segment(query_segments: Tensor, key_segments: Tensor) -> Tensor:
     return query_segments.unsqueeze(2) == key_segments.unsqueeze(1)
 
 
-def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def combine(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Keep what two masks allow, None standing for "everything"."""
     if first is None or second is None:
         return second if first is None else first

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.attention.checks import check_padding, check_sequence
-from dragoman.attention.recording import Note, Watched
+from dragoman.attention.argument_checks import check_key_mask, check_sequence
+from dragoman.attention.recorder import AttentionRecord, RecordableAttention
 from dragoman.errors import DragomanError
-from dragoman.kernels import masked_softmax
+from dragoman.ops import masked_softmax
 
 
 class Pooled(NamedTuple):
@@ -20,7 +20,7 @@ class Pooled(NamedTuple):
     weights: Tensor  # (B, S); of several hops (B, R, S). They sum to 1, or to 0 where nothing may be attended to
 
 
-class StructuredPooling(Watched):
+class StructuredPooling(RecordableAttention):
     r"""Several trained questions, each answered by its own weighted sum of the sequence.
 
     .. math:: A = \mathrm{softmax}(W_2 \tanh(W_1 H^\top + b)), \quad M = A H
@@ -32,7 +32,11 @@ class StructuredPooling(Watched):
     def __init__(self, width: int, *, hops: int, score_width: int = 0, bias: bool = False) -> None:
         super().__init__()
         if hops < 1 or width < 1:
-            raise DragomanError("pooling needs a width and at least one hop", found=f"hops={hops} and width={width}", fix="raise them")
+            raise DragomanError(
+                "pooling needs a width and at least one hop",
+                found=f"hops={hops} and width={width}",
+                fix="raise them",
+            )
         self.width, self.hops = width, hops
         self.hidden = nn.Linear(width, score_width or width, bias=bias)  # W_1 and b
         self.questions = nn.Linear(score_width or width, hops, bias=False)  # W_2
@@ -40,12 +44,12 @@ class StructuredPooling(Watched):
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Pooled:
         """Sum up (B, S, D), of which those count where `mask` (B, S) is True, to (B, R, D)."""
         check_sequence(x, self.width, "a sequence to pool")
-        check_padding(mask, x.size(0), x.size(1))
+        check_key_mask(mask, x.size(0), x.size(1))
         scores = self.questions(torch.tanh(self.hidden(x))).transpose(1, 2)  # (B, R, S)
         weights = masked_softmax(scores, None if mask is None else mask.unsqueeze(1))
-        weights = self.edited(weights.unsqueeze(1)).squeeze(1)
+        weights = self.apply_edits(weights.unsqueeze(1)).squeeze(1)
         vectors = weights @ x
-        self.noted(Note(weights.unsqueeze(1), x.unsqueeze(1), vectors.unsqueeze(1)))
+        self.noted(AttentionRecord(weights.unsqueeze(1), x.unsqueeze(1), vectors.unsqueeze(1)))
         return Pooled(vectors, weights)
 
 
@@ -77,10 +81,14 @@ def overlap_penalty(weights: Tensor, *, rows: Tensor | None = None) -> Tensor:
     """
     if weights.dim() != 3:
         raise DragomanError(
-            "weights must be (B, R, S)", found=f"shape {tuple(weights.shape)}", fix="one row alone has nothing to overlap with"
+            "weights must be (B, R, S)",
+            found=f"shape {tuple(weights.shape)}",
+            fix="one row alone has nothing to overlap with",
         )
-    check_padding(rows, weights.size(0), weights.size(1))
-    away = weights @ weights.transpose(1, 2) - torch.eye(weights.size(1), dtype=weights.dtype, device=weights.device)
+    check_key_mask(rows, weights.size(0), weights.size(1))
+    away = weights @ weights.transpose(1, 2) - torch.eye(
+        weights.size(1), dtype=weights.dtype, device=weights.device
+    )
     if rows is not None:
         away = away.masked_fill(~(rows.unsqueeze(1) & rows.unsqueeze(2)), 0.0)
     return away.square().sum(dim=(1, 2))

@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 from dragoman.errors import DragomanError
 
-UNREACHED = -1e4  # a score that no softmax gives a share to; finite in every floating type
+MASKED_SCORE = -1e4  # a score that no softmax gives a share to; finite in every floating type
 
 
 class Score(nn.Module):
     """How well each query fits each key; works alike with an axis of heads before the positions."""
 
     fused = False  # whether `kernels.attend` computes this very score
-    takes_features = False  # whether there is a place inside it for an alignment's terms
+    accepts_features = False  # whether there is a place inside it for an alignment's terms
 
     def __init__(self, *, query_width: int, key_width: int, score_width: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Score(nn.Module):
         """
         raise NotImplementedError
 
-    def refuse(self, features: Tensor | None) -> None:
+    def reject_features(self, features: Tensor | None) -> None:
         """Say that there is no hidden layer in which features could be added."""
         if features is not None:
             raise DragomanError(
@@ -61,7 +61,7 @@ class DotScore(Score):
 
     def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
         """Score every pair: (B, T, D) and (B, S, D) give (B, T, S)."""
-        self.refuse(features)
+        self.reject_features(features)
         return query @ prepared.transpose(-1, -2)
 
 
@@ -121,7 +121,9 @@ class CosineScore(DotScore):
 
     def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
         """Score every pair: (B, T, D) and (B, S, D) give (B, T, S)."""
-        return super().forward(F.normalize(query, dim=-1) * self.log_strength.exp(), prepared, features)
+        return super().forward(
+            F.normalize(query, dim=-1) * self.log_strength.exp(), prepared, features
+        )
 
 
 class GeneralScore(Score):
@@ -142,7 +144,7 @@ class GeneralScore(Score):
 
     def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
         """Score every pair: (B, T, D) and the projected keys (B, S, D) give (B, T, S)."""
-        self.refuse(features)
+        self.reject_features(features)
         return query @ prepared.transpose(-1, -2)
 
 
@@ -155,16 +157,18 @@ class LocationScore(Score):
     footnote, a short sentence uses the first rows, and of a long one the words past the last row are ignored.
     """
 
-    def __init__(self, *, query_width: int, key_width: int, score_width: int = 0, max_positions: int = 256) -> None:
+    def __init__(
+        self, *, query_width: int, key_width: int, score_width: int = 0, max_positions: int = 256
+    ) -> None:
         super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)
         self.places = nn.Linear(query_width, max_positions, bias=False)  # W
 
     def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
         """Score every place: of the keys (B, S, D) only the number counts; gives (B, T, S)."""
-        self.refuse(features)
+        self.reject_features(features)
         keys = prepared.size(-2)
         scores = F.linear(query, self.places.weight[:keys])
-        return F.pad(scores, (0, keys - scores.size(-1)), value=UNREACHED)
+        return F.pad(scores, (0, keys - scores.size(-1)), value=MASKED_SCORE)
 
 
 class AdditiveScore(Score):
@@ -175,7 +179,7 @@ class AdditiveScore(Score):
     Bahdanau, Cho and Bengio (2015), appendix A.1.2; called "concat" by Luong. The f are an alignment's features, if any.
     """
 
-    takes_features = True
+    accepts_features = True
 
     def __init__(self, *, query_width: int, key_width: int, score_width: int) -> None:
         super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)

@@ -6,17 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.bundle.card import Card, Score
-    from dragoman.bundle.loading import Bundle
-    from dragoman.bundle.writing import write_bundle
+    from dragoman.bundle.bundle import Bundle
+    from dragoman.bundle.card import Card, CardScore
+    from dragoman.bundle.writer import write_bundle
 
-__all__ = ["Bundle", "Card", "Score", "write_bundle"]
+__all__ = ["Bundle", "Card", "CardScore", "write_bundle"]
 
-_MODULES = {"Bundle": "loading", "Card": "card", "Score": "card", "write_bundle": "writing"}
+_MODULES = {"Bundle": "bundle", "Card": "card", "CardScore": "card", "write_bundle": "writer"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: whether a path is a model is answered without torch."""
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

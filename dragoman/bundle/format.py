@@ -6,17 +6,24 @@ import os
 from pathlib import Path
 
 from dragoman.errors import BundleError
-from dragoman.files import manifest
+from dragoman.storage import manifest
 
-FORMAT = 1
-KIND = "dragoman bundle"
+FORMAT_VERSION = 1
+MANIFEST_KIND = "dragoman bundle"
 
 WEIGHTS, CONFIG, GOLDEN, CARD = "weights.safetensors", "config.json", "golden.json", "card.md"
 TEXT = "text"
-TEXT_FILES = ("shared.model", "source.model", "target.model", "source.pieces.json", "target.pieces.json", "text.json")
+TEXT_FILES = (
+    "shared.model",
+    "source.model",
+    "target.model",
+    "source.pieces.json",
+    "target.pieces.json",
+    "text.json",
+)
 
 # The most bytes that each file may have. Nothing in a file can name another file: this list is all that is ever opened.
-CAPS = {
+MAX_FILE_BYTES = {
     CARD: 1 << 20,
     CONFIG: 1 << 20,
     GOLDEN: 4 << 20,
@@ -24,48 +31,64 @@ CAPS = {
     **{f"{TEXT}/{name}": 1 << 20 if name == "text.json" else 64 << 20 for name in TEXT_FILES},
 }
 REQUIRED = frozenset({CARD, CONFIG, GOLDEN, WEIGHTS, f"{TEXT}/text.json"})
-PARAMETERS = 10_000_000_000  # more are refused before anything is allocated
-TEMPORARY = ".tmp-bundle-"
+MAX_PARAMETERS = 10_000_000_000  # more are refused before anything is allocated
+TEMPORARY_PREFIX = ".tmp-bundle-"
 
-_FOREIGN = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".h5", ".onnx")
+_FOREIGN_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".h5", ".onnx")
 
 
 def require_bundle(path: Path) -> None:
     """Refuse a path that is not a finished bundle, and say what it is instead."""
     must = "a model must be the directory of a finished bundle"
     if not path.exists():
-        raise BundleError(must, found=f"nothing at {path}", fix=_where_instead(path))
+        raise BundleError(must, found=f"nothing at {path}", fix=_suggest_bundle(path))
     if not path.is_dir():
-        inside = (path.parent / manifest.NAME).exists()
-        raise BundleError(must, found=f"the file {path}", fix=f"give its directory, {path.parent}" if inside else _where_instead(path))
-    if (path / manifest.NAME).exists() or (path / manifest.NAME).is_symlink():
+        inside = (path.parent / manifest.MANIFEST_NAME).exists()
+        raise BundleError(
+            must,
+            found=f"the file {path}",
+            fix=f"give its directory, {path.parent}" if inside else _suggest_bundle(path),
+        )
+    if (path / manifest.MANIFEST_NAME).exists() or (path / manifest.MANIFEST_NAME).is_symlink():
         return
     names = sorted(os.listdir(path))
-    if path.resolve().name == "training" and (path.parent / manifest.NAME).exists():
-        raise BundleError(must, found=f"{path}, the run that a model came from", fix=f"give the model itself, {path.parent}")
-    if any(name.startswith(TEMPORARY) for name in names) or WEIGHTS in names:
-        found = f"{path} half-written: it has no {manifest.NAME}, which is written last"
+    if path.resolve().name == "training" and (path.parent / manifest.MANIFEST_NAME).exists():
+        raise BundleError(
+            must,
+            found=f"{path}, the run that a model came from",
+            fix=f"give the model itself, {path.parent}",
+        )
+    if any(name.startswith(TEMPORARY_PREFIX) for name in names) or WEIGHTS in names:
+        found = f"{path} half-written: it has no {manifest.MANIFEST_NAME}, which is written last"
         raise BundleError(must, found=found, fix="run the command that was writing it again")
     if "training" in names:
         raise BundleError(
             must,
-            found=f"{path} with a training run that has not finished: training/ is there, {manifest.NAME} is not",
+            found=f"{path} with a training run that has not finished: training/ is there, {manifest.MANIFEST_NAME} is not",
             fix=f"finish it by running `dragoman train` again with --resume, or take what it has: `dragoman average {path} --out NEW`",
         )
-    foreign = [name for name in names if name.endswith(_FOREIGN)]
+    foreign = [name for name in names if name.endswith(_FOREIGN_SUFFIXES)]
     if foreign:
         raise BundleError(
-            must, found=f"{path} with {foreign[0]}, another program's model, which is not opened", fix="give a Dragoman model"
+            must,
+            found=f"{path} with {foreign[0]}, another program's model, which is not opened",
+            fix="give a Dragoman model",
         )
-    found = f"{path} with {', '.join(names[:4])}{' …' if len(names) > 4 else ''}" if names else f"{path}, which is empty"
-    raise BundleError(must, found=found, fix=_where_instead(path))
+    found = (
+        f"{path} with {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"
+        if names
+        else f"{path}, which is empty"
+    )
+    raise BundleError(must, found=found, fix=_suggest_bundle(path))
 
 
-def _where_instead(path: Path) -> str:
+def _suggest_bundle(path: Path) -> str:
     """Name bundles inside the path, or beside it, if there are any."""
     for place in (path, path.parent):
         if place.is_dir():
-            near = sorted(each.parent.name for each in place.glob(f"*/{manifest.NAME}"))[:3]
+            near = sorted(each.parent.name for each in place.glob(f"*/{manifest.MANIFEST_NAME}"))[
+                :3
+            ]
             if near:
                 return f"perhaps you mean {' or '.join(str(place / name) for name in near)}"
     return "check the path, or train a model first with `dragoman train`"

@@ -31,8 +31,8 @@ from dragoman.cli import (
     translate,
     verify,
 )
-from dragoman.cli.show import complain, note
-from dragoman.errors import DragomanError, StoppedError, printable
+from dragoman.cli.output import print_error, print_note
+from dragoman.errors import DragomanError, StoppedError, escape_unprintable
 
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 PIPE_CLOSED = 141  # and for one whose reader went away
@@ -47,7 +47,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (train, translate, score, evaluate, compare, info, export, average, verify, doctor, settings, demo):
+for _module in (
+    train,
+    translate,
+    score,
+    evaluate,
+    compare,
+    info,
+    export,
+    average,
+    verify,
+    doctor,
+    settings,
+    demo,
+):
     app.command()(getattr(_module, _module.__name__.rpartition(".")[2]))
 app.command("import")(import_.import_)
 app.add_typer(data.app)
@@ -72,21 +85,21 @@ def common(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, or the code of what went wrong, in one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = _take_debug(arguments)
+    debug = _pop_debug_flag(arguments)
     _log_to_stderr()
     try:
         result = build_command(app)(arguments, prog_name="dragoman", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
-        result = _explain(error, arguments)
+        result = _report_error(error, arguments)
         if debug and not isinstance(error, SystemExit):
             traceback.print_exc()
     if result == INTERRUPTED:  # which newer typers return for Ctrl-C, and older ones raise
-        note("stopped")
+        print_note("stopped")
     return result if isinstance(result, int) else 0
 
 
-def _take_debug(arguments: list[str]) -> bool:
+def _pop_debug_flag(arguments: list[str]) -> bool:
     """Take --debug out of wherever it was typed: a person adds it at the end of the line that failed."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     if "--debug" in arguments[:end]:
@@ -95,34 +108,39 @@ def _take_debug(arguments: list[str]) -> bool:
     return bool(os.environ.get("DRAGOMAN_DEBUG"))
 
 
-def _explain(error: BaseException, arguments: Sequence[str]) -> int:
+def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
     """Say on stderr what went wrong, as shortly as its kind allows, and return the exit code."""
     if isinstance(error, StoppedError) and not error.found:  # somebody asked for it: no error
-        note(str(error))
+        print_note(str(error))
         return error.exit_code
     if isinstance(error, DragomanError):
-        complain(str(error))
+        print_error(str(error))
         return error.exit_code
     if isinstance(error, _UsageError):
-        return _explain_usage(error, arguments)
+        return _report_usage_error(error, arguments)
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return INTERRUPTED
     # typer turns a closed pipe into SystemExit(1) on its way here.
-    if any(isinstance(each, OSError) and each.errno == errno.EPIPE for each in (error, error.__context__)):
+    if any(
+        isinstance(each, OSError) and each.errno == errno.EPIPE
+        for each in (error, error.__context__)
+    ):
         # The interpreter flushes stdout once more as it ends; give it something that still takes bytes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(bool(error.code))
     if isinstance(error, OSError):
-        return _explain_system(error)
+        return _report_os_error(error)
     if _is_out_of_memory(error):
         found = next(iter(str(error).splitlines()), type(error).__name__)[:120]
         fix = "lower --batch-size, train.batch_tokens or the size of the model"
-        complain(f"the memory must have room for what is asked; found it full ({found}); {fix}")
+        print_error(f"the memory must have room for what is asked; found it full ({found}); {fix}")
         return MEMORY_FULL
     traceback.print_exception(error)
-    complain(f"this is a mistake in dragoman {__version__}, not yours; please report it with the lines above")
+    print_error(
+        f"this is a mistake in dragoman {__version__}, not yours; please report it with the lines above"
+    )
     return 1
 
 
@@ -132,18 +150,29 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or from_torch
 
 
-def _explain_usage(error: BaseException, arguments: Sequence[str]) -> int:
+def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
     """Put the parser's complaint into one line, with what was typed and the command whose help to read."""
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    typed = next((_value(option, arguments) for option in getattr(getattr(error, "param", None), "opts", ()) if option in message), None)
+    typed = next(
+        (
+            _option_value(option, arguments)
+            for option in getattr(getattr(error, "param", None), "opts", ())
+            if option in message
+        ),
+        None,
+    )
     found = f"; found {typed!r}" if typed is not None and repr(typed) not in message else ""
     see = f"see {context.command_path if context is not None else 'dragoman'} --help"
-    complain(f"{message} S{see[1:]}" if message.endswith("?") and not found else f"{message}{found}; {see}")
+    print_error(
+        f"{message} S{see[1:]}"
+        if message.endswith("?") and not found
+        else f"{message}{found}; {see}"
+    )
     return 2
 
 
-def _value(option: str, arguments: Sequence[str]) -> str | None:
+def _option_value(option: str, arguments: Sequence[str]) -> str | None:
     """Find what was typed after an option."""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == option or argument.startswith(f"{option}="):
@@ -151,35 +180,39 @@ def _value(option: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _explain_system(error: OSError) -> int:
+def _report_os_error(error: OSError) -> int:
     """Put what the operating system refused into one line, with the exit code of its kind."""
     place = f" ({error.filename})" if error.filename else ""
     found = f"{error.strerror or error}{place}"
     if isinstance(error, PermissionError):
-        complain(f"files must be readable and writable here; found {found}; change the permissions or choose another place")
+        print_error(
+            f"files must be readable and writable here; found {found}; change the permissions or choose another place"
+        )
         return 77
-    complain(f"reading and writing must succeed; found {found}; check the disk and the path, then run the same command again")
+    print_error(
+        f"reading and writing must succeed; found {found}; check the disk and the path, then run the same command again"
+    )
     return 74
 
 
 def _log_to_stderr() -> None:
     """Show the library's notes and warnings, a line each, without touching anybody else's logging."""
     logger = logging.getLogger("dragoman")
-    if not any(isinstance(handler, _Handler) for handler in logger.handlers):
-        logger.addHandler(_Handler())
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        logger.addHandler(_StderrHandler())
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
-class _Handler(logging.Handler):
+class _StderrHandler(logging.Handler):
     """Writes a warning as `dragoman: warning: ...`, and a note as it is, to whatever stderr is now."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         if record.levelno < logging.WARNING:
-            print(printable(record.getMessage(), lines=True), file=sys.stderr, flush=True)
+            print(escape_unprintable(record.getMessage(), lines=True), file=sys.stderr, flush=True)
         else:
-            note(f"{record.levelname.lower()}: {record.getMessage()}")
+            print_note(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 def build_command(app: typer.Typer) -> Any:
@@ -193,7 +226,9 @@ def _shape(command: Any) -> None:
     """Shape the help of a command and of those below it."""
     if command.help:
         # typer keeps line breaks after the first paragraph, where a terminal of 80 columns breaks lines once more.
-        command.help = "\n\n".join(" ".join(each.split()) for each in inspect.cleandoc(command.help).split("\n\n"))
+        command.help = "\n\n".join(
+            " ".join(each.split()) for each in inspect.cleandoc(command.help).split("\n\n")
+        )
     params = command.get_params
 
     def plain_params(context: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +10,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import DeviceOption, JsonOption, LowercaseOption, TargetLanguageOption, TokenizeOption
-from dragoman.cli.progress import advancing, progress
-from dragoman.cli.show import as_json, note, result, table
+from dragoman.cli.options import (
+    DeviceOption,
+    JsonOption,
+    LowercaseOption,
+    TargetLanguageOption,
+    TokenizeOption,
+)
+from dragoman.cli.output import print_json, print_note, print_result, print_table
+from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dragoman.evaluate.compare import Comparison
+    from dragoman.evaluate.comparison import Comparison
 
 
 def compare(
-    systems: Annotated[list[Path], typer.Argument(help="Files of translations, or model directories; the first is the baseline.")],
+    systems: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Files of translations, or model directories; the first is the baseline."
+        ),
+    ],
     ref: Annotated[Path, typer.Option(help="Reference translations.", show_default=False)],
-    src: Annotated[Path | None, typer.Option(help="Source sentences; needed for model directories.")] = None,
-    by: Annotated[str, typer.Option(help="What a sentence's change is measured in: chrf or bleu.")] = "chrf",
+    src: Annotated[
+        Path | None, typer.Option(help="Source sentences; needed for model directories.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="What a sentence's change is measured in: chrf or bleu.")
+    ] = "chrf",
     show: Annotated[int, typer.Option(min=0, help="Sentences to show.")] = 10,
-    samples: Annotated[int, typer.Option(min=40, max=10_000, help="Resamplings of the paired bootstrap.")] = 1000,
+    samples: Annotated[
+        int, typer.Option(min=40, max=10_000, help="Resamplings of the paired bootstrap.")
+    ] = 1000,
     tgt_lang: TargetLanguageOption = "",
     lowercase: LowercaseOption = False,
     tokenize: TokenizeOption = "",
@@ -32,70 +50,97 @@ def compare(
     device: DeviceOption = "auto",
 ) -> None:
     """Compare translations by paired bootstrap, and show the sentences that moved most."""
-    from dragoman.evaluate.compare import check_enough, check_metric
-    from dragoman.evaluate.compare import compare as run
-    from dragoman.evaluate.files import read_text
-    from dragoman.evaluate.scoring import check_tokenizer
+    from dragoman.evaluate.comparison import check_metric, check_system_count
+    from dragoman.evaluate.comparison import compare_systems as run
+    from dragoman.evaluate.metrics import check_tokenizer, read_sentences
 
     check_tokenizer(tokenize)
     check_metric(by)
-    check_enough(len(systems))
+    check_system_count(len(systems))
     real = [path.resolve() for path in systems]
     if len(set(real)) != len(real):
-        raise ConfigError([f"each system must be named once; found {', '.join(map(str, systems))}; name two different ones"])
-    references = read_text(ref)
-    outputs = _outputs(systems, src, references, device)  # every model and file is opened before anything is translated
+        raise ConfigError(
+            [
+                f"each system must be named once; found {', '.join(map(str, systems))}; name two different ones"
+            ]
+        )
+    references = read_sentences(ref)
+    outputs = _open_systems(
+        systems, src, references, device
+    )  # every model and file is opened before anything is translated
     language = tgt_lang or next((each.language for each in outputs if each.language), "")
     texts = {name: each.texts() for name, each in zip(map(str, systems), outputs, strict=True)}
     with progress("comparing"):
-        found = run(texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language, by=by, show=show, samples=samples)
+        found = run(
+            texts,
+            references,
+            lowercase=lowercase,
+            tokenize=tokenize,
+            tgt_lang=language,
+            by=by,
+            show=show,
+            samples=samples,
+        )
     if json:
-        as_json(found.as_dict())
+        print_json(found.as_dict())
     else:
-        _draw(found, by)
+        _print_comparison(found, by)
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
+class _SystemOutput:
     """What a system wrote, or will write when it is asked."""
 
     texts: Callable[[], list[str]]
     language: str = ""
 
 
-def _outputs(systems: list[Path], src: Path | None, references: list[str], device: str) -> list[_Output]:
+def _open_systems(
+    systems: list[Path], src: Path | None, references: list[str], device: str
+) -> list[_SystemOutput]:
     """Open every system: read the files of translations and load the models, all checked against the references."""
     from dragoman.bundle.format import require_bundle
-    from dragoman.evaluate.compare import check_systems
-    from dragoman.evaluate.files import read_text
+    from dragoman.evaluate.comparison import check_systems
+    from dragoman.evaluate.metrics import read_sentences
 
     models = [path for path in systems if path.is_dir()]
     for path in models:
         require_bundle(path)
     if models and src is None:
         raise ConfigError(
-            [f"a model directory needs --src to translate; found {models[0]} and no --src; add it, or name a file of translations"]
+            [
+                f"a model directory needs --src to translate; found {models[0]} and no --src; add it, or name a file of translations"
+            ]
         )
-    sources = read_text(src) if src is not None and models else []
-    texts = {str(path): read_text(path) for path in systems if path not in models}
+    sources = read_sentences(src) if src is not None and models else []
+    texts = {str(path): read_sentences(path) for path in systems if path not in models}
     check_systems({**texts, **({f"{src} (--src)": sources} if models else {})}, references)
-    loaded = {path: _load(path, src, sources, device) for path in models}
-    return [loaded[path] if path in models else _Output(lambda path=path: texts[str(path)]) for path in systems]  # type: ignore[misc]
+    loaded = {path: _load_model(path, src, sources, device) for path in models}
+    return [
+        loaded[path]
+        if path in models
+        else _SystemOutput(functools.partial(texts.__getitem__, str(path)))
+        for path in systems
+    ]
 
 
-def _load(model: Path, src: Path | None, sources: list[str], device: str) -> _Output:
+def _load_model(model: Path, src: Path | None, sources: list[str], device: str) -> _SystemOutput:
     """Load a model that was named instead of its output."""
-    from dragoman.translator import Translator
+    from dragoman.inference import Translator
 
     translator = Translator.load(model, device=device)
-    translator.translate(sources[:1])  # weights are read when they are first needed, and found wanting then
+    translator.translate(
+        sources[:1]
+    )  # weights are read when they are first needed, and found wanting then
 
     def translate() -> list[str]:
-        note(f"translating {src} with {model}")
+        print_note(f"translating {src} with {model}")
         with progress("translating", len(sources), "lines") as bar:
-            return [each.text for each in advancing(translator.stream(sources, scored=False), bar)]
+            return [
+                each.text for each in track(translator.stream(sources, return_scores=False), bar)
+            ]
 
-    return _Output(translate, translator.config.data.tgt_lang)
+    return _SystemOutput(translate, translator.config.data.tgt_lang)
 
 
 def short_names(paths: list[Path]) -> list[str]:
@@ -108,24 +153,47 @@ def short_names(paths: list[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _draw(found: Comparison, by: str) -> None:
+def _print_comparison(found: Comparison, by: str) -> None:
     """Show the comparison to a person."""
     rows = []
     for each in found.results:
-        verdict = "baseline" if each.p is None else ("clear" if each.clear else "could be chance")
+        verdict = (
+            "baseline"
+            if each.p is None
+            else ("clear" if each.is_significant else "could be chance")
+        )
         p = "" if each.p is None else f"{each.p:.4f}"
-        rows.append((each.metric, each.system, f"{each.value:.2f}", f"{each.mean:.2f} ± {each.margin:.2f}", p, verdict))
-    table(["metric", "system", "score", "mean ± 95 %", "p", "difference"], rows, right=["score", "p"])
+        rows.append(
+            (
+                each.metric,
+                each.system,
+                f"{each.value:.2f}",
+                f"{each.mean:.2f} ± {each.margin:.2f}",
+                p,
+                verdict,
+            )
+        )
+    print_table(
+        ["metric", "system", "score", "mean ± 95 %", "p", "difference"], rows, right=["score", "p"]
+    )
     for name, signature in found.signatures.items():
-        result(f"{name}: {signature}")
+        print_result(f"{name}: {signature}")
     for sentence in found.notes:
-        note(sentence)
-    first, second = short_names([Path(name) for name in dict.fromkeys(each.system for each in found.results)])[:2]
+        print_note(sentence)
+    first, second = short_names(
+        [Path(name) for name in dict.fromkeys(each.system for each in found.results)]
+    )[:2]
     width = max(map(len, ("reference", first, second)))
     if found.moved:
-        result()
-        result(f"Sentences that moved most from {first} to {second} (change in sentence {by}):")
+        print_result()
+        print_result(
+            f"Sentences that moved most from {first} to {second} (change in sentence {by}):"
+        )
     for moved in found.moved:
-        result(f"\nline {moved.line}  {moved.change:+.1f}")
-        for name, text in (("reference", moved.reference), (first, moved.before), (second, moved.after)):
-            result(f"  {name:<{width}}  {text}")
+        print_result(f"\nline {moved.line}  {moved.change:+.1f}")
+        for name, text in (
+            ("reference", moved.reference),
+            (first, moved.before),
+            (second, moved.after),
+        ):
+            print_result(f"  {name:<{width}}  {text}")

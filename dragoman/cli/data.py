@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.corpora import open_corpus
+from dragoman.cli.corpus_options import open_corpus
 from dragoman.cli.options import (
     JsonOption,
     PairsOption,
@@ -19,8 +19,8 @@ from dragoman.cli.options import (
     TgtFieldOption,
     TgtLangOption,
 )
-from dragoman.cli.progress import Bar, progress
-from dragoman.cli.show import as_json, count, note, result, table
+from dragoman.cli.output import format_count, print_json, print_note, print_result, print_table
+from dragoman.cli.progress import ProgressBar, progress
 from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -28,12 +28,19 @@ if TYPE_CHECKING:
 
     from dragoman.data.corpus import Corpus
 
-NAMED = 5  # line numbers in a row of the table; --json has all
-FINDINGS = 1  # the exit code of --strict where something was found
+MAX_LINES_SHOWN = 5  # line numbers in a row of the table; --json has all
+FINDINGS_EXIT_CODE = 1  # the exit code of --strict where something was found
 
-TestSrcOption = Annotated[str, typer.Option("--test-src", help="Source sentences of a test set: is it in the training text?")]
-TestTgtOption = Annotated[str, typer.Option("--test-tgt", help="Target sentences of that test set.")]
-TestPairsOption = Annotated[str, typer.Option("--test-pairs", help="That test set in one file instead.")]
+TestSrcOption = Annotated[
+    str,
+    typer.Option("--test-src", help="Source sentences of a test set: is it in the training text?"),
+]
+TestTgtOption = Annotated[
+    str, typer.Option("--test-tgt", help="Target sentences of that test set.")
+]
+TestPairsOption = Annotated[
+    str, typer.Option("--test-pairs", help="That test set in one file instead.")
+]
 
 app = typer.Typer(name="data", help="Look at a corpus before training on it, and clean it.")
 
@@ -57,7 +64,9 @@ def check(
     test_src: TestSrcOption = "",
     test_tgt: TestTgtOption = "",
     test_pairs: TestPairsOption = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where something was found.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 where something was found.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Find misaligned files, empty lines, duplicates, odd lengths, invalid UTF-8, and leakage between train and test.
@@ -65,12 +74,17 @@ def check(
     The exit code is 0 when the corpus could be read, whatever was found in it:
     it is for you to judge. With --strict it is 1 where a check found something.
     """
-    from dragoman.data.checks import check_corpus
+    from dragoman.data.corpus_checks import check_corpus
     from dragoman.training.progress import open_progress
 
-    fields = {"src_field": src_field, "tgt_field": tgt_field, "src_lang": src_lang, "tgt_lang": tgt_lang}
+    fields = {
+        "src_field": src_field,
+        "tgt_field": tgt_field,
+        "src_lang": src_lang,
+        "tgt_lang": tgt_lang,
+    }
     corpus = open_corpus(src=src, tgt=tgt, pairs=pairs, **fields)
-    held_out = _held_out(test_src, test_tgt, test_pairs, fields)
+    held_out = _open_test_set(test_src, test_tgt, test_pairs, fields)
     seen = 0
 
     def advance(total: int) -> None:
@@ -82,34 +96,70 @@ def check(
         findings = check_corpus(corpus, held_out=held_out, progress=advance)
     if not seen:
         files = " and ".join(map(str, corpus.files))
-        raise DataError(f"{files} must hold text to check", found="no line at all", fix="check the path, or what wrote the file")
+        raise DataError(
+            f"{files} must hold text to check",
+            found="no line at all",
+            fix="check the path, or what wrote the file",
+        )
     bad = [each for each in findings if not each.ok]
     if json:
         rows = [
-            {"check": each.check, "code": each.code, "count": each.count, "lines": each.lines, "advice": each.advice} for each in findings
+            {
+                "check": each.check,
+                "code": each.code,
+                "count": each.count,
+                "lines": each.lines,
+                "advice": each.advice,
+            }
+            for each in findings
         ]
-        as_json({"files": [str(path) for path in corpus.files], **_columns(corpus), "pairs": seen, "findings": rows})
+        print_json(
+            {
+                "files": [str(path) for path in corpus.files],
+                **_column_info(corpus),
+                "pairs": seen,
+                "findings": rows,
+            }
+        )
     else:
-        _say_columns(corpus)
-        table(
+        _print_columns(corpus)
+        print_table(
             ["check", "found", "first at lines", "what to do"],
-            [(each.check, f"{each.count:,}" if each.count else "-", _lines(each.lines, each.count), each.advice) for each in findings],
+            [
+                (
+                    each.check,
+                    f"{each.count:,}" if each.count else "-",
+                    _format_lines(each.lines, each.count),
+                    each.advice,
+                )
+                for each in findings
+            ],
             right=["found"],
         )
-        verdict = f"{count(len(bad), 'check')} found something" if bad else "nothing to mend"
-        result(f"\n{count(seen, 'pair')}: {verdict}")
+        verdict = f"{format_count(len(bad), 'check')} found something" if bad else "nothing to mend"
+        print_result(f"\n{format_count(seen, 'pair')}: {verdict}")
     if strict and bad:
-        raise typer.Exit(FINDINGS)
+        raise typer.Exit(FINDINGS_EXIT_CODE)
 
 
 @app.command()
 def clean(
     src: PairsSrcOption = "",
     tgt: PairsTgtOption = "",
-    out_src: Annotated[Path | None, typer.Option("--out-src", help="File for the cleaned source sentences; .gz and .xz compress.")] = None,
-    out_tgt: Annotated[Path | None, typer.Option("--out-tgt", help="File for the cleaned target sentences.")] = None,
+    out_src: Annotated[
+        Path | None,
+        typer.Option(
+            "--out-src", help="File for the cleaned source sentences; .gz and .xz compress."
+        ),
+    ] = None,
+    out_tgt: Annotated[
+        Path | None, typer.Option("--out-tgt", help="File for the cleaned target sentences.")
+    ] = None,
     pairs: PairsOption = "",
-    out_pairs: Annotated[Path | None, typer.Option("--out-pairs", help="File for the cleaned pairs, of the same format.")] = None,
+    out_pairs: Annotated[
+        Path | None,
+        typer.Option("--out-pairs", help="File for the cleaned pairs, of the same format."),
+    ] = None,
     src_field: SrcFieldOption = "",
     tgt_field: TgtFieldOption = "",
     src_lang: SrcLangOption = "",
@@ -118,7 +168,11 @@ def clean(
     test_tgt: TestTgtOption = "",
     test_pairs: TestPairsOption = "",
     keep: Annotated[
-        list[str] | None, typer.Option("--keep", help="Finding to leave in: empty, duplicate, length-ratio, copy, tokenised, source-leak …")
+        list[str] | None,
+        typer.Option(
+            "--keep",
+            help="Finding to leave in: empty, duplicate, length-ratio, copy, tokenised, source-leak …",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -128,29 +182,54 @@ def clean(
     with different numbers of lines are refused: which line is missing cannot
     be known.
     """
-    fields = {"src_field": src_field, "tgt_field": tgt_field, "src_lang": src_lang, "tgt_lang": tgt_lang}
+    fields = {
+        "src_field": src_field,
+        "tgt_field": tgt_field,
+        "src_lang": src_lang,
+        "tgt_lang": tgt_lang,
+    }
     corpus = open_corpus(src=src, tgt=tgt, pairs=pairs, what="cleaning", **fields)
-    outputs = _outputs(pairs, out_src, out_tgt, out_pairs)
-    held_out = _held_out(test_src, test_tgt, test_pairs, fields)
+    outputs = _output_files(pairs, out_src, out_tgt, out_pairs)
+    held_out = _open_test_set(test_src, test_tgt, test_pairs, fields)
 
     from dragoman.data.cleaner import clean_corpus
 
     with progress("cleaning", None, "pairs") as bar:
-        found = clean_corpus(corpus, outputs, held_out=held_out, keep=keep or (), progress=_counter(bar))
+        found = clean_corpus(
+            corpus, outputs, held_out=held_out, keep=keep or (), progress=_progress_callback(bar)
+        )
     if json:
-        remaining = [{"code": each.code, "lines": each.lines, "advice": each.advice} for each in found.remaining]
-        numbers = {"read": found.read, "kept": found.kept, "removed": found.reasons, "remaining": remaining}
-        as_json({"files": [str(path) for path in outputs], **_columns(corpus), **numbers})
+        remaining = [
+            {"code": each.code, "lines": each.lines, "advice": each.advice}
+            for each in found.remaining
+        ]
+        numbers = {
+            "read": found.read,
+            "kept": found.kept,
+            "removed": found.reasons,
+            "remaining": remaining,
+        }
+        print_json({"files": [str(path) for path in outputs], **_column_info(corpus), **numbers})
         return
-    _say_columns(corpus)
-    table(["reason", "removed"], [(code, f"{number:,}") for code, number in found.reasons.items()], right=["removed"])
+    _print_columns(corpus)
+    print_table(
+        ["reason", "removed"],
+        [(code, f"{number:,}") for code, number in found.reasons.items()],
+        right=["removed"],
+    )
     removed = found.read - found.kept
-    result(f"{count(found.read, 'pair')} read, {removed:,} removed, {found.kept:,} written to {' and '.join(map(str, outputs))}")
+    print_result(
+        f"{format_count(found.read, 'pair')} read, {removed:,} removed, {found.kept:,} written to {' and '.join(map(str, outputs))}"
+    )
     for each in found.remaining:
-        note(f"warning: {each.check} near line {each.lines[0]}: {each.advice}; this cannot be mended by removing single lines")
+        print_note(
+            f"warning: {each.check} near line {each.lines[0]}: {each.advice}; this cannot be mended by removing single lines"
+        )
 
 
-def _outputs(pairs: str, out_src: Path | None, out_tgt: Path | None, out_pairs: Path | None) -> list[Path]:
+def _output_files(
+    pairs: str, out_src: Path | None, out_tgt: Path | None, out_pairs: Path | None
+) -> list[Path]:
     """Return the output files, which must be as many as the inputs."""
     if pairs and out_pairs and not out_src and not out_tgt:
         return [out_pairs]
@@ -158,42 +237,55 @@ def _outputs(pairs: str, out_src: Path | None, out_tgt: Path | None, out_pairs: 
         return [out_src, out_tgt]
     flags = {"--out-src": out_src, "--out-tgt": out_tgt, "--out-pairs": out_pairs}
     given = ", ".join(flag for flag, path in flags.items() if path) or "none"
-    wanted, of = ("--out-pairs", "--pairs") if pairs else ("--out-src and --out-tgt", "--src and --tgt")
+    wanted, of = (
+        ("--out-pairs", "--pairs") if pairs else ("--out-src and --out-tgt", "--src and --tgt")
+    )
     raise ConfigError([f"cleaning {of} needs {wanted}; found {given}; name them"])
 
 
-def _held_out(src: str, tgt: str, pairs: str, fields: dict[str, str]) -> Corpus | None:
+def _open_test_set(src: str, tgt: str, pairs: str, fields: dict[str, str]) -> Corpus | None:
     """Open the test set, if one was named; its columns are those of the corpus."""
     if not (src or tgt or pairs):
         return None
-    own = fields if pairs else {name: value for name, value in fields.items() if name.endswith("lang")}
+    own = (
+        fields
+        if pairs
+        else {name: value for name, value in fields.items() if name.endswith("lang")}
+    )
     return open_corpus(src=src, tgt=tgt, pairs=pairs, prefix="test-", **own)
 
 
-def _counter(bar: Bar) -> Callable[[int], None]:
+def _progress_callback(bar: ProgressBar) -> Callable[[int], None]:
     """Return what takes the number of pairs read so far."""
     return lambda total: bar.advance(total - bar.done)
 
 
-def _columns(corpus: Corpus) -> dict[str, Any]:
+def _column_info(corpus: Corpus) -> dict[str, Any]:
     """Return which columns of a file of pairs were read, and the header that was taken; nothing for two files."""
-    from dragoman.data.corpus import PairsFile
+    from dragoman.data.corpus import TabularCorpus
 
-    if not isinstance(corpus, PairsFile) or corpus.columns is None:
+    if not isinstance(corpus, TabularCorpus) or corpus.columns is None:
         return {}
     taken = corpus.columns
-    named = [corpus.header[each] if isinstance(each, int) and corpus.header else each for each in (taken.src, taken.tgt)]
+    named = [
+        corpus.header[each] if isinstance(each, int) and corpus.header else each
+        for each in (taken.src, taken.tgt)
+    ]
     src, tgt = (each + 1 if isinstance(each, int) else each for each in named)
     return {"columns": {"src": src, "tgt": tgt, "header": corpus.header if taken.header else None}}
 
 
-def _say_columns(corpus: Corpus) -> None:
+def _print_columns(corpus: Corpus) -> None:
     """Note which columns were read."""
-    for taken in _columns(corpus).values():
-        header = f"; the first row is a header: {', '.join(taken['header'])}" if taken["header"] else ""
-        note(f"source from column {taken['src']}, target from column {taken['tgt']}{header}")
+    for taken in _column_info(corpus).values():
+        header = (
+            f"; the first row is a header: {', '.join(taken['header'])}" if taken["header"] else ""
+        )
+        print_note(f"source from column {taken['src']}, target from column {taken['tgt']}{header}")
 
 
-def _lines(lines: list[int], total: int) -> str:
+def _format_lines(lines: list[int], total: int) -> str:
     """List the first line numbers, and say when there are more."""
-    return ", ".join(map(str, lines[:NAMED])) + (", …" if total > NAMED and lines else "")
+    return ", ".join(map(str, lines[:MAX_LINES_SHOWN])) + (
+        ", …" if total > MAX_LINES_SHOWN and lines else ""
+    )

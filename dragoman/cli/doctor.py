@@ -12,22 +12,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli.options import BundleArgument, DeviceOption, JsonOption
-from dragoman.cli.show import as_json, count, result, table
+from dragoman.cli.output import format_count, print_json, print_result, print_table
 from dragoman.errors import BundleError, CorruptError, DataError
 
 if TYPE_CHECKING:
-    from dragoman.doctor import Finding
+    from dragoman.doctor import CheckResult
 
-WIDEST_NOTE = 40  # characters, with which the table fits a narrow terminal; longer notes stand below it
+MAX_NOTE_CHARS = (
+    40  # characters, with which the table fits a narrow terminal; longer notes stand below it
+)
 _STYLES = {"PASS": "green", "FAIL": "bold red", "SKIP": "yellow"}
 
 
 def doctor(
     model: BundleArgument,
-    src: Annotated[Path | None, typer.Option(help="Sentences to try it on; by default those that the model carries.")] = None,
-    sentences: Annotated[int, typer.Option(min=1, max=10_000, help="How many of them, from the first on.")] = 16,
+    src: Annotated[
+        Path | None,
+        typer.Option(help="Sentences to try it on; by default those that the model carries."),
+    ] = None,
+    sentences: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many of them, from the first on.")
+    ] = 16,
     export: Annotated[
-        list[Path] | None, typer.Option(help="A directory that dragoman export made, to compare as well; may be given several times.")
+        list[Path] | None,
+        typer.Option(
+            help="A directory that dragoman export made, to compare as well; may be given several times."
+        ),
     ] = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
@@ -36,37 +46,50 @@ def doctor(
 
     Each check has its largest error and what a sound model may have, in log-probability of a piece where nothing else is said.
     """
-    from dragoman.evaluate.files import read_text
+    from dragoman.evaluate.metrics import read_sentences
 
-    texts = [text for text in read_text(src) if text.strip()] if src else []
+    texts = [text for text in read_sentences(src) if text.strip()] if src else []
     if src and not texts:
-        raise DataError("the sentences to try a model on must be some", found=f"none in {src}", fix="give a file with text")
+        raise DataError(
+            "the sentences to try a model on must be some",
+            found=f"none in {src}",
+            fix="give a file with text",
+        )
 
     for directory in export or ():
         if not directory.is_dir():
             found = f"the file {directory}" if directory.exists() else f"nothing at {directory}"
-            raise BundleError("--export must be a directory that dragoman export made", found=found, fix="check the path")
+            raise BundleError(
+                "--export must be a directory that dragoman export made",
+                found=found,
+                fix="check the path",
+            )
 
-    from dragoman.doctor import examine, load_subject  # here, so that a mistake is found before torch is imported
+    from dragoman.doctor import (
+        load_model_under_test,
+        run_checks,
+    )  # here, so that a mistake is found before torch is imported
 
-    with _status() as tell:
-        tell("reading the model")
-        subject = load_subject(model, texts=texts, sentences=sentences, exports=export or (), device=device)
-        findings = list(examine(subject, tell=tell))
+    with _status_line() as on_check:
+        on_check("reading the model")
+        subject = load_model_under_test(
+            model, texts=texts, sentences=sentences, exports=export or (), device=device
+        )
+        findings = list(run_checks(subject, on_check=on_check))
     failed = [finding.name for finding in findings if finding.passed is False]
     if json:
         facts = {"model": str(model), "sentences": len(subject.sources), "origin": subject.origin}
-        as_json({**facts, "checks": [finding.facts() for finding in findings], "ok": not failed})
+        print_json({**facts, "checks": [finding.facts() for finding in findings], "ok": not failed})
     else:
-        table(
+        print_table(
             ["check", "result", "error", "at most", "note"],
-            map(_row, findings),
+            map(_table_row, findings),
             title=f"{model}, on {subject.origin}",
             right=["error", "at most"],
         )
         for finding in findings:
-            if len(finding.note) > WIDEST_NOTE:
-                result(f"{finding.name}: {finding.note}")
+            if len(finding.note) > MAX_NOTE_CHARS:
+                print_result(f"{finding.name}: {finding.note}")
     if failed:
         raise CorruptError(
             f"every check of {model} must pass",
@@ -75,23 +98,26 @@ def doctor(
         )
     if not json:
         done = sum(bool(finding.passed) for finding in findings)
-        result(f"{count(done, 'check')} passed" + (f", {len(findings) - done} did not apply" if done < len(findings) else ""))
+        print_result(
+            f"{format_count(done, 'check')} passed"
+            + (f", {len(findings) - done} did not apply" if done < len(findings) else "")
+        )
 
 
-def _row(finding: Finding) -> tuple[object, ...]:
+def _table_row(finding: CheckResult) -> tuple[object, ...]:
     """Write a finding as a row: whole numbers are counts, others are shown by their size."""
     from rich.text import Text
 
     return (
         finding.name,
         Text(finding.verdict, style=_STYLES[finding.verdict]),
-        _number(finding.error),
-        _number(finding.tolerance),
-        finding.note if len(finding.note) <= WIDEST_NOTE else "see below",
+        _format_number(finding.error),
+        _format_number(finding.tolerance),
+        finding.note if len(finding.note) <= MAX_NOTE_CHARS else "see below",
     )
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     """Write an error as a person would: a count whole, a tiny one in powers of ten."""
     if value is None:
         return ""
@@ -101,7 +127,7 @@ def _number(value: float | None) -> str:
 
 
 @contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
+def _status_line() -> Iterator[Callable[[str], None]]:
     """Show on a terminal's stderr what is being checked; elsewhere stay silent."""
     from rich.console import Console
 

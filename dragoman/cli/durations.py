@@ -7,22 +7,29 @@ import re
 from dragoman.errors import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)(?:(?<=s)ec(?:ond)?s?|(?<=m)in(?:ute)?s?|(?<=h)(?:ou)?rs?|(?<=d)ays?)?(?![a-z])", re.ASCII)
+_DURATION_PART = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(s|m|h|d)(?:(?<=s)ec(?:ond)?s?|(?<=m)in(?:ute)?s?|(?<=h)(?:ou)?rs?|(?<=d)ays?)?(?![a-z])",
+    re.ASCII,
+)
 
 
 def parse_duration(text: str) -> float:
     """Turn `1h30m` or `90 minutes` into seconds; a bare number is refused, because nobody remembers its unit."""
     compact = text.strip().lower()
-    parts = _PART.findall(compact)
+    parts = _DURATION_PART.findall(compact)
     total = sum(float(amount) * _SECONDS[unit] for amount, unit in parts)
-    if not parts or _PART.sub("", compact).strip() or not 0 < total < float("inf"):
+    if not parts or _DURATION_PART.sub("", compact).strip() or not 0 < total < float("inf"):
         bare = re.fullmatch(r"\d+(\.\d+)?", compact, re.ASCII) and float(compact) > 0
-        hint = f"did you mean {compact}s or {compact}m?" if bare else "for example 90s, 30m or 1h30m"
-        raise ConfigError([f"a time must be a number with its unit s, m, h or d; found {text!r}; {hint}"])
+        hint = (
+            f"did you mean {compact}s or {compact}m?" if bare else "for example 90s, 30m or 1h30m"
+        )
+        raise ConfigError(
+            [f"a time must be a number with its unit s, m, h or d; found {text!r}; {hint}"]
+        )
     return total
 
 
-def say_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write seconds as `45 s`, `12 min` or `3 h 05 min`."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

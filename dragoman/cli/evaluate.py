@@ -20,44 +20,61 @@ from dragoman.cli.options import (
     TargetLanguageOption,
     TokenizeOption,
 )
-from dragoman.cli.progress import advancing, progress
-from dragoman.cli.show import as_json, note, result, table
-from dragoman.files.outputs import check_output_file, open_output
+from dragoman.cli.output import print_json, print_note, print_result, print_table
+from dragoman.cli.progress import progress, track
+from dragoman.storage.output_files import check_output_file, open_output
 
 
 def evaluate(
     model: BundleArgument,
-    src: Annotated[Path, typer.Option(help="Source sentences of the test set.", show_default=False)],
-    ref: Annotated[Path, typer.Option(help="Reference translations, as they were written.", show_default=False)],
+    src: Annotated[
+        Path, typer.Option(help="Source sentences of the test set.", show_default=False)
+    ],
+    ref: Annotated[
+        Path, typer.Option(help="Reference translations, as they were written.", show_default=False)
+    ],
     tgt_lang: TargetLanguageOption = "",
     lowercase: LowercaseOption = False,
     tokenize: TokenizeOption = "",
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     batch_size: BatchSizeOption = None,
-    hyp: Annotated[Path | None, typer.Option(help="Also write the translations to this file.")] = None,
+    hyp: Annotated[
+        Path | None, typer.Option(help="Also write the translations to this file.")
+    ] = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
 ) -> None:
     """Score a model on a test set: BLEU, chrF and TER by sacreBLEU with their signatures, and the speed."""
-    from dragoman.evaluate.files import read_text
-    from dragoman.evaluate.scoring import check_aligned, check_tokenizer, score
+    from dragoman.evaluate.metrics import (
+        check_aligned,
+        check_tokenizer,
+        read_sentences,
+        score_translations,
+    )
 
     check_tokenizer(tokenize)  # mistakes are told now, not after an hour of translating
     if hyp:
         check_output_file("--hyp", hyp, inputs=[src, ref])
-    sources, references = read_text(src), read_text(ref)
+    sources, references = read_sentences(src), read_sentences(ref)
     check_aligned(sources, references)
 
-    from dragoman.translator import Translator  # here, so that a mistake in the texts is found before torch is imported
+    from dragoman.inference import (
+        Translator,
+    )  # here, so that a mistake in the texts is found before torch is imported
 
     translator = Translator.load(model, device=device, engine=engine)
-    options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size, "scored": False}
+    options: dict[str, Any] = {
+        "beam": beam,
+        "length_penalty": length_penalty,
+        "batch_size": batch_size,
+        "return_scores": False,
+    }
     started = time.monotonic()
     given = {name: value for name, value in options.items() if value is not None}
     with progress("translating", len(sources), "lines") as bar:
-        translations = list(advancing(translator.stream(sources, **given), bar))
+        translations = list(track(translator.stream(sources, **given), bar))
     seconds = time.monotonic() - started
     texts = [each.text for each in translations]
     if hyp:
@@ -65,7 +82,9 @@ def evaluate(
             file.writelines(f"{text}\n" for text in texts)
     language = tgt_lang or translator.config.data.tgt_lang
     with progress("scoring"):
-        scores = score(texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language)
+        scores = score_translations(
+            texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language
+        )
     pieces = sum(len(each.pieces) for each in translations)
     speed = {
         "seconds": round(seconds, 3),
@@ -73,9 +92,15 @@ def evaluate(
         "pieces_per_second": round(pieces / seconds, 1),
     }
     if json:
-        as_json({"model": str(model), **scores.as_dict(), "speed": speed})
+        print_json({"model": str(model), **scores.as_dict(), "speed": speed})
         return
-    table(["metric", "score", "signature"], [(each.name, f"{each.value:.2f}", each.signature) for each in scores], right=["score"])
-    result(f"{len(texts):,} sentences in {seconds:.1f} s: {len(texts) / seconds:.1f} sentences/s, {pieces / seconds:.0f} pieces/s")
+    print_table(
+        ["metric", "score", "signature"],
+        [(each.name, f"{each.value:.2f}", each.signature) for each in scores],
+        right=["score"],
+    )
+    print_result(
+        f"{len(texts):,} sentences in {seconds:.1f} s: {len(texts) / seconds:.1f} sentences/s, {pieces / seconds:.0f} pieces/s"
+    )
     for sentence in scores.notes:
-        note(sentence)
+        print_note(sentence)

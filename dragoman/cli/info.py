@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import JsonOption, RunArgument
-from dragoman.cli.settings import differing
-from dragoman.cli.show import as_json, result, size, table
+from dragoman.cli.output import format_bytes, print_json, print_result, print_table
+from dragoman.cli.settings import changed_settings
 from dragoman.errors import ConfigError
 
 if TYPE_CHECKING:
     from dragoman.bundle import Bundle
-    from dragoman.engines.listing import Held
+    from dragoman.inference.engine_listing import EngineInfo
 
 
 def info(
@@ -25,28 +25,32 @@ def info(
     """Show what a model is, how it was trained, and what differs from its recipe."""
     from dragoman.bundle import Bundle
 
-    run = _run_state(model)
+    run = _read_run_status(model)
     if run and not (model / "manifest.json").exists():
-        _show_run(model, run, json=json)
+        _print_run(model, run, json=json)
         return
     bundle = Bundle.load(model)
-    changed = _changed(bundle)
+    changed = _changed_settings(bundle)
     if card:
-        result(bundle.card)
+        print_result(bundle.card)
     elif json:
         differences = {path: {"value": value, "was": was} for path, value, was, _ in changed}
-        engines = [each.facts() for each in _engines(bundle)]
-        as_json({**_values(bundle), "engines": engines, "changed": differences, "run": run})
+        engines = [each.facts() for each in _list_engines(bundle)]
+        print_json({**_json_values(bundle), "engines": engines, "changed": differences, "run": run})
     else:
-        table(["", ""], _facts(bundle, run).items())
-        _show_engines(_engines(bundle))
+        print_table(["", ""], _summary_rows(bundle, run).items())
+        _print_engines(_list_engines(bundle))
         if changed:
-            result()
-            title = f"What differs from the recipe {bundle.config.recipe}" if bundle.config.recipe else "What differs from the defaults"
-            table(["setting", "here", "there", "meaning"], changed, title=title)
+            print_result()
+            title = (
+                f"What differs from the recipe {bundle.config.recipe}"
+                if bundle.config.recipe
+                else "What differs from the defaults"
+            )
+            print_table(["setting", "here", "there", "meaning"], changed, title=title)
 
 
-def _values(bundle: Bundle) -> dict[str, Any]:
+def _json_values(bundle: Bundle) -> dict[str, Any]:
     """Return what `info --json` says of a model: numbers as numbers, and the same keys for every model."""
     config, tokenizers = bundle.config, bundle.tokenizers
     return {
@@ -58,25 +62,33 @@ def _values(bundle: Bundle) -> dict[str, Any]:
         "encoder": list(config.model.encoder),
         "decoder": list(config.model.decoder),
         "width": config.model.width,
-        "tokenizer": config.text.kind,
+        "tokenizer": config.text.tokenizer,
         "joint_vocabulary": tokenizers.joint,
         "src_vocabulary": len(tokenizers.src),
         "tgt_vocabulary": len(tokenizers.tgt),
-        "bytes": _bytes(bundle),
-        "facts": {name: value for name, value in bundle.facts().items() if name not in ("kind", "parameters")},
+        "bytes": _bundle_bytes(bundle),
+        "facts": {
+            name: value
+            for name, value in bundle.facts().items()
+            if name not in ("kind", "parameters")
+        },
     }
 
 
-def _bytes(bundle: Bundle) -> int:
+def _bundle_bytes(bundle: Bundle) -> int:
     """Return the size of a model's files."""
     return sum(int(record["bytes"]) for record in bundle.manifest["files"].values())
 
 
-def _facts(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
+def _summary_rows(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
     """Gather what a person asks first about a model."""
     config, tokenizers = bundle.config, bundle.tokenizers
     languages = " to ".join(each or "?" for each in (config.data.src_lang, config.data.tgt_lang))
-    pieces = f"{len(tokenizers.src):,} shared" if tokenizers.joint else f"{len(tokenizers.src):,} and {len(tokenizers.tgt):,}"
+    pieces = (
+        f"{len(tokenizers.src):,} shared"
+        if tokenizers.joint
+        else f"{len(tokenizers.src):,} and {len(tokenizers.tgt):,}"
+    )
     facts: dict[str, Any] = {
         "model": str(bundle.path),
         "recipe": config.recipe or "none",
@@ -85,8 +97,8 @@ def _facts(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
         "encoder": " ".join(config.model.encoder),
         "decoder": " ".join(config.model.decoder),
         "width": config.model.width,
-        "pieces": f"{pieces}, {config.text.kind}",
-        "size": size(_bytes(bundle)),
+        "pieces": f"{pieces}, {config.text.tokenizer}",
+        "size": format_bytes(_bundle_bytes(bundle)),
     }
     facts |= {
         name.replace("_", " "): value
@@ -94,21 +106,23 @@ def _facts(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, (str, int, float)) and name not in facts
     }
     if run:
-        facts["run"] = ", ".join(f"{name} {run[name]}" for name in ("state", "update", "reason") if run.get(name))
+        facts["run"] = ", ".join(
+            f"{name} {run[name]}" for name in ("state", "step", "reason") if run.get(name)
+        )
     facts.pop("kind", None)
     facts.pop("parameters", None)
     return facts
 
 
-def _engines(bundle: Bundle) -> list[Held]:
+def _list_engines(bundle: Bundle) -> list[EngineInfo]:
     """List what could run a model, with what was measured of it here."""
-    from dragoman.engines.listing import list_engines
-    from dragoman.translator import Options
+    from dragoman.inference import TranslationOptions
+    from dragoman.inference.engine_listing import list_engines
 
-    return list_engines(bundle, Options().strategy(bundle.config.decode))
+    return list_engines(bundle, TranslationOptions().strategy(bundle.config.decode))
 
 
-def _show_engines(engines: list[Held]) -> None:
+def _print_engines(engines: list[EngineInfo]) -> None:
     """Show the engines, where there are more than our own."""
     if len(engines) == 1:
         return
@@ -117,24 +131,40 @@ def _show_engines(engines: list[Held]) -> None:
         state = "chosen here" if each.chosen else ""
         rate = "" if each.rate is None else f"{each.rate:,.0f}"
         rows.append(
-            (each.name, each.type, "" if each.bytes is None else size(each.bytes), each.trouble or _parity(each.parity), rate, state)
+            (
+                each.name,
+                each.type,
+                "" if each.bytes is None else format_bytes(each.bytes),
+                each.trouble or _format_parity(each.parity),
+                rate,
+                state,
+            )
         )
-    result()
-    table(["engine", "type", "size", "as native", "sentences/s", ""], rows, title="What runs it", right=["size", "sentences/s"])
+    print_result()
+    print_table(
+        ["engine", "type", "size", "as native", "sentences/s", ""],
+        rows,
+        title="What runs it",
+        right=["size", "sentences/s"],
+    )
 
 
-def _parity(parity: dict[str, Any] | None) -> str:
+def _format_parity(parity: dict[str, Any] | None) -> str:
     """Say in a few words how an export compared with the native engine."""
     if not parity:
         return ""
     line = f"{parity.get('equal', '?')!s:.20} of {parity.get('sentences', '?')!s:.20} equal"
-    scores = [score for score in (parity.get("bleu"), parity.get("bleu_native")) if isinstance(score, float)]
+    scores = [
+        score
+        for score in (parity.get("bleu"), parity.get("bleu_native"))
+        if isinstance(score, float)
+    ]
     if len(scores) == 2:
         line += f", BLEU {scores[0] - scores[1]:+.2f}"
     return line
 
 
-def _changed(bundle: Bundle) -> list[tuple[str, str, str, str]]:
+def _changed_settings(bundle: Bundle) -> list[tuple[str, str, str, str]]:
     """Compare a bundle's settings with those of the recipe that it names."""
     from dragoman.config import Config, read_config
 
@@ -142,21 +172,24 @@ def _changed(bundle: Bundle) -> list[tuple[str, str, str, str]]:
         recipe = read_config(recipe=bundle.config.recipe)
     except ConfigError:  # a recipe of another release, or of somebody's own
         recipe = Config()
-    return [(row.path, value, was, row.sentence) for row, value, was in differing(bundle.config, recipe)]
+    return [
+        (row.path, value, was, row.sentence)
+        for row, value, was in changed_settings(bundle.config, recipe)
+    ]
 
 
-def _run_state(model: Path) -> dict[str, Any]:
+def _read_run_status(model: Path) -> dict[str, Any]:
     """Read where the training run in a model's directory stands, if there is one."""
-    from dragoman.files.manifest import read_json
+    from dragoman.storage.manifest import read_json
 
     path = model / "training" / "status.json"
     return read_json(path) if path.is_file() else {}
 
 
-def _show_run(model: Path, run: dict[str, Any], *, json: bool) -> None:
+def _print_run(model: Path, run: dict[str, Any], *, json: bool) -> None:
     """Show a run that has not become a model yet."""
     if json:
-        as_json({"model": str(model), "finished": False, "run": run})
+        print_json({"model": str(model), "finished": False, "run": run})
         return
-    table(["", ""], run.items(), title=f"{model} is a training run that has not finished")
-    result("\nTo go on: the same dragoman train command with --resume")
+    print_table(["", ""], run.items(), title=f"{model} is a training run that has not finished")
+    print_result("\nTo go on: the same dragoman train command with --resume")

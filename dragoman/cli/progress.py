@@ -11,23 +11,23 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-PATIENCE_SECONDS = 2.0  # what takes less needs no bar
-_BAR = 20  # columns: the count and the time left fit beside it at 80
+DELAY_SECONDS = 2.0  # what takes less needs no bar
+_BAR_WIDTH = 20  # columns: the count and the time left fit beside it at 80
 
 Item = TypeVar("Item")
 
 
-class Bar:
+class ProgressBar:
     """A count of what is done, drawn once its first two seconds are over."""
 
     def __init__(self, name: str, total: int | None, unit: str, stream: IO[str] | None) -> None:
         self.done = 0
         self._name, self._total, self._unit, self._stream = name, total, unit, stream
-        self._drawn: RichProgress | None = None
-        self._ended = False
-        self._changing = threading.Lock()
-        self._timer = threading.Timer(PATIENCE_SECONDS, self._start)
-        if stream is not None and PATIENCE_SECONDS <= 0:
+        self._progress: RichProgress | None = None
+        self._has_ended = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(DELAY_SECONDS, self._start)
+        if stream is not None and DELAY_SECONDS <= 0:
             self._start()
         elif stream is not None:
             self._timer.daemon = True
@@ -36,50 +36,74 @@ class Bar:
     def advance(self, count: int = 1) -> None:
         """Count what is done."""
         self.done += count
-        if self._drawn is not None:
-            self._drawn.update(self._drawn.task_ids[0], completed=self.done)
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=self.done)
 
     def end(self) -> None:
         """Remove the bar from the terminal."""
         self._timer.cancel()
-        with self._changing, contextlib.suppress(OSError, ValueError):  # a terminal that hung up costs the bar, not the work
-            self._ended = True
-            if self._drawn is not None:
-                self._drawn.stop()
+        with (
+            self._lock,
+            contextlib.suppress(OSError, ValueError),
+        ):  # a terminal that hung up costs the bar, not the work
+            self._has_ended = True
+            if self._progress is not None:
+                self._progress.stop()
 
     def _start(self) -> None:
         """Draw the bar, unless all was done meanwhile."""
         from rich.console import Console
-        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as RichProgress
 
         columns: list[Any] = [TextColumn("{task.description}", markup=False)]
         if self._total is not None:
             counted = f"{{task.completed:,.0f}} of {{task.total:,.0f}} {self._unit}"
-            columns += [BarColumn(bar_width=_BAR), TextColumn(counted, markup=False), TimeRemainingColumn(), TextColumn("left")]
+            columns += [
+                BarColumn(bar_width=_BAR_WIDTH),
+                TextColumn(counted, markup=False),
+                TimeRemainingColumn(),
+                TextColumn("left"),
+            ]
         else:
-            count = [TextColumn(f"{{task.completed:,.0f}} {self._unit}", markup=False)] * bool(self._unit)
+            count = [TextColumn(f"{{task.completed:,.0f}} {self._unit}", markup=False)] * bool(
+                self._unit
+            )
             columns += [SpinnerColumn("line"), *count, TimeElapsedColumn()]
-        with self._changing, contextlib.suppress(OSError, ValueError):
-            if not self._ended:
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if not self._has_ended:
                 # Results on stdout must stay there: by default rich would print them on its own console.
                 console = Console(file=self._stream, force_terminal=True)
-                self._drawn = RichProgress(*columns, console=console, transient=True, redirect_stdout=False, refresh_per_second=4)
-                self._drawn.add_task(self._name, total=self._total, completed=self.done)
-                self._drawn.start()
+                self._progress = RichProgress(
+                    *columns,
+                    console=console,
+                    transient=True,
+                    redirect_stdout=False,
+                    refresh_per_second=4,
+                )
+                self._progress.add_task(self._name, total=self._total, completed=self.done)
+                self._progress.start()
 
 
 @contextlib.contextmanager
-def progress(name: str, total: int | None = None, unit: str = "", *, shown: bool = True) -> Iterator[Bar]:
+def progress(
+    name: str, total: int | None = None, unit: str = "", *, shown: bool = True
+) -> Iterator[ProgressBar]:
     """Show what takes a while, such as `progress("translating", 1000, "lines")`; without a unit only its name and the time."""
-    bar = Bar(name, total, unit, sys.stderr if shown and is_terminal(sys.stderr) else None)
+    bar = ProgressBar(name, total, unit, sys.stderr if shown and is_terminal(sys.stderr) else None)
     try:
         yield bar
     finally:
         bar.end()
 
 
-def advancing(items: Iterable[Item], bar: Bar) -> Iterator[Item]:
+def track(items: Iterable[Item], bar: ProgressBar) -> Iterator[Item]:
     """Yield the items, counting each."""
     for item in items:
         yield item

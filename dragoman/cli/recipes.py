@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import JsonOption, recipe_names
-from dragoman.cli.settings import config_value, every_setting, say_value
-from dragoman.cli.show import as_json, result, table
+from dragoman.cli.options import JsonOption, complete_recipe_names
+from dragoman.cli.output import print_json, print_result, print_table
+from dragoman.cli.settings import format_value, get_setting, list_all_settings
 
 app = typer.Typer(name="recipes", help="List the recipes, or show one with `recipes show NAME`.")
 
@@ -22,37 +22,64 @@ def recipes(context: typer.Context, json: JsonOption = False) -> None:
 
     found = catalogue("recipe")
     if json:
-        as_json([{"recipe": name, "family": entry.family, "summary": entry.summary} for name, entry in found.items()])
+        print_json(
+            [
+                {"recipe": name, "family": entry.family, "summary": entry.summary}
+                for name, entry in found.items()
+            ]
+        )
         return
     families: dict[str, list[tuple[str, str]]] = {}
     for name, entry in found.items():
         families.setdefault(entry.family or "other", []).append((f"  {name}", entry.summary))
     # One table for all, so that the summaries stand in one column.
-    table(["recipe", "what it is"], [row for family, rows in families.items() for row in ((f"{family}:", ""), *rows)])
+    print_table(
+        ["recipe", "what it is"],
+        [row for family, rows in families.items() for row in ((f"{family}:", ""), *rows)],
+    )
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="The recipe's name.", autocompletion=recipe_names)], json: JsonOption = False) -> None:
+def show(
+    name: Annotated[
+        str, typer.Argument(help="The recipe's name.", autocompletion=complete_recipe_names)
+    ],
+    json: JsonOption = False,
+) -> None:
     """Show a recipe: its stack with shapes and parameters, and every setting that it chose."""
-    from dragoman.cli.drawing import draw_stack
+    from dragoman.cli.stack_diagram import format_stack
     from dragoman.config import read_config, to_dict
     from dragoman.registry import catalogue
 
     config = read_config(recipe=name)
 
-    from dragoman.models.build import describe  # here, so that a mistyped name is found before torch is imported
+    from dragoman.models.factory import (
+        summarize_model,
+    )  # here, so that a mistyped name is found before torch is imported
 
-    size = config.text.vocabulary
-    rows = describe(config.model, src_vocabulary=size, tgt_vocabulary=size)
+    size = config.text.vocab_size
+    rows = summarize_model(config.model, src_vocab_size=size, tgt_vocab_size=size)
     total = sum(row.parameters for row in rows)
     if json:
-        as_json({"recipe": name, "config": to_dict(config), "parameters": total, "stack": [row._asdict() for row in rows]})
+        print_json(
+            {
+                "recipe": name,
+                "config": to_dict(config),
+                "parameters": total,
+                "stack": [row._asdict() for row in rows],
+            }
+        )
         return
-    result(f"{name}: {catalogue('recipe')[name].summary}")
-    result(f"{total:,} weights with a vocabulary of {size:,}\n")
-    for line in draw_stack(rows, config.model):
-        result(line)
-    result()
-    chosen = [row for row in every_setting() if not row.path.startswith("data.")]
-    table(["setting", "value", "meaning"], [(row.path, say_value(config_value(config, row.path)), row.sentence) for row in chosen])
-    result(f"\nTo train it: dragoman train --recipe {name} --src ... --tgt ... --out my-model")
+    print_result(f"{name}: {catalogue('recipe')[name].summary}")
+    print_result(f"{total:,} weights with a vocabulary of {size:,}\n")
+    for line in format_stack(rows, config.model):
+        print_result(line)
+    print_result()
+    chosen = [row for row in list_all_settings() if not row.path.startswith("data.")]
+    print_table(
+        ["setting", "value", "meaning"],
+        [(row.path, format_value(get_setting(config, row.path)), row.sentence) for row in chosen],
+    )
+    print_result(
+        f"\nTo train it: dragoman train --recipe {name} --src ... --tgt ... --out my-model"
+    )

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from dragoman.cli.options import JsonOption
-from dragoman.cli.show import as_json, table
-from dragoman.errors import ConfigError, nearest
+from dragoman.cli.output import print_json, print_table
+from dragoman.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
     from dragoman.config import Config
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """One setting in a person's words."""
 
     path: str
@@ -25,36 +25,47 @@ class Row(NamedTuple):
 
 
 def settings(
-    path: Annotated[str, typer.Argument(help="A section such as train, or one setting such as model.width.")] = "",
+    path: Annotated[
+        str, typer.Argument(help="A section such as train, or one setting such as model.width.")
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """List what --set and --config can change."""
-    rows = every_setting()
-    chosen = [row for row in rows if not path or row.path == path or row.path.startswith(f"{path}.")]
+    rows = list_all_settings()
+    chosen = [
+        row for row in rows if not path or row.path == path or row.path.startswith(f"{path}.")
+    ]
     if not chosen:
         sections = {row.path.partition(".")[0] for row in rows}
         close = difflib.get_close_matches(path, [*(row.path for row in rows), *sections], n=1)
-        hint = f"did you mean {close[0]}?" if close else nearest(path, sections)
+        hint = f"did you mean {close[0]}?" if close else suggest_name(path, sections)
         raise ConfigError([f"there is no setting or section {path!r}; {hint}"])
     if json:
-        as_json([row._asdict() for row in chosen])
+        print_json([row._asdict() for row in chosen])
     else:
-        table(["setting", "default", "may be", "meaning"], chosen)
+        print_table(["setting", "default", "may be", "meaning"], chosen)
 
 
-def every_setting() -> list[Row]:
+def list_all_settings() -> list[SettingRow]:
     """List every setting in the order of the tree."""
-    from dragoman.config.setting import settings_of
-    from dragoman.config.tree import SECTIONS, Config
+    from dragoman.config.config import SECTIONS, Config
+    from dragoman.config.setting import list_settings
 
     rows = []
     for section in SECTIONS:
-        for each in settings_of(type(getattr(Config(), section))):
-            rows.append(Row(f"{section}.{each.name}", say_value(each.default), each.allowed(), each.setting.doc))
+        for each in list_settings(type(getattr(Config(), section))):
+            rows.append(
+                SettingRow(
+                    f"{section}.{each.name}",
+                    format_value(each.default),
+                    each.allowed(),
+                    each.setting.doc,
+                )
+            )
     return rows
 
 
-def say_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Write a value the way it is typed after `--set path=`."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -63,17 +74,17 @@ def say_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def config_value(config: Config, path: str) -> Any:
+def get_setting(config: Config, path: str) -> Any:
     """Look a setting up by its path, such as model.width."""
     section, _, name = path.partition(".")
     return getattr(getattr(config, section), name)
 
 
-def differing(config: Config, from_: Config) -> list[tuple[Row, str, str]]:
+def changed_settings(config: Config, from_: Config) -> list[tuple[SettingRow, str, str]]:
     """List the settings in which two configurations differ, with both values, the first one's first."""
     found = []
-    for row in every_setting():
-        values = [say_value(config_value(each, row.path)) for each in (config, from_)]
+    for row in list_all_settings():
+        values = [format_value(get_setting(each, row.path)) for each in (config, from_)]
         if values[0] != values[1]:
             found.append((row, values[0], values[1]))
     return found

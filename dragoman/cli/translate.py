@@ -23,33 +23,50 @@ from dragoman.cli.options import (
     PrecisionOption,
     ShortlistOption,
 )
-from dragoman.cli.progress import Bar, is_terminal, progress
-from dragoman.cli.reading import InputFiles, check_inputs, open_lines, read_lines
-from dragoman.cli.show import as_json, count, note
-from dragoman.cli.show import output as write_output
+from dragoman.cli.output import format_count, print_json, print_note
+from dragoman.cli.output import print_text as write_output
+from dragoman.cli.progress import ProgressBar, is_terminal, progress
+from dragoman.cli.stdin_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
 from dragoman.errors import ConfigError, CorruptError
-from dragoman.files.outputs import check_output_file, open_output
+from dragoman.storage.output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
-    from dragoman.translator import Translation
+    from dragoman.inference import Translation
 
 NOTES_SHOWN = 3
-_SAMPLING = "Sampling"
-_OF_ALTERNATIVES = ("text", "score", "pieces", "log_probs")
+_SAMPLING_PANEL = "Sampling"
+_ALTERNATIVE_FIELDS = ("text", "score", "pieces", "log_probs")
 
 
 def translate(
     model: ModelOption,
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts to translate; standard input when there are none.")] = None,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts to translate; standard input when there are none."),
+    ] = None,
     input_: Annotated[
         list[Path] | None,
-        typer.Option("--input", "-i", help="File to translate line by line, plain, .gz or .xz; - is standard input. May be repeated."),
+        typer.Option(
+            "--input",
+            "-i",
+            help="File to translate line by line, plain, .gz or .xz; - is standard input. May be repeated.",
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write instead of standard output; it appears when all is done.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write instead of standard output; it appears when all is done.",
+        ),
     ] = None,
     beam: BeamOption = None,
-    nbest: Annotated[int, typer.Option(min=1, max=256, help="Translations of each line: `line TAB score TAB text`, best first.")] = 1,
+    nbest: Annotated[
+        int,
+        typer.Option(
+            min=1, max=256, help="Translations of each line: `line TAB score TAB text`, best first."
+        ),
+    ] = 1,
     length_penalty: LengthPenaltyOption = None,
     batch_size: BatchSizeOption = None,
     prefix: Annotated[str, typer.Option(help="Text that every translation must begin with.")] = "",
@@ -58,13 +75,38 @@ def translate(
     engine: EngineOption = "auto",
     precision: PrecisionOption = None,
     shortlist: ShortlistOption = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw translations by chance.", rich_help_panel=_SAMPLING)] = False,
-    temperature: Annotated[float | None, typer.Option(min=0.01, help="Below 1 is safer.", rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k best pieces only.", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Draw from the best pieces that make up this share.", rich_help_panel=_SAMPLING)
+    sample: Annotated[
+        bool,
+        typer.Option(
+            "--sample", help="Draw translations by chance.", rich_help_panel=_SAMPLING_PANEL
+        ),
+    ] = False,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Below 1 is safer.", rich_help_panel=_SAMPLING_PANEL),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Where chance starts; the same seed draws the same.", rich_help_panel=_SAMPLING)] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Draw from the k best pieces only.", rich_help_panel=_SAMPLING_PANEL
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Draw from the best pieces that make up this share.",
+            rich_help_panel=_SAMPLING_PANEL,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Where chance starts; the same seed draws the same.",
+            rich_help_panel=_SAMPLING_PANEL,
+        ),
+    ] = None,
 ) -> None:
     """Translate texts, files, or standard input, one line each; order and empty lines are kept.
 
@@ -78,41 +120,84 @@ def translate(
     given = {name: value for name, value in sampling.items() if value is not None}
     if given and not sample:
         name = next(iter(given))
-        raise ConfigError([f"--{name.replace('_', '-')} belongs to --sample; found it alone; add --sample"])
+        raise ConfigError(
+            [f"--{name.replace('_', '-')} belongs to --sample; found it alone; add --sample"]
+        )
     if sample and beam is not None:
-        raise ConfigError([f"--sample draws and --beam searches; found both, with --beam {beam}; keep one"])
+        raise ConfigError(
+            [f"--sample draws and --beam searches; found both, with --beam {beam}; keep one"]
+        )
     if texts and input_:
-        raise ConfigError([f"texts and --input both say what to translate; found {texts[0]!r:.60} and {input_[0]}; keep one"])
+        raise ConfigError(
+            [
+                f"texts and --input both say what to translate; found {texts[0]!r:.60} and {input_[0]}; keep one"
+            ]
+        )
     for text in texts or ():
         _warn_about_file(text)
     inputs = check_inputs(input_ or [])
     target = None if output is None or str(output) == "-" else output
     if target is not None:
-        check_output_file("--output", target, inputs=[Path("/dev/stdin") if str(each) == "-" else each for each in inputs or [Path("-")]])
-    options: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "batch_size": batch_size, "nbest": nbest}
-    options |= {"prefix": prefix or None, "alignment": json, "scored": json or nbest > 1, "sample": sample, **given}
+        check_output_file(
+            "--output",
+            target,
+            inputs=[
+                Path("/dev/stdin") if str(each) == "-" else each for each in inputs or [Path("-")]
+            ],
+        )
+    options: dict[str, Any] = {
+        "beam": beam,
+        "length_penalty": length_penalty,
+        "batch_size": batch_size,
+        "nbest": nbest,
+    }
+    options |= {
+        "prefix": prefix or None,
+        "alignment": json,
+        "return_scores": json or nbest > 1,
+        "sample": sample,
+        **given,
+    }
 
-    from dragoman.translator import Translator  # here, so that --help stays quick
+    from dragoman.inference import Translator  # here, so that --help stays quick
 
-    translator = Translator.load(model, device=device, engine=engine, precision=precision, measure=True, shortlist=shortlist)
+    translator = Translator.load(
+        model, device=device, engine=engine, precision=precision, measure=True, shortlist=shortlist
+    )
     lines: Iterable[str] = texts or ()
     typed = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
     if typed:
-        note("type or paste text, a line at a time; end with Ctrl-D")
+        print_note("type or paste text, a line at a time; end with Ctrl-D")
         options["window"] = 1  # whoever types wants an answer to each line
-        lines = read_lines(sys.stdin.buffer)
+        lines = decode_lines(sys.stdin.buffer)
     elif not texts:
-        lines = InputFiles(inputs) if inputs and inputs != [Path("-")] else open_lines(sys.stdin.buffer)
+        lines = (
+            InputFiles(inputs)
+            if inputs and inputs != [Path("-")]
+            else open_stream_lines(sys.stdin.buffer)
+        )
     given = {name: value for name, value in options.items() if value is not None}
     shown = not texts and not typed and (target is not None or not is_terminal(sys.stdout))
-    total = lines.count() if shown and isinstance(lines, InputFiles) and is_terminal(sys.stderr) else None
+    total = (
+        lines.count()
+        if shown and isinstance(lines, InputFiles) and is_terminal(sys.stderr)
+        else None
+    )
     with contextlib.ExitStack() as stack:
-        write = write_output if target is None else _line_writer(stack.enter_context(open_output(target)))
+        write = (
+            write_output
+            if target is None
+            else _line_writer(stack.enter_context(open_output(target)))
+        )
         bar = stack.enter_context(progress("translating", total, "lines", shown=shown))
-        written = show(translator.stream(lines, **given), nbest=nbest, json=json, write=write, bar=bar)
+        written = print_translations(
+            translator.stream(lines, **given), nbest=nbest, json=json, write=write, bar=bar
+        )
         if isinstance(lines, InputFiles) and lines.read != written:
             raise CorruptError(
-                "as many lines must be written as were read", found=f"{lines.read:,} read and {written:,} written", fix="report it, please"
+                "as many lines must be written as were read",
+                found=f"{lines.read:,} read and {written:,} written",
+                fix="report it, please",
             )
 
 
@@ -123,7 +208,9 @@ def _warn_about_file(text: str) -> None:
     except (OSError, ValueError):  # longer than any name, or no name at all
         return
     if is_file:
-        note(f"warning: {text} is the name of a file and is translated as text; to translate the file's lines: --input {shlex.quote(text)}")
+        print_note(
+            f"warning: {text} is the name of a file and is translated as text; to translate the file's lines: --input {shlex.quote(text)}"
+        )
 
 
 def _line_writer(file: TextIO) -> Callable[[str], object]:
@@ -131,19 +218,19 @@ def _line_writer(file: TextIO) -> Callable[[str], object]:
     return lambda text: file.write(f"{text}\n")
 
 
-def show(
+def print_translations(
     translations: Iterable[Translation],
     *,
     nbest: int,
     json: bool,
     write: Callable[[str], object] = write_output,
-    bar: Bar | None = None,
+    bar: ProgressBar | None = None,
 ) -> int:
     """Write translations as they come, with the first few notes at once and all of them counted at the end; return their number."""
-    number = noted = 0
+    number = num_noted = 0
     for number, each in enumerate(translations, start=1):
         if json:
-            as_json({"line": number, **plain(each)}, write)
+            print_json({"line": number, **to_plain_dict(each)}, write)
         elif nbest > 1:
             for one in each.alternatives:
                 write(f"{number}\t{one.score:.4f}\t{one.text}")
@@ -151,32 +238,37 @@ def show(
             write(each.text)
         if bar is not None:
             bar.advance()
-        noted += bool(each.notes)
-        if each.notes and noted <= NOTES_SHOWN:
-            note(f"line {number}: {'; '.join(each.notes)}")
-    if noted > NOTES_SHOWN:
-        note(f"{count(noted, 'line')} had such notes in all; --json writes them with each line")
+        num_noted += bool(each.notes)
+        if each.notes and num_noted <= NOTES_SHOWN:
+            print_note(f"line {number}: {'; '.join(each.notes)}")
+    if num_noted > NOTES_SHOWN:
+        print_note(
+            f"{format_count(num_noted, 'line')} had such notes in all; --json writes them with each line"
+        )
     return number
 
 
-def plain(translation: Translation) -> dict[str, Any]:
+def to_plain_dict(translation: Translation) -> dict[str, Any]:
     """Turn a translation into plain values; numbers are rounded to what means something."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(translation):
         value = getattr(translation, field.name)
         if field.name == "alternatives":
-            values[field.name] = [{name: _rounded(getattr(each, name)) for name in _OF_ALTERNATIVES} for each in value]
+            values[field.name] = [
+                {name: _round_values(getattr(each, name)) for name in _ALTERNATIVE_FIELDS}
+                for each in value
+            ]
         else:
-            values[field.name] = _rounded(value)
+            values[field.name] = _round_values(value)
     return values
 
 
-def _rounded(value: Any) -> Any:
+def _round_values(value: Any) -> Any:
     """Round the numbers in nested lists, tensors and arrays to six decimals."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, (list, tuple)):
-        return [_rounded(each) for each in value]
+        return [_round_values(each) for each in value]
     return value

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.errors import nearest
+from dragoman.config.aliases import RENAMED_VALUES
+from dragoman.errors import suggest_name
 from dragoman.registry import catalogue
 
 # NUL, which no file name may have, and halves of characters other than those that stand for bytes of a file name.
-_NOT_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+_INVALID_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 Paths = str | tuple[str, ...]
 """One file, or several in order; a list of one is the same as the one."""
 
@@ -34,38 +35,43 @@ class Setting:
 
     def names(self) -> tuple[str, ...]:
         """List the words that are allowed, where only some are."""
-        return (*self.choices, *(name for kind in self.kind.split("+") if kind for name in catalogue(kind)))
+        return (
+            *self.choices,
+            *(name for kind in self.kind.split("+") if kind for name in catalogue(kind)),
+        )
 
-    def spelt(self, value: Any) -> Any:
+    def restore_on_off(self, value: Any) -> Any:
         """Give back the word that was written where YAML, to which on and off are true and false, has read one of the two."""
         word = {True: "on", False: "off"}.get(value) if isinstance(value, bool) else None
         return word if word in self.choices else value
 
-    def range_text(self) -> str:
+    def describe_range(self) -> str:
         """Say the range as a person would."""
         if self.names():
             return "one of " + ", ".join(self.names())
         if self.at_least is not None and self.at_most is not None:
-            return f"{plain(self.at_least)} to {plain(self.at_most)}"
+            return f"{format_bound(self.at_least)} to {format_bound(self.at_most)}"
         if self.at_least is not None:
-            return f"at least {plain(self.at_least)}"
-        return f"at most {plain(self.at_most)}" if self.at_most is not None else ""
+            return f"at least {format_bound(self.at_least)}"
+        return f"at most {format_bound(self.at_most)}" if self.at_most is not None else ""
 
     def problem(self, path: str, value: Any) -> str | None:
         """Say what is wrong with a value of the right type, or nothing."""
         names = self.names()
         if names and value not in names:
-            return f"{path} must be {self.range_text()}; found {value!r}; {nearest(str(value), names)}"
+            renamed = RENAMED_VALUES.get(path, {}).get(str(value))
+            hint = f"it is now {renamed}" if renamed else suggest_name(str(value), names)
+            return f"{path} must be {self.describe_range()}; found {value!r}; {hint}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"{path} must be a finite number; found {value}; give a plain number"
         if self.at_least is not None and value is not None and value < self.at_least:
-            return f"{path} must be at least {plain(self.at_least)}; found {value}; raise it"
+            return f"{path} must be at least {format_bound(self.at_least)}; found {value}; raise it"
         if self.at_most is not None and value is not None and value > self.at_most:
-            return f"{path} must be at most {plain(self.at_most)}; found {value}; lower it"
+            return f"{path} must be at most {format_bound(self.at_most)}; found {value}; lower it"
         return None
 
 
-def plain(number: float) -> str:
+def format_bound(number: float) -> str:
     """Write a bound as a person would: 1,000,000 and 1e-12, not 1e+06."""
     return f"{int(number):,}" if float(number).is_integer() else f"{number:g}"
 
@@ -80,7 +86,9 @@ def setting(
     kind: str = "",
 ) -> Any:
     """Declare a field of the configuration."""
-    return dataclasses.field(default=default, metadata={"setting": Setting(doc, at_least, at_most, choices, kind)})
+    return dataclasses.field(
+        default=default, metadata={"setting": Setting(doc, at_least, at_most, choices, kind)}
+    )
 
 
 class Field(typing.NamedTuple):
@@ -93,17 +101,21 @@ class Field(typing.NamedTuple):
 
     def allowed(self) -> str:
         """Say what it may be, type and range: "a whole number, at least 1"."""
-        limits = self.setting.range_text()
-        return limits if self.setting.names() else ", ".join(filter(None, (type_text(self.type), limits)))
+        limits = self.setting.describe_range()
+        return (
+            limits
+            if self.setting.names()
+            else ", ".join(filter(None, (describe_type(self.type), limits)))
+        )
 
 
-def settings_of(section: Any) -> tuple[Field, ...]:
+def list_settings(section: Any) -> tuple[Field, ...]:
     """List the settings of a section class."""
-    return _listed(section)
+    return _cached_settings(section)
 
 
 @functools.cache
-def _listed(section: Any) -> tuple[Field, ...]:
+def _cached_settings(section: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(section)
     return tuple(
         Field(field.name, hints[field.name], field.default, field.metadata["setting"])
@@ -112,32 +124,37 @@ def _listed(section: Any) -> tuple[Field, ...]:
     )
 
 
-def type_text(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Name a type in a person's words."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if kind in words:
         return words[kind]
     if typing.get_origin(kind) is tuple:
         return "a list of text"
-    return " or ".join("nothing" if part is types.NoneType else type_text(part) for part in typing.get_args(kind))
+    return " or ".join(
+        "nothing" if part is types.NoneType else describe_type(part)
+        for part in typing.get_args(kind)
+    )
 
 
-def convert(value: Any, kind: Any) -> Any:
+def convert_value(value: Any, kind: Any) -> Any:
     """Turn a value read from YAML or the command line into a field's type.
 
     Raise ValueError, TypeError or OverflowError where it does not fit.
     """
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         if kind == Paths:
-            return _paths(value)
+            return _convert_paths(value)
         if value is None:
             return None
-        return convert(value, next(part for part in typing.get_args(kind) if part is not types.NoneType))
+        return convert_value(
+            value, next(part for part in typing.get_args(kind) if part is not types.NoneType)
+        )
     if typing.get_origin(kind) is tuple:
         parts = [value] if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
             raise ValueError
-        return tuple(_rejoined(parts))
+        return tuple(_rejoin_brackets(parts))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is float and isinstance(value, str):
@@ -148,7 +165,7 @@ def convert(value: Any, kind: Any) -> Any:
         return int(value)
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if kind is str and isinstance(value, str) and _NOT_TEXT.search(value):
+    if kind is str and isinstance(value, str) and _INVALID_TEXT.search(value):
         raise ValueError
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
@@ -157,16 +174,16 @@ def convert(value: Any, kind: Any) -> Any:
     return value
 
 
-def _paths(value: Any) -> Paths:
+def _convert_paths(value: Any) -> Paths:
     """Read one path or a list of them."""
     if not isinstance(value, (list, tuple)):
-        return str(convert(value, str))
-    parts = tuple(str(convert(part, str)) for part in value)
+        return str(convert_value(value, str))
+    parts = tuple(str(convert_value(part, str)) for part in value)
     return parts if len(parts) > 1 else "".join(parts)
 
 
-def _rejoined(parts: Iterable[str]) -> Iterator[str]:
-    """Join again what YAML tore apart at commas inside brackets: [lstm(layers=2, skip=false)] is one entry."""
+def _rejoin_brackets(parts: Iterable[str]) -> Iterator[str]:
+    """Join again what YAML tore apart at commas inside brackets: [lstm(layers=2, residual_connection=false)] is one entry."""
     torn: list[str] = []
     open_brackets = 0
     for part in parts:

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.data.plan import BatchPlan, Cursor, Update, fitting_shape, update_batches
-from dragoman.data.shapes import Shape
-from dragoman.data.store import Store
-from dragoman.text.draws import Draws
-from dragoman.text.specials import BOS, EOS, PAD
-from dragoman.text.tokenizer import Ids, Tokenizer, Tokenizers
+from dragoman.data.batch_plan import BatchPlan, Cursor, StepPlan, plan_step, smallest_fitting_shape
+from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.token_store import TokenStore
+from dragoman.runtime.counter_rng import CounterRNG
+from dragoman.text.special_tokens import BOS, EOS, PAD
+from dragoman.text.tokenizer import TokenIds, Tokenizer, Tokenizers
 
-__all__ = ["Batch", "BatchPlan", "Cursor", "Update", "collate", "make_batch", "update_batches"]
+__all__ = ["Batch", "BatchPlan", "Cursor", "StepPlan", "collate", "make_batch", "plan_step"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,9 @@ class Batch:
     tgt_out: Tensor  # (B, T)
     tgt_lengths: Tensor  # (B,)
     examples: NDArray[np.int64]  # (B,) which pairs of the store
-    sizes: NDArray[np.int64]  # (B, 2) both lengths again, so that counting them never waits for a GPU
+    sizes: NDArray[
+        np.int64
+    ]  # (B, 2) both lengths again, so that counting them never waits for a GPU
 
     @property
     def src_mask(self) -> Tensor | None:
@@ -50,7 +52,7 @@ class Batch:
         return int(self.sizes.sum())
 
     @property
-    def slots(self) -> int:
+    def padded_tokens(self) -> int:
         """Padded room of both sides."""
         return self.src.numel() + self.tgt_in.numel()
 
@@ -60,28 +62,28 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Move the tensors, without waiting where they are pinned."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """Put the tensors where a GPU can fetch them by itself."""
-        return self._each(lambda tensor: tensor.pin_memory())
+        return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def clone(self) -> Batch:
         """Copy the tensors to memory of their own."""
-        return self._each(torch.clone)
+        return self._map_tensors(torch.clone)
 
     def rows(self, index: slice | Tensor | NDArray[np.int64] | Sequence[int]) -> Batch:
         """Take some rows, padded as before: one rank's share, or half of a batch that did not fit in memory."""
         if isinstance(index, slice):
             chosen = np.arange(len(self))[index]
-            part = self._each(lambda tensor: tensor[index])
+            part = self._map_tensors(lambda tensor: tensor[index])
         else:
             chosen = np.asarray(index, np.int64)
             where = torch.from_numpy(chosen).to(self.src.device)
-            part = self._each(lambda tensor: tensor[where])
+            part = self._map_tensors(lambda tensor: tensor[where])
         return dataclasses.replace(part, examples=self.examples[chosen], sizes=self.sizes[chosen])
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         names = ("src", "src_lengths", "tgt_in", "tgt_out", "tgt_lengths")
         changes: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
         return dataclasses.replace(self, **changes)
@@ -93,10 +95,10 @@ class Batch:
 
 
 def collate(
-    store: Store,
+    store: TokenStore,
     examples: NDArray[np.int64],
     *,
-    shapes: Sequence[Shape] = (),
+    shapes: Sequence[BatchShape] = (),
     tokenizers: Tokenizers | None = None,
     dropout: float = 0.0,
     seed: int = 0,
@@ -111,47 +113,80 @@ def collate(
     limit = None if max_length is None else max_length + 1  # the end
     if dropout and tokenizers:
         pairs = [store.pair(int(each)) for each in examples]
-        draws = [Draws(seed, int(each)) for each in examples]
+        draws = [CounterRNG(seed, int(each)) for each in examples]
         sides = zip(tokenizers, zip(*pairs, strict=True), strict=True)
-        src, tgt = (_sampled(tokenizer, rows, dropout, draws, max_length) for tokenizer, rows in sides)
+        src, tgt = (
+            _encode_with_dropout(tokenizer, rows, dropout, draws, max_length)
+            for tokenizer, rows in sides
+        )
         return make_batch(src, tgt, examples=examples, shapes=shapes, limit=limit)
     examples = np.asarray(examples, np.int64)
-    sizes = np.stack([store.src_lengths[examples], store.tgt_lengths[examples]], axis=1).astype(np.int64) + 1  # the end
-    shape = _shape(sizes, shapes, limit)
-    return _batch(store.table("src", examples, shape.src), store.table("tgt", examples, shape.tgt), sizes, examples)
+    sizes = (
+        np.stack([store.src_lengths[examples], store.tgt_lengths[examples]], axis=1).astype(
+            np.int64
+        )
+        + 1
+    )  # the end
+    shape = _choose_padded_shape(sizes, shapes, limit)
+    return _build_batch(
+        store.padded_ids("src", examples, shape.src),
+        store.padded_ids("tgt", examples, shape.tgt),
+        sizes,
+        examples,
+    )
 
 
 def make_batch(
-    src: Sequence[Ids],
-    tgt: Sequence[Ids],
+    src: Sequence[TokenIds],
+    tgt: Sequence[TokenIds],
     *,
     examples: NDArray[np.int64] | None = None,
-    shapes: Sequence[Shape] = (),
+    shapes: Sequence[BatchShape] = (),
     limit: int | None = None,
 ) -> Batch:
     """Pad pairs of piece ids, given without start and end, into a batch at most `limit` wide unless a pair is longer."""
-    sizes = np.array([[len(a) + 1, len(b) + 1] for a, b in zip(src, tgt, strict=True)], np.int64).reshape(-1, 2)
-    shape = _shape(sizes, shapes, limit)
+    sizes = np.array(
+        [[len(a) + 1, len(b) + 1] for a, b in zip(src, tgt, strict=True)], np.int64
+    ).reshape(-1, 2)
+    shape = _choose_padded_shape(sizes, shapes, limit)
     sides = tuple(np.full((len(sizes), width), PAD, np.int64) for width in shape)
     for row, pair in enumerate(zip(src, tgt, strict=True)):
         for side, ids in zip(sides, pair, strict=True):
             side[row, : len(ids)] = ids
-    return _batch(sides[0], sides[1], sizes, np.arange(len(sizes)) if examples is None else np.asarray(examples, np.int64))
+    return _build_batch(
+        sides[0],
+        sides[1],
+        sizes,
+        np.arange(len(sizes)) if examples is None else np.asarray(examples, np.int64),
+    )
 
 
-def _shape(sizes: NDArray[np.int64], shapes: Sequence[Shape], limit: int | None = None) -> Shape:
+def _choose_padded_shape(
+    sizes: NDArray[np.int64], shapes: Sequence[BatchShape], limit: int | None = None
+) -> BatchShape:
     """Choose the smallest of some shapes that holds all sizes (B, 2), or without any the longest of each side.
 
     Past all shapes lengths are rounded up, but not past `limit`: learned positions may end there.
     """
-    longest = Shape(*sizes.max(axis=0, initial=1).tolist())
+    longest = BatchShape(*sizes.max(axis=0, initial=1).tolist())
     if not shapes:
         return longest
-    found = fitting_shape(list(shapes), longest.src, longest.tgt)
-    return found if limit is None else Shape(*(min(side, max(least, limit)) for side, least in zip(found, longest, strict=True)))
+    found = smallest_fitting_shape(list(shapes), longest.src, longest.tgt)
+    return (
+        found
+        if limit is None
+        else BatchShape(
+            *(min(side, max(least, limit)) for side, least in zip(found, longest, strict=True))
+        )
+    )
 
 
-def _batch(src: NDArray[np.int64], tgt: NDArray[np.int64], sizes: NDArray[np.int64], examples: NDArray[np.int64]) -> Batch:
+def _build_batch(
+    src: NDArray[np.int64],
+    tgt: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    examples: NDArray[np.int64],
+) -> Batch:
     """Add starts and ends to padded pieces (B, S) and (B, T), whose sizes (B, 2) count the end."""
     rows = np.arange(len(sizes))
     tgt_in = np.empty_like(tgt)
@@ -169,10 +204,22 @@ def _batch(src: NDArray[np.int64], tgt: NDArray[np.int64], sizes: NDArray[np.int
     )
 
 
-def _sampled(tokenizer: Tokenizer, rows: Sequence[Ids], dropout: float, draws: Sequence[Draws], max_length: int | None) -> list[list[int]]:
+def _encode_with_dropout(
+    tokenizer: Tokenizer,
+    rows: Sequence[TokenIds],
+    dropout: float,
+    draws: Sequence[CounterRNG],
+    max_length: int | None,
+) -> list[list[int]]:
     """Cut one side's texts into other pieces; decoding loses nothing, so the store need not keep the text."""
     texts = tokenizer.decode_batch(rows)
-    found = [tokenizer.encode_sampled(text, dropout=dropout, generator=draw) for text, draw in zip(texts, draws, strict=True)]
+    found = [
+        tokenizer.encode_with_dropout(text, dropout=dropout, generator=draw)
+        for text, draw in zip(texts, draws, strict=True)
+    ]
     if max_length is None:
         return found
-    return [ids if len(ids) <= max_length else [int(each) for each in row] for ids, row in zip(found, rows, strict=True)]
+    return [
+        ids if len(ids) <= max_length else [int(each) for each in row]
+        for ids, row in zip(found, rows, strict=True)
+    ]

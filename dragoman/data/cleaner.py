@@ -10,24 +10,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.checks import Finding, examine
-from dragoman.data.corpus import Corpus, Pair, PairsFile
-from dragoman.errors import ConfigError, DataError, nearest
-from dragoman.files.outputs import check_output_file, open_output
+from dragoman.data.corpus import Corpus, SentencePair, TabularCorpus
+from dragoman.data.corpus_checks import CorpusFinding, examine_corpus
+from dragoman.errors import ConfigError, DataError, suggest_name
+from dragoman.storage.output_files import check_output_file, open_output
 
-ALWAYS = ("invalid", "broken", "overlong")  # cannot be kept: there is no text to write
-OPTIONAL = ("empty", "duplicate", "length-ratio", "copy", "tokenised", "leak", "source-leak")
+UNUSABLE_CODES = ("invalid", "broken", "overlong")  # cannot be kept: there is no text to write
+REMOVABLE_CODES = ("empty", "duplicate", "length-ratio", "copy", "tokenised", "leak", "source-leak")
 """Codes of the findings whose lines can be removed or kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
+class CleaningResult:
     """What cleaning did: pairs read and kept, and the lines removed for each reason, by its code."""
 
     read: int
     kept: int
     reasons: dict[str, int]
-    remaining: tuple[Finding, ...]  # what no removal of single lines can mend
+    remaining: tuple[CorpusFinding, ...]  # what no removal of single lines can mend
 
 
 def clean_corpus(
@@ -37,7 +37,7 @@ def clean_corpus(
     held_out: Corpus | None = None,
     keep: Collection[str] = (),
     progress: Callable[[int], None] | None = None,
-) -> Cleaned:
+) -> CleaningResult:
     """Write the pairs that no check objects to, in order; a pair with several faults is counted under the first.
 
     A corpus of two files is written to two, a file of pairs to one of the same format with all its columns. Nothing is written
@@ -45,40 +45,60 @@ def clean_corpus(
     """
     check_outputs(corpus, outputs, held_out)
     for code in keep:
-        if code not in OPTIONAL:
-            raise ConfigError([f"--keep must name a finding that can be kept; found {code!r:.60}; {nearest(code, OPTIONAL)}"])
-    examined = examine(corpus, held_out=held_out, progress=progress)
-    if examined.unequal is not None:
-        raise examined.unequal
-    reasons = examined.removals([code for code in (*ALWAYS, *OPTIONAL) if code not in keep])
+        if code not in REMOVABLE_CODES:
+            raise ConfigError(
+                [
+                    f"--keep must name a finding that can be kept; found {code!r:.60}; {suggest_name(code, REMOVABLE_CODES)}"
+                ]
+            )
+    examined = examine_corpus(corpus, held_out=held_out, progress=progress)
+    if examined.line_count_error is not None:
+        raise examined.line_count_error
+    reasons = examined.lines_to_remove(
+        [code for code in (*UNUSABLE_CODES, *REMOVABLE_CODES) if code not in keep]
+    )
     removed = np.sort(np.concatenate([*reasons.values(), np.zeros(0, np.uint64)]))
     read = examined.pairs
     if not read or len(removed) == read:
         found = f"all {read:,} removed" if read else "no line at all"
-        raise DataError("cleaning must leave some pairs", found=found, fix="see what is wrong: dragoman data check")
-    _copy(corpus, outputs, removed)
-    remaining = tuple(each for each in examined.findings if not each.ok and each.code == "misaligned")
-    return Cleaned(read, read - len(removed), {code: len(lines) for code, lines in reasons.items()}, remaining)
+        raise DataError(
+            "cleaning must leave some pairs",
+            found=found,
+            fix="see what is wrong: dragoman data check",
+        )
+    _write_kept_records(corpus, outputs, removed)
+    remaining = tuple(
+        each for each in examined.findings if not each.ok and each.code == "misaligned"
+    )
+    return CleaningResult(
+        read, read - len(removed), {code: len(lines) for code, lines in reasons.items()}, remaining
+    )
 
 
 def check_outputs(corpus: Corpus, outputs: Sequence[Path], held_out: Corpus | None = None) -> None:
     """Raise ConfigError where outputs are inputs, or of another format than what is cleaned."""
     inputs = [*corpus.files, *(held_out.files if held_out else ())]
-    flags = ["--out-pairs"] if isinstance(corpus, PairsFile) else ["--out-src", "--out-tgt"]
+    flags = ["--out-pairs"] if isinstance(corpus, TabularCorpus) else ["--out-src", "--out-tgt"]
     for number, (flag, path) in enumerate(zip(flags, outputs, strict=True)):
         check_output_file(flag, path, inputs=inputs, others=outputs[:number])
-    if isinstance(corpus, PairsFile) and PairsFile(outputs[0]).format != corpus.format:
+    if isinstance(corpus, TabularCorpus) and TabularCorpus(outputs[0]).format != corpus.format:
         found = f"{outputs[0].name} for {corpus.path.name}"
-        raise ConfigError([f"--out-pairs must have the format of --pairs; found {found}; end its name in {corpus.format}"])
+        raise ConfigError(
+            [
+                f"--out-pairs must have the format of --pairs; found {found}; end its name in {corpus.format}"
+            ]
+        )
 
 
-def _copy(corpus: Corpus, outputs: Sequence[Path], removed: NDArray[np.uint64]) -> None:
+def _write_kept_records(
+    corpus: Corpus, outputs: Sequence[Path], removed: NDArray[np.uint64]
+) -> None:
     """Copy all records but the removed ones."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_output(path)) for path in outputs]
         left_out = iter(removed.tolist())
         next_removed = next(left_out, None)
-        for number, texts in _texts(corpus):
+        for number, texts in _record_texts(corpus):
             while next_removed is not None and next_removed < number:  # a line without text
                 next_removed = next(left_out, None)
             if number == next_removed:
@@ -87,11 +107,11 @@ def _copy(corpus: Corpus, outputs: Sequence[Path], removed: NDArray[np.uint64]) 
                 file.write(f"{text}\n")
 
 
-def _texts(corpus: Corpus) -> Iterator[tuple[int, tuple[str, ...]]]:
+def _record_texts(corpus: Corpus) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield each record's number and what is written of it; records without text are only numbers."""
-    if isinstance(corpus, PairsFile):
+    if isinstance(corpus, TabularCorpus):
         for number, text in corpus.raw_records():
             yield number, (text,)
         return
     for record in corpus.records():
-        yield record.number, (record.src, record.tgt) if isinstance(record, Pair) else ()
+        yield record.number, (record.src, record.tgt) if isinstance(record, SentencePair) else ()

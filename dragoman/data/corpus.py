@@ -12,17 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.tree import DataConfig, file_names
-from dragoman.data.columns import FORMATS, Columns, Row, Wanted, delimiter, find_columns
-from dragoman.data.drift import Slip, find_slip, traits
-from dragoman.data.lines import BadLine, line_blocks
-from dragoman.data.streams import Caps, TextStream
+from dragoman.config.config import DataConfig, file_names
+from dragoman.data.lines import BadLine, read_line_blocks
+from dragoman.data.misalignment import Misalignment, find_misalignment, line_features
+from dragoman.data.tabular_files import (
+    ROW_READERS,
+    ColumnSelection,
+    PairColumns,
+    TableRow,
+    detect_csv_delimiter,
+    find_columns,
+)
+from dragoman.data.text_stream import DecompressionLimits, TextStream
 from dragoman.errors import ConfigError, DataError
 
-_BREAKS = re.compile(r"[\r\n]+")
+_LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """A source text and its translation, with their line number counted from 1."""
 
     number: int
@@ -40,8 +47,14 @@ class BadPair(NamedTuple):
 class Corpus(abc.ABC):
     """Pairs that are read anew from their files each time; nothing is kept in memory."""
 
-    def __init__(self, *, max_line_bytes: int = 65_536, on_bad_line: str = "stop", caps: Caps | None = None) -> None:
-        self.max_line_bytes, self.on_bad_line, self._caps = max_line_bytes, on_bad_line, caps
+    def __init__(
+        self,
+        *,
+        max_line_bytes: int = 65_536,
+        on_bad_line: str = "stop",
+        limits: DecompressionLimits | None = None,
+    ) -> None:
+        self.max_line_bytes, self.on_bad_line, self._limits = max_line_bytes, on_bad_line, limits
         self.streams: list[TextStream] = []  # of the last reading: how far it is, and what was read
 
     @property
@@ -50,10 +63,10 @@ class Corpus(abc.ABC):
         """The files that it is read from."""
 
     @abc.abstractmethod
-    def records(self) -> Iterator[Pair | BadPair]:
+    def records(self) -> Iterator[SentencePair | BadPair]:
         """Go through every pair, with the bad ones in their places."""
 
-    def name_line(self, number: int) -> int | str:
+    def describe_line(self, number: int) -> int | str:
         """Return where the pair of a number stands: its line, or "12 of b.src" where there are several files."""
         return number
 
@@ -65,10 +78,10 @@ class Corpus(abc.ABC):
     def layout(self) -> dict[str, object]:
         """Say what decides, besides the files' contents, which pairs are read: part of the store's key."""
 
-    def pairs(self) -> Iterator[Pair]:
+    def pairs(self) -> Iterator[SentencePair]:
         """Go through the good pairs; a bad line is an error, or left out with its partner under `on_bad_line=skip`."""
         for record in self.records():
-            if isinstance(record, Pair):
+            if isinstance(record, SentencePair):
                 yield record
             elif self.on_bad_line == "stop" and record.line.kind != "overlong":
                 raise record.line.error()
@@ -81,22 +94,30 @@ class Corpus(abc.ABC):
         """Go through the target side of the good pairs."""
         return (pair.tgt for pair in self.pairs())
 
-    def share_read(self) -> float:
+    def fraction_read(self) -> float:
         """Say how much of the files the reading in progress has taken, from 0 to 1."""
         total = sum(stream.size for stream in self.streams)
         return sum(stream.position for stream in self.streams) / total if total else 0.0
 
     def _lines(self, path: Path) -> Iterator[str | BadLine]:
-        stream = TextStream(path, self._caps)
+        stream = TextStream(path, self._limits)
         self.streams.append(stream)
-        return itertools.chain.from_iterable(line_blocks(stream, self.max_line_bytes))
+        return itertools.chain.from_iterable(read_line_blocks(stream, self.max_line_bytes))
 
 
-class PairedFiles(Corpus):
+class ParallelFiles(Corpus):
     """Two files, the same number of lines each; line n of one is the translation of line n of the other."""
 
-    def __init__(self, src: Path, tgt: Path, *, max_line_bytes: int = 65_536, on_bad_line: str = "stop", caps: Caps | None = None) -> None:
-        super().__init__(max_line_bytes=max_line_bytes, on_bad_line=on_bad_line, caps=caps)
+    def __init__(
+        self,
+        src: Path,
+        tgt: Path,
+        *,
+        max_line_bytes: int = 65_536,
+        on_bad_line: str = "stop",
+        limits: DecompressionLimits | None = None,
+    ) -> None:
+        super().__init__(max_line_bytes=max_line_bytes, on_bad_line=on_bad_line, limits=limits)
         self.src, self.tgt = Path(src), Path(tgt)
 
     @property
@@ -108,59 +129,67 @@ class PairedFiles(Corpus):
         """Two files, by line."""
         return {"reader": "lines", "packing": [self.src.suffix, self.tgt.suffix]}
 
-    def records(self) -> Iterator[Pair | BadPair]:
+    def records(self) -> Iterator[SentencePair | BadPair]:
         """Go through both files in step; a different number of lines is an error that gives both."""
         self.streams = []
         src_lines, tgt_lines = self._lines(self.src), self._lines(self.tgt)
         number = 0
         for number, (src, tgt) in enumerate(itertools.zip_longest(src_lines, tgt_lines), 1):
             if isinstance(src, str) and isinstance(tgt, str):
-                yield Pair(number, src, tgt)
+                yield SentencePair(number, src, tgt)
             elif src is None or tgt is None:
                 more = number + sum(1 for _ in (src_lines if tgt is None else tgt_lines))
                 counts = (more, number - 1) if tgt is None else (number - 1, more)
-                raise UnequalError(self, counts)
+                raise LineCountError(self, counts)
             else:
                 yield BadPair(number, src if isinstance(src, BadLine) else tgt)  # type: ignore[arg-type]
 
-    def slip(self, common: int) -> Slip | None:
+    def misalignment(self, common: int) -> Misalignment | None:
         """Look for the first place where the sides no longer fit, in the lines that both have."""
         lines = zip(range(common), self._lines(self.src), self._lines(self.tgt), strict=False)
-        return find_slip((traits(src), traits(tgt)) for _, src, tgt in lines if isinstance(src, str) and isinstance(tgt, str))
+        return find_misalignment(
+            (line_features(src), line_features(tgt))
+            for _, src, tgt in lines
+            if isinstance(src, str) and isinstance(tgt, str)
+        )
 
 
-class UnequalError(DataError):
+class LineCountError(DataError):
     """Two files that should be aligned and have different numbers of lines."""
 
-    def __init__(self, corpus: PairedFiles, counts: tuple[int, int]) -> None:
-        self.counts, self.slip = counts, corpus.slip(min(counts))
+    def __init__(self, corpus: ParallelFiles, counts: tuple[int, int]) -> None:
+        self.counts, self.misalignment = counts, corpus.misalignment(min(counts))
         command = f"dragoman data check --src {corpus.src} --tgt {corpus.tgt}"
         super().__init__(
             f"{corpus.src} and {corpus.tgt} must have equally many lines",
             found=f"{counts[0]} and {counts[1]}",
-            fix=f"a line may be missing or added near line {self.slip.line}; see {command}" if self.slip else f"see {command}",
+            fix=f"a line may be missing or added near line {self.misalignment.line}; see {command}"
+            if self.misalignment
+            else f"see {command}",
         )
 
 
-class PairsFile(Corpus):
+class TabularCorpus(Corpus):
     """One TSV, CSV or JSONL file with both sides in its columns; a line break inside a field is read as a space."""
 
     def __init__(
         self,
         path: Path,
-        wanted: Wanted | None = None,
+        wanted: ColumnSelection | None = None,
         *,
         max_line_bytes: int = 65_536,
         on_bad_line: str = "stop",
-        caps: Caps | None = None,
+        limits: DecompressionLimits | None = None,
     ) -> None:
-        super().__init__(max_line_bytes=max_line_bytes, on_bad_line=on_bad_line, caps=caps)
-        self.path, self.wanted = Path(path), wanted or Wanted()
-        suffixes = [suffix.lower() for suffix in self.path.suffixes if suffix.lower() not in (".gz", ".xz")]
+        super().__init__(max_line_bytes=max_line_bytes, on_bad_line=on_bad_line, limits=limits)
+        self.path, self.wanted = Path(path), wanted or ColumnSelection()
+        suffixes = [
+            suffix.lower() for suffix in self.path.suffixes if suffix.lower() not in (".gz", ".xz")
+        ]
         self.format = suffixes[-1] if suffixes else ""
-        self.columns: Columns | None = None  # of the last reading, once its first row was read
+        self.columns: PairColumns | None = None  # of the last reading, once its first row was read
         self.header: list[str] = []  # the names of its columns, where the first row has them
-        if self.format not in FORMATS:
+        if self.format not in ROW_READERS:
             raise DataError(
                 "a file of pairs must be .tsv, .csv or .jsonl, plain or with .gz or .xz behind",
                 found=self.path.name,
@@ -176,11 +205,11 @@ class PairsFile(Corpus):
         """The format, and what was said about the columns."""
         return {"reader": self.format, "packing": [self.path.suffix], "columns": list(self.wanted)}
 
-    def records(self) -> Iterator[Pair | BadPair]:
+    def records(self) -> Iterator[SentencePair | BadPair]:
         """Go through the rows; a row without both texts is bad."""
         self.streams = []
-        columns: Columns | None = None
-        for row in FORMATS[self.format](self.path, self._lines(self.path)):
+        columns: PairColumns | None = None
+        for row in ROW_READERS[self.format](self.path, self._lines(self.path)):
             if isinstance(row, BadLine):
                 yield BadPair(row.number, row)
                 continue
@@ -188,7 +217,11 @@ class PairsFile(Corpus):
                 if not row.values:
                     continue
                 columns = self.columns = find_columns(self.path, row, self.wanted)
-                self.header = [str(name) for name in row.values] if columns.header or isinstance(row.values, Mapping) else []
+                self.header = (
+                    [str(name) for name in row.values]
+                    if columns.header or isinstance(row.values, Mapping)
+                    else []
+                )
                 if columns.header:
                     continue
             yield self._pair(row, columns)
@@ -201,47 +234,51 @@ class PairsFile(Corpus):
         self.streams = []
         lines = self._lines(self.path)
         if self.format != ".csv":
-            yield from ((number, line) for number, line in enumerate(lines, 1) if isinstance(line, str))
+            yield from (
+                (number, line) for number, line in enumerate(lines, 1) if isinstance(line, str)
+            )
             return
         first = next(lines, None)
         if first is None:
             return
-        between = delimiter(first) if isinstance(first, str) else ","
-        for row in FORMATS[self.format](self.path, itertools.chain([first], lines)):
-            if isinstance(row, Row):
+        between = detect_csv_delimiter(first) if isinstance(first, str) else ","
+        for row in ROW_READERS[self.format](self.path, itertools.chain([first], lines)):
+            if isinstance(row, TableRow):
                 written = io.StringIO()
                 csv.writer(written, delimiter=between, lineterminator="").writerow(row.values)
                 yield row.number, written.getvalue()
 
-    def _pair(self, row: Row, columns: Columns) -> Pair | BadPair:
+    def _pair(self, row: TableRow, columns: PairColumns) -> SentencePair | BadPair:
         values = row.values
         if not values or values == [""]:
-            return Pair(row.number, "", "")
+            return SentencePair(row.number, "", "")
         if isinstance(values, Mapping):
             src, tgt = values.get(str(columns.src)), values.get(str(columns.tgt))
             if not isinstance(src, str) or not isinstance(tgt, str):
                 found = f"{columns.src}={src!r:.40} and {columns.tgt}={tgt!r:.40}"
                 return self._bad(row, f"must have text in {columns.src} and {columns.tgt}", found)
-            if not _is_unicode(src + tgt):
+            if not _is_valid_text(src + tgt):
                 return self._bad(row, "must hold valid text", "half of a surrogate pair or a NUL")
         else:
             if len(values) != columns.width:
                 return self._bad(row, f"must have {columns.width} columns", str(len(values)))
             src, tgt = values[int(columns.src)], values[int(columns.tgt)]
-        return Pair(row.number, _BREAKS.sub(" ", src), _BREAKS.sub(" ", tgt))
+        return SentencePair(row.number, _LINE_BREAKS.sub(" ", src), _LINE_BREAKS.sub(" ", tgt))
 
-    def _bad(self, row: Row, must: str, found: str) -> BadPair:
+    def _bad(self, row: TableRow, must: str, found: str) -> BadPair:
         fix = "repair the row, or when training use --set data.on_bad_line=skip"
         return BadPair(row.number, BadLine(self.path, row.number, "broken", must, found, fix))
 
 
-class Concatenation(Corpus):
+class ConcatCorpus(Corpus):
     """Several corpora one after the other; pairs are numbered through."""
 
     def __init__(self, parts: Sequence[Corpus]) -> None:
         super().__init__(max_line_bytes=parts[0].max_line_bytes, on_bad_line=parts[0].on_bad_line)
         self.parts = list(parts)
-        self._starts: list[int] = []  # of the reading in progress: the number before each part's first pair ...
+        self._starts: list[
+            int
+        ] = []  # of the reading in progress: the number before each part's first pair ...
         self._counts: list[int] = []  # ... and each part's pairs, once it is whole
 
     @property
@@ -252,7 +289,11 @@ class Concatenation(Corpus):
     @property
     def streams(self) -> list[TextStream]:
         """The streams of all parts; a part that has not been reached has new ones."""
-        return [stream for part in self.parts for stream in part.streams or [TextStream(path) for path in part.files]]
+        return [
+            stream
+            for part in self.parts
+            for stream in part.streams or [TextStream(path) for path in part.files]
+        ]
 
     @streams.setter
     def streams(self, streams: list[TextStream]) -> None:
@@ -262,7 +303,7 @@ class Concatenation(Corpus):
         """The layouts of all parts, in order."""
         return {"reader": "concatenation", "parts": [part.layout() for part in self.parts]}
 
-    def records(self) -> Iterator[Pair | BadPair]:
+    def records(self) -> Iterator[SentencePair | BadPair]:
         """Go through the parts in order."""
         for part in self.parts:
             part.streams = []
@@ -279,30 +320,35 @@ class Concatenation(Corpus):
                 yield record._replace(number=last)
         self._counts = counts
 
-    def name_line(self, number: int) -> int | str:
+    def describe_line(self, number: int) -> int | str:
         """Return the line within its own file, and the file."""
         index = max(0, bisect.bisect_left(self._starts, number) - 1)
-        return f"{self.parts[index].name_line(number - self._starts[index])} of {self.parts[index].files[0]}"
+        return f"{self.parts[index].describe_line(number - self._starts[index])} of {self.parts[index].files[0]}"
 
     def part_counts(self) -> list[int]:
         """Return the pairs of each part, after a whole reading."""
         return self._counts
 
-    def share_read(self) -> float:
+    def fraction_read(self) -> float:
         """Return the fraction of all files that the reading in progress has taken."""
         sizes = [path.stat().st_size for path in self.files]
         return sum(stream.position for stream in self.streams) / max(1, sum(sizes))
 
 
-def _is_unicode(text: str) -> bool:
+def _is_valid_text(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def corpus_from_config(config: DataConfig, part: str) -> Corpus:
+def build_corpus(config: DataConfig, part: str) -> Corpus:
     """Open the corpus that a configuration names, for `train` or `valid`."""
     prefix = {"train": "", "valid": "valid_"}[part]
-    src, tgt, pairs = (file_names(getattr(config, prefix + name)) for name in ("src", "tgt", "pairs"))
-    limits: dict[str, Any] = {"max_line_bytes": config.max_line_bytes, "on_bad_line": config.on_bad_line}
+    src, tgt, pairs = (
+        file_names(getattr(config, prefix + name)) for name in ("src", "tgt", "pairs")
+    )
+    limits: dict[str, Any] = {
+        "max_line_bytes": config.max_line_bytes,
+        "on_bad_line": config.on_bad_line,
+    }
     if not pairs and not (src and tgt):
         flag = prefix.replace("_", "-")
         problem = (
@@ -310,7 +356,9 @@ def corpus_from_config(config: DataConfig, part: str) -> Corpus:
             f"give --{flag}src FILE --{flag}tgt FILE, or --{flag}pairs FILE"
         )
         raise ConfigError([problem])
-    wanted = Wanted(config.src_field, config.tgt_field, config.src_lang, config.tgt_lang)
-    parts: list[Corpus] = [PairsFile(Path(path), wanted, **limits) for path in pairs]
-    parts += [PairedFiles(Path(one), Path(other), **limits) for one, other in zip(src, tgt, strict=True)]
-    return parts[0] if len(parts) == 1 else Concatenation(parts)
+    wanted = ColumnSelection(config.src_field, config.tgt_field, config.src_lang, config.tgt_lang)
+    parts: list[Corpus] = [TabularCorpus(Path(path), wanted, **limits) for path in pairs]
+    parts += [
+        ParallelFiles(Path(one), Path(other), **limits) for one, other in zip(src, tgt, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else ConcatCorpus(parts)

@@ -19,17 +19,22 @@ LOCALES = (
     "en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "pl", "cs",
     "ru", "uk", "tr", "el", "zh", "ja", "ko", "ar", "hi", "id", "he",
 )  # fmt: skip
-FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2049, 12, 31)
+FIRST_DATE, LAST_DATE = datetime.date(1900, 1, 1), datetime.date(2049, 12, 31)
 _LENGTHS = ("full", "long", "medium")
 _SKELETONS = ("yMMMd", "yMMMMd", "yMMMEd", "yMMMMEEEEd")
 # A month in letters, or a number with its unit (5月): any other number could as well be the day.
 _CLEAR_MONTH = re.compile(r"[ML]{3,}|[ML]{1,2}\w(?<![a-zA-Z])")
 # What people say around the pattern; CLDR has only what stands on a calendar's page.
-_SAID = {"fr": "le {}", "de": "den {}", "es": "el {}", "it": "il {}"}
-_ENGLISH = ("{month} {day}, {year}", "{day} {month} {year}", "the {day} of {month} {year}", "{day} of {month}, {year}")
+_SPOKEN_FORMS = {"fr": "le {}", "de": "den {}", "es": "el {}", "it": "il {}"}
+_ENGLISH_FORMS = (
+    "{month} {day}, {year}",
+    "{day} {month} {year}",
+    "the {day} of {month} {year}",
+    "{day} of {month}, {year}",
+)
 
 
-class Pair(NamedTuple):
+class DatePair(NamedTuple):
     """A date as a person writes it, and as ISO 8601 does."""
 
     text: str
@@ -37,61 +42,83 @@ class Pair(NamedTuple):
     locale: str
 
 
-class Split(NamedTuple):
+class DateSplit(NamedTuple):
     """The corpus in three parts that share no date."""
 
-    train: list[Pair]
-    valid: list[Pair]
-    test: list[Pair]
+    train: list[DatePair]
+    valid: list[DatePair]
+    test: list[DatePair]
 
 
-def split(*, seed: int = 1, train: int = 60_000, valid: int = 300, test: int = 1_000) -> Split:
+def make_date_splits(
+    *, seed: int = 1, train: int = 60_000, valid: int = 300, test: int = 1_000
+) -> DateSplit:
     """Write three sets of pairs; a date that is held out never stands in the training text, in any language."""
-    days = [FIRST + datetime.timedelta(days=n) for n in range((LAST - FIRST).days + 1)]
-    days.sort(key=lambda day: _number(seed, "order", day))
+    days = [
+        FIRST_DATE + datetime.timedelta(days=n) for n in range((LAST_DATE - FIRST_DATE).days + 1)
+    ]
+    days.sort(key=lambda day: _hash_to_int(seed, "order", day))
     if valid + test >= len(days):
-        raise DataError("the held-out dates must leave some to train on", found=f"{valid + test:,} of {len(days):,}", fix="hold out fewer")
+        raise DataError(
+            "the held-out dates must leave some to train on",
+            found=f"{valid + test:,} of {len(days):,}",
+            fix="hold out fewer",
+        )
     held, rest = days[: valid + test], days[valid + test :]
     again = (rest[n % len(rest)] for n in range(train))
-    writer = Writer()
-    return Split(
-        [writer.pair(day, _number(seed, n, day)) for n, day in enumerate(again)],
-        [writer.pair(day, _number(seed, "valid", day)) for day in held[:valid]],
-        [writer.pair(day, _number(seed, "test", day)) for day in held[valid:]],
+    writer = DateWriter()
+    return DateSplit(
+        [writer.pair(day, _hash_to_int(seed, n, day)) for n, day in enumerate(again)],
+        [writer.pair(day, _hash_to_int(seed, "valid", day)) for day in held[:valid]],
+        [writer.pair(day, _hash_to_int(seed, "test", day)) for day in held[valid:]],
     )
 
 
-class Writer:
+class DateWriter:
     """Writes dates in every way that CLDR knows for a set of locales, and in some that it does not."""
 
     def __init__(self, locales: tuple[str, ...] = LOCALES) -> None:
         self._format = _babel().format_date
-        self._forms = {locale: tuple(patterns(locale)) for locale in locales}
+        self._forms = {locale: tuple(unambiguous_patterns(locale)) for locale in locales}
 
-    def pair(self, day: datetime.date, choice: int) -> Pair:
+    def pair(self, day: datetime.date, choice: int) -> DatePair:
         """Write one date; `choice` decides the language and then the form, each language equally often."""
         locales = tuple(self._forms)
         locale, choice = locales[choice % len(locales)], choice // len(locales)
         forms = self.forms(day, locale)
-        return Pair(forms[choice % len(forms)], day.isoformat(), locale)
+        return DatePair(forms[choice % len(forms)], day.isoformat(), locale)
 
     def forms(self, day: datetime.date, locale: str) -> list[str]:
         """Write a date in every form of one language."""
-        written = [_plain(self._format(day, pattern, locale=locale)) for pattern in self._forms[locale]]
+        written = [
+            _plain_spaces(self._format(day, pattern, locale=locale))
+            for pattern in self._forms[locale]
+        ]
         language = locale.partition("_")[0]
         if language == "en":
             month = self._format(day, "MMMM", locale=locale)
-            written += [form.format(month=month, day=ordinal(day.day), year=day.year) for form in _ENGLISH]
-        if language in _SAID:
-            written.append(_SAID[language].format(_plain(self._format(day, "long", locale=locale))))
+            written += [
+                form.format(month=month, day=ordinal(day.day), year=day.year)
+                for form in _ENGLISH_FORMS
+            ]
+        if language in _SPOKEN_FORMS:
+            written.append(
+                _SPOKEN_FORMS[language].format(
+                    _plain_spaces(self._format(day, "long", locale=locale))
+                )
+            )
         return list(dict.fromkeys(written))
 
 
-def patterns(locale: str) -> Iterator[str]:
+def unambiguous_patterns(locale: str) -> Iterator[str]:
     """List a locale's patterns whose month cannot be mistaken for the day; each once."""
     known = _babel().Locale.parse(locale)
     seen = [known.date_formats[length].pattern for length in _LENGTHS]
-    seen += [known.datetime_skeletons[name].pattern for name in _SKELETONS if name in known.datetime_skeletons]
+    seen += [
+        known.datetime_skeletons[name].pattern
+        for name in _SKELETONS
+        if name in known.datetime_skeletons
+    ]
     for pattern in dict.fromkeys(seen):
         if _CLEAR_MONTH.search(re.sub(r"'[^']*'", "", pattern)):
             yield pattern
@@ -99,16 +126,18 @@ def patterns(locale: str) -> Iterator[str]:
 
 def ordinal(number: int) -> str:
     """Write 1st, 2nd, 3rd, 4th, 11th, 21st."""
-    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    suffix = (
+        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
     return f"{number}{suffix}"
 
 
-def _plain(text: str) -> str:
+def _plain_spaces(text: str) -> str:
     """Put typographers' spaces back to the one on the keyboard, and drop marks of direction."""
     return re.sub(r"[\u00a0\u202f]", " ", re.sub(r"[\u200e\u200f]", "", text))
 
 
-def _number(*parts: object) -> int:
+def _hash_to_int(*parts: object) -> int:
     """Turn what a choice is for into a number that looks random and never changes."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big")
@@ -119,5 +148,9 @@ def _babel() -> Any:
     try:
         import babel.dates
     except ImportError as error:
-        raise DataError("the demo needs Babel for its dates", found="no module named babel", fix="pip install 'dragoman[demo]'") from error
+        raise DataError(
+            "the demo needs Babel for its dates",
+            found="no module named babel",
+            fix="pip install 'dragoman[demo]'",
+        ) from error
     return babel.dates

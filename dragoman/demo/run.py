@@ -7,94 +7,114 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dragoman.config import Config, read_config
-from dragoman.demo.dates import LOCALES, Pair, Split, split
+from dragoman.demo.dates import LOCALES, DatePair, DateSplit, make_date_splits
 from dragoman.errors import BundleError, StoppedError
 
 if TYPE_CHECKING:
+    from dragoman.inference import Translator
     from dragoman.training.progress import Progress
-    from dragoman.translator import Translator
 
 # Sized so that two CPU cores need about a minute and get nearly every date right (docs/log.md).
-SETTINGS = (
-    "text.kind=characters",
-    "text.coverage=1.0",
-    "model.encoder=[self*2]",
-    "model.decoder=[self*1]",
+DEMO_SETTINGS = (
+    "text.tokenizer=characters",
+    "text.character_coverage=1.0",
+    "model.encoder=[transformer*2]",
+    "model.decoder=[transformer*1]",
     "model.width=128",
-    "model.feedforward=512",
+    "model.ffn_width=512",
     "model.dropout=0",
     "train.threads=1",  # products this small gain little from a second core, and lose much where it is busy
     "train.steps=1500",
     "train.batch_tokens=1200",
     "train.learning_rate=2.5e-3",
-    "train.warmup=100",
-    "train.ema=0.98",
+    "train.warmup_steps=100",
+    "train.ema_decay=0.98",
     "train.label_smoothing=0",
     "train.validate_every=250",
     "train.validate_sentences=100",
     "train.checkpoint_every=750",
-    "train.keep=1",
-    "train.choose=last",
+    "train.keep_checkpoints=1",
+    "train.final_checkpoint=last",
     "decode.beam=1",
-    "decode.max_extra=10",
+    "decode.max_length_extra=10",
     "data.tgt_lang=iso",
 )
-SHOWN = ("de", "fr", "en", "zh", "ru", "ar", "hi", "ja")  # languages of the examples
+EXAMPLE_LOCALES = ("de", "fr", "en", "zh", "ru", "ar", "hi", "ja")  # languages of the examples
 
 
-class Result(NamedTuple):
+class DemoResult(NamedTuple):
     """How the model did on dates it never saw."""
 
     exact: float  # share of dates that are right, letter for letter
     dates: int  # that were tried
-    wrong: list[tuple[Pair, str]]  # what it made of those that are not
+    wrong: list[tuple[DatePair, str]]  # what it made of those that are not
     by_locale: dict[str, float]
 
 
-def make_corpus(folder: Path, *, seed: int) -> Split:
+def write_corpus(folder: Path, *, seed: int) -> DateSplit:
     """Write the three parts as aligned text files and return them."""
-    corpus = split(seed=seed)
+    corpus = make_date_splits(seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, part in zip(Split._fields, corpus, strict=True):
-        _write(folder / f"{name}.text", (pair.text for pair in part))
-        _write(folder / f"{name}.iso", (pair.iso for pair in part))
+    for name, part in zip(DateSplit._fields, corpus, strict=True):
+        _write_lines(folder / f"{name}.text", (pair.text for pair in part))
+        _write_lines(folder / f"{name}.iso", (pair.iso for pair in part))
     return corpus
 
 
 def demo_config(folder: Path, *, seed: int, seconds: float = 0.0, device: str = "") -> Config:
     """Choose the settings for a corpus that `make_corpus` wrote into a folder."""
-    files = {"src": "train.text", "tgt": "train.iso", "valid_src": "valid.text", "valid_tgt": "valid.iso", "cache": "prepared"}
-    overrides = [*SETTINGS, *(f"data.{name}='{folder / file}'" for name, file in files.items()), f"train.seed={seed}"]
-    overrides += [f"train.budget={seconds}"] if seconds else []
+    files = {
+        "src": "train.text",
+        "tgt": "train.iso",
+        "valid_src": "valid.text",
+        "valid_tgt": "valid.iso",
+        "cache_dir": "prepared",
+    }
+    overrides = [
+        *DEMO_SETTINGS,
+        *(f"data.{name}='{folder / file}'" for name, file in files.items()),
+        f"train.seed={seed}",
+    ]
+    overrides += [f"train.time_budget={seconds}"] if seconds else []
     overrides += [f"train.device={device}"] if device else []
     return read_config(recipe="tiny", overrides=overrides)
 
 
-def train_dates(out: Path, *, seed: int, seconds: float, device: str, progress: Progress) -> Split:
+def train_demo(
+    out: Path, *, seed: int, seconds: float, device: str, progress: Progress
+) -> DateSplit:
     """Train the demo's model into a directory, unless a finished one of the same seed is there; returns the corpus."""
-    from dragoman.runs.place import Place
+    from dragoman.runs.output_directory import OutputDirectory
 
-    place = Place(out)
-    folder = place.training / "dates"
-    if place.finished and not folder.is_dir():
-        raise BundleError("the demo needs a directory of its own", found=f"another model in {out}", fix="choose another --out")
-    place.check_empty_enough()
-    corpus = make_corpus(folder, seed=seed)
+    output_dir = OutputDirectory(out)
+    folder = output_dir.training / "dates"
+    if output_dir.finished and not folder.is_dir():
+        raise BundleError(
+            "the demo needs a directory of its own",
+            found=f"another model in {out}",
+            fix="choose another --out",
+        )
+    output_dir.require_usable()
+    corpus = write_corpus(folder, seed=seed)
     config = demo_config(folder, seed=seed, seconds=seconds, device=device)
-    if place.finished and place.config().train.seed == seed:
+    if output_dir.finished and output_dir.config().train.seed == seed:
         progress.note(f"{out} was trained before and is used as it is; delete it to train anew")
         return corpus
 
-    from dragoman.runs.train import train  # here, so that a mistake is found before torch is imported
+    from dragoman.runs.training_run import (
+        train,
+    )  # here, so that a mistake is found before torch is imported
 
     try:
         train(config, out, progress=progress)
     except StoppedError as error:
-        raise StoppedError(error.must, found=error.found, fix="run the same command again to go on") from error
+        raise StoppedError(
+            error.must, found=error.found, fix="run the same command again to go on"
+        ) from error
     return corpus
 
 
-def measure(translator: Translator, pairs: Sequence[Pair]) -> Result:
+def evaluate_dates(translator: Translator, pairs: Sequence[DatePair]) -> DemoResult:
     """Translate dates and compare them with the truth, whole or wrong."""
     texts = translator.translate([pair.text for pair in pairs])
     wrong = [(pair, text) for pair, text in zip(pairs, texts, strict=True) if text != pair.iso]
@@ -104,15 +124,26 @@ def measure(translator: Translator, pairs: Sequence[Pair]) -> Result:
         total[pair.locale] += 1
     for pair, _ in wrong:
         missed[pair.locale] += 1
-    return Result(1 - len(wrong) / len(pairs), len(pairs), wrong, {name: 1 - missed[name] / total[name] for name in total})
+    return DemoResult(
+        1 - len(wrong) / len(pairs),
+        len(pairs),
+        wrong,
+        {name: 1 - missed[name] / total[name] for name in total},
+    )
 
 
-def examples(pairs: Sequence[Pair], locales: Sequence[str] = SHOWN) -> list[Pair]:
+def pick_examples(
+    pairs: Sequence[DatePair], locales: Sequence[str] = EXAMPLE_LOCALES
+) -> list[DatePair]:
     """Pick one held-out date in each of a few languages."""
-    assert set(locales) <= set(LOCALES), f"examples must be in the corpus's languages; found {locales}"
-    first = {locale: next((pair for pair in pairs if pair.locale == locale), None) for locale in locales}
+    assert set(locales) <= set(LOCALES), (
+        f"examples must be in the corpus's languages; found {locales}"
+    )
+    first = {
+        locale: next((pair for pair in pairs if pair.locale == locale), None) for locale in locales
+    }
     return [pair for pair in first.values() if pair]
 
 
-def _write(path: Path, lines: Iterable[str]) -> None:
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")

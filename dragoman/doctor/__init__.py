@@ -1,7 +1,7 @@
 """Is a model sound? The promises that every model makes, checked on one: a list of small checks, each with its error and tolerance."""
 
-from dragoman.doctor.checks import CHECKS, examine
-from dragoman.doctor.finding import Finding
-from dragoman.doctor.subject import Subject, load_subject
+from dragoman.doctor.check_result import CheckResult
+from dragoman.doctor.checks import CHECKS, run_checks
+from dragoman.doctor.model_under_test import ModelUnderTest, load_model_under_test
 
-__all__ = ["CHECKS", "Finding", "Subject", "examine", "load_subject"]
+__all__ = ["CHECKS", "CheckResult", "ModelUnderTest", "load_model_under_test", "run_checks"]

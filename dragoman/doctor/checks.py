@@ -6,52 +6,64 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
-from dragoman.doctor import holdings, precisions, promises
-from dragoman.doctor.finding import Finding, Measured, NotApplicableError
-from dragoman.doctor.subject import Subject
+from dragoman.doctor import bundle_checks, engine_checks, model_checks
+from dragoman.doctor.check_result import CheckResult, Measurement, NotApplicableError
+from dragoman.doctor.model_under_test import ModelUnderTest
 from dragoman.errors import DragomanError
 
 logger = logging.getLogger(__name__)
 
-Check = Callable[[Subject], Measured]  # raises NotApplicableError where there is nothing to check
+Check = Callable[
+    [ModelUnderTest], Measurement
+]  # raises NotApplicableError where there is nothing to check
 
 CHECKS: dict[str, Check] = {
-    "vocabularies fit": holdings.vocabularies_fit,  # first: it loads the model, and tells why that fails
-    "weights finite": holdings.weights_are_finite,
-    "text comes back": holdings.text_comes_back,
-    "golden vectors": holdings.golden_vectors_hold,
-    "batched = single": promises.batched_equals_single,
-    "cached = uncached": promises.cached_equals_uncached,
-    "beam 1 = greedy": promises.beam_of_one_is_greedy,
-    "beam scores": promises.beams_are_scored_right,
-    "no look ahead": promises.no_look_ahead,
-    "source padding": promises.source_padding_changes_nothing,
-    "target padding": promises.target_padding_changes_nothing,
-    "batch neighbours": promises.neighbours_change_nothing,
-    "bfloat16": precisions.survives_bfloat16,
-    "int8": precisions.survives_int8,
-    "native engine": precisions.native_engine_agrees,
+    "vocabularies fit": bundle_checks.check_vocabulary_sizes,  # first: it loads the model, and tells why that fails
+    "weights finite": bundle_checks.check_finite_weights,
+    "text comes back": bundle_checks.check_tokenizer_round_trip,
+    "golden vectors": bundle_checks.check_golden_vectors,
+    "batched = single": model_checks.check_batching,
+    "cached = uncached": model_checks.check_kv_cache,
+    "beam 1 = greedy": model_checks.check_beam_of_one,
+    "beam scores": model_checks.check_beam_scores,
+    "no look ahead": model_checks.check_causality,
+    "source padding": model_checks.check_source_padding,
+    "target padding": model_checks.check_target_padding,
+    "batch neighbours": model_checks.check_batch_neighbors,
+    "bfloat16": engine_checks.check_bfloat16,
+    "int8": engine_checks.check_int8,
+    "native engine": engine_checks.check_native_engine,
 }
 
 
-def checks_for(subject: Subject) -> dict[str, Check]:
+def select_checks(subject: ModelUnderTest) -> dict[str, Check]:
     """Give the checks, and one more for each engine that comes with the model."""
-    engines = {name: functools.partial(precisions.engine_agrees, name=name) for name in subject.engines}
-    return {**CHECKS, **(engines or {"exported engines": precisions.no_engine})}
+    engines = {
+        name: functools.partial(engine_checks.check_exported_engine, name=name)
+        for name in subject.engines
+    }
+    return {**CHECKS, **(engines or {"exported engines": engine_checks.skip_without_engines})}
 
 
-def examine(
-    subject: Subject, checks: Mapping[str, Check] | None = None, *, tell: Callable[[str], None] = lambda name: None
-) -> Iterator[Finding]:
+def run_checks(
+    subject: ModelUnderTest,
+    checks: Mapping[str, Check] | None = None,
+    *,
+    on_check: Callable[[str], None] = lambda name: None,
+) -> Iterator[CheckResult]:
     """Make every check in turn, telling its name first; what a check cannot get through, it fails, and the next one is made."""
-    for name, check in (checks_for(subject) if checks is None else checks).items():
-        tell(name)
+    for name, check in (select_checks(subject) if checks is None else checks).items():
+        on_check(name)
         try:
-            yield Finding.of(name, check(subject))
+            yield CheckResult.from_measurement(name, check(subject))
         except NotApplicableError as reason:
-            yield Finding(name=name, passed=None, note=str(reason))
+            yield CheckResult(name=name, passed=None, note=str(reason))
         except DragomanError as error:
-            yield Finding(name=name, passed=False, note=str(error))
-        except Exception as error:  # a model that is broken may break anything, and the other rows say where
+            yield CheckResult(name=name, passed=False, note=str(error))
+        except (
+            Exception
+        ) as error:  # a model that is broken may break anything, and the other rows say where
             logger.debug("%s could not be checked", name, exc_info=True)
-            yield Finding(name=name, passed=False, note=f"{type(error).__name__}: {error!s:.200}")
+            yield CheckResult(
+                name=name, passed=False, note=f"{type(error).__name__}: {error!s:.200}"
+            )

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.bundle import Bundle
-from dragoman.decoding.beam import Beam
-from dragoman.engines import Native
-from dragoman.engines.face import Engine
-from dragoman.evaluate.scoring import bleu
-from dragoman.exchange.transformers_side import Said
-from dragoman.translator import Translator
-from dragoman.translator.checks import without_controls
+from dragoman.decoding.beam_search import BeamSearch
+from dragoman.evaluate.metrics import bleu_score
+from dragoman.exchange.transformers_runner import ScoredText
+from dragoman.inference import NativeEngine, Translator
+from dragoman.inference.engine import Engine
+from dragoman.inference.translation import replace_control_chars
 
-Translate = Callable[[Sequence[str], Sequence[int]], list[Said]]
+TranslateFunction = Callable[[Sequence[str], Sequence[int]], list[ScoredText]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,17 +24,19 @@ class Parity:
     program: str
     sentences: int
     equal: int  # greedy outputs that are the same, letter for letter
-    difference: float  # the largest one of the log-probability of a whole output, where both wrote the same
+    difference: (
+        float  # the largest one of the log-probability of a whole output, where both wrote the same
+    )
     bleu: tuple[float, float] | None = None  # ours and theirs, by the model's own beam
 
     @property
-    def share(self) -> float:
+    def equal_fraction(self) -> float:
         """Give the share of equal outputs."""
         return self.equal / self.sentences if self.sentences else 1.0
 
     def __str__(self) -> str:
         """Write the line that every export prints."""
-        line = f"parity: greedy outputs equal on {self.equal:,} of {self.sentences:,} sentences ({100 * self.share:.1f} %)"
+        line = f"parity: greedy outputs equal on {self.equal:,} of {self.sentences:,} sentences ({100 * self.equal_fraction:.1f} %)"
         line += f", largest difference of a log-probability {self.difference:.1e}"
         if self.bleu is not None:
             ours, theirs = self.bleu
@@ -44,41 +45,69 @@ class Parity:
 
     def facts(self) -> dict[str, Any]:
         """Turn the figures into plain values for a manifest or JSON."""
-        values: dict[str, Any] = {"sentences": self.sentences, "equal": self.equal, "difference": round(self.difference, 8)}
-        return values | ({} if self.bleu is None else {"bleu_native": self.bleu[0], "bleu": self.bleu[1]})
+        values: dict[str, Any] = {
+            "sentences": self.sentences,
+            "equal": self.equal,
+            "difference": round(self.difference, 8),
+        }
+        return values | (
+            {} if self.bleu is None else {"bleu_native": self.bleu[0], "bleu": self.bleu[1]}
+        )
 
 
-def compare(bundle: Bundle, engine: Engine, texts: Sequence[str], references: Sequence[str] | None = None) -> Parity:
+def compare_engine(
+    bundle: Bundle, engine: Engine, texts: Sequence[str], references: Sequence[str] | None = None
+) -> Parity:
     """Translate texts greedily with the native engine and with another, and compare; with references, BLEU by the model's own beam.
 
     An engine that has no beam search is compared in BLEU greedily as well.
     """
-    native = Native(lambda: bundle.model)
-    ours, theirs = (Translator(native, bundle.tokenizers, bundle.config, engine=each) for each in (native, engine))
-    pairs = [[(each.text, sum(each.log_probs)) for each in translator.stream(texts, beam=1)] for translator in (ours, theirs)]
+    native = NativeEngine(lambda: bundle.model)
+    ours, theirs = (
+        Translator(native, bundle.tokenizers, bundle.config, engine=each)
+        for each in (native, engine)
+    )
+    pairs = [
+        [(each.text, sum(each.log_probs)) for each in translator.stream(texts, beam=1)]
+        for translator in (ours, theirs)
+    ]
     outputs = None
     if references is not None:
-        options = {"beam": 1} if engine.refusal(Beam(2)) else {}
+        options = {"beam": 1} if engine.unsupported_reason(BeamSearch(2)) else {}
         outputs = (ours.translate(texts, **options), theirs.translate(texts, **options))
-    return measure(engine.name, pairs[0], pairs[1], outputs, references, bundle.config.data.tgt_lang)
+    return measure_parity(
+        engine.name, pairs[0], pairs[1], outputs, references, bundle.config.data.tgt_lang
+    )
 
 
-def compare_texts(bundle: Bundle, program: str, translate: Translate, texts: Sequence[str], references: Sequence[str] | None) -> Parity:
+def compare_texts(
+    bundle: Bundle,
+    program: str,
+    translate: TranslateFunction,
+    texts: Sequence[str],
+    references: Sequence[str] | None,
+) -> Parity:
     """Compare with a program that takes and gives text: greedy outputs, and BLEU of the same."""
     texts = [text.strip() for text in texts if text.strip()] if references is None else list(texts)
-    native = Translator(Native(lambda: bundle.model), bundle.tokenizers, bundle.config)
-    ours = [(each.text.strip(), sum(each.log_probs)) for each in native.stream(texts, beam=1)]  # it strips, and we do not
+    native = Translator(NativeEngine(lambda: bundle.model), bundle.tokenizers, bundle.config)
+    ours = [
+        (each.text.strip(), sum(each.log_probs)) for each in native.stream(texts, beam=1)
+    ]  # it strips, and we do not
     decode = bundle.config.decode
-    lengths = [len(ids) for ids in bundle.tokenizers.src.encode_batch([text.strip() for text in texts])]
+    lengths = [
+        len(ids) for ids in bundle.tokenizers.src.encode_batch([text.strip() for text in texts])
+    ]
     theirs = [
-        (without_controls(said.text).strip(), said.total)
-        for said in translate(texts, [int(decode.max_ratio * n) + decode.max_extra for n in lengths])
+        (replace_control_chars(said.text).strip(), said.total)
+        for said in translate(
+            texts, [int(decode.max_length_ratio * n) + decode.max_length_extra for n in lengths]
+        )
     ]
     outputs = ([text for text, _ in ours], [text for text, _ in theirs])
-    return measure(program, ours, theirs, outputs, references, bundle.config.data.tgt_lang)
+    return measure_parity(program, ours, theirs, outputs, references, bundle.config.data.tgt_lang)
 
 
-def measure(
+def measure_parity(
     program: str,
     ours: Sequence[tuple[str, float]],
     theirs: Sequence[tuple[str, float]],
@@ -90,7 +119,9 @@ def measure(
     same = [(one, other) for one, other in zip(ours, theirs, strict=True) if one[0] == other[0]]
     scores = None
     if references is not None and outputs is not None:
-        found = [bleu(each, references, tgt_lang=tgt_lang).value for each in outputs]
+        found = [bleu_score(each, references, tgt_lang=tgt_lang).value for each in outputs]
         scores = (found[0], found[1])
     difference = max((abs(one[1] - other[1]) for one, other in same), default=0.0)
-    return Parity(program=program, sentences=len(ours), equal=len(same), difference=difference, bleu=scores)
+    return Parity(
+        program=program, sentences=len(ours), equal=len(same), difference=difference, bleu=scores
+    )

@@ -7,14 +7,20 @@ from pathlib import Path
 
 from dragoman.bundle import Bundle
 
-_NEEDS = {
+_PACKAGES = {
     "ctranslate2": "ctranslate2 sentencepiece",
     "huggingface": "transformers torch sentencepiece",
     "onnx": "onnxruntime sentencepiece numpy",
 }
 _LIBRARIES = {"ctranslate2": "ctranslate2", "huggingface": "transformers", "onnx": "onnx"}
-_USE = re.compile(r"\n## Use\n.*?(?=\n## |\Z)", re.DOTALL)  # of a card: instructions for dragoman
-_NAMES = {"ctranslate2": "CTranslate2", "huggingface": "Hugging Face transformers", "onnx": "ONNX Runtime"}
+_USAGE_PATTERN = re.compile(
+    r"\n## Use\n.*?(?=\n## |\Z)", re.DOTALL
+)  # of a card: instructions for dragoman
+_PROGRAM_NAMES = {
+    "ctranslate2": "CTranslate2",
+    "huggingface": "Hugging Face transformers",
+    "onnx": "ONNX Runtime",
+}
 
 _CTRANSLATE2 = """import unicodedata
 
@@ -99,34 +105,41 @@ def translate(text, longest={longest}):
 print(translate({example}))
 '''
 
-_CODE = {"ctranslate2": _CTRANSLATE2, "huggingface": _HUGGING_FACE, "onnx": _ONNX}
+_EXAMPLES = {"ctranslate2": _CTRANSLATE2, "huggingface": _HUGGING_FACE, "onnx": _ONNX}
 
 
 def write_readme(bundle: Bundle, folder: Path, program: str, *, precision: str = "float32") -> None:
     """Write README.md into an export that leaves the model's directory."""
-    form = bundle.tokenizers.src.normalisation
+    form = bundle.tokenizers.src.normalization
     decode = bundle.config.decode
-    code = _CODE[program].format(
+    code = _EXAMPLES[program].format(
         text="text" if form == "none" else f'unicodedata.normalize("{form.upper()}", text)',
         beam=decode.beam,
         penalty=decode.length_penalty,
         longest=min(200, max(20, bundle.config.data.max_length)),
-        example=_example(bundle),
+        example=_example_sentence(bundle),
     )
     if form == "none":
         code = code.replace("import unicodedata\n\n", "", 1).replace("import unicodedata\n", "", 1)
     use = (
-        f"## Use\n\nExported to {_NAMES[program]} in {precision} by `dragoman export`; `manifest.json` has the SHA-256 of each file.\n"
-        f"To translate, run this Python code in this directory (`pip install {_NEEDS[program]}`):\n\n```python\n{code}```\n\n"
+        f"## Use\n\nExported to {_PROGRAM_NAMES[program]} in {precision} by `dragoman export`; `manifest.json` has the SHA-256 of each file.\n"
+        f"To translate, run this Python code in this directory (`pip install {_PACKAGES[program]}`):\n\n```python\n{code}```\n\n"
         "Other programs end a beam search by rules of their own, so their outputs may differ from those of `dragoman translate`.\n"
     )
-    card = bundle.card.replace("library_name: dragoman\n", f"library_name: {_LIBRARIES[program]}\n", 1)
-    fitting = _USE.sub(lambda _: f"\n{use}\n", card, count=1)
-    (folder / "README.md").write_text(fitting if fitting != card else f"{use}\n{card}", encoding="utf-8")
+    card = bundle.card.replace(
+        "library_name: dragoman\n", f"library_name: {_LIBRARIES[program]}\n", 1
+    )
+    fitting = _USAGE_PATTERN.sub(lambda _: f"\n{use}\n", card, count=1)
+    (folder / "README.md").write_text(
+        fitting if fitting != card else f"{use}\n{card}", encoding="utf-8"
+    )
 
 
-def _example(bundle: Bundle) -> str:
+def _example_sentence(bundle: Bundle) -> str:
     """Return a sentence that the model carries, as a Python literal that a page can show."""
     inputs = [case["input"] for case in bundle.golden["cases"]]
-    text = next((each for each in inputs if each.isprintable() and "`" not in each and len(each) < 200), "Hello.")
+    text = next(
+        (each for each in inputs if each.isprintable() and "`" not in each and len(each) < 200),
+        "Hello.",
+    )
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

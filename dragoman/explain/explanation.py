@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from dragoman.errors import DataError
 
-Weights = NDArray[np.float32]
+AttentionWeights = NDArray[np.float32]
 
-FORMAT = 1
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,38 +30,49 @@ class Explanation:
     text: str
     translation: str
     score: float
-    src_pieces: list[str]  # S of them, the end `</s>` last
-    tgt_pieces: list[str]  # T of them, the end `</s>` last where it was reached
+    src_tokens: list[str]  # S of them, the end `</s>` last
+    tgt_tokens: list[str]  # T of them, the end `</s>` last where it was reached
     log_probs: list[float]  # of each target piece
-    attentions: Mapping[str, Weights] = field(default_factory=dict)  # path -> (H, T or S, S or T)
+    attentions: Mapping[str, AttentionWeights] = field(
+        default_factory=dict
+    )  # path -> (H, T or S, S or T)
 
     def __repr__(self) -> str:
         """Write both texts and what is inside in one short line."""
-        texts = " -> ".join(repr(text) if len(text) <= 60 else f"{text[:59]!r}…" for text in (self.text, self.translation))
-        counts = f"{len(self.src_pieces)} source and {len(self.tgt_pieces)} target tokens, {len(self.attentions)} attentions"
+        texts = " -> ".join(
+            repr(text) if len(text) <= 60 else f"{text[:59]!r}…"
+            for text in (self.text, self.translation)
+        )
+        counts = f"{len(self.src_tokens)} source and {len(self.tgt_tokens)} target tokens, {len(self.attentions)} attentions"
         return f"Explanation({texts}, score={self.score:.4f}, {counts})"
 
     @property
-    def alignment(self) -> Weights | None:
+    def alignment(self) -> AttentionWeights | None:
         """Cross-attention weights averaged over layers and heads: (T, S); None if the decoder has no cross-attention."""
-        crosses = [weights.mean(axis=0) for path, weights in self.attentions.items() if is_cross(path)]
-        if not crosses:
+        cross_attentions = [
+            weights.mean(axis=0)
+            for path, weights in self.attentions.items()
+            if is_cross_attention(path)
+        ]
+        if not cross_attentions:
             return None
-        mean: Weights = np.mean(np.stack(crosses), axis=0, dtype=np.float32)
+        mean: AttentionWeights = np.mean(np.stack(cross_attentions), axis=0, dtype=np.float32)
         return mean
 
     def to_dict(self) -> dict[str, Any]:
         """Turn everything into plain values; weights are rounded to five decimals."""
         return {
-            "format": FORMAT,
+            "format": FORMAT_VERSION,
             "text": self.text,
             "translation": self.translation,
             "score": round(self.score, 6),
-            "src_pieces": self.src_pieces,
-            "tgt_pieces": self.tgt_pieces,
+            "src_tokens": self.src_tokens,
+            "tgt_tokens": self.tgt_tokens,
             "log_probs": [round(each, 6) for each in self.log_probs],
-            "alignment": None if self.alignment is None else _rounded(self.alignment),
-            "attentions": {path: _rounded(weights) for path, weights in self.attentions.items()},
+            "alignment": None if self.alignment is None else _round_weights(self.alignment),
+            "attentions": {
+                path: _round_weights(weights) for path, weights in self.attentions.items()
+            },
         }
 
     def to_json(self) -> str:
@@ -69,12 +80,14 @@ class Explanation:
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
 
-def is_cross(path: str) -> bool:
+def is_cross_attention(path: str) -> bool:
     """Say whether an attention's path is that of one from the target to the source."""
     return path.startswith("decoder.") and not path.endswith(".self")
 
 
-def check_labels(weights: Weights | None, src_pieces: Sequence[str], tgt_pieces: Sequence[str]) -> None:
+def check_labels(
+    weights: AttentionWeights | None, src_tokens: Sequence[str], tgt_tokens: Sequence[str]
+) -> None:
     """Refuse a picture whose labels would stand beside the wrong rows or columns."""
     if weights is None:
         raise DataError(
@@ -82,14 +95,14 @@ def check_labels(weights: Weights | None, src_pieces: Sequence[str], tgt_pieces:
             found="None, the alignment of a model without cross-attention",
             fix="draw one of the explanation's attentions instead, if it has any",
         )
-    if weights.shape != (len(tgt_pieces), len(src_pieces)):
+    if weights.shape != (len(tgt_tokens), len(src_tokens)):
         raise DataError(
             "an attention map must have a row for each target piece and a column for each source piece",
-            found=f"shape {weights.shape} for {len(tgt_pieces)} target and {len(src_pieces)} source pieces",
+            found=f"shape {weights.shape} for {len(tgt_tokens)} target and {len(src_tokens)} source pieces",
             fix="pass one head or the mean of several, with the pieces that belong to it",
         )
 
 
-def _rounded(weights: Weights) -> list[Any]:
+def _round_weights(weights: AttentionWeights) -> list[Any]:
     rounded: list[Any] = np.round(weights.astype(np.float64), 5).tolist()
     return rounded

@@ -6,26 +6,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.attention.recording import Note, Watched
-from dragoman.kernels import attend, attend_reference
+from dragoman.attention.recorder import AttentionRecord, RecordableAttention
+from dragoman.ops import attend, attend_reference
 
-HALF = 0.5**0.5  # keeps the variance of a sum of two equally large terms (Gehring et al. 2017, section 3.4)
+SQRT_HALF = (
+    0.5**0.5
+)  # keeps the variance of a sum of two equally large terms (Gehring et al. 2017, section 3.4)
 
 
-class Weight(nn.Module):
+class PlainWeight(nn.Module):
     """A weight as it is: outputs first, normal values of a given deviation."""
 
-    def __init__(self, *shape: int, deviation: float) -> None:
+    def __init__(self, *shape: int, std: float) -> None:
         super().__init__()
         self.value = nn.Parameter(torch.empty(shape))
-        nn.init.normal_(self.value, std=deviation)
+        nn.init.normal_(self.value, std=std)
 
     def forward(self) -> Tensor:
         """Give the weight."""
         return self.value
 
 
-class NormedWeight(nn.Module):
+class WeightNormWeight(nn.Module):
     r"""A weight whose length and direction are trained apart, for each output by itself.
 
     .. math:: w_o = g_o \, v_o / \lVert v_o \rVert
@@ -33,33 +35,40 @@ class NormedWeight(nn.Module):
     Salimans and Kingma (2016), equation 2; the lengths start as those of the directions, so that w starts as v.
     """
 
-    def __init__(self, *shape: int, deviation: float) -> None:
+    def __init__(self, *shape: int, std: float) -> None:
         super().__init__()
         self.direction = nn.Parameter(torch.empty(shape))  # v
-        nn.init.normal_(self.direction, std=deviation)
+        nn.init.normal_(self.direction, std=std)
         # g; one axis, like a bias: weight decay leaves it alone. On the meta device there is nothing to measure.
-        lengths = torch.empty(shape[0]) if self.direction.is_meta else self._norms().detach().clone()
+        lengths = (
+            torch.empty(shape[0]) if self.direction.is_meta else self._norms().detach().clone()
+        )
         self.length = nn.Parameter(lengths)
-        self._kept: tuple[object, Tensor] | None = None
+        self._cached: tuple[object, Tensor] | None = None
 
     def forward(self) -> Tensor:
         """Put the weight together; where nothing is learnt it is kept, for decoding asks at every step."""
         parts = (self.direction, self.length)
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or any(part.is_inference() for part in parts):
-            return self._made()
+        if (
+            self.training
+            or torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or any(part.is_inference() for part in parts)
+        ):
+            return self._compute_weight()
         now = [(part.data_ptr(), part._version, part.dtype, part.device) for part in parts]
-        kept = self._kept  # read once: another thread may replace it
-        if kept is None or kept[0] != now:
-            kept = self._kept = (now, self._made())
-        return kept[1]
+        cached = self._cached  # read once: another thread may replace it
+        if cached is None or cached[0] != now:
+            cached = self._cached = (now, self._compute_weight())
+        return cached[1]
 
-    def train(self, mode: bool = True) -> NormedWeight:
+    def train(self, mode: bool = True) -> WeightNormWeight:
         """Forget what is kept: an optimiser may change weights without leaving a trace."""
-        self._kept = None
+        self._cached = None
         super().train(mode)
         return self
 
-    def _made(self) -> Tensor:
+    def _compute_weight(self) -> Tensor:
         factors = self.length / self._norms()
         return self.direction * factors.view(-1, *(1,) * (self.direction.dim() - 1))
 
@@ -86,9 +95,9 @@ class GatedConvolution(nn.Module):
     def __init__(
         self,
         width: int,
-        kernel: int,
+        kernel_size: int,
         *,
-        weight: type[Weight | NormedWeight],
+        weight: type[PlainWeight | WeightNormWeight],
         causal: bool,
         dropout: float = 0.0,
         activation: nn.Module | None = None,
@@ -97,34 +106,51 @@ class GatedConvolution(nn.Module):
         self.activation = GLU() if activation is None else activation
         parts: int = getattr(self.activation, "parts", 1)
         # Section 3.5: the gate passes a quarter of the variance, dropout divides what it keeps by 1 - p. Without a gate, half (He 2015).
-        self.weight = weight(parts * width, width, kernel, deviation=(2 * parts * (1 - dropout) / (kernel * width)) ** 0.5)
+        self.weight = weight(
+            parts * width,
+            width,
+            kernel_size,
+            std=(2 * parts * (1 - dropout) / (kernel_size * width)) ** 0.5,
+        )
         self.bias = nn.Parameter(torch.zeros(parts * width))
-        self.before = kernel - 1 if causal else (kernel - 1) // 2  # zeros put before the sequence
-        self.after = kernel - 1 - self.before
+        self.left_padding = (
+            kernel_size - 1 if causal else (kernel_size - 1) // 2
+        )  # zeros put before the sequence
+        self.right_padding = kernel_size - 1 - self.left_padding
 
-    def forward(self, x: Tensor, *, segments: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, segment_ids: Tensor | None = None) -> Tensor:
         """Change (B, T, D) everywhere at once; with segments (B, T) no position sees another sentence of its row."""
-        padded = F.pad(x, (0, 0, self.before, self.after))
-        if segments is None:
-            return self.slide(padded)
+        padded = F.pad(x, (0, 0, self.left_padding, self.right_padding))
+        if segment_ids is None:
+            return self.convolve(padded)
         # -1 is nobody's sentence: it stands where the zeros do.
-        around = F.pad(segments, (self.before, self.after), value=-1).unfold(1, self.before + self.after + 1, 1)  # (B, T, k)
-        windows = padded.unfold(1, around.size(2), 1) * (around == segments.unsqueeze(2)).unsqueeze(2)  # (B, T, D, k)
-        bent: Tensor = self.activation(F.linear(windows.flatten(2), self.weight().flatten(1), self.bias))
-        return bent
+        around = F.pad(segment_ids, (self.left_padding, self.right_padding), value=-1).unfold(
+            1, self.left_padding + self.right_padding + 1, 1
+        )  # (B, T, k)
+        windows = padded.unfold(1, around.size(2), 1) * (
+            around == segment_ids.unsqueeze(2)
+        ).unsqueeze(2)  # (B, T, D, k)
+        activated: Tensor = self.activation(
+            F.linear(windows.flatten(2), self.weight().flatten(1), self.bias)
+        )
+        return activated
 
-    def slide(self, x: Tensor) -> Tensor:
+    def convolve(self, x: Tensor) -> Tensor:
         """Go over a sequence that brings its surroundings: (B, T + kernel - 1, D) gives (B, T, D)."""
-        bent: Tensor = self.activation(F.conv1d(x.transpose(1, 2), self.weight(), self.bias).transpose(1, 2))
-        return bent
+        activated: Tensor = self.activation(
+            F.conv1d(x.transpose(1, 2), self.weight(), self.bias).transpose(1, 2)
+        )
+        return activated
 
 
-class Projection(nn.Module):
+class ConvS2SLinear(nn.Module):
     """A matrix and a bias, the matrix normalised like the convolutions'."""
 
-    def __init__(self, inputs: int, outputs: int, *, weight: type[Weight | NormedWeight]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, *, weight: type[PlainWeight | WeightNormWeight]
+    ) -> None:
         super().__init__()
-        self.weight = weight(outputs, inputs, deviation=inputs**-0.5)  # section 3.5
+        self.weight = weight(outputs, inputs, std=inputs**-0.5)  # section 3.5
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,7 +158,7 @@ class Projection(nn.Module):
         return F.linear(x, self.weight(), self.bias)
 
 
-class EmbeddedAttention(Watched):
+class ConvS2SAttention(RecordableAttention):
     r"""One head that compares states and embeddings together, and finds outputs and embeddings together.
 
     .. math:: d_i = W_d h_i + b_d + g_i, \quad a_{ij} = \mathrm{softmax}_j(d_i \cdot z_j), \quad c_i = \sum_j a_{ij} (z_j + e_j)
@@ -142,40 +168,65 @@ class EmbeddedAttention(Watched):
     is the share of its gradient that goes back into the encoder's outputs, many attentions being a multiple of one.
     """
 
-    def __init__(self, width: int, *, weight: type[Weight | NormedWeight], dropout: float = 0.0, gradient: float = 1.0) -> None:
+    def __init__(
+        self,
+        width: int,
+        *,
+        weight: type[PlainWeight | WeightNormWeight],
+        dropout: float = 0.0,
+        grad_scale: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.gradient = gradient
-        self.query = Projection(width, width, weight=weight)  # W_d, b_d
-        self.output = Projection(width, width, weight=weight)
+        self.grad_scale = grad_scale
+        self.query = ConvS2SLinear(width, width, weight=weight)  # W_d, b_d
+        self.output = ConvS2SLinear(width, width, weight=weight)
         self.dropout = dropout
 
     def prepare(self, outputs: Tensor, embeddings: Tensor | None) -> dict[str, Tensor]:
         """Name what is read of the source, (B, S, D) each: keys are the encoder's outputs, values have the embeddings too."""
-        if self.gradient != 1.0 and outputs.requires_grad:
-            outputs = outputs.detach() + (outputs - outputs.detach()) * self.gradient  # the difference is nought: the value stays
-        return {"key": outputs, "value": outputs if embeddings is None else (outputs + embeddings) * HALF}
+        if self.grad_scale != 1.0 and outputs.requires_grad:
+            outputs = (
+                outputs.detach() + (outputs - outputs.detach()) * self.grad_scale
+            )  # the difference is nought: the value stays
+        return {
+            "key": outputs,
+            "value": outputs if embeddings is None else (outputs + embeddings) * SQRT_HALF,
+        }
 
-    def forward(self, x: Tensor, embedded: Tensor, source: dict[str, Tensor], *, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, embedded: Tensor, source: dict[str, Tensor], *, mask: Tensor | None = None
+    ) -> Tensor:
         """Attend from states and embeddings (B, T, D) to what `prepare` made; `mask` is broadcastable to (B, T, S).
 
         Several rows may share a sentence, as beams do: (B * K, T, D) to (B, S, D).
         """
         key, value, shape = source["key"], source["value"], x.shape
-        fan = shape[0] // key.size(0)
-        if self.watch is not None and fan > 1:  # notes are by row
-            key, value = key.repeat_interleave(fan, dim=0), value.repeat_interleave(fan, dim=0)
-            mask = mask if mask is None or mask.size(0) == 1 else mask.repeat_interleave(fan, dim=0)
-        query = ((self.query(x) + embedded) * HALF).view(key.size(0), -1, shape[2])
+        rows_per_sentence = shape[0] // key.size(0)
+        if self.hooks is not None and rows_per_sentence > 1:  # notes are by row
+            key, value = (
+                key.repeat_interleave(rows_per_sentence, dim=0),
+                value.repeat_interleave(rows_per_sentence, dim=0),
+            )
+            mask = (
+                mask
+                if mask is None or mask.size(0) == 1
+                else mask.repeat_interleave(rows_per_sentence, dim=0)
+            )
+        query = ((self.query(x) + embedded) * SQRT_HALF).view(key.size(0), -1, shape[2])
         seen = key.size(1) if mask is None else mask.sum(dim=-1, keepdim=True).to(query.dtype)
-        return self.output((self._look(query, key, value, mask) * seen**0.5).view(shape))
+        return self.output((self._attend_head(query, key, value, mask) * seen**0.5).view(shape))
 
-    def _look(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend_head(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """Take the weighted sums: fused, or step by step for whoever watches."""
         dropout = self.dropout if self.training else 0.0
         heads = [each.unsqueeze(1) for each in (query, key, value)]
-        if self.watch is None:
+        if self.hooks is None:
             return attend(*heads, mask=mask, dropout=dropout, scale=1.0).squeeze(1)
-        weights = self.edited(attend_reference(*heads, mask=mask, dropout=dropout, scale=1.0).weights)
+        weights = self.apply_edits(
+            attend_reference(*heads, mask=mask, dropout=dropout, scale=1.0).weights
+        )
         context = weights @ heads[2]
-        self.noted(Note(weights, heads[2], context))
+        self.noted(AttentionRecord(weights, heads[2], context))
         return context.squeeze(1)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.positions import Positions
-from dragoman.kernels import dropout
+from dragoman.ops import dropout
 
 
 class Embedding(nn.Module):
@@ -25,28 +25,36 @@ class Embedding(nn.Module):
     vectors have length one there and here, and what scales the logits is the last norm (ScaleNorm's one number, in the paper).
     """
 
-    def __init__(self, vocabulary: int, width: int, *, scale: float = 1.0, inner: int = 0, fixed: bool = False) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        width: int,
+        *,
+        scale: float = 1.0,
+        inner: int = 0,
+        fix_norm: bool = False,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocabulary, inner or width))
+        self.weight = nn.Parameter(torch.empty(vocab_size, inner or width))
         nn.init.normal_(self.weight, std=(inner or width) ** -0.5)
         self.wide = nn.Linear(inner, width, bias=False) if inner else None
-        self.length = nn.Parameter(torch.full((1,), scale)) if fixed else None  # g
-        self.scale = 1.0 if fixed else scale
+        self.length = nn.Parameter(torch.full((1,), scale)) if fix_norm else None  # g
+        self.scale = 1.0 if fix_norm else scale
 
     @property
     def matrix(self) -> Tensor:
         """Give the table (V, E) as the output projection may use it."""
-        return self.weight if self.length is None else _of_length_one(self.weight)
+        return self.weight if self.length is None else _unit_norm(self.weight)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up (B, T) ids: (B, T, D)."""
         found = F.embedding(ids, self.weight)
         if self.length is not None:
-            found = _of_length_one(found) * self.length
+            found = _unit_norm(found) * self.length
         return (found if self.wide is None else self.wide(found)) * self.scale
 
 
-class Entrance(nn.Module):
+class StackInput(nn.Module):
     """What stands before a stack: positions and dropout on the embeddings."""
 
     def __init__(self, positions: Positions, *, dropout: float = 0.0) -> None:
@@ -54,38 +62,49 @@ class Entrance(nn.Module):
         self.positions = positions
         self.dropout = dropout
 
-    def forward(self, embedded: Tensor, *, first: int = 0, places: Tensor | None = None) -> Tensor:
+    def forward(
+        self, embedded: Tensor, *, first: int = 0, position_ids: Tensor | None = None
+    ) -> Tensor:
         """Place embeddings (B, T, D): consecutively from `first`, or at places (B, T)."""
-        placed = self.positions(embedded, first=first, places=places)
+        placed = self.positions(embedded, first=first, position_ids=position_ids)
         return dropout(placed, self.dropout) if self.training and self.dropout else placed
 
 
-class Output(nn.Module):
+class OutputProjection(nn.Module):
     """The projection to the vocabulary; a tied one takes its matrix from an embedding at each call.
 
     With an `inner` width E it has two steps, D x E and E x V, as the embeddings have; with `fixed` the vectors of the pieces have
     length one, as theirs have.
     """
 
-    def __init__(self, vocabulary: int, width: int, *, tied: bool, bias: bool = False, inner: int = 0, fixed: bool = False) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        width: int,
+        *,
+        tied: bool,
+        bias: bool = False,
+        inner: int = 0,
+        fix_norm: bool = False,
+    ) -> None:
         super().__init__()
-        self.weight = None if tied else nn.Parameter(torch.empty(vocabulary, inner or width))
-        self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, inner or width))
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.narrow = nn.Linear(width, inner, bias=False) if inner else None
-        self.fixed = fixed
+        self.fix_norm = fix_norm
         if self.weight is not None:
             nn.init.normal_(self.weight, std=(inner or width) ** -0.5)
 
     @property
     def matrix(self) -> Tensor | None:
         """Give the matrix (V, E) that scores the pieces, None where it is an embedding's."""
-        return _of_length_one(self.weight) if self.fixed and self.weight is not None else self.weight
+        return _unit_norm(self.weight) if self.fix_norm and self.weight is not None else self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Make (..., D) ready to be multiplied by the matrix: (..., E)."""
         return hidden if self.narrow is None else self.narrow(hidden)
 
 
-def _of_length_one(x: Tensor) -> Tensor:
+def _unit_norm(x: Tensor) -> Tensor:
     """Scale each vector of (..., E) to length one."""
     return F.normalize(x, dim=-1, eps=1e-6)

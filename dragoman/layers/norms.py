@@ -22,7 +22,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each vector of (..., D)."""
-        with _as_it_comes(x, self.weight):
+        with _keep_input_dtype(x, self.weight):
             return super().forward(x)
 
 
@@ -39,7 +39,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Rescale each vector of (..., D)."""
-        with _as_it_comes(x, self.weight):
+        with _keep_input_dtype(x, self.weight):
             return super().forward(x)
 
 
@@ -95,7 +95,10 @@ class BatchNorm(nn.Module):
 
     def __init__(self, width: int, epsilon: float = 1e-5, *, momentum: float = 0.1) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))  # g, b
+        self.weight, self.bias = (
+            nn.Parameter(torch.ones(width)),
+            nn.Parameter(torch.zeros(width)),
+        )  # g, b
         self.epsilon, self.momentum = epsilon, momentum
         # Not nn.BatchNorm1d: its count of batches, an integer among the weights, could be neither averaged nor cast.
         self.register_buffer("running_mean", torch.zeros(width))
@@ -105,11 +108,20 @@ class BatchNorm(nn.Module):
         """Normalise each feature of (..., D)."""
         rows = x.flatten(0, -2)
         batch = self.training and rows.size(0) > 1  # one vector has no variance
-        normed = F.batch_norm(rows, self.running_mean, self.running_var, self.weight, self.bias, batch, self.momentum, self.epsilon)
+        normed = F.batch_norm(
+            rows,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            batch,
+            self.momentum,
+            self.epsilon,
+        )
         return normed.view(x.shape)
 
 
-def _as_it_comes(x: Tensor, weight: Tensor) -> AbstractContextManager[object]:
+def _keep_input_dtype(x: Tensor, weight: Tensor) -> AbstractContextManager[object]:
     """Keep autocast from widening what has the weights' own type: the kernels sum in float32 by themselves, and the rest is traffic."""
     if x.dtype == torch.float32 or x.dtype != weight.dtype:
         return nullcontext()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dragoman.kernels import dropout, normed_sum
 from dragoman.layers.norms import LayerNorm
+from dragoman.ops import dropout
+from dragoman.ops.fused_norm import dropout_add_norm
 
 
 class Residual(nn.Module):
@@ -25,32 +26,38 @@ class Residual(nn.Module):
         if norm is not None:
             self.norm = norm
 
-    def enter(self, x: Tensor) -> Tensor:
+    def prepare_input(self, x: Tensor) -> Tensor:
         """Make the layer's input of the stream (B, T, D)."""
         return x
 
-    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+    def add_output(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
         """Join the layer's output to the stream."""
         raise NotImplementedError
 
-    def add(self, x: Tensor, change: Tensor) -> Tensor:
+    def add(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
         """Add a change, some of it dropped in training."""
-        return x + self.dropped(change)
+        return x + self.apply_dropout(sublayer_output)
 
-    def dropped(self, change: Tensor) -> Tensor:
+    def apply_dropout(self, sublayer_output: Tensor) -> Tensor:
         """Drop some of a change, in training."""
-        return dropout(change, self.dropout) if self.training and self.dropout else change
+        return (
+            dropout(sublayer_output, self.dropout)
+            if self.training and self.dropout
+            else sublayer_output
+        )
 
 
 class PostNorm(Residual):
     """Norm(x + layer(x)): Vaswani et al. (2017), section 3.1; needs a learning rate that rises slowly."""
 
-    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+    def add_output(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
         """Add, then normalise."""
         normed = None
         if self.training and isinstance(self.norm, LayerNorm):
-            normed = normed_sum(x, change, self.dropout, self.norm.weight, self.norm.bias, self.norm.eps)
-        return self.norm(self.add(x, change)) if normed is None else normed
+            normed = dropout_add_norm(
+                x, sublayer_output, self.dropout, self.norm.weight, self.norm.bias, self.norm.eps
+            )
+        return self.norm(self.add(x, sublayer_output)) if normed is None else normed
 
 
 class PreNorm(Residual):
@@ -58,36 +65,36 @@ class PreNorm(Residual):
 
     final_norm = True
 
-    def enter(self, x: Tensor) -> Tensor:
+    def prepare_input(self, x: Tensor) -> Tensor:
         """Normalise what the layer sees."""
         return self.norm(x)
 
-    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+    def add_output(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
         """Add."""
-        return self.add(x, change)
+        return self.add(x, sublayer_output)
 
 
-class Plain(Residual):
+class NoNorm(Residual):
     """x + layer(x), without a norm anywhere."""
 
     def __init__(self, norm: nn.Module | None = None, *, dropout: float = 0.0) -> None:
         super().__init__(None, dropout=dropout)
 
-    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+    def add_output(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
         """Add."""
-        return self.add(x, change)
+        return self.add(x, sublayer_output)
 
 
-class Scaled(Plain):
+class ScaledResidual(NoNorm):
     """(x + layer(x)) times the root of a half, without a norm: Gehring et al. (2017), section 3.4.
 
     Two terms of one variance have a sum of the same. Dropout works on what goes into the layer, as in the released code.
     """
 
-    def enter(self, x: Tensor) -> Tensor:
+    def prepare_input(self, x: Tensor) -> Tensor:
         """Drop some of what the layer sees, in training."""
         return dropout(x, self.dropout) if self.training and self.dropout else x
 
-    def leave(self, x: Tensor, change: Tensor) -> Tensor:
+    def add_output(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
         """Add and scale."""
-        return (x + change) * 0.5**0.5
+        return (x + sublayer_output) * 0.5**0.5

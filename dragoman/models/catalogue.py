@@ -6,57 +6,60 @@ from dragoman.registry import Entry, Registry
 
 BLOCKS = Registry(
     "block",
-    self=Entry(
+    transformer=Entry(
         "dragoman.models.transformer:TransformerLayer",
         "A Transformer layer: self-attention, in a decoder attention to the source, feed-forward.",
-        options="dragoman.models.options:TransformerOptions",
+        options="dragoman.models.block_options:TransformerOptions",
     ),
     conv=Entry(
         "dragoman.models.convolution:ConvolutionLayer",
         "A gated convolution, in a decoder with attention to the source: ConvS2S; conv(layers=3) for the paper's runs.",
-        options="dragoman.models.options:ConvolutionOptions",
+        options="dragoman.models.block_options:ConvolutionOptions",
     ),
     lstm=Entry(
-        "dragoman.models.recurrent:LSTMLayer",
+        "dragoman.models.rnn:LSTMLayer",
         "Long short-term memory, in a decoder with attention=NAME to the source.",
-        options="dragoman.models.options:RecurrentOptions",
+        options="dragoman.models.block_options:RNNOptions",
         exempt={"weights": "a plain recurrence attends to nothing"},
     ),
     gru=Entry(
-        "dragoman.models.recurrent:GRULayer",
+        "dragoman.models.rnn:GRULayer",
         "Gated recurrent units, in a decoder with attention=NAME to the source.",
-        options="dragoman.models.options:GRUOptions",
+        options="dragoman.models.block_options:GRUOptions",
         exempt={"weights": "a plain recurrence attends to nothing"},
     ),
     bilstm=Entry(
-        "dragoman.models.recurrent:BiLSTMLayer",
+        "dragoman.models.rnn:BiLSTMLayer",
         "Long short-term memories from both ends; in an encoder.",
-        options="dragoman.models.options:TwoSidedOptions",
+        options="dragoman.models.block_options:BidirectionalRNNOptions",
     ),
     bigru=Entry(
-        "dragoman.models.recurrent:BiGRULayer",
+        "dragoman.models.rnn:BiGRULayer",
         "Gated recurrent units from both ends; in an encoder.",
-        options="dragoman.models.options:TwoSidedOptions",
+        options="dragoman.models.block_options:BidirectionalRNNOptions",
     ),
     reformer=Entry(
         "dragoman.models.reformer:Reformer",
         "Reversible layers, with attention by hashing (or attention=full); reformer(layers=6) for a run that keeps no activations.",
-        options="dragoman.models.options:ReformerOptions",
+        options="dragoman.models.block_options:ReformerOptions",
     ),
-    attend=Entry(
-        "dragoman.models.sublayers:AttendLayer",
+    cross_attention=Entry(
+        "dragoman.models.transformer:CrossAttentionLayer",
         "Multi-head attention to the source alone; in a decoder.",
-        options="dragoman.models.options:AttendOptions",
+        options="dragoman.models.block_options:CrossAttentionOptions",
     ),
-    feedforward=Entry(
-        "dragoman.models.sublayers:FeedForwardLayer",
+    ffn=Entry(
+        "dragoman.models.transformer:FeedForwardLayer",
         "The feed-forward layer alone.",
-        options="dragoman.models.options:FeedForwardOptions",
+        options="dragoman.models.block_options:FeedForwardOptions",
         exempt={"weights": "it attends to nothing"},
     ),
 )
 
 RULES = Registry(
     "rule",
-    stacks=Entry("dragoman.models.rules:stacks", "Every block is known, has the options it is given, and can stand where it stands."),
+    stacks=Entry(
+        "dragoman.models.block_rules:config_problems",
+        "Every block is known, has the options it is given, and can stand where it stands.",
+    ),
 )

@@ -15,8 +15,10 @@ class Memory(NamedTuple):
 
     values: Tensor  # (B, S, D)
     mask: Tensor | None = None  # (B, S), or None when nothing is padded
-    embeddings: Tensor | None = None  # (B, S, D), with their positions: for attention that wants them in the values
-    segments: Tensor | None = None  # (B, S) sentence ids, where several are packed in a row
+    embeddings: Tensor | None = (
+        None  # (B, S, D), with their positions: for attention that wants them in the values
+    )
+    segment_ids: Tensor | None = None  # (B, S) sentence ids, where several are packed in a row
 
     @property
     def rows(self) -> int:
@@ -30,12 +32,12 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Context:
+class ForwardContext:
     """What surrounds a sequence (B, T) while it goes through a stack."""
 
     mask: Tensor | None = None  # (B, T), or None when nothing is padded
-    places: Tensor | None = None  # (B, T) positions, where they are not 0 to T - 1
-    segments: Tensor | None = None  # (B, T) sentence ids, where several are packed in a row
+    position_ids: Tensor | None = None  # (B, T) positions, where they are not 0 to T - 1
+    segment_ids: Tensor | None = None  # (B, T) sentence ids, where several are packed in a row
     memory: Memory | None = None  # in a decoder
     embeddings: Tensor | None = None  # (B, T, D), what went into the stack before positions
     losses: dict[str, Tensor] = field(default_factory=dict)  # what `add_loss` collected
@@ -48,12 +50,18 @@ class Context:
         """Say what a position may see of its own sequence, beside causality: broadcastable to (B, T, T)."""
         # Padding stands at the end, where no real position of a causal sequence looks: no mask, and the fastest kernel.
         padding = None if causal or self.mask is None else self.mask.unsqueeze(1)
-        return masks.both(padding, None if self.segments is None else masks.same_segment(self.segments, self.segments))
+        return masks.combine(
+            padding,
+            None
+            if self.segment_ids is None
+            else masks.same_segment(self.segment_ids, self.segment_ids),
+        )
 
     def memory_mask(self) -> Tensor | None:
         """Say what a position may see of the memory: broadcastable to (B, T, S)."""
         if self.memory is None:
             return None
         padding = None if self.memory.mask is None else self.memory.mask.unsqueeze(1)
-        packed = self.segments is not None and self.memory.segments is not None
-        return masks.both(padding, masks.same_segment(self.segments, self.memory.segments) if packed else None)  # type: ignore[arg-type]
+        if self.segment_ids is None or self.memory.segment_ids is None:
+            return padding
+        return masks.combine(padding, masks.same_segment(self.segment_ids, self.memory.segment_ids))

@@ -6,38 +6,59 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.models.state import State
+from dragoman.models.decoder_state import DecoderState
 
 
-def join(first: State, second: State) -> State:
+def join(first: DecoderState, second: DecoderState) -> DecoderState:
     """Put the rows of two states of one model below each other; like extending, this spends both."""
-    if first.rows * second.sentences != second.rows * first.sentences:  # different numbers of rows a sentence
-        first, second = (state.select(torch.arange(state.rows, device=state.device)) for state in (first, second))
+    if (
+        first.rows * second.sentences != second.rows * first.sentences
+    ):  # different numbers of rows a sentence
+        first, second = (
+            state.select(torch.arange(state.rows, device=state.device)) for state in (first, second)
+        )
     return _join(first, second, first.rows, second.rows)
 
 
-def _join(first: State, second: State, first_rows: int, second_rows: int) -> State:
+def _join(
+    first: DecoderState, second: DecoderState, first_rows: int, second_rows: int
+) -> DecoderState:
     """Join states that have as many rows a sentence as each other."""
-    level = first.length == second.length and first.places is None and second.places is None
-    return State(
-        carried={name: _below(tensor, second.carried[name]) for name, tensor in first.carried.items()},
+    level = (
+        first.length == second.length and first.position_ids is None and second.position_ids is None
+    )
+    return DecoderState(
+        recurrent={
+            name: _below(tensor, second.recurrent[name]) for name, tensor in first.recurrent.items()
+        },
         cache={name: _below(tensor, second.cache[name]) for name, tensor in first.cache.items()},
         memory=_join_memory(first.memory, second.memory),
-        parts={name: _join(part, second.parts[name], first_rows, second_rows) for name, part in first.parts.items()},
+        children={
+            name: _join(part, second.children[name], first_rows, second_rows)
+            for name, part in first.children.items()
+        },
         length=max(first.length, second.length),
-        places=None if level else torch.cat([_places(first, first_rows), _places(second, second_rows)]),
+        position_ids=None
+        if level
+        else torch.cat([_position_ids(first, first_rows), _position_ids(second, second_rows)]),
     )
 
 
-def _places(state: State, rows: int) -> Tensor:
+def _position_ids(state: DecoderState, rows: int) -> Tensor:
     """Say how many positions each row has seen."""
-    return torch.full((rows,), state.length, device=state.device) if state.places is None else state.places
+    return (
+        torch.full((rows,), state.length, device=state.device)
+        if state.position_ids is None
+        else state.position_ids
+    )
 
 
 def _join_memory(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
     """Join what was read of the sources, hiding the places that a shorter one does not have."""
     masks = [_mask(memory) for memory in (first, second)]
-    joined = {name: _below(tensor, second[name]) for name, tensor in first.items() if name != "mask"}
+    joined = {
+        name: _below(tensor, second[name]) for name, tensor in first.items() if name != "mask"
+    }
     if masks[0] is None or masks[1] is None:
         return joined
     if "mask" in first or "mask" in second or masks[0].size(1) != masks[1].size(1):
@@ -61,5 +82,9 @@ def _below(upper: Tensor, lower: Tensor) -> Tensor:
 
 def _padded(tensor: Tensor, sizes: list[int]) -> Tensor:
     """Pad all axes but the first."""
-    missing = [amount for size, has in zip(reversed(sizes), reversed(tensor.shape[1:]), strict=True) for amount in (0, size - has)]
+    missing = [
+        amount
+        for size, has in zip(reversed(sizes), reversed(tensor.shape[1:]), strict=True)
+        for amount in (0, size - has)
+    ]
     return F.pad(tensor, missing) if any(missing) else tensor

@@ -6,5 +6,8 @@ from dragoman.registry import Entry, Registry
 
 TASKS = Registry(
     "task",
-    translate=Entry("dragoman.tasks.translate:TranslateTask", "Sentences of one language into sentences of another."),
+    translate=Entry(
+        "dragoman.tasks.translation:TranslationTask",
+        "Sentences of one language into sentences of another.",
+    ),
 )

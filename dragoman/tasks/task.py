@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from dragoman.training.loss import Loss
+from dragoman.training.task import Loss
 
 __all__ = ["Loss", "Task"]
 
@@ -18,6 +18,6 @@ class Task(Protocol):
         """Compute the sums that training minimises and reports, for one batch."""
         ...
 
-    def compiled(self) -> Task:
+    def with_torch_compile(self) -> Task:
         """Make the same task with its forward pass compiled."""
         ...

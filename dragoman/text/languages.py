@@ -10,8 +10,12 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_SAMPLE = 1_000_000  # characters that are counted at most: enough to know a script, soon done
-_KANA_FRACTION = 0.1  # of Han and kana together: running Japanese has at least a third, Chinese quotes a few
+_MAX_SAMPLE_CHARACTERS = (
+    1_000_000  # characters that are counted at most: enough to know a script, soon done
+)
+_KANA_FRACTION = (
+    0.1  # of Han and kana together: running Japanese has at least a third, Chinese quotes a few
+)
 
 _CHARACTERS = {
     "Hani": "\u2e80-\u2fdf\u3005\u3007\u3021-\u3029\u3038-\u303b\u3105-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -30,7 +34,7 @@ _CHARACTERS = {
     "Java": "\ua980-\ua9c0",
     "Bali": "\u1b00-\u1b4c",
 }
-NAMES = {
+SCRIPT_NAMES = {
     "Hani": "Chinese",
     "Jpan": "Japanese",
     "Kore": "Korean",
@@ -49,9 +53,9 @@ NAMES = {
 }
 """Names of the scripts, for messages."""
 
-_COUNTED = {code: re.compile(f"[{characters}]") for code, characters in _CHARACTERS.items()}
-_ANY = "".join(_CHARACTERS.values())
-_OTHER_WORDS = re.compile(rf"[^\W\d_{_ANY}]+")
+_SCRIPT_PATTERNS = {code: re.compile(f"[{characters}]") for code, characters in _CHARACTERS.items()}
+_UNSPACED_CHARACTERS = "".join(_CHARACTERS.values())
+_OTHER_WORDS = re.compile(rf"[^\W\d_{_UNSPACED_CHARACTERS}]+")
 
 # Subtags of scripts, and languages by the script that they are usually written in. ISO 639 codes of two and three letters.
 _SPACED_SCRIPTS = """
@@ -90,7 +94,9 @@ _SPACED_LANGUAGES = """
     vo vol wa wln wo wol xh xho yi yid yo yor za zha zu zul
 """
 _LANGUAGES = dict.fromkeys(_SPACED_LANGUAGES.split(), "") | {
-    language: script for script, languages in _UNSPACED_LANGUAGES.items() for language in languages.split()
+    language: script
+    for script, languages in _UNSPACED_LANGUAGES.items()
+    for language in languages.split()
 }
 
 
@@ -109,10 +115,14 @@ def parse_language(tag: str) -> LanguageTag:
         return LanguageTag("")
     language, script, region = subtags[0].lower(), "", ""
     for place, subtag in enumerate(subtags[1:], 1):
-        if len(subtag) == 1 or not subtag.isascii():  # an extension or private use: nothing after it is ours
+        if (
+            len(subtag) == 1 or not subtag.isascii()
+        ):  # an extension or private use: nothing after it is ours
             break
         if subtag.isalpha() and len(subtag) == 3 and not script and not region and place <= 3:
-            language = subtag.lower() if subtag.lower() in _LANGUAGES else language  # zh-yue, zh-min-nan
+            language = (
+                subtag.lower() if subtag.lower() in _LANGUAGES else language
+            )  # zh-yue, zh-min-nan
         elif subtag.isalpha() and len(subtag) == 4 and not script and not region:
             script = subtag.title()
         elif not region and re.fullmatch(r"[A-Za-z]{2}|[0-9]{3}", subtag):
@@ -140,17 +150,17 @@ def count_scripts(texts: Iterable[str]) -> ScriptCounts:
 
     So a Chinese text with many English names is Chinese, and an English one that quotes Chinese words is not.
     """
-    counts = dict.fromkeys(_COUNTED, 0)
+    counts = dict.fromkeys(_SCRIPT_PATTERNS, 0)
     words = seen = 0
     for text in texts:
         seen += len(text)
         if text.isascii():
             words += len(_OTHER_WORDS.findall(text))
         else:
-            for code, pattern in _COUNTED.items():
+            for code, pattern in _SCRIPT_PATTERNS.items():
                 counts[code] += len(pattern.findall(text))
             words += len(_OTHER_WORDS.findall(text))
-        if seen > _SAMPLE:
+        if seen > _MAX_SAMPLE_CHARACTERS:
             break
     chinese_japanese = counts["Hani"] + counts["Jpan"]
     if counts["Jpan"] > _KANA_FRACTION * chinese_japanese:

@@ -1,14 +1,11 @@
-"""A tokenizer: text to piece ids and back, losing nothing. SentencePiece behind one face.
-
-SentencePiece's own normaliser is off, so that its round trip is exact; ours runs before it. The tokenizer owns the
-ids: there is no vocabulary file beside it that could disagree.
-"""
+"""SentencePiece tokenizers: text to token ids and back without loss, and text.json, which describes them."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -18,55 +15,115 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from dragoman.config.tree import TextConfig
+from dragoman.config.config import TextConfig
 from dragoman.errors import BundleError, DataError
-from dragoman.files.atomic import read_regular
-from dragoman.text.learning import learn_model
-from dragoman.text.merges import SPACE, Merges
-from dragoman.text.normalise import normalise
-from dragoman.text.settings import FORMAT, read_settings, write_settings
-from dragoman.text.specials import BOS, EOS, PAD, SPECIALS, UNK
+from dragoman.storage.atomic import read_regular
+from dragoman.text.bpe_dropout import SPACE_MARK, BPEDropoutEncoder
+from dragoman.text.normalization import NORMALIZATION_FORMS, normalize
+from dragoman.text.sentencepiece_trainer import train_sentencepiece
+from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
-Ids = Sequence[int] | NDArray[np.integer[Any]]
+FORMAT = 1
+_MAX_BYTES = 1 << 20
+TOKENIZER_ALGORITHMS = ("bpe", "unigram", "characters")
+
+
+def write_text_json(directory: Path, *, kind: str, normalization: str) -> None:
+    """Write `text.json` into a directory."""
+    settings = {"format": FORMAT, "kind": kind, "normalisation": normalization}
+    (directory / "text.json").write_text(
+        json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
+
+
+def read_text_json(directory: Path) -> dict[str, str]:
+    """Read and check `text.json`, which says what the models beside it are."""
+    path = directory / "text.json"
+    try:
+        settings = json.loads(read_regular(path, _MAX_BYTES))
+    except OSError as error:
+        raise BundleError(
+            "a model directory must hold text/text.json",
+            found=f"{path}: {error.strerror}",
+            fix="copy the whole model directory",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise BundleError(
+            "text.json must be JSON", found=f"{path}: {error}", fix="copy the model directory anew"
+        ) from error
+    if (
+        not isinstance(settings, dict)
+        or settings.get("kind") not in TOKENIZER_ALGORITHMS
+        or settings.get("normalisation") not in [*NORMALIZATION_FORMS]
+    ):
+        raise BundleError(
+            "text.json must name a known kind and normalisation",
+            found=f"{path}: {settings!r:.200}",
+            fix="copy the model directory anew",
+        )
+    if settings.get("format") != FORMAT:
+        raise BundleError(
+            f"text.json must have format {FORMAT}",
+            found=f"format {settings.get('format')!r}",
+            fix="use the dragoman that wrote it",
+        )
+    return settings
+
+
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 _MAX_MODEL_BYTES = 256 << 20
 
 # SentencePiece writes a space as U+2581, so that character itself would come back as a space. It is sent through as
 # two characters instead: a private one, which is escaped likewise, and a digit.
-_MARK = "\U0010fffd"
+_ESCAPE = "\U0010fffd"
 
 
 def _escape(text: str) -> str:
-    if SPACE in text or _MARK in text:
-        return text.replace(_MARK, _MARK + "0").replace(SPACE, _MARK + "1")
+    if SPACE_MARK in text or _ESCAPE in text:
+        return text.replace(_ESCAPE, _ESCAPE + "0").replace(SPACE_MARK, _ESCAPE + "1")
     return text
 
 
 def _unescape(text: str) -> str:
-    return text.replace(_MARK + "1", SPACE).replace(_MARK + "0", _MARK) if _MARK in text else text
+    return (
+        text.replace(_ESCAPE + "1", SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE)
+        if _ESCAPE in text
+        else text
+    )
 
 
 class Tokenizer:
     """Cuts text into pieces and numbers them; the same text always gives the same ids."""
 
-    def __init__(self, model: bytes, *, kind: str, normalisation: str) -> None:
+    def __init__(self, model: bytes, *, kind: str, normalization: str) -> None:
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             found = f"{len(model)} bytes that are none"
-            raise BundleError("a tokenizer must be a SentencePiece model", found=found, fix="copy the model directory anew") from error
+            raise BundleError(
+                "a tokenizer must be a SentencePiece model",
+                found=found,
+                fix="copy the model directory anew",
+            ) from error
         ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         if ids != (PAD, BOS, EOS, UNK):
             raise BundleError(
-                "a tokenizer's pad, bos, eos and unk must be numbered 0, 1, 2 and 3", found=str(ids), fix="use a model trained by dragoman"
+                "a tokenizer's pad, bos, eos and unk must be numbered 0, 1, 2 and 3",
+                found=str(ids),
+                fix="use a model trained by dragoman",
             )
-        self.kind, self.normalisation = kind, normalisation
+        self.kind, self.normalization = kind, normalization
         self._model, self._processor = model, processor
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TextConfig) -> Tokenizer:
         """Learn the pieces from lines of text, read once as a stream; the same lines give the same tokenizer."""
-        prepared = (_escape(normalise(line, config.normalisation)) for line in lines)
-        return cls(learn_model(prepared, config), kind=config.kind, normalisation=config.normalisation)
+        prepared = (_escape(normalize(line, config.normalization)) for line in lines)
+        return cls(
+            train_sentencepiece(prepared, config),
+            kind=config.tokenizer,
+            normalization=config.normalization,
+        )
 
     @classmethod
     def load(cls, directory: Path, side: str, names: Collection[str] | None = None) -> Tokenizer:
@@ -75,29 +132,31 @@ class Tokenizer:
         `names` are the files that its manifest lists, and no other is opened; by default, those that are there.
         """
         path = Path(directory) / f"{side}.model"
-        settings = read_settings(Path(directory))
+        settings = read_text_json(Path(directory))
         try:
             model = read_regular(path, _MAX_MODEL_BYTES)
         except OSError as error:
             raise BundleError(
-                "a model directory must hold its tokenizer", found=f"{path}: {error.strerror}", fix="copy the whole model directory"
+                "a model directory must hold its tokenizer",
+                found=f"{path}: {error.strerror}",
+                fix="copy the whole model directory",
             ) from error
-        if f"{side}.pieces.json" in (_names_in(directory) if names is None else names):
-            from dragoman.text.foreign import ForeignTokenizer
+        if f"{side}.pieces.json" in (_list_files(directory) if names is None else names):
+            from dragoman.text.imported_tokenizer import ImportedTokenizer
 
-            return ForeignTokenizer.read(Path(directory), side, model, settings["kind"])
-        return cls(model, kind=settings["kind"], normalisation=settings["normalisation"])
+            return ImportedTokenizer.read(Path(directory), side, model, settings["kind"])
+        return cls(model, kind=settings["kind"], normalization=settings["normalisation"])
 
     def save(self, directory: Path, side: str) -> None:
         """Write `SIDE.model` and `text.json` into a directory, which is made when missing."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{side}.model").write_bytes(self._model)
-        write_settings(directory, kind=self.kind, normalisation=self.normalisation)
+        write_text_json(directory, kind=self.kind, normalization=self.normalization)
 
     def frames(self) -> list[bytes]:
         """Return all that makes the tokenizer, for another process: `tokenizer_from` takes it back."""
-        return [f"{self.kind}\n{self.normalisation}".encode(), self._model, b""]
+        return [f"{self.kind}\n{self.normalization}".encode(), self._model, b""]
 
     def encode(self, text: str) -> list[int]:
         """Turn text into piece ids, without start or end."""
@@ -105,37 +164,62 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
         """Encode many texts in one call, which is a good deal faster than one by one."""
-        prepared = [_escape(normalise(text, self.normalisation)) for text in texts]
+        prepared = [_escape(normalize(text, self.normalization)) for text in texts]
         try:
             return self._processor.encode(prepared, num_threads=threads)
-        except (RuntimeError, UnicodeError, TypeError) as error:  # the binding names neither text nor place
-            raise bad_text(prepared) from error
+        except (
+            RuntimeError,
+            UnicodeError,
+            TypeError,
+        ) as error:  # the binding names neither text nor place
+            raise invalid_text_error(prepared) from error
 
-    def encode_sampled(self, text: str, *, dropout: float, generator: Callable[[], float]) -> list[int]:
+    def encode_with_dropout(
+        self, text: str, *, dropout: float, generator: Callable[[], float]
+    ) -> list[int]:
         """Encode with BPE-dropout: the same generator state gives the same pieces on every machine."""
         if self.kind != "bpe":
-            raise DataError("sampling of pieces needs BPE", found=f"text.kind={self.kind}", fix="set text.kind=bpe or text.dropout=0")
+            raise DataError(
+                "sampling of pieces needs BPE",
+                found=f"text.tokenizer={self.kind}",
+                fix="set text.tokenizer=bpe or text.bpe_dropout=0",
+            )
         if not 0.0 <= dropout < 1.0:
-            raise DataError("the share of dropped merges must be from 0 to below 1", found=str(dropout), fix="set text.dropout=0.1")
-        return self._merges.encode(_escape(normalise(text, self.normalisation)), dropout, generator)
+            raise DataError(
+                "the share of dropped merges must be from 0 to below 1",
+                found=str(dropout),
+                fix="set text.bpe_dropout=0.1",
+            )
+        return self._bpe_encoder.encode(
+            _escape(normalize(text, self.normalization)), dropout, generator
+        )
 
-    def decode(self, ids: Ids) -> str:
+    def decode(self, ids: TokenIds) -> str:
         """Turn piece ids back into text; special pieces other than unknown leave no trace."""
         return self.decode_batch([ids])[0]
 
-    def decode_batch(self, rows: Sequence[Ids]) -> list[str]:
+    def decode_batch(self, rows: Sequence[TokenIds]) -> list[str]:
         """Decode many rows of ids in one call."""
-        lists = [row.tolist() if isinstance(row, np.ndarray) else [int(each) for each in row] for row in rows]
+        lists = [
+            row.tolist() if isinstance(row, np.ndarray) else [int(each) for each in row]
+            for row in rows
+        ]
         return [_unescape(text) for text in self._processor.decode(lists, num_threads=1)]
 
-    def pieces(self, ids: Ids) -> list[str]:
+    def pieces(self, ids: TokenIds) -> list[str]:
         """Spell the pieces for people: a leading U+2581 stands for a space, `<0xE4>` for a byte."""
-        return [self._spelt[each] for each in ids]
+        return [self._token_strings[each] for each in ids]
 
     @functools.cached_property
-    def _spelt(self) -> list[str]:
+    def _token_strings(self) -> list[str]:
         """Every piece's spelling by number, made once: asking SentencePiece for each takes longer than some engines need."""
-        return [*SPECIALS, *(self._processor.id_to_piece(number) for number in range(len(SPECIALS), len(self)))]
+        return [
+            *SPECIAL_TOKENS,
+            *(
+                self._processor.id_to_piece(number)
+                for number in range(len(SPECIAL_TOKENS), len(self))
+            ),
+        ]
 
     def __len__(self) -> int:
         """Count the pieces, bytes and special ones included."""
@@ -144,7 +228,9 @@ class Tokenizer:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of everything that decides the ids."""
-        hasher = hashlib.sha256(f"dragoman tokenizer {FORMAT} {self.kind} {self.normalisation}\n".encode())
+        hasher = hashlib.sha256(
+            f"dragoman tokenizer {FORMAT} {self.kind} {self.normalization}\n".encode()
+        )
         hasher.update(self._model)
         return hasher.hexdigest()
 
@@ -154,13 +240,17 @@ class Tokenizer:
         return self._model
 
     @functools.cached_property
-    def _merges(self) -> Merges:
+    def _bpe_encoder(self) -> BPEDropoutEncoder:
         sp = self._processor
-        normal = [i for i in range(len(self)) if not (sp.is_control(i) or sp.is_unknown(i) or sp.is_byte(i))]
+        normal = [
+            i
+            for i in range(len(self))
+            if not (sp.is_control(i) or sp.is_unknown(i) or sp.is_byte(i))
+        ]
         ids = {sp.id_to_piece(i): i for i in normal}
         scores = {piece: sp.get_score(i) for piece, i in ids.items()}
         byte_ids = [sp.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
-        return Merges(scores, ids, None if UNK in byte_ids else byte_ids)
+        return BPEDropoutEncoder(scores, ids, None if UNK in byte_ids else byte_ids)
 
 
 class Tokenizers(NamedTuple):
@@ -175,9 +265,11 @@ class Tokenizers(NamedTuple):
         return self.src is self.tgt
 
 
-def train_tokenizers(src_lines: Iterable[str], tgt_lines: Iterable[str], config: TextConfig) -> Tokenizers:
+def train_tokenizers(
+    src_lines: Iterable[str], tgt_lines: Iterable[str], config: TextConfig
+) -> Tokenizers:
     """Learn the tokenizers of both sides; a joint one sees the two sides line by line in turn, neither being sampled more."""
-    if config.joint:
+    if config.shared_vocab:
         both = itertools.chain.from_iterable(zip(src_lines, tgt_lines, strict=True))
         shared = Tokenizer.train(both, config)
         return Tokenizers(shared, shared)
@@ -195,14 +287,16 @@ def save_tokenizers(tokenizers: Tokenizers, directory: Path) -> None:
 
 def load_tokenizers(directory: Path, names: Collection[str] | None = None) -> Tokenizers:
     """Read a model's `text/` directory: of the files that `names` lists, by default of those that are there."""
-    names = _names_in(directory) if names is None else names
+    names = _list_files(directory) if names is None else names
     if "shared.model" in names:
         shared = Tokenizer.load(directory, "shared", names)
         return Tokenizers(shared, shared)
-    return Tokenizers(Tokenizer.load(directory, "source", names), Tokenizer.load(directory, "target", names))
+    return Tokenizers(
+        Tokenizer.load(directory, "source", names), Tokenizer.load(directory, "target", names)
+    )
 
 
-def _names_in(directory: Path) -> list[str]:
+def _list_files(directory: Path) -> list[str]:
     """List a directory; one that cannot be read has nothing in it, which is refused when a file of it is wanted."""
     try:
         return os.listdir(directory)
@@ -210,11 +304,17 @@ def _names_in(directory: Path) -> list[str]:
         return []
 
 
-def bad_text(texts: Sequence[str]) -> DataError:
+def invalid_text_error(texts: Sequence[str]) -> DataError:
     """Name the character that has no UTF-8."""
     for text in texts:
         place = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
         if place is not None:
             found = f"U+{ord(text[place]):04X}, half of a character, at position {place + 1}"
-            return DataError("text must be valid Unicode", found=found, fix="decode the input as UTF-8 with errors='strict' to find it")
-    return DataError("text must be valid Unicode", found=f"{texts!r:.80}", fix="decode the input as UTF-8")
+            return DataError(
+                "text must be valid Unicode",
+                found=found,
+                fix="decode the input as UTF-8 with errors='strict' to find it",
+            )
+    return DataError(
+        "text must be valid Unicode", found=f"{texts!r:.80}", fix="decode the input as UTF-8"
+    )

@@ -1,30 +1,86 @@
-"""What a person sees while something takes long: a live display on a terminal, plain lines elsewhere.
-
-Every phase that takes longer than two seconds shows a count, a rate and an estimate (facebookresearch/fairseq#2603: "is
-it frozen?"), and training shows them from its first seconds on, not after the first hour (OpenNMT-py#1397,
-OpenNMT/OpenNMT#75, LibreTranslate/Locomotive#35).
-"""
+"""Progress display: counts, rates and ETA, live on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from dragoman.files.streams import tolerant
-from dragoman.training.meter import Clock, Meter, duration
+from dragoman.runtime.standard_streams import make_tolerant
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-Field = tuple[int, str]  # a text with its rank: in a narrow terminal the highest ranks are left out first
+TimeFunction = Callable[[], float]
 
-WIDE_BAR, NARROW_BAR, WIDE_TERMINAL = 20, 10, 80  # columns
-PATIENCE_SECONDS = 2.0  # a phase that is shorter is not worth a line
-LINE_SECONDS = 5.0
+RATE_WINDOW_SECONDS = (
+    20.0  # what a rate looks back on: long enough to be calm, short enough to be true
+)
+MAX_MARKS = 256
+
+
+class Meter:
+    """Counts towards a total and knows how fast it goes."""
+
+    def __init__(
+        self, total: int | None, *, done: int = 0, clock: TimeFunction = time.monotonic
+    ) -> None:
+        self.total, self.done = total, done
+        self._clock = clock
+        self.started = clock()
+        self._marks: deque[tuple[float, int]] = deque([(self.started, done)], maxlen=MAX_MARKS)
+
+    def advance(self, count: int = 1) -> None:
+        """Count more of it."""
+        self.done += count
+        now = self._clock()
+        # At most MOST_MARKS marks over the window, whatever the pace.
+        if now - self._marks[-1][0] >= RATE_WINDOW_SECONDS / MAX_MARKS:
+            self._marks.append((now, self.done))
+            while len(self._marks) > 2 and now - self._marks[0][0] > RATE_WINDOW_SECONDS:
+                self._marks.popleft()
+
+    @property
+    def seconds(self) -> float:
+        """Say how long it has been going."""
+        return self._clock() - self.started
+
+    @property
+    def rate(self) -> float:
+        """Say how many a second, lately."""
+        then, before = self._marks[0]
+        passed = self._clock() - then
+        return (self.done - before) / passed if passed > 0 else 0.0
+
+    @property
+    def eta(self) -> float | None:
+        """Estimate the seconds that are left; None while nothing can be said."""
+        if self.total is None or self.rate <= 0:
+            return None
+        return max(self.total - self.done, 0) / self.rate
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds as a person would: "45 s", "3 min 05 s", "2 h 10 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+ProgressField = tuple[
+    int, str
+]  # a text with its rank: in a narrow terminal the highest ranks are left out first
+
+WIDE_BAR_COLUMNS, NARROW_BAR_COLUMNS, WIDE_TERMINAL_COLUMNS = 20, 10, 80  # columns
+MIN_PHASE_SECONDS = 2.0  # a phase that is shorter is not worth a line
+LINE_INTERVAL_SECONDS = 5.0
 
 
 class Phase(Protocol):
@@ -35,7 +91,7 @@ class Phase(Protocol):
         ...
 
 
-class TrainingView(Protocol):
+class TrainingDisplay(Protocol):
     """Training, as it is shown."""
 
     def update(self, record: Mapping[str, Any]) -> None:
@@ -46,7 +102,7 @@ class TrainingView(Protocol):
         """Take in a validation's outcome and the best so far."""
         ...
 
-    def plan(self, steps: int) -> None:
+    def set_max_steps(self, steps: int) -> None:
         """Take in a new number of planned updates."""
         ...
 
@@ -54,11 +110,13 @@ class TrainingView(Protocol):
 class Progress(Protocol):
     """Where the parts of a run report to."""
 
-    def phase(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Phase]:
+    def phase(
+        self, name: str, total: int | None = None, unit: str = ""
+    ) -> AbstractContextManager[Phase]:
         """Show something that takes a while, such as `phase("preparing", 29000, "pairs")`."""
         ...
 
-    def training(self, *, steps: int, done: int = 0) -> AbstractContextManager[TrainingView]:
+    def training(self, *, steps: int, done: int = 0) -> AbstractContextManager[TrainingDisplay]:
         """Show training."""
         ...
 
@@ -69,7 +127,7 @@ class Progress(Protocol):
 
 def open_progress(stream: IO[str], *, live: bool | None = None) -> Progress:
     """Choose the display that fits a stream: live on a terminal, lines in a file or a pipe; a stream that goes away ends neither."""
-    stream = tolerant(stream)
+    stream = make_tolerant(stream)
     if live if live is not None else stream.isatty():
         from rich.console import Console
 
@@ -80,8 +138,8 @@ def open_progress(stream: IO[str], *, live: bool | None = None) -> Progress:
 class TrainingMeter:
     """The figures of training: loss, speed, padding, time left, best so far."""
 
-    def __init__(self, *, steps: int, done: int = 0, clock: Clock = time.monotonic) -> None:
-        self.updates = Meter(steps, done=done, clock=clock)
+    def __init__(self, *, steps: int, done: int = 0, clock: TimeFunction = time.monotonic) -> None:
+        self.steps = Meter(steps, done=done, clock=clock)
         self.tokens = Meter(None, clock=clock)
         self.loss = self.padding = 0.0
         self.best: Mapping[str, float] = {}
@@ -89,30 +147,40 @@ class TrainingMeter:
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Take in one update's record; loss and padding are smoothed over some twenty updates."""
-        seen = self.updates.done
-        self.updates.advance()
+        seen = self.steps.done
+        self.steps.advance()
         if "nll" not in record:
             return
         share = 0.05 if self.loss else 1.0
-        if isinstance(record["nll"], float) and record["nll"] == record["nll"]:  # a skipped update may have none
+        if (
+            isinstance(record["nll"], float) and record["nll"] == record["nll"]
+        ):  # a skipped update may have none
             self.loss += share * (record["nll"] - self.loss)
         self.padding += (share if seen else 1.0) * (record["padding"] - self.padding)
         self.tokens.advance(record["tokens"])
 
-    def figures(self) -> str:
+    def summary(self) -> str:
         """Say it all in one line."""
         return " · ".join(text for _, text in self.fields())
 
-    def fields(self) -> list[Field]:
+    def fields(self) -> list[ProgressField]:
         """Return everything in the order in which it is shown, each with its rank among what is kept in a narrow terminal."""
-        fields: list[Field] = [(2, f"loss {self.loss:.3f}"), (3, f"{self.tokens.rate:,.0f} tokens/s")]
+        fields: list[ProgressField] = [
+            (2, f"loss {self.loss:.3f}"),
+            (3, f"{self.tokens.rate:,.0f} tokens/s"),
+        ]
         fields.append((5, f"padding {100 * self.padding:.1f} %"))
         if self.best:
             figure = next(
-                (f"{shown} {self.best[name]:.2f}" for name, shown in (("bleu", "BLEU"), ("loss", "loss")) if name in self.best), ""
+                (
+                    f"{shown} {self.best[name]:.2f}"
+                    for name, shown in (("bleu", "BLEU"), ("loss", "loss"))
+                    if name in self.best
+                ),
+                "",
             )
-            fields.append((4, f"best at {int(self.best['update']):,}: {figure}".rstrip(": ")))
-        return [*fields, *_time_left(self.updates)]
+            fields.append((4, f"best at {int(self.best['step']):,}: {figure}".rstrip(": ")))
+        return [*fields, *_eta_field(self.steps)]
 
 
 class QuietProgress:
@@ -127,7 +195,7 @@ class QuietProgress:
     def validated(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
         """Ignore it."""
 
-    def plan(self, steps: int) -> None:
+    def set_max_steps(self, steps: int) -> None:
         """Ignore it."""
 
     def note(self, text: str) -> None:
@@ -139,7 +207,7 @@ class QuietProgress:
         yield self
 
     @contextmanager
-    def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingView]:
+    def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingDisplay]:
         """Show nothing."""
         yield self
 
@@ -147,7 +215,13 @@ class QuietProgress:
 class PlainProgress:
     """A line every few seconds."""
 
-    def __init__(self, stream: IO[str], *, every: float = LINE_SECONDS, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: IO[str],
+        *,
+        every: float = LINE_INTERVAL_SECONDS,
+        clock: TimeFunction = time.monotonic,
+    ) -> None:
         self._stream, self._every, self._clock = stream, every, clock
 
     def note(self, text: str) -> None:
@@ -158,49 +232,75 @@ class PlainProgress:
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Phase]:
         """Write lines once it has taken two seconds, and one at its end."""
-        phase = _PlainPhase(self, Meter(total, clock=self._clock), name, unit, self._every, self._clock)
+        phase = _PlainPhase(
+            self, Meter(total, clock=self._clock), name, unit, self._every, self._clock
+        )
         yield phase
         phase.end()
 
     @contextmanager
-    def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingView]:
+    def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingDisplay]:
         """Write a line every few seconds, and one for every validation."""
-        yield _PlainTraining(self, TrainingMeter(steps=steps, done=done, clock=self._clock), self._every, self._clock)
+        yield _PlainTrainingDisplay(
+            self, TrainingMeter(steps=steps, done=done, clock=self._clock), self._every, self._clock
+        )
 
 
 class _PlainPhase:
-    def __init__(self, owner: PlainProgress, meter: Meter, name: str, unit: str, every: float, clock: Clock) -> None:
-        self._owner, self._meter, self._name, self._unit, self._every, self._clock = owner, meter, name, unit, every, clock
-        self._next = clock() + PATIENCE_SECONDS
+    def __init__(
+        self,
+        owner: PlainProgress,
+        meter: Meter,
+        name: str,
+        unit: str,
+        every: float,
+        clock: TimeFunction,
+    ) -> None:
+        self._owner, self._meter, self._name, self._unit, self._every, self._clock = (
+            owner,
+            meter,
+            name,
+            unit,
+            every,
+            clock,
+        )
+        self._next = clock() + MIN_PHASE_SECONDS
 
     def advance(self, count: int = 1) -> None:
         self._meter.advance(count)
         if self._clock() >= self._next:
             self._next = self._clock() + self._every
-            self._owner.note(phase_line(self._name, self._meter, self._unit))
+            self._owner.note(format_phase(self._name, self._meter, self._unit))
 
     def end(self) -> None:
-        if self._meter.seconds >= PATIENCE_SECONDS:
-            self._owner.note(f"{self._name}: {self._meter.done:,} {self._unit}".rstrip() + f" in {duration(self._meter.seconds)}")
+        if self._meter.seconds >= MIN_PHASE_SECONDS:
+            self._owner.note(
+                f"{self._name}: {self._meter.done:,} {self._unit}".rstrip()
+                + f" in {format_duration(self._meter.seconds)}"
+            )
 
 
-class _PlainTraining:
-    def __init__(self, owner: PlainProgress, meter: TrainingMeter, every: float, clock: Clock) -> None:
+class _PlainTrainingDisplay:
+    def __init__(
+        self, owner: PlainProgress, meter: TrainingMeter, every: float, clock: TimeFunction
+    ) -> None:
         self._owner, self._meter, self._every, self._clock = owner, meter, every, clock
-        self._next = clock() + PATIENCE_SECONDS
+        self._next = clock() + MIN_PHASE_SECONDS
 
     def update(self, record: Mapping[str, Any]) -> None:
         self._meter.update(record)
         if self._clock() >= self._next:
             self._next = self._clock() + self._every
-            self._owner.note(f"update {self._meter.updates.done:,} of {self._meter.updates.total:,} · {self._meter.figures()}")
+            self._owner.note(
+                f"update {self._meter.steps.done:,} of {self._meter.steps.total:,} · {self._meter.summary()}"
+            )
 
     def validated(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
         self._meter.best = best
-        self._owner.note(validation_line(self._meter.updates.done, metrics, best))
+        self._owner.note(format_validation(self._meter.steps.done, metrics, best))
 
-    def plan(self, steps: int) -> None:
-        self._meter.updates.total = steps
+    def set_max_steps(self, steps: int) -> None:
+        self._meter.steps.total = steps
 
 
 class LiveProgress:
@@ -208,7 +308,7 @@ class LiveProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._drawn: RichProgress | None = None
+        self._rich_progress: RichProgress | None = None
 
     def note(self, text: str) -> None:
         """Write a line above the moving part."""
@@ -218,44 +318,74 @@ class LiveProgress:
     def phase(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Phase]:
         """Draw a bar, and take it away at the end."""
         meter = Meter(total)
-        with self._bar(name, meter, lambda: [(1, counted(meter, unit)), *_time_left(meter)]) as bar:
+        with self._bar(
+            name, meter, lambda: [(1, format_count(meter, unit)), *_eta_field(meter)]
+        ) as bar:
             yield bar
-        if meter.seconds >= PATIENCE_SECONDS:
-            self.note(f"{name}: {meter.done:,} {unit}".rstrip() + f" in {duration(meter.seconds)}")
+        if meter.seconds >= MIN_PHASE_SECONDS:
+            self.note(
+                f"{name}: {meter.done:,} {unit}".rstrip() + f" in {format_duration(meter.seconds)}"
+            )
 
     @contextmanager
-    def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingView]:
+    def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingDisplay]:
         """Draw the bar of training, with its figures beside it."""
         meter = TrainingMeter(steps=steps, done=done)
-        with self._bar("training", meter.updates, lambda: [(1, counted(meter.updates)), *meter.fields()]) as bar:
-            yield _LiveTraining(self, meter, bar)
+        with self._bar(
+            "training", meter.steps, lambda: [(1, format_count(meter.steps)), *meter.fields()]
+        ) as bar:
+            yield _LiveTrainingDisplay(self, meter, bar)
 
     @contextmanager
-    def _bar(self, name: str, meter: Meter, fields: Callable[[], list[Field]]) -> Iterator[_Bar]:
+    def _bar(
+        self, name: str, meter: Meter, fields: Callable[[], list[ProgressField]]
+    ) -> Iterator[_Bar]:
         """Add a bar to the one display that a terminal can hold, and start or stop that with its first and last bar."""
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        outermost = self._drawn is None
-        if self._drawn is None:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=WIDE_BAR), TextColumn("{task.fields[text]}", markup=False))
-            self._drawn = RichProgress(*columns, console=self._console, refresh_per_second=4, transient=True)
-            self._drawn.start()
-        bar = _Bar(self._drawn, self._drawn.add_task(name, total=meter.total, completed=meter.done, text=""), meter, fields)
+        outermost = self._rich_progress is None
+        if self._rich_progress is None:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=WIDE_BAR_COLUMNS),
+                TextColumn("{task.fields[text]}", markup=False),
+            )
+            self._rich_progress = RichProgress(
+                *columns, console=self._console, refresh_per_second=4, transient=True
+            )
+            self._rich_progress.start()
+        bar = _Bar(
+            self._rich_progress,
+            self._rich_progress.add_task(name, total=meter.total, completed=meter.done, text=""),
+            meter,
+            fields,
+        )
         try:
             yield bar
         finally:
-            self._drawn.remove_task(bar.task)
+            self._rich_progress.remove_task(bar.task)
             if outermost:
-                self._drawn.stop()
-                self._drawn = None
+                self._rich_progress.stop()
+                self._rich_progress = None
 
 
 class _Bar:
     """One bar; told of everything, it redraws four times a second."""
 
-    def __init__(self, drawn: RichProgress, task: TaskID, meter: Meter, fields: Callable[[], list[Field]]) -> None:
-        self._drawn, self.task, self._meter, self._fields = drawn, task, meter, fields
+    def __init__(
+        self,
+        rich_progress: RichProgress,
+        task: TaskID,
+        meter: Meter,
+        fields: Callable[[], list[ProgressField]],
+    ) -> None:
+        self._rich_progress, self.task, self._meter, self._fields = (
+            rich_progress,
+            task,
+            meter,
+            fields,
+        )
         self._next = 0.0
 
     def advance(self, count: int = 1) -> None:
@@ -266,18 +396,22 @@ class _Bar:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + 0.25
-            self._drawn.update(self.task, completed=self._meter.done, total=self._meter.total, text=self._text())
+            self._rich_progress.update(
+                self.task, completed=self._meter.done, total=self._meter.total, text=self._text()
+            )
 
     def _text(self) -> str:
         """Return the fields that fit beside the name and the bar, in a terminal that may have changed its width."""
-        width = self._drawn.console.width
-        bar: Any = self._drawn.columns[1]
-        bar.bar_width = WIDE_BAR if width >= WIDE_TERMINAL else NARROW_BAR
-        name = max(len(str(task.description)) for task in self._drawn.tasks)
-        return fitting(self._fields(), width - name - bar.bar_width - 2)  # and a space after each
+        width = self._rich_progress.console.width
+        bar: Any = self._rich_progress.columns[1]
+        bar.bar_width = WIDE_BAR_COLUMNS if width >= WIDE_TERMINAL_COLUMNS else NARROW_BAR_COLUMNS
+        name = max(len(str(task.description)) for task in self._rich_progress.tasks)
+        return join_fitting_fields(
+            self._fields(), width - name - bar.bar_width - 2
+        )  # and a space after each
 
 
-class _LiveTraining:
+class _LiveTrainingDisplay:
     def __init__(self, owner: LiveProgress, meter: TrainingMeter, bar: _Bar) -> None:
         self._owner, self._meter, self._bar = owner, meter, bar
 
@@ -287,13 +421,13 @@ class _LiveTraining:
 
     def validated(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
         self._meter.best = best
-        self._owner.note(validation_line(self._meter.updates.done, metrics, best))
+        self._owner.note(format_validation(self._meter.steps.done, metrics, best))
 
-    def plan(self, steps: int) -> None:
-        self._meter.updates.total = steps
+    def set_max_steps(self, steps: int) -> None:
+        self._meter.steps.total = steps
 
 
-def fitting(fields: list[Field], room: int) -> str:
+def join_fitting_fields(fields: list[ProgressField], room: int) -> str:
     """Join the fields that fit into so many columns, leaving out those of the highest ranks first; one is always kept."""
     kept = list(fields)
     while len(kept) > 1 and len(" · ".join(text for _, text in kept)) > room:
@@ -301,30 +435,32 @@ def fitting(fields: list[Field], room: int) -> str:
     return " · ".join(text for _, text in kept)
 
 
-def _time_left(meter: Meter) -> list[Field]:
+def _eta_field(meter: Meter) -> list[ProgressField]:
     """Return the field that is kept longest, as soon as it can be estimated."""
-    return [] if meter.left is None else [(0, f"{duration(meter.left)} left")]
+    return [] if meter.eta is None else [(0, f"{format_duration(meter.eta)} left")]
 
 
-def counted(meter: Meter, unit: str = "") -> str:
+def format_count(meter: Meter, unit: str = "") -> str:
     """Say how much of a thing is done: "1,200 of 29,000 pairs"."""
     total = f" of {meter.total:,}" if meter.total is not None else ""
     return f"{meter.done:,}{total} {unit}".rstrip()
 
 
-def phase_line(name: str, meter: Meter, unit: str) -> str:
+def format_phase(name: str, meter: Meter, unit: str) -> str:
     """Say how a phase stands: count, rate, estimate."""
-    left = f", {duration(meter.left)} left" if meter.left is not None else ""
-    return f"{name}: {counted(meter, unit)}, {meter.rate:,.0f} a second{left}"
+    eta = f", {format_duration(meter.eta)} left" if meter.eta is not None else ""
+    return f"{name}: {format_count(meter, unit)}, {meter.rate:,.0f} a second{eta}"
 
 
-def validation_line(update: int, metrics: Mapping[str, float], best: Mapping[str, float]) -> str:
+def format_validation(update: int, metrics: Mapping[str, float], best: Mapping[str, float]) -> str:
     """Say how a validation went."""
-    figures = " · ".join(_figure(name, value) for name, value in metrics.items())
-    return f"validation at {update:,}: {figures}" + (" · the best so far" if best.get("update") == update else "")
+    summary = " · ".join(_format_metric(name, value) for name, value in metrics.items())
+    return f"validation at {update:,}: {summary}" + (
+        " · the best so far" if best.get("step") == update else ""
+    )
 
 
-def _figure(name: str, value: float) -> str:
+def _format_metric(name: str, value: float) -> str:
     """Write one metric as people read it."""
     shown = {"bleu": f"BLEU {value:.1f}", "exact": f"{100 * value:.0f} % exact"}
     return shown.get(name, f"{name} {value:.3f}")

@@ -52,24 +52,40 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from dragoman.bundle import write_bundle
     from dragoman.config import read_config
-    from dragoman.models.build import build_model
+    from dragoman.models.factory import build_model
     from dragoman.text.tokenizer import train_tokenizers
 
-    overrides = ["model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=[self*1]", "model.decoder=[self*1]"]
+    overrides = [
+        "model.width=16",
+        "model.heads=2",
+        "model.ffn_width=32",
+        "model.encoder=[transformer*1]",
+        "model.decoder=[transformer*1]",
+    ]
     overrides += [
-        "text.kind=characters",
+        "text.tokenizer=characters",
         "data.src_lang=de",
         "data.tgt_lang=en",
         "decode.beam=2",
-        "decode.max_ratio=1",
-        "decode.max_extra=4",
+        "decode.max_length_ratio=1",
+        "decode.max_length_extra=4",
     ]
     config = read_config(recipe="tiny", overrides=overrides)
-    tokenizers = train_tokenizers((src for src, _ in PAIRS * 20), (tgt for _, tgt in PAIRS * 20), config.text)
+    tokenizers = train_tokenizers(
+        (src for src, _ in PAIRS * 20), (tgt for _, tgt in PAIRS * 20), config.text
+    )
     torch.manual_seed(3)
-    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
     path = tmp_path_factory.mktemp("models") / "my-model"
-    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["Guten Morgen."])
+    write_bundle(
+        path,
+        config=config,
+        tokenizers=tokenizers,
+        weights=model.state_dict(),
+        golden=["Guten Morgen."],
+    )
     return path
 
 
@@ -89,12 +105,19 @@ def dragoman(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command in a process of its own, in an empty directory, as a person would."""
 
     def run(
-        *arguments: object, input: str | bytes | None = None, timeout: float = 120, env: dict[str, str] | None = None
+        *arguments: object,
+        input: str | bytes | None = None,
+        timeout: float = 120,
+        env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
         raw = input.encode() if isinstance(input, str) else input
         command = [sys.executable, "-m", "dragoman", *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, input=raw, capture_output=True, timeout=timeout, env=environment)
-        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        done = subprocess.run(
+            command, cwd=tmp_path, input=raw, capture_output=True, timeout=timeout, env=environment
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
 
     return run

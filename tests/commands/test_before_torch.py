@@ -13,8 +13,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # Each takes from a tenth of a second to longer than torch itself, and none has a part in translating.
-HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.onnx", "sympy", "matplotlib", "sacrebleu", "rich")
-HEAVY += ("transformers", "onnxruntime", "triton", "pandas", "dragoman.runs", "dragoman.training.loop", "dragoman.exchange")
+HEAVY = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "torch.onnx",
+    "sympy",
+    "matplotlib",
+    "sacrebleu",
+    "rich",
+)
+HEAVY += (
+    "transformers",
+    "onnxruntime",
+    "triton",
+    "pandas",
+    "dragoman.runs",
+    "dragoman.training.trainer",
+    "dragoman.exchange",
+)
 
 # MODEL is a model; s and t are texts of the same length; x does not exist; full is a directory with files in it.
 MISTAKES = [
@@ -80,7 +97,7 @@ MISTAKES = [
 RUN = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
-import dragoman.demo.run, dragoman.evaluate.compare, dragoman.runs.place
+import dragoman.demo.run, dragoman.evaluate.comparison, dragoman.runs.output_directory
 from dragoman.cli.app import main
 
 for words in json.loads(sys.argv[1]):
@@ -96,21 +113,30 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.fixture(scope="module")
-def answers(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, bool]]:
+def answers(
+    bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[int, str, bool]]:
     """Make every mistake once: exit code, stderr, and whether torch was imported."""
     folder = tmp_path_factory.mktemp("mistakes")
     for name in ("s", "t"):
         (folder / name).write_text(f"{name} one\n{name} two\n")
     (folder / "full").mkdir()
     (folder / "full" / "a").write_text("mine")
-    typed = [[str(bundle) if word == "MODEL" else word for word in line.split()] for line, _ in MISTAKES]
+    typed = [
+        [str(bundle) if word == "MODEL" else word for word in line.split()] for line, _ in MISTAKES
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(typed)],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
-    assert sorted(path.name for path in folder.iterdir()) == ["full", "s", "t"], "a mistake must leave nothing behind"
-    return {line: tuple(json.loads(answer)) for (line, _), answer in zip(MISTAKES, done.stdout.splitlines(), strict=True)}
+    assert sorted(path.name for path in folder.iterdir()) == ["full", "s", "t"], (
+        "a mistake must leave nothing behind"
+    )
+    return {
+        line: tuple(json.loads(answer))
+        for (line, _), answer in zip(MISTAKES, done.stdout.splitlines(), strict=True)
+    }
 
 
 @pytest.mark.parametrize(("line", "found"), MISTAKES)
@@ -131,7 +157,14 @@ from dragoman.cli.app import main
 code = main(["translate", "-m", sys.argv[1], "Guten Morgen."])
 print(json.dumps([code, sorted(sys.modules)]))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(bundle)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(bundle)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
     result, modules = json.loads(done.stdout.splitlines()[-1])
     assert result == 0
     assert [name for name in HEAVY if name in modules] == []
@@ -142,7 +175,7 @@ def test_no_recipe_needs_more_than_torch_to_be_laid_out() -> None:
     code = """
 import sys
 from dragoman.config import read_config
-from dragoman.models.build import build_meta_model
+from dragoman.models.factory import build_meta_model
 from dragoman.registry import catalogue
 
 for name in catalogue("recipe"):
@@ -150,5 +183,7 @@ for name in catalogue("recipe"):
     assert all(tensor.is_meta for tensor in model.parameters()), name
     assert "torch._dynamo" not in sys.modules, name
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.files.atomic import native_path
-from dragoman.files.manifest import canonical_json, read_json
+from dragoman.storage.atomic import native_path
+from dragoman.storage.manifest import canonical_json, read_json
 
 ODD = os.fsdecode(b"caf\xe9-\xff")
 
@@ -53,7 +53,9 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_commands_take_names_that_are_not_utf_8(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_take_names_that_are_not_utf_8(
+    line: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if "ctranslate2" in line:
         pytest.importorskip("ctranslate2")
     if "huggingface" in line:
@@ -68,13 +70,23 @@ def test_commands_take_names_that_are_not_utf_8(line: str, folder: Path, capsys:
     if "OUT" in line:
         assert (folder / names["OUT"]).exists()
     if line.endswith("--json") and line.split()[0] in ("info", "evaluate"):
-        assert json.loads(captured.out)["model"] == str(folder / names["MODEL"]), "JSON has the name itself"
+        assert json.loads(captured.out)["model"] == str(folder / names["MODEL"]), (
+            "JSON has the name itself"
+        )
 
 
 @pytest.mark.parametrize(
-    "line", ["translate -m MODEL x", "evaluate MODEL --src SRC --ref TGT", "verify MODEL", "train --src SRC --tgt TGT -o OUT"]
+    "line",
+    [
+        "translate -m MODEL x",
+        "evaluate MODEL --src SRC --ref TGT",
+        "verify MODEL",
+        "train --src SRC --tgt TGT -o OUT",
+    ],
 )
-def test_errors_show_such_names(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_show_such_names(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [str(tmp_path / ODD) if word.isupper() else word for word in line.split()]
     assert main(words) == 2
     err = capsys.readouterr().err
@@ -83,17 +95,44 @@ def test_errors_show_such_names(line: str, tmp_path: Path, capsys: pytest.Captur
     assert len(err.splitlines()) == 1
 
 
-def test_training_in_such_a_directory_goes_on_from_its_checkpoints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["text.kind=characters", "model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=[self*1]"]
-    settings += ["model.decoder=[self*1]", "train.batch_tokens=200", "train.validate_every=2", f"data.cache={folder / 'cache'}"]
+def test_training_in_such_a_directory_goes_on_from_its_checkpoints(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [
+        "text.tokenizer=characters",
+        "model.width=16",
+        "model.heads=2",
+        "model.ffn_width=32",
+        "model.encoder=[transformer*1]",
+    ]
+    settings += [
+        "model.decoder=[transformer*1]",
+        "train.batch_tokens=200",
+        "train.validate_every=2",
+        f"data.cache_dir={folder / 'cache'}",
+    ]
     out = folder / f"run{ODD}"
-    words = ["train", "--src", str(folder / f"{ODD}.de"), "--tgt", str(folder / f"{ODD}.en"), "--recipe", "tiny", "-o", str(out)]
+    words = [
+        "train",
+        "--src",
+        str(folder / f"{ODD}.de"),
+        "--tgt",
+        str(folder / f"{ODD}.en"),
+        "--recipe",
+        "tiny",
+        "-o",
+        str(out),
+    ]
     for setting in settings:
         words += ["--set", setting]
     assert main([*words, "--set", "train.steps=2"]) == 0, capsys.readouterr().err
-    assert main(["train", "--resume", "-o", str(out), "--set", "train.steps=4"]) == 0, capsys.readouterr().err
+    assert main(["train", "--resume", "-o", str(out), "--set", "train.steps=4"]) == 0, (
+        capsys.readouterr().err
+    )
     assert json.loads((out / "training" / "status.json").read_text())["update"] == 4
-    assert main(["average", str(out), "-o", str(folder / f"avg{ODD}"), "--last", "1"]) == 0, capsys.readouterr().err
+    assert main(["average", str(out), "-o", str(folder / f"avg{ODD}"), "--last", "1"]) == 0, (
+        capsys.readouterr().err
+    )
     assert main(["translate", "-m", str(out), "Hallo"]) == 0
 
 

@@ -16,7 +16,9 @@ TARGETS = [f"Dog number {n} runs through the deep snow today." for n in range(30
 def write(folder: Path, sources: list[str], targets: list[str], name: str = "train") -> list[str]:
     """Write two files and give the options that name them."""
     for lines, ending in ((sources, "de"), (targets, "en")):
-        (folder / f"{name}.{ending}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / f"{name}.{ending}").write_text(
+            "".join(f"{line}\n" for line in lines), encoding="utf-8"
+        )
     prefix = "--test-" if name == "test" else "--"
     return [f"{prefix}src", str(folder / f"{name}.de"), f"{prefix}tgt", str(folder / f"{name}.en")]
 
@@ -35,7 +37,9 @@ def test_a_clean_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "duplicate pairs" in out, "a check that found nothing is listed too"
 
 
-def test_everything_is_found_with_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_found_with_its_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Blank lines on one side, tokenised text, shifted pairs (nmt-en-vi#6, mozilla/translations#53)."""
     sources, targets = list(SOURCES), list(TARGETS)
     targets[4] = ""
@@ -49,7 +53,9 @@ def test_everything_is_found_with_its_lines(tmp_path: Path, capsys: pytest.Captu
     assert found["source equals target"] == (1, [30])
 
 
-def test_unequal_files_are_told_with_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unequal_files_are_told_with_the_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Line counts that disagree (OpenNMT-py#2488, code-docstring-corpus#12)."""
     assert main(["data", "check", *write(tmp_path, SOURCES, TARGETS[:-3])]) == 0
     out = capsys.readouterr().out
@@ -57,12 +63,16 @@ def test_unequal_files_are_told_with_the_numbers(tmp_path: Path, capsys: pytest.
 
 
 def test_leakage_between_train_and_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = write(tmp_path, SOURCES, TARGETS) + write(tmp_path, [SOURCES[6], "Neu."], [TARGETS[6].upper(), "New."], name="test")
+    options = write(tmp_path, SOURCES, TARGETS) + write(
+        tmp_path, [SOURCES[6], "Neu."], [TARGETS[6].upper(), "New."], name="test"
+    )
     found = check(capsys, *options)
     assert found["held-out pairs in the corpus"] == (1, [7])
 
 
-def test_wrong_bytes_are_counted_not_fatal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_bytes_are_counted_not_fatal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = write(tmp_path, SOURCES, TARGETS)
     path = tmp_path / "train.de"
     path.write_bytes(path.read_bytes().replace("läuft".encode(), "läuft".encode("latin1"), 1))
@@ -71,7 +81,9 @@ def test_wrong_bytes_are_counted_not_fatal(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "pairs.tsv"
-    path.write_text("".join(f"{s}\t{t}\n" for s, t in zip(SOURCES, TARGETS, strict=True)), encoding="utf-8")
+    path.write_text(
+        "".join(f"{s}\t{t}\n" for s, t in zip(SOURCES, TARGETS, strict=True)), encoding="utf-8"
+    )
     assert check(capsys, "--pairs", str(path))["duplicate pairs"] == (0, [])
 
 
@@ -86,7 +98,11 @@ def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_what_cannot_be_checked_is_one_line(
-    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["data", "check", *options]) == 2
@@ -95,14 +111,21 @@ def test_what_cannot_be_checked_is_one_line(
     assert len(err.splitlines()) == 1
 
 
-def test_empty_files_are_not_called_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_files_are_not_called_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a.de", "a.en"):
         (tmp_path / name).touch()
-    assert main(["data", "check", "--src", str(tmp_path / "a.de"), "--tgt", str(tmp_path / "a.en")]) == 2
+    assert (
+        main(["data", "check", "--src", str(tmp_path / "a.de"), "--tgt", str(tmp_path / "a.en")])
+        == 2
+    )
     assert "must hold text to check; found no line at all" in capsys.readouterr().err
 
 
-def test_rows_that_are_broken_are_not_called_bad_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_are_broken_are_not_called_bad_utf8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text("eins\tone\nzwei\ndrei\tthree\n", encoding="utf-8")
     assert main(["data", "check", "--pairs", str(path)]) == 0
@@ -112,15 +135,21 @@ def test_rows_that_are_broken_are_not_called_bad_utf8(tmp_path: Path, capsys: py
     assert "3 pairs: 1 check found something" in out
 
 
-def test_json_has_all_lines_and_a_table_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_all_lines_and_a_table_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = write(tmp_path, SOURCES, [*TARGETS[:-20], *[""] * 20])
     assert check(capsys, *options)["empty lines"] == (20, list(range(281, 301)))
     assert main(["data", "check", *options]) == 0
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("empty lines")]
+    (row,) = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("empty lines")
+    ]
     assert "281, 282, 283, 284, 285, …" in row
 
 
-def test_strict_exits_with_1_on_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strict_exits_with_1_on_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = write(tmp_path, SOURCES, TARGETS)
     assert main(["data", "check", *options, "--strict"]) == 0
     options = write(tmp_path, SOURCES, ["", *TARGETS[1:]])
@@ -141,15 +170,35 @@ def test_strict_exits_with_1_on_findings(tmp_path: Path, capsys: pytest.CaptureF
             ["--src-field", "deutsch", "--tgt-field", "englisch"],
             ("deutsch", "englisch"),
         ),
-        ("a.tsv", "id\ten\tde\n", "{n}\t{t}\t{s}\n", ["--src-lang", "de", "--tgt-lang", "en"], ("de", "en")),
+        (
+            "a.tsv",
+            "id\ten\tde\n",
+            "{n}\t{t}\t{s}\n",
+            ["--src-lang", "de", "--tgt-lang", "en"],
+            ("de", "en"),
+        ),
         ("a.csv", "", '{n},"{t}","{s}"\n', ["--src-field", "3", "--tgt-field", "2"], (3, 2)),
-        ("a.jsonl", "", '{{"x": "{s}", "y": "{t}"}}\n', ["--src-field", "x", "--tgt-field", "y"], ("x", "y")),
+        (
+            "a.jsonl",
+            "",
+            '{{"x": "{s}", "y": "{t}"}}\n',
+            ["--src-field", "x", "--tgt-field", "y"],
+            ("x", "y"),
+        ),
     ],
 )
 def test_columns_are_named_and_told(
-    name: str, first: str, row: str, options: list[str], columns: tuple[object, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    first: str,
+    row: str,
+    options: list[str],
+    columns: tuple[object, object],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = [row.format(n=n, s=s, t=t) for n, (s, t) in enumerate(zip(SOURCES, TARGETS, strict=True))]
+    lines = [
+        row.format(n=n, s=s, t=t) for n, (s, t) in enumerate(zip(SOURCES, TARGETS, strict=True))
+    ]
     path = tmp_path / name
     path.write_text(first + "".join([*lines, lines[3]]), encoding="utf-8")
     assert main(["data", "check", "--pairs", str(path), *options, "--json"]) == 0
@@ -166,5 +215,19 @@ def test_columns_are_named_and_told(
 
 def test_a_column_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.tsv").write_text("id\ten\tde\n1\ta\tb\n")
-    assert main(["data", "check", "--pairs", str(tmp_path / "a.tsv"), "--src-field", "fr", "--tgt-field", "en"]) == 2
+    assert (
+        main(
+            [
+                "data",
+                "check",
+                "--pairs",
+                str(tmp_path / "a.tsv"),
+                "--src-field",
+                "fr",
+                "--tgt-field",
+                "en",
+            ]
+        )
+        == 2
+    )
     assert "must be called fr; found id, en, de" in capsys.readouterr().err

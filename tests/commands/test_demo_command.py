@@ -12,13 +12,13 @@ import pytest
 
 from dragoman.cli.app import main
 from dragoman.demo import run
-from dragoman.demo.dates import Pair, split
+from dragoman.demo.dates import DatePair, make_date_splits
 from dragoman.errors import StoppedError
 
 pytest.importorskip("babel")
 
 SMALL = (
-    "model.width=16", "model.heads=2", "model.feedforward=32", "train.steps=4", "train.warmup=1", "train.checkpoint_every=2",
+    "model.width=16", "model.heads=2", "model.ffn_width=32", "train.steps=4", "train.warmup_steps=1", "train.checkpoint_every=2",
     "train.validate_every=2", "train.validate_sentences=4", "train.threads=1",
 )  # fmt: skip
 
@@ -26,8 +26,10 @@ SMALL = (
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the demo small enough for a quick test."""
-    monkeypatch.setattr(run, "SETTINGS", (*run.SETTINGS, *SMALL))
-    monkeypatch.setattr(run, "split", functools.partial(split, train=400, valid=20, test=40))
+    monkeypatch.setattr(run, "DEMO_SETTINGS", (*run.DEMO_SETTINGS, *SMALL))
+    monkeypatch.setattr(
+        run, "make_date_splits", functools.partial(make_date_splits, train=400, valid=20, test=40)
+    )
 
 
 @pytest.mark.usefixtures("small")
@@ -43,7 +45,9 @@ def test_it_goes_all_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (model / "training" / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert "steps" in captured.err, "progress goes to stderr"
     assert main(["verify", str(model)]) == 0, "what the demo leaves is a whole model"
-    commands = [line.split() for line in captured.out.splitlines() if line.startswith("  dragoman evaluate")]
+    commands = [
+        line.split() for line in captured.out.splitlines() if line.startswith("  dragoman evaluate")
+    ]
     assert commands, "the suggested commands are whole"
     capsys.readouterr()
     assert main([*commands[0][1:], "--json"]) == 0, "and they work"
@@ -61,26 +65,38 @@ def test_another_model_is_left_alone(bundle: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("small")
-def test_a_stop_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stopped(*_: Any, **__: Any) -> None:
-        raise StoppedError("training runs to its end", found="SIGINT at update 12", fix="go on with: dragoman train --resume")
+        raise StoppedError(
+            "training runs to its end",
+            found="SIGINT at update 12",
+            fix="go on with: dragoman train --resume",
+        )
 
-    monkeypatch.setattr("dragoman.runs.train.train", stopped)
+    monkeypatch.setattr("dragoman.runs.training_run.train", stopped)
     assert main(["demo", "--out", str(tmp_path / "m")]) == 75
-    assert "found SIGINT at update 12; run the same command again to go on" in capsys.readouterr().err
+    assert (
+        "found SIGINT at update 12; run the same command again to go on" in capsys.readouterr().err
+    )
 
 
 def test_the_settings_can_be_run(tmp_path: Path) -> None:
     config = run.demo_config(tmp_path, seed=7, seconds=30, device="cpu")
     assert config.train.seed == 7
-    assert config.train.budget == 30
+    assert config.train.time_budget == 30
     assert config.train.device == "cpu"
     assert Path(config.data.src) == tmp_path / "train.text"
 
 
-def test_the_corpus_is_written_as_aligned_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "split", functools.partial(split, train=30, valid=5, test=7))
-    corpus = run.make_corpus(tmp_path / "dates", seed=2)
+def test_the_corpus_is_written_as_aligned_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run, "make_date_splits", functools.partial(make_date_splits, train=30, valid=5, test=7)
+    )
+    corpus = run.write_corpus(tmp_path / "dates", seed=2)
     for name, part in zip(("train", "valid", "test"), corpus, strict=True):
         texts = (tmp_path / "dates" / f"{name}.text").read_text(encoding="utf-8").split("\n")[:-1]
         dates = (tmp_path / "dates" / f"{name}.iso").read_text(encoding="utf-8").split("\n")[:-1]
@@ -98,22 +114,33 @@ class Knowing:
 
 
 def test_measuring_counts_whole_dates_by_language() -> None:
-    pairs = [Pair("3 mai 1979", "1979-05-03", "fr"), Pair("4 mai 1979", "1979-05-04", "fr"), Pair("May 3, 1979", "1979-05-03", "en")]
-    found = run.measure(Knowing({"3 mai 1979": "1979-05-03", "4 mai 1979": "1979-05-40", "May 3, 1979": "1979-05-03"}), pairs)  # type: ignore[arg-type]
+    pairs = [
+        DatePair("3 mai 1979", "1979-05-03", "fr"),
+        DatePair("4 mai 1979", "1979-05-04", "fr"),
+        DatePair("May 3, 1979", "1979-05-03", "en"),
+    ]
+    found = run.evaluate_dates(
+        Knowing(
+            {"3 mai 1979": "1979-05-03", "4 mai 1979": "1979-05-40", "May 3, 1979": "1979-05-03"}
+        ),
+        pairs,
+    )  # type: ignore[arg-type]
     assert found.exact == pytest.approx(2 / 3)
     assert found.by_locale == {"fr": 0.5, "en": 1.0}
     assert found.wrong == [(pairs[1], "1979-05-40")]
 
 
 def test_examples_are_held_out_dates_in_different_languages() -> None:
-    corpus = split(train=100, valid=5, test=300)
-    shown = run.examples(corpus.test)
+    corpus = make_date_splits(train=100, valid=5, test=300)
+    shown = run.pick_examples(corpus.test)
     assert len({pair.locale for pair in shown}) == len(shown) >= 4
     assert not {pair.iso for pair in shown} & {pair.iso for pair in corpus.train}
 
 
 @pytest.mark.slow
-def test_the_whole_demo_reaches_its_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_demo_reaches_its_mark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The figure of the README: at least 98 % of held-out dates, letter for letter."""
     assert main(["demo", "--out", str(tmp_path / "demo-model")]) == 0
     out = capsys.readouterr().out

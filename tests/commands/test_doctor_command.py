@@ -15,12 +15,12 @@ import torch
 from dragoman.bundle import Bundle
 from dragoman.bundle.golden import DEVICE_TOLERANCE, TOLERANCE
 from dragoman.cli.app import main
-from dragoman.cli.doctor import _number
+from dragoman.cli.doctor import _format_number
 from dragoman.doctor import CHECKS
-from dragoman.doctor.precisions import BFLOAT16, INT8
-from dragoman.files import manifest
-from dragoman.files.atomic import read_record
-from dragoman.training.tensors import write_tensors
+from dragoman.doctor.engine_checks import BFLOAT16_TOLERANCE, INT8_TOLERANCE
+from dragoman.storage import manifest
+from dragoman.storage.atomic import hash_file
+from dragoman.storage.tensor_files import write_tensors
 
 
 @pytest.fixture
@@ -31,9 +31,13 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
 def signed(path: Path) -> None:
     """Write the manifest anew, as whoever changed a file on purpose would."""
     fields = manifest.read_manifest(path)
-    files = {name: read_record(path / name) for name in fields.pop("files")}
-    (path / manifest.NAME).unlink()
-    manifest.write_manifest(path, files, {name: fields[name] for name in ("kind", "bundle_format", "created_by", "parameters")})
+    files = {name: hash_file(path / name) for name in fields.pop("files")}
+    (path / manifest.MANIFEST_NAME).unlink()
+    manifest.write_manifest(
+        path,
+        files,
+        {name: fields[name] for name in ("kind", "bundle_format", "created_by", "parameters")},
+    )
 
 
 def test_a_sound_model_passes(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,8 +54,13 @@ def test_a_sound_model_passes(bundle: Path, capsys: pytest.CaptureFixture[str]) 
     assert lines[-1] == f"{len(CHECKS)} checks passed, 1 did not apply"
 
 
-def test_as_json_on_sentences_of_ones_own(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(bundle), "--src", str(corpus / "dev.de"), "--sentences", "5", "--json"]) == 0
+def test_as_json_on_sentences_of_ones_own(
+    bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["doctor", str(bundle), "--src", str(corpus / "dev.de"), "--sentences", "5", "--json"])
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert (report["ok"], report["sentences"], report["origin"]) == (True, 5, "5 given sentences")
     assert [check["check"] for check in report["checks"]] == [*CHECKS, "exported engines"]
@@ -60,7 +69,9 @@ def test_as_json_on_sentences_of_ones_own(bundle: Path, corpus: Path, capsys: py
     assert 0 <= cached["error"] <= cached["tolerance"]
 
 
-def test_golden_vectors_that_were_changed_fail_with_65_and_are_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_golden_vectors_that_were_changed_fail_with_65_and_are_named(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     golden = json.loads((copy / "golden.json").read_text())
     golden["cases"][0]["log_probs"][0] -= 0.5
     (copy / "golden.json").write_text(json.dumps(golden))
@@ -78,8 +89,12 @@ def test_golden_vectors_that_were_changed_fail_with_65_and_are_named(copy: Path,
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
-def test_weights_that_are_not_finite_are_a_row_and_not_the_end(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = {name: tensor.clone() for name, tensor in Bundle.load(copy).model.state_dict().items()}
+def test_weights_that_are_not_finite_are_a_row_and_not_the_end(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = {
+        name: tensor.clone() for name, tensor in Bundle.load(copy).model.state_dict().items()
+    }
     weights["decoder.0.feedforward.inner.weight"][0, 0] = torch.inf
     (copy / "weights.safetensors").unlink()
     write_tensors(copy / "weights.safetensors", weights)
@@ -90,8 +105,12 @@ def test_weights_that_are_not_finite_are_a_row_and_not_the_end(copy: Path, capsy
     assert "weights finite" in captured.err
 
 
-def test_weights_of_another_shape_are_a_row_and_the_rest_is_skipped(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = {name: tensor.clone() for name, tensor in Bundle.load(copy).model.state_dict().items()}
+def test_weights_of_another_shape_are_a_row_and_the_rest_is_skipped(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = {
+        name: tensor.clone() for name, tensor in Bundle.load(copy).model.state_dict().items()
+    }
     weights["embeddings.shared.weight"] = weights["embeddings.shared.weight"][:-1].contiguous()
     (copy / "weights.safetensors").unlink()
     write_tensors(copy / "weights.safetensors", weights)
@@ -107,8 +126,10 @@ def test_engines_in_the_model_have_rows_of_their_own(
     copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ctranslate2")
-    for quantisation in ("float32", "int8"):
-        assert main(["export", str(copy), "--to", "ctranslate2", "--quantisation", quantisation]) == 0
+    for quantization in ("float32", "int8"):
+        assert (
+            main(["export", str(copy), "--to", "ctranslate2", "--quantisation", quantization]) == 0
+        )
     capsys.readouterr()
     assert main(["doctor", str(copy), "--json"]) == 0
     checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
@@ -129,7 +150,9 @@ def test_engines_in_the_model_have_rows_of_their_own(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_table_fits_a_terminal(bundle: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_fits_a_terminal(
+    bundle: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -147,14 +170,25 @@ def test_the_table_fits_a_terminal(bundle: Path, width: int, monkeypatch: pytest
 
 def test_the_page_explains_every_check_and_its_tolerance() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| ([a-z][\w =]+?) \| [^|]+ \| [^|]+ \|$", page.split("## What is tolerated")[0], flags=re.MULTILINE)[1:] == [
-        *CHECKS
+    assert re.findall(
+        r"^\| ([a-z][\w =]+?) \| [^|]+ \| [^|]+ \|$",
+        page.split("## What is tolerated")[0],
+        flags=re.MULTILINE,
+    )[1:] == [*CHECKS]
+    limits = re.findall(
+        r"^\| .+? \| ([\d.]+) \|", page.split("## What is tolerated")[1], flags=re.MULTILINE
+    )
+    assert list(map(float, limits)) == [
+        TOLERANCE,
+        DEVICE_TOLERANCE,
+        BFLOAT16_TOLERANCE,
+        INT8_TOLERANCE,
     ]
-    limits = re.findall(r"^\| .+? \| ([\d.]+) \|", page.split("## What is tolerated")[1], flags=re.MULTILINE)
-    assert list(map(float, limits)) == [TOLERANCE, DEVICE_TOLERANCE, BFLOAT16, INT8]
 
 
-def test_a_file_without_sentences_is_refused(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_sentences_is_refused(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "blank.txt").write_text("\n  \n")
     assert main(["doctor", str(bundle), "--src", str(tmp_path / "blank.txt")]) == 2
     assert f"found none in {tmp_path / 'blank.txt'}" in capsys.readouterr().err
@@ -166,10 +200,19 @@ def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(None, ""), (0, "0"), (0.0, "0"), (12, "12"), (float("nan"), "nan"), (3.2e-6, "3e-06"), (0.5, "0.500")]
+    ("value", "shown"),
+    [
+        (None, ""),
+        (0, "0"),
+        (0.0, "0"),
+        (12, "12"),
+        (float("nan"), "nan"),
+        (3.2e-6, "3e-06"),
+        (0.5, "0.500"),
+    ],
 )
 def test_numbers_are_short(value: float | None, shown: str) -> None:
-    assert _number(value) == shown
+    assert _format_number(value) == shown
 
 
 def test_long_notes_stand_below_the_table(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

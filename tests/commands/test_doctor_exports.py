@@ -11,15 +11,15 @@ import torch
 
 from dragoman.bundle import Bundle
 from dragoman.cli.app import main
-from dragoman.decoding.beam import Beam
-from dragoman.decoding.greedy import Greedy
-from dragoman.doctor.exports import HuggingFace
-from dragoman.doctor.precisions import engine_agrees
-from dragoman.doctor.subject import load_subject
-from dragoman.engines.folder import model_digest
-from dragoman.exchange.exporting import EXPORTS
-from dragoman.files import manifest
-from dragoman.files.atomic import read_record
+from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.doctor.engine_checks import check_exported_engine
+from dragoman.doctor.export_engines import HuggingFaceEngine
+from dragoman.doctor.model_under_test import load_model_under_test
+from dragoman.exchange.export import EXPORTERS
+from dragoman.inference.engine_directory import model_digest
+from dragoman.storage import manifest
+from dragoman.storage.atomic import hash_file
 
 PACKAGES = {"onnx": "onnxruntime", "huggingface": "transformers", "ctranslate2": "ctranslate2"}
 
@@ -32,21 +32,39 @@ def exported(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     for program, package in PACKAGES.items():
         pytest.importorskip(package)
         more = {"quantisation": "int8"} if program == "ctranslate2" else {}
-        made[program] = EXPORTS[program](bundle, folder / program, **more).path
+        made[program] = EXPORTERS[program](bundle, folder / program, **more).path
     return made
 
 
-def examined(bundle: Path, *exports: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
+def examined(
+    bundle: Path, *exports: Path, capsys: pytest.CaptureFixture[str]
+) -> dict[str, dict[str, object]]:
     """Run the command, and give its rows by name."""
-    main(["doctor", str(bundle), "--json", *(word for path in exports for word in ("--export", str(path)))])
+    main(
+        [
+            "doctor",
+            str(bundle),
+            "--json",
+            *(word for path in exports for word in ("--export", str(path))),
+        ]
+    )
     return {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
 
 
-def test_every_export_is_compared_with_the_model(bundle: Path, exported: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(exported) == set(EXPORTS), "a new program must be one that the doctor can open"
+def test_every_export_is_compared_with_the_model(
+    bundle: Path, exported: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(exported) == set(EXPORTERS), "a new program must be one that the doctor can open"
     checks = examined(bundle, *exported.values(), capsys=capsys)
-    found = {name: (checks[name]["verdict"], checks[name]["tolerance"]) for name in ("onnx", "huggingface", "ctranslate2-int8")}
-    assert found == {"onnx": ("PASS", 1e-3), "huggingface": ("PASS", 1e-3), "ctranslate2-int8": ("PASS", 1.0)}
+    found = {
+        name: (checks[name]["verdict"], checks[name]["tolerance"])
+        for name in ("onnx", "huggingface", "ctranslate2-int8")
+    }
+    assert found == {
+        "onnx": ("PASS", 1e-3),
+        "huggingface": ("PASS", 1e-3),
+        "ctranslate2-int8": ("PASS", 1.0),
+    }
     assert checks["onnx"]["note"] == checks["huggingface"]["note"] == "7 of 7 equal"
     assert "exported engines" not in checks
 
@@ -56,8 +74,8 @@ def test_an_export_of_other_weights_and_a_damaged_one_fail(
 ) -> None:
     other = Path(shutil.copytree(exported["onnx"], tmp_path / "other"))
     fields = manifest.read_manifest(other)
-    files = {name: read_record(other / name) for name in fields.pop("files")}
-    (other / manifest.NAME).unlink()
+    files = {name: hash_file(other / name) for name in fields.pop("files")}
+    (other / manifest.MANIFEST_NAME).unlink()
     kept = {name: fields[name] for name in ("kind", "program")}
     manifest.write_manifest(other, files, {**kept, "model_sha256": "0" * 64})
     assert examined(bundle, other, capsys=capsys)["onnx"] == {
@@ -75,7 +93,9 @@ def test_an_export_of_other_weights_and_a_damaged_one_fail(
     assert f"{damaged / 'encoder.onnx'} must be as it was written" in str(check["note"])
 
 
-def test_a_directory_that_is_no_export_is_refused(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_is_no_export_is_refused(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", str(bundle), "--export", str(bundle)]) == 2
     assert "must be an export; found kind 'dragoman bundle'" in capsys.readouterr().err
     assert main(["doctor", str(bundle), "--export", str(tmp_path)]) != 0
@@ -85,13 +105,15 @@ def test_a_directory_that_is_no_export_is_refused(bundle: Path, tmp_path: Path, 
 def test_an_export_with_other_numbers_is_seen(bundle: Path, exported: dict[str, Path]) -> None:
     """The check reads what transformers computes, not what a manifest says."""
     loaded = Bundle.load(bundle)
-    engine = HuggingFace(exported["huggingface"], loaded.tokenizers)
-    subject = load_subject(bundle)
+    engine = HuggingFaceEngine(exported["huggingface"], loaded.tokenizers)
+    subject = load_model_under_test(bundle)
     subject.engines["huggingface"] = lambda: engine
-    assert engine_agrees(subject, "huggingface").error < 1e-3
+    assert check_exported_engine(subject, "huggingface").error < 1e-3
     with torch.no_grad():
-        engine._theirs.model.model.decoder.layers[0].fc1.weight.mul_(1.5)
-    assert engine_agrees(subject, "huggingface").error > 1e-3
-    assert engine.refusal(Beam(2)) == "is run without beam"
-    assert engine.refusal(Greedy(), 10**6).startswith("was exported for ")
-    assert json.loads((exported["huggingface"] / manifest.NAME).read_text())["model_sha256"] == model_digest(loaded)
+        engine._runner.model.model.decoder.layers[0].fc1.weight.mul_(1.5)
+    assert check_exported_engine(subject, "huggingface").error > 1e-3
+    assert engine.unsupported_reason(BeamSearch(2)) == "is run without beam"
+    assert engine.unsupported_reason(GreedySearch(), 10**6).startswith("was exported for ")
+    assert json.loads((exported["huggingface"] / manifest.MANIFEST_NAME).read_text())[
+        "model_sha256"
+    ] == model_digest(loaded)

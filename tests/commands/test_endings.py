@@ -17,7 +17,19 @@ from dragoman.cli.app import main
 from dragoman.errors import CorruptError, DataError, DragomanError, LockedError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("train", "translate", "evaluate", "compare", "data", "info", "recipes", "export", "import", "average", "demo")
+COMMANDS = (
+    "train",
+    "translate",
+    "evaluate",
+    "compare",
+    "data",
+    "info",
+    "recipes",
+    "export",
+    "import",
+    "average",
+    "demo",
+)
 COMMANDS += ("verify", "doctor", "settings")
 
 
@@ -27,7 +39,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(settings, "every_setting", fail)
+    monkeypatch.setattr(settings, "list_all_settings", fail)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -59,7 +71,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_persons_mistake_is_one_line_and_its_code(
-    error: DragomanError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: DragomanError,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     failing(monkeypatch, error)
     assert main(["settings"]) == code
@@ -77,7 +92,9 @@ def test_debug_shows_the_traceback_wherever_it_stands(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_our_mistake_shows_a_traceback_and_asks_for_a_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_mistake_shows_a_traceback_and_asks_for_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     failing(monkeypatch, ZeroDivisionError("oh"))
     assert main(["settings"]) == 1
     err = capsys.readouterr().err
@@ -85,7 +102,9 @@ def test_our_mistake_shows_a_traceback_and_asks_for_a_report(monkeypatch: pytest
     assert err.splitlines()[-1].startswith("dragoman: error: this is a mistake in dragoman")
 
 
-def test_ctrl_c_is_a_word_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_a_word_and_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     failing(monkeypatch, KeyboardInterrupt())
     assert main(["settings"]) == 130
     assert capsys.readouterr().err == "dragoman: stopped\n"
@@ -94,12 +113,20 @@ def test_ctrl_c_is_a_word_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "x/y"), 77, "found Permission denied (x/y)"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "x/y"),
+            77,
+            "found Permission denied (x/y)",
+        ),
         (OSError(errno.ENOSPC, "No space left on device"), 74, "found No space left on device"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(
-    error: OSError, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: OSError,
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     failing(monkeypatch, error)
     assert main(["settings"]) == code
@@ -119,7 +146,9 @@ def test_what_the_system_refuses_is_one_line(
         (["evaluate"], "Missing"),
     ],
 )
-def test_a_mistyped_command_is_one_line(arguments: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_command_is_one_line(
+    arguments: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(bundle) if word == "MODEL" else word for word in arguments]) == 2
     err = capsys.readouterr().err
     assert err.startswith("dragoman: error: ")
@@ -133,7 +162,14 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     code += "def endless():\n    while True: print('line', flush=True)\n"
     code += "settings.every_setting = endless\nsys.exit(app.main(['settings']))"
     shell = f'"{sys.executable}" -c "$CODE" | head -n 1; exit ${{PIPESTATUS[0]}}'
-    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, "CODE": code})
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "CODE": code},
+    )
     assert done.returncode == app.PIPE_CLOSED
     assert (done.stdout, done.stderr) == ("line\n", "")
 
@@ -143,7 +179,12 @@ def test_a_full_disk_under_stdout_is_told() -> None:
         pytest.skip("this system has no /dev/full")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "dragoman", "settings"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-m", "dragoman", "settings"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
         )
     assert done.returncode == 74
     assert "No space left on device" in done.stderr
@@ -153,15 +194,24 @@ def test_the_library_s_warnings_reach_stderr_once(capsys: pytest.CaptureFixture[
     main(["--version"])
     main(["--version"])
     logging.getLogger("dragoman.somewhere").warning("the GPU is not used; say train.device=cuda")
-    assert capsys.readouterr().err == "dragoman: warning: the GPU is not used; say train.device=cuda\n"
+    assert (
+        capsys.readouterr().err == "dragoman: warning: the GPU is not used; say train.device=cuda\n"
+    )
 
 
 def test_the_exit_code_leaves_the_process() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dragoman", "settings", "model.widht"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "dragoman", "settings", "model.widht"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 2
-    assert done.stderr == "dragoman: error: there is no setting or section 'model.widht'; did you mean model.width?\n"
+    assert (
+        done.stderr
+        == "dragoman: error: there is no setting or section 'model.widht'; did you mean model.width?\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,15 +220,27 @@ def test_the_exit_code_leaves_the_process() -> None:
         ("dragoman tr", {"train", "translate"}),
         ("dragoman sc", {"score"}),
         ("dragoman data c", {"check", "clean"}),
-        ("dragoman recipes show vas", {"vaswani2017_base", "vaswani2017_big", "vaswani2017_restricted"}),
+        (
+            "dragoman recipes show vas",
+            {"vaswani2017_base", "vaswani2017_big", "vaswani2017_restricted"},
+        ),
         ("dragoman train --recipe ti", {"tiny"}),
         ("dragoman train --set model.wid", {"model.width="}),
     ],
 )
 def test_the_shell_completes_commands_and_names(words: str, expected: set[str]) -> None:
-    shell = {"_DRAGOMAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    shell = {
+        "_DRAGOMAN_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "dragoman"], cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, **shell}
+        [sys.executable, "-m", "dragoman"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **shell},
     )
     assert set(done.stdout.split()) == expected
     assert done.returncode == 0
@@ -186,6 +248,10 @@ def test_the_shell_completes_commands_and_names(words: str, expected: set[str]) 
 
 def test_help_costs_little_cpu_time() -> None:
     """Counted in imported modules, for no test asserts a time: what --help needs, and nothing of numpy's or torch's size."""
-    code = "import sys; from dragoman.cli.app import main; main(['--help']); print(len(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    code = (
+        "import sys; from dragoman.cli.app import main; main(['--help']); print(len(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert int(done.stdout.splitlines()[-1]) < 600

@@ -18,24 +18,57 @@ from dragoman.cli.compare import short_names
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     """Write a reference and two systems' outputs."""
-    references = [f"The {animal} number {n} sleeps on the old mat." for n, animal in enumerate(["cat", "dog", "bird"] * 10)]
-    texts = {"ref": references, "good": references, "bad": [line.replace("sleeps on", "is lying at") for line in references]}
+    references = [
+        f"The {animal} number {n} sleeps on the old mat."
+        for n, animal in enumerate(["cat", "dog", "bird"] * 10)
+    ]
+    texts = {
+        "ref": references,
+        "good": references,
+        "bad": [line.replace("sleeps on", "is lying at") for line in references],
+    }
     for name, lines in texts.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return {name: tmp_path / name for name in texts}
 
 
-def test_scores_with_signatures_and_speed(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_with_signatures_and_speed(
+    bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One scorer, detokenised text, raw reference, signature printed (fairseq#2593, #3245, #5064)."""
-    assert main(["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en")]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(bundle),
+                "--src",
+                str(corpus / "dev.de"),
+                "--ref",
+                str(corpus / "dev.en"),
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}" in out
     assert all(name in out for name in ("BLEU", "chrF2", "TER", "sentences/s"))
 
 
-def test_json_and_kept_translations(bundle: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_kept_translations(
+    bundle: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = tmp_path / "out.txt"
-    options = ["--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en"), "--hyp", str(kept), "--lowercase", "--tokenize", "intl"]
+    options = [
+        "--src",
+        str(corpus / "dev.de"),
+        "--ref",
+        str(corpus / "dev.en"),
+        "--hyp",
+        str(kept),
+        "--lowercase",
+        "--tokenize",
+        "intl",
+    ]
     assert main(["evaluate", str(bundle), *options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     lines = kept.read_text(encoding="utf-8").split("\n")[:-1]
@@ -47,29 +80,82 @@ def test_json_and_kept_translations(bundle: Path, corpus: Path, tmp_path: Path, 
     assert found["speed"]["sentences_per_second"] > 0
 
 
-def test_a_set_of_unequal_files_is_told_before_translating(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(corpus / "train.en")]) == 2
+def test_a_set_of_unequal_files_is_told_before_translating(
+    bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "evaluate",
+                str(bundle),
+                "--src",
+                str(corpus / "dev.de"),
+                "--ref",
+                str(corpus / "train.en"),
+            ]
+        )
+        == 2
+    )
     err = capsys.readouterr().err
     assert "found 6 and 60" in err
     assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("option", ["--src", "--ref"])
-def test_a_file_that_is_not_there(option: str, bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = {"--src": str(corpus / "dev.de"), "--ref": str(corpus / "dev.en"), option: "nowhere.txt"}
+def test_a_file_that_is_not_there(
+    option: str, bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {
+        "--src": str(corpus / "dev.de"),
+        "--ref": str(corpus / "dev.en"),
+        option: "nowhere.txt",
+    }
     assert main(["evaluate", str(bundle), *(part for pair in paths.items() for part in pair)]) == 2
     err = capsys.readouterr().err
     assert "nowhere.txt" in err
     assert len(err.splitlines()) == 1
 
 
-def test_an_unknown_tokenizer_before_any_work(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en"), "--tokenize", "13b"]) == 2
+def test_an_unknown_tokenizer_before_any_work(
+    bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "evaluate",
+                str(bundle),
+                "--src",
+                str(corpus / "dev.de"),
+                "--ref",
+                str(corpus / "dev.en"),
+                "--tokenize",
+                "13b",
+            ]
+        )
+        == 2
+    )
     assert "found '13b'; did you mean 13a?" in capsys.readouterr().err
 
 
-def test_compare_says_what_is_clear_and_what_moved(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--ref", str(files["ref"]), str(files["bad"]), str(files["good"]), "--samples", "100", "--show", "2"]) == 0
+def test_compare_says_what_is_clear_and_what_moved(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "compare",
+                "--ref",
+                str(files["ref"]),
+                str(files["bad"]),
+                str(files["good"]),
+                "--samples",
+                "100",
+                "--show",
+                "2",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "baseline" in out
     assert "clear" in out
@@ -79,15 +165,46 @@ def test_compare_says_what_is_clear_and_what_moved(files: dict[str, Path], capsy
 
 
 def test_compare_as_json(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--ref", str(files["ref"]), str(files["bad"]), str(files["good"]), "--samples", "50", "--json"]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                "--ref",
+                str(files["ref"]),
+                str(files["bad"]),
+                str(files["good"]),
+                "--samples",
+                "50",
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert {each["metric"] for each in found["results"]} == {"BLEU", "chrF2", "TER"}
     assert len(found["moved"]) == 10
 
 
-def test_compare_translates_with_models(bundle: Path, corpus: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_translates_with_models(
+    bundle: Path, corpus: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     reference, source = corpus / "dev.en", corpus / "dev.de"
-    assert main(["compare", "--ref", str(reference), "--src", str(source), str(bundle), str(reference), "--samples", "50"]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                "--ref",
+                str(reference),
+                "--src",
+                str(source),
+                str(bundle),
+                str(reference),
+                "--samples",
+                "50",
+            ]
+        )
+        == 0
+    )
     assert "100.00" in capsys.readouterr().out
 
 
@@ -99,7 +216,9 @@ def test_compare_translates_with_models(bundle: Path, corpus: Path, files: dict[
         (["bad", "nowhere"], "nowhere"),
     ],
 )
-def test_what_cannot_be_compared(names: list[str], words: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared(
+    names: list[str], words: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = [str(files.get(name, Path("nowhere"))) for name in names]
     assert main(["compare", "--ref", str(files["ref"]), *paths]) == 2
     err = capsys.readouterr().err
@@ -107,7 +226,9 @@ def test_what_cannot_be_compared(names: list[str], words: str, files: dict[str, 
     assert len(err.splitlines()) == 1
 
 
-def test_a_model_without_a_source(bundle: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_a_source(
+    bundle: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", "--ref", str(files["ref"]), str(bundle), str(files["good"])]) == 2
     assert "needs --src to translate" in capsys.readouterr().err
 
@@ -115,7 +236,14 @@ def test_a_model_without_a_source(bundle: Path, files: dict[str, Path], capsys: 
 @pytest.fixture
 def chinese(tmp_path: Path, corpus: Path) -> Path:
     """Write Chinese references for the sources of the small corpus."""
-    lines = ["早上好。", "一只狗在雪地里跑。", "两个男人在说话。", "这是一座房子。", "一个女人在看书。", "孩子们在公园里玩。"]
+    lines = [
+        "早上好。",
+        "一只狗在雪地里跑。",
+        "两个男人在说话。",
+        "这是一座房子。",
+        "一个女人在看书。",
+        "孩子们在公园里玩。",
+    ]
     (tmp_path / "dev.zh").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return tmp_path / "dev.zh"
 
@@ -123,32 +251,78 @@ def chinese(tmp_path: Path, corpus: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "tokenizer", "words"),
     [
-        (["--tgt-lang", "und"], "zh", "BLEU tokenizer zh: the references are written in Chinese script"),
+        (
+            ["--tgt-lang", "und"],
+            "zh",
+            "BLEU tokenizer zh: the references are written in Chinese script",
+        ),
         (["--tgt-lang", "zh-TW"], "zh", "BLEU tokenizer zh: the target language is zh-TW"),
-        (["--tgt-lang", "de"], "13a", "the target language is de, but the references are written in Chinese script"),
+        (
+            ["--tgt-lang", "de"],
+            "13a",
+            "the target language is de, but the references are written in Chinese script",
+        ),
     ],
 )
 def test_the_tokenizer_is_chosen_and_told(
-    options: list[str], tokenizer: str, words: str, bundle: Path, corpus: Path, chinese: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    tokenizer: str,
+    words: str,
+    bundle: Path,
+    corpus: Path,
+    chinese: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(chinese), *options]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(bundle),
+                "--src",
+                str(corpus / "dev.de"),
+                "--ref",
+                str(chinese),
+                *options,
+            ]
+        )
+        == 0
+    )
     captured = capsys.readouterr()
     assert f"tok:{tokenizer}|" in captured.out
     assert words in captured.err
-    assert main(["compare", "--ref", str(chinese), str(chinese), str(corpus / "dev.en"), "--samples", "50", *options]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                "--ref",
+                str(chinese),
+                str(chinese),
+                str(corpus / "dev.en"),
+                "--samples",
+                "50",
+                *options,
+            ]
+        )
+        == 0
+    )
     captured = capsys.readouterr()
     assert f"tok:{tokenizer}|" in captured.out
     assert words in captured.err
 
 
-def test_outputs_are_checked_before_any_work(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs_are_checked_before_any_work(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Translations were lost when --hyp named a folder that was not there."""
     files = ["--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en")]
     model = tmp_path / "damaged-model"
     model.mkdir()
     (model / "manifest.json").write_text("no JSON")
     for hyp, words in (
-        (tmp_path / "missing" / "out.txt", f"--hyp must lie in a directory that exists; found no {tmp_path / 'missing'}"),
+        (
+            tmp_path / "missing" / "out.txt",
+            f"--hyp must lie in a directory that exists; found no {tmp_path / 'missing'}",
+        ),
         (corpus / "dev.en", "--hyp must not be a file that the command reads"),
         (tmp_path, f"--hyp must name a file; found the directory {tmp_path}"),
     ):
@@ -158,7 +332,15 @@ def test_outputs_are_checked_before_any_work(corpus: Path, tmp_path: Path, capsy
         assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [["average", "{model}"], ["demo"], ["import", "{model}"], ["export", "{model}", "--to", "onnx"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["average", "{model}"],
+        ["demo"],
+        ["import", "{model}"],
+        ["export", "{model}", "--to", "onnx"],
+    ],
+)
 def test_a_directory_below_a_file_is_told_before_any_work(
     command: list[str], bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +353,11 @@ def test_a_directory_below_a_file_is_told_before_any_work(
 
 
 def test_compare_opens_every_system_before_it_translates(
-    bundle: Path, corpus: Path, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle: Path,
+    corpus: Path,
+    files: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     damaged = Path(shutil.copytree(bundle, tmp_path / "damaged"))
     (damaged / "weights.safetensors").write_bytes(b"no weights")
@@ -191,7 +377,9 @@ def test_compare_opens_every_system_before_it_translates(
     assert "--by must be chrf or bleu; found 'ter'" in capsys.readouterr().err
 
 
-def test_compare_names_the_systems(bundle: Path, corpus: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_names_the_systems(
+    bundle: Path, corpus: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--ref", str(files["ref"]), "--samples", "50", "--show", "1"]
     assert main(["compare", *options, str(files["bad"]), str(files["good"])]) == 0
     out = capsys.readouterr().out
@@ -199,7 +387,10 @@ def test_compare_names_the_systems(bundle: Path, corpus: Path, files: dict[str, 
     assert "\n  bad        The" in out
     assert "\n  good       The" in out
     assert main(["compare", *options, "--json", str(files["bad"]), str(files["good"])]) == 0
-    assert {each["system"] for each in json.loads(capsys.readouterr().out)["results"]} == {str(files["bad"]), str(files["good"])}
+    assert {each["system"] for each in json.loads(capsys.readouterr().out)["results"]} == {
+        str(files["bad"]),
+        str(files["good"]),
+    }
 
 
 @pytest.mark.parametrize(
@@ -221,9 +412,17 @@ def test_evaluate_shows_progress_on_a_terminal_alone(
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr("dragoman.cli.progress.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("dragoman.cli.progress.DELAY_SECONDS", 0.0)
     screen = Terminal()
-    arguments = ["evaluate", str(bundle), "--src", str(corpus / "dev.de"), "--ref", str(corpus / "dev.en"), "--json"]
+    arguments = [
+        "evaluate",
+        str(bundle),
+        "--src",
+        str(corpus / "dev.de"),
+        "--ref",
+        str(corpus / "dev.en"),
+        "--json",
+    ]
     assert main(arguments) == 0
     captured = capsys.readouterr()
     assert "translating" not in captured.err

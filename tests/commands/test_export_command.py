@@ -27,13 +27,31 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def test_export_prints_the_place_and_the_parity_and_translate_uses_it(model: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_prints_the_place_and_the_parity_and_translate_uses_it(
+    model: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["translate", "-m", str(model), "--beam", "1", "Guten Morgen."]) == 0
     before = capsys.readouterr().out
-    assert main(["export", str(model), "--to", "ctranslate2", "--quantisation", "float32", "--check", str(texts)]) == 0
+    assert (
+        main(
+            [
+                "export",
+                str(model),
+                "--to",
+                "ctranslate2",
+                "--quantisation",
+                "float32",
+                "--check",
+                str(texts),
+            ]
+        )
+        == 0
+    )
     place, parity = capsys.readouterr().out.splitlines()
     assert place == str(model / "engines" / "ctranslate2-float32")
-    assert parity.startswith("parity: greedy outputs equal on 3 of 3 sentences (100.0 %), largest difference of a log-probability")
+    assert parity.startswith(
+        "parity: greedy outputs equal on 3 of 3 sentences (100.0 %), largest difference of a log-probability"
+    )
     assert main(["translate", "-m", str(model), "--beam", "1", "Guten Morgen."]) == 0
     assert capsys.readouterr().out == before
     assert main(["translate", "-m", str(model), "--beam", "1", "--json", "Guten Morgen."]) == 0
@@ -43,23 +61,53 @@ def test_export_prints_the_place_and_the_parity_and_translate_uses_it(model: Pat
     assert main(["verify", str(model)]) == 0
 
 
-def test_export_compares_bleu_and_writes_json(model: Path, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["export", str(model), "--to", "ctranslate2", "--src", str(texts), "--ref", str(texts), "--json"]
+def test_export_compares_bleu_and_writes_json(
+    model: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "export",
+        str(model),
+        "--to",
+        "ctranslate2",
+        "--src",
+        str(texts),
+        "--ref",
+        str(texts),
+        "--json",
+    ]
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parity"]["sentences"] == 3
     assert {"bleu", "bleu_native"} <= found["parity"].keys()
 
 
-def test_what_the_engine_cannot_do_is_said_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_engine_cannot_do_is_said_once(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", str(model), "--to", "ctranslate2", "--quantization", "int8"]) == 0
     capsys.readouterr()
-    assert main(["translate", "-m", str(model), "--engine", "ctranslate2-int8", "--sample", "Guten Morgen.", "Das ist ein Haus."]) == 0
+    assert (
+        main(
+            [
+                "translate",
+                "-m",
+                str(model),
+                "--engine",
+                "ctranslate2-int8",
+                "--sample",
+                "Guten Morgen.",
+                "Das ist ein Haus.",
+            ]
+        )
+        == 0
+    )
     said = [line for line in capsys.readouterr().err.splitlines() if "engine" in line]
     assert said == ["the engine ctranslate2-int8 knows no sampling: the native engine does it"]
 
 
-def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", str(model), "--to", "ctranslate2", "--quantisation", "int8"]) == 0
     with (model / "engines" / "ctranslate2-int8" / "model.bin").open("r+b") as file:
         file.seek(200)
@@ -81,15 +129,23 @@ def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(model:
         (["--to", "tensorrt"], "found 'tensorrt'"),
         (["--to", "onnx"], "found no --out"),
         (["--to", "ctranslate2", "--quantisation", "int4"], "found 'int4'"),
-        (["--to", "onnx", "--quantisation", "int8", "--out", "new"], "found --quantisation int8; quantise its graphs by onnxruntime"),
-        (["--to", "huggingface", "--quantization", "int8", "--out", "new"], "found --quantisation int8; load it with"),
+        (
+            ["--to", "onnx", "--quantisation", "int8", "--out", "new"],
+            "found --quantisation int8; quantise its graphs by onnxruntime",
+        ),
+        (
+            ["--to", "huggingface", "--quantization", "int8", "--out", "new"],
+            "found --quantisation int8; load it with",
+        ),
         (["--to", "onnx", "--out", "OUT/below"], "found a file at"),
         (["--to", "ctranslate2", "--src", "a"], "found only a"),
         (["--to", "ctranslate2", "--check", "no-such-file"], "no-such-file"),
         (["--to", "huggingface", "--out", "OUT"], "a file at"),
     ],
 )
-def test_mistakes_cost_one_line(model: Path, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_cost_one_line(
+    model: Path, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "taken").write_text("mine")
     arguments = [each.replace("OUT", str(tmp_path / "taken")) for each in arguments]
     assert main(["export", str(model), *arguments]) == 2
@@ -107,9 +163,13 @@ def test_paths_that_are_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no directory at" in capsys.readouterr().err
 
 
-def test_an_empty_text_to_compare_on_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_text_to_compare_on_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").write_text("\n\n")
-    assert main(["export", str(model), "--to", "ctranslate2", "--check", str(tmp_path / "empty")]) == 2
+    assert (
+        main(["export", str(model), "--to", "ctranslate2", "--check", str(tmp_path / "empty")]) == 2
+    )
     assert "found none in" in capsys.readouterr().err
 
 
@@ -123,11 +183,27 @@ def test_a_place_that_may_not_be_written(model: Path, capsys: pytest.CaptureFixt
         model.chmod(0o700)
 
 
-def test_import_prints_the_place_and_the_parity(model: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_prints_the_place_and_the_parity(
+    model: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("transformers")
-    assert main(["export", str(model), "--to", "huggingface", "--out", str(tmp_path / "theirs")]) == 0
+    assert (
+        main(["export", str(model), "--to", "huggingface", "--out", str(tmp_path / "theirs")]) == 0
+    )
     capsys.readouterr()
-    assert main(["import", str(tmp_path / "theirs"), "--out", str(tmp_path / "back"), "--check", str(texts)]) == 0
+    assert (
+        main(
+            [
+                "import",
+                str(tmp_path / "theirs"),
+                "--out",
+                str(tmp_path / "back"),
+                "--check",
+                str(texts),
+            ]
+        )
+        == 0
+    )
     place, parity = capsys.readouterr().out.splitlines()
     assert place == str(tmp_path / "back")
     assert "equal on 2 of 2 sentences" in parity

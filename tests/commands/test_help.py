@@ -31,7 +31,9 @@ def test_help_fits_and_flags_have_no_type(
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "Usage: dragoman" in out
-    text = out[: out.index("╭")].splitlines()[3:]  # the description: a short line ends its paragraph
+    text = out[: out.index("╭")].splitlines()[
+        3:
+    ]  # the description: a short line ends its paragraph
     words = [line.strip() for line in text]
     for line, following in itertools.pairwise(words):
         if following and line:
@@ -39,4 +41,6 @@ def test_help_fits_and_flags_have_no_type(
 
 
 def test_every_command_is_listed() -> None:
-    assert {("score",), ("data", "clean"), ("data", "check"), ("translate",)} <= set(paths(build_command(app)))
+    assert {("score",), ("data", "clean"), ("data", "check"), ("translate",)} <= set(
+        paths(build_command(app))
+    )

@@ -11,8 +11,8 @@ import pytest
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.app import main
-from dragoman.files.atomic import FileRecord
-from dragoman.files.manifest import write_manifest
+from dragoman.storage.atomic import FileRecord
+from dragoman.storage.manifest import write_manifest
 
 
 @pytest.fixture
@@ -63,7 +63,11 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "run": dict,
     }
     assert values["parameters"] > 1000
-    assert values["bytes"] == sum(each.stat().st_size for each in bundle.rglob("*") if each.is_file() and each.name != "manifest.json")
+    assert values["bytes"] == sum(
+        each.stat().st_size
+        for each in bundle.rglob("*")
+        if each.is_file() and each.name != "manifest.json"
+    )
     assert values["facts"]["bundle_format"] == 1
 
 
@@ -80,14 +84,20 @@ def test_a_directory_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(err.splitlines()) == 1
 
 
-def test_a_path_that_is_not_there_names_a_model_nearby(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_not_there_names_a_model_nearby(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["info", str(bundle.parent / "my-modle")]) == 2
     assert f"perhaps you mean {bundle}" in capsys.readouterr().err
 
 
-def test_a_run_that_has_not_finished_says_where_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_not_finished_says_where_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "status.json").write_text(json.dumps({"state": "running", "update": 1200}))
+    (tmp_path / "training" / "status.json").write_text(
+        json.dumps({"state": "running", "step": 1200})
+    )
     assert main(["info", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "has not finished" in out
@@ -102,9 +112,20 @@ def test_a_whole_model_verifies(bundle: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "name", ["weights.safetensors", "config.json", "golden.json", "card.md", "text/text.json", "text/shared.model", "manifest.json"]
+    "name",
+    [
+        "weights.safetensors",
+        "config.json",
+        "golden.json",
+        "card.md",
+        "text/text.json",
+        "text/shared.model",
+        "manifest.json",
+    ],
 )
-def test_one_flipped_bit_is_found_and_the_file_named(copy: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_flipped_bit_is_found_and_the_file_named(
+    copy: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     flip(copy / name, 1001)
     assert main(["verify", str(copy)]) == 65
     captured = capsys.readouterr()
@@ -115,17 +136,25 @@ def test_one_flipped_bit_is_found_and_the_file_named(copy: Path, name: str, caps
     assert [each["name"] for each in report["files"] if not each["ok"]] == [name]
 
 
-def test_extra_files_are_named_and_do_no_harm(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_extra_files_are_named_and_do_no_harm(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (copy / "notes \x1b[31m.txt").write_text("mine")
     (copy / "more").mkdir()
     (copy / "engines").symlink_to(copy.parent)
     (copy / "training").mkdir()
     assert main(["verify", str(copy)]) == 0
     captured = capsys.readouterr()
-    assert "3 extra files, not part of the model: engines, more/, notes \\x1b[31m.txt" in captured.err
+    assert (
+        "3 extra files, not part of the model: engines, more/, notes \\x1b[31m.txt" in captured.err
+    )
     assert "every byte is as it was written" in captured.out
     assert main(["verify", str(copy), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["extra"] == ["engines", "more/", "notes \x1b[31m.txt"]
+    assert json.loads(capsys.readouterr().out)["extra"] == [
+        "engines",
+        "more/",
+        "notes \x1b[31m.txt",
+    ]
 
 
 def test_names_that_are_not_utf8_are_shown(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,23 +179,37 @@ def test_what_is_neither_model_nor_run(tmp_path: Path, capsys: pytest.CaptureFix
 def with_engines(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a model that holds a sound engine, one of other weights, and one without a manifest."""
     pytest.importorskip("ctranslate2")
-    from dragoman.exchange.exporting import export_ctranslate2
+    from dragoman.exchange.export import export_ctranslate2
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     loaded = Bundle.load(copy)
-    config = loaded.config.replace(decode={"beam": 1})  # with a beam the native engine translates, and nothing is measured
-    write_bundle(copy, config=config, tokenizers=loaded.tokenizers, weights=loaded.model.state_dict(), golden=["Guten Morgen."])
-    for quantisation in ("float32", "int8", "int8_float32"):
-        folder = export_ctranslate2(copy, quantisation=quantisation).path
-        if quantisation == "int8":
+    config = loaded.config.replace(
+        decode={"beam": 1}
+    )  # with a beam the native engine translates, and nothing is measured
+    write_bundle(
+        copy,
+        config=config,
+        tokenizers=loaded.tokenizers,
+        weights=loaded.model.state_dict(),
+        golden=["Guten Morgen."],
+    )
+    for quantization in ("float32", "int8", "int8_float32"):
+        folder = export_ctranslate2(copy, quantization=quantization).path
+        if quantization == "int8":
             manifest = json.loads((folder / "manifest.json").read_text())
             (folder / "manifest.json").unlink()
             write_manifest(
                 folder,
                 {name: FileRecord(**record) for name, record in manifest["files"].items()},
-                {**{name: manifest[name] for name in ("kind", "engine", "quantisation", "parity")}, "model_sha256": "0" * 64},
+                {
+                    **{
+                        name: manifest[name]
+                        for name in ("kind", "engine", "quantisation", "parity")
+                    },
+                    "model_sha256": "0" * 64,
+                },
             )
-        if quantisation == "int8_float32":
+        if quantization == "int8_float32":
             (folder / "manifest.json").unlink()
     return copy
 
@@ -182,7 +225,9 @@ def test_info_lists_the_engines(with_engines: Path, capsys: pytest.CaptureFixtur
     assert max(map(len, map(str.rstrip, table.splitlines()))) <= 100
 
 
-def test_info_remembers_what_was_measured(with_engines: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_remembers_what_was_measured(
+    with_engines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("int8", "int8_float32"):
         shutil.rmtree(with_engines / "engines" / f"ctranslate2-{name}")
     assert main(["translate", "-m", str(with_engines), "Guten Morgen."]) == 0
@@ -195,6 +240,8 @@ def test_info_remembers_what_was_measured(with_engines: Path, capsys: pytest.Cap
     assert "chosen here" in capsys.readouterr().out
 
 
-def test_without_engines_nothing_is_said_of_them(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_engines_nothing_is_said_of_them(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["info", str(bundle)]) == 0
     assert "What runs it" not in capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.__main__ import open_streams
 from dragoman.cli.app import main
-from dragoman.cli.show import result
+from dragoman.cli.output import print_result
 
 
 def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
@@ -30,21 +30,30 @@ def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 
         (["--beam", "99999"], "found '99999'"),  # which took all the memory there was
         (["--nbest", "600"], "found '600'"),
         (["--length-penalty", "1000"], "found '1000'"),  # which overflowed
-        (["--sample", "--temperature", "inf"], "temperature must be a finite number above 0; found inf"),
+        (
+            ["--sample", "--temperature", "inf"],
+            "temperature must be a finite number above 0; found inf",
+        ),
         (["--device", "meta"], "found 'meta'"),
     ],
 )
-def test_numbers_that_no_search_can_use(options: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_that_no_search_can_use(
+    options: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert words in refusal("translate", "-m", bundle, *options, "Guten Morgen.", capsys=capsys)
 
 
-def test_a_path_that_is_no_model_is_answered_with_one_that_is(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_no_model_is_answered_with_one_that_is(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("nothing of interest")
     shutil.copytree(bundle, tmp_path / "mine")
     line = refusal("translate", "-m", text, "Hallo", capsys=capsys)
     assert f"found the file {text}; perhaps you mean {tmp_path / 'mine'}" in line
-    line = refusal("translate", "-m", tmp_path / "mine" / "weights.safetensors", "Hallo", capsys=capsys)
+    line = refusal(
+        "translate", "-m", tmp_path / "mine" / "weights.safetensors", "Hallo", capsys=capsys
+    )
     assert f"give its directory, {tmp_path / 'mine'}" in line
     (tmp_path / "mine" / "training").mkdir()
     line = refusal("translate", "-m", tmp_path / "mine" / "training", "Hallo", capsys=capsys)
@@ -54,32 +63,65 @@ def test_a_path_that_is_no_model_is_answered_with_one_that_is(bundle: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["data", "chekc"], "dragoman: error: No such command 'chekc'. Did you mean 'check'? See dragoman data --help"),
-        (["settings", "nope"], "there is no setting or section 'nope'; choose one of data, decode, model, text, train"),
-        (["settings", "model.widht"], "there is no setting or section 'model.widht'; did you mean model.width?"),
+        (
+            ["data", "chekc"],
+            "dragoman: error: No such command 'chekc'. Did you mean 'check'? See dragoman data --help",
+        ),
+        (
+            ["settings", "nope"],
+            "there is no setting or section 'nope'; choose one of data, decode, model, text, train",
+        ),
+        (
+            ["settings", "model.widht"],
+            "there is no setting or section 'model.widht'; did you mean model.width?",
+        ),
         (["verify", "nowhere"], "nowhere must be a model or a run; found nothing there"),
     ],
 )
-def test_the_line_reads_well(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line_reads_well(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert line in refusal(*arguments, capsys=capsys)
 
 
-def test_more_resamplings_than_fit_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = refusal("compare", "--ref", tmp_path / "r", tmp_path / "a", tmp_path / "b", "--samples", "999999999", capsys=capsys)
+def test_more_resamplings_than_fit_in_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(
+        "compare",
+        "--ref",
+        tmp_path / "r",
+        tmp_path / "a",
+        tmp_path / "b",
+        "--samples",
+        "999999999",
+        capsys=capsys,
+    )
     assert "found '999999999'" in line
 
 
 def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of sacreBLEU's tokenisers are downloaded at first use; without a network that is the person's choice to change."""
     from dragoman.errors import ConfigError
-    from dragoman.evaluate import scoring
+    from dragoman.evaluate import metrics
 
     def unreachable(**options: object) -> None:
         raise OSError("<urlopen error: no route>")
 
-    monkeypatch.setattr(scoring, "BLEU", type("BLEU", (), {"TOKENIZERS": ["flores200"], "__new__": lambda cls, **options: unreachable()}))
-    with pytest.raises(ConfigError, match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install it or take"):
-        scoring.metrics(tokenize="flores200")
+    monkeypatch.setattr(
+        metrics,
+        "BLEU",
+        type(
+            "BLEU",
+            (),
+            {"TOKENIZERS": ["flores200"], "__new__": lambda cls, **options: unreachable()},
+        ),
+    )
+    with pytest.raises(
+        ConfigError,
+        match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install it or take",
+    ):
+        metrics.build_metrics(tokenize="flores200")
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
@@ -96,5 +138,5 @@ def test_translations_are_utf8_whatever_the_locale(monkeypatch: pytest.MonkeyPat
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
     open_streams()
-    result("日本 – €")
+    print_result("日本 – €")
     assert raw.getvalue().decode("utf-8") == "日本 – €\n"

@@ -7,22 +7,42 @@ import sys
 
 import pytest
 
-WORDS = "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
+WORDS = (
+    "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
+)
 SETTINGS = [
-    "model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=self", "model.decoder=self", "text.kind=characters",
-    "text.byte_fallback=false", "text.vocabulary=40", "train.steps=8", "train.batch_tokens=100", "train.accumulate=2",
+    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer", "model.decoder=transformer", "text.tokenizer=characters",
+    "text.byte_fallback=false", "text.vocab_size=40", "train.steps=8", "train.batch_tokens=100", "train.gradient_accumulation=2",
     "train.checkpoint_every=4", "train.validate_every=8", "train.validate_sentences=2", "train.device=cpu", "train.precision=float32",
 ]  # fmt: skip
 
 
 def command(folder, out: str, ranks: int) -> subprocess.CompletedProcess[str]:
-    words = [*WORDS.format(out=out).split(), *(word for each in SETTINGS for word in ("--set", each))]
+    words = [
+        *WORDS.format(out=out).split(),
+        *(word for each in SETTINGS for word in ("--set", each)),
+    ]
     start = [sys.executable, "-m", "dragoman"]
     if ranks > 1:
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", "dragoman"]
+        start = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            "-m",
+            "dragoman",
+        ]
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DRAGOMAN_CACHE": str(folder / "cache"), "PYTHONPATH": path}
-    return subprocess.run([*start, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "DRAGOMAN_CACHE": str(folder / "cache"),
+        "PYTHONPATH": path,
+    }
+    return subprocess.run(
+        [*start, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 def losses(folder, out: str) -> list[float]:

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.cli.drawing import draw_stack
+from dragoman.cli.stack_diagram import format_stack
 from dragoman.config import ModelConfig, from_dict, read_config, to_dict
-from dragoman.models.build import build_model, count_parameters, describe
+from dragoman.models.factory import build_model, count_parameters, summarize_model
 from dragoman.recipes.catalogue import RECIPES
 
 
@@ -33,7 +33,9 @@ def test_every_recipe_shows_its_stack(name: str, capsys: pytest.CaptureFixture[s
     assert out.startswith(f"{name}: ")
     assert "encoder  (B, S, " in out
     assert "decoder  (B, T, " in out
-    assert max(map(len, out.partition("\nsetting ")[0].splitlines())) <= 160, "a drawing that a terminal would break is none"
+    assert max(map(len, out.partition("\nsetting ")[0].splitlines())) <= 160, (
+        "a drawing that a terminal would break is none"
+    )
     assert "Attention heads that share the width, H." in out
     assert main(["recipes", "show", name, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -52,12 +54,18 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(entry.family for entry in RECIPES.values())
     assert main(["recipes"]) == 0
-    shown = [line.strip() if line.rstrip().endswith(":") else line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    shown = [
+        line.strip() if line.rstrip().endswith(":") else line.split()[0]
+        for line in capsys.readouterr().out.splitlines()[1:]
+    ]
     families = list(dict.fromkeys(entry.family for entry in RECIPES.values()))
     assert {"Transformer", "recurrent", "convolutional"} <= set(families)
     expected = []
     for family in families:
-        expected += [f"{family}:", *(name for name, entry in RECIPES.items() if entry.family == family)]
+        expected += [
+            f"{family}:",
+            *(name for name, entry in RECIPES.items() if entry.family == family),
+        ]
     assert shown == expected
     assert main(["recipes", "--json"]) == 0
     assert {row["family"] for row in json.loads(capsys.readouterr().out)} == set(families)
@@ -65,26 +73,35 @@ def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_recipe_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "vaswani2017base"]) == 2
-    assert "there is no recipe named 'vaswani2017base'; did you mean vaswani2017_base, " in capsys.readouterr().err
+    assert (
+        "there is no recipe named 'vaswani2017base'; did you mean vaswani2017_base, "
+        in capsys.readouterr().err
+    )
 
 
 def test_equal_layers_are_drawn_once_and_all_weights_are_counted() -> None:
-    config = ModelConfig(encoder=("self*3",), decoder=("self*1",), width=8, heads=2, feedforward=16)
-    rows = describe(config, src_vocabulary=20, tgt_vocabulary=20)
-    lines = draw_stack(rows, config)
+    config = ModelConfig(
+        encoder=("transformer*3",), decoder=("transformer*1",), width=8, heads=2, ffn_width=16
+    )
+    rows = summarize_model(config, src_vocab_size=20, tgt_vocab_size=20)
+    lines = format_stack(rows, config)
     assert sum("layers 0 to 2, each" in line for line in lines) == 1
     assert sum("layer 0" in line for line in lines) == 1
     assert any("20x8" in line for line in lines)
-    model = build_model(config, src_vocabulary=20, tgt_vocabulary=20)
+    model = build_model(config, src_vocab_size=20, tgt_vocab_size=20)
     assert sum(row.parameters for row in rows) == count_parameters(model)
 
 
 def test_a_stack_of_equal_cells_is_counted() -> None:
-    block = "lstm(layers=8, attention=normed_additive, query=below, initial=zero, skip=false)"
-    config = ModelConfig(encoder=("lstm(layers=3)",), decoder=(block,), width=8, heads=2, positions="none")
-    lines = draw_stack(describe(config, src_vocabulary=20, tgt_vocabulary=20), config)
+    block = "lstm(layers=8, attention=normed_additive, decoder=gnmt, initial_state=zero, residual_connection=false)"
+    config = ModelConfig(
+        encoder=("lstm(layers=3)",), decoder=(block,), width=8, heads=2, positions="none"
+    )
+    lines = format_stack(summarize_model(config, src_vocab_size=20, tgt_vocab_size=20), config)
     assert any("3 x in 32x8, 3 x state 32x8" in line for line in lines)
-    assert any("in 32x16, state 32x8, 7 x above in 32x16, 7 x above state 32x8" in line for line in lines)
+    assert any(
+        "in 32x16, state 32x8, 7 x above in 32x16, 7 x above state 32x8" in line for line in lines
+    )
     assert any("query 8x8, key 8x8, energy 1x8" in line for line in lines)
 
 
@@ -96,8 +113,13 @@ def test_a_stack_of_equal_cells_is_counted() -> None:
         ("RNN", "domhan2018_rnn, domhan2018_rnn_mh or domhan2018_rnn_ff"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_three_nearest(written: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["recipes", "show", written], ["train", "--recipe", written, "--src", "a", "--tgt", "b", "--out", "c"]):
+def test_a_wrong_name_is_answered_with_the_three_nearest(
+    written: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (
+        ["recipes", "show", written],
+        ["train", "--recipe", written, "--src", "a", "--tgt", "b", "--out", "c"],
+    ):
         assert main(command) == 2
         line = f"dragoman: error: there is no recipe named {written!r}; did you mean {meant}? See `dragoman recipes`\n"
         assert capsys.readouterr().err == line

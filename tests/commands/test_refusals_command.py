@@ -15,16 +15,47 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.mark.parametrize(
     ("setting", "reason", "remedy"),
     [
-        ("model.decoder=[self(attention=monotonic)]", "weighs all positions at once", "use lstm(attention=monotonic)"),
-        ("model.encoder=[lstm(window=5)]", "no window over its own sequence", "use self(window=5)"),
-        ("model.decoder=[lstm(attention=dot, alignment=location_sensitive)]", "found attention=dot", "use attention=additive"),
+        (
+            "model.decoder=[transformer(attention=monotonic)]",
+            "weighs all positions at once",
+            "use lstm(attention=monotonic)",
+        ),
+        (
+            "model.encoder=[lstm(window=5)]",
+            "no window over its own sequence",
+            "use transformer(window=5)",
+        ),
+        (
+            "model.decoder=[lstm(attention=dot, alignment=location_sensitive)]",
+            "found attention=dot",
+            "use attention=additive",
+        ),
         ("model.heads=7", "must divide model.width; found 7 and 256", "try model.heads=4 or 8"),
         ("model.decoder=[bilstm]", "must see no future; found bilstm", "use lstm"),
     ],
 )
-def test_a_dry_run_refuses_before_it_looks_at_the_text(setting: str, reason: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_refuses_before_it_looks_at_the_text(
+    setting: str, reason: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = ["--src", "nowhere.de", "--tgt", "nowhere.en"]  # never looked for
-    assert main(["train", "--recipe", "tiny", "--out", "never", *text, "--set", "model.width=256", "--set", setting, "--dry-run"]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "--recipe",
+                "tiny",
+                "--out",
+                "never",
+                *text,
+                "--set",
+                "model.width=256",
+                "--set",
+                setting,
+                "--dry-run",
+            ]
+        )
+        == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("dragoman: error: ")
     assert reason in line
@@ -32,7 +63,15 @@ def test_a_dry_run_refuses_before_it_looks_at_the_text(setting: str, reason: str
 
 
 def test_a_process_of_its_own_says_several_at_once(dragoman: Run) -> None:
-    done = dragoman("train", "--out=never", "--src=no.de", "--tgt=no.en", "--set", "model.encoder=[bilstm(window=2)*3, slef]", "--dry-run")
+    done = dragoman(
+        "train",
+        "--out=never",
+        "--src=no.de",
+        "--tgt=no.en",
+        "--set",
+        "model.encoder=[bilstm(window=2)*3, slef]",
+        "--dry-run",
+    )
     assert done.returncode == 2
     assert "did you mean self?" in done.stderr
     assert "Traceback" not in done.stderr

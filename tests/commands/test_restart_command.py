@@ -12,24 +12,45 @@ from pathlib import Path
 
 import pytest
 
-WORDS = "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
+WORDS = (
+    "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
+)
 SETTINGS = [
-    "model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=self", "model.decoder=self", "text.kind=characters",
-    "text.byte_fallback=false", "text.vocabulary=40", "train.batch_tokens=100", "train.accumulate=2", "train.average=2",
+    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer", "model.decoder=transformer", "text.tokenizer=characters",
+    "text.byte_fallback=false", "text.vocab_size=40", "train.batch_tokens=100", "train.gradient_accumulation=2", "train.average_checkpoints=2",
     "train.checkpoint_every=10", "train.validate_every=60", "train.validate_sentences=2", "train.device=cpu", "train.precision=float32",
 ]  # fmt: skip
 
 
 def start(folder: Path, out: str, *settings: str, ranks: int) -> subprocess.Popen:
-    words = [*WORDS.format(out=out).split(), *(word for each in [*SETTINGS, *settings] for word in ("--set", each))]
+    words = [
+        *WORDS.format(out=out).split(),
+        *(word for each in [*SETTINGS, *settings] for word in ("--set", each)),
+    ]
     launcher = [sys.executable]
     if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=1"]
+        launcher += [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            "--max-restarts=1",
+        ]
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DRAGOMAN_CACHE": str(folder / "cache"), "PYTHONPATH": path}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "DRAGOMAN_CACHE": str(folder / "cache"),
+        "PYTHONPATH": path,
+    }
     with (folder / f"{out}.output").open("w") as output:
         return subprocess.Popen(
-            [*launcher, "-m", "dragoman", *words], cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+            [*launcher, "-m", "dragoman", *words],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
 
 
@@ -40,7 +61,12 @@ def losses(folder: Path, out: str) -> list[float]:
 
 def ranks_of(launcher: subprocess.Popen) -> list[int]:
     """Find the launcher's processes, first rank first."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(launcher.pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return sorted(int(word) for word in found.stdout.split())
 
 
@@ -56,7 +82,7 @@ def wait_for(true, what: str) -> None:
 @pytest.mark.parametrize("shard", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
     """The launcher starts both ranks again; they go on from the newest checkpoint and end with the losses of a quiet run."""
-    options = ("train.steps=120", f"train.shard={shard}")
+    options = ("train.steps=120", f"train.fsdp={shard}")
     quiet = start(backwards, "quiet", *options, ranks=1)
     assert quiet.wait(timeout=300) == 0, (backwards / "quiet.output").read_text()
     hurt = start(backwards, "hurt", *options, ranks=2)
@@ -76,14 +102,27 @@ def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
     assert bool(pieces) is (shard == "on")
     words = ["average", "hurt", "--last", "2", "--out", "averaged"]
     done = subprocess.run(
-        [sys.executable, "-m", "dragoman", *words], cwd=backwards, capture_output=True, text=True, check=False, env=paths()
+        [sys.executable, "-m", "dragoman", *words],
+        cwd=backwards,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=paths(),
     )
     assert done.returncode == 0, done.stderr
     verified = subprocess.run(
-        [sys.executable, "-m", "dragoman", "verify", "hurt"], cwd=backwards, capture_output=True, text=True, env=paths()
+        [sys.executable, "-m", "dragoman", "verify", "hurt"],
+        cwd=backwards,
+        capture_output=True,
+        text=True,
+        env=paths(),
     )
     assert verified.returncode == 0, verified.stderr
 
 
 def paths() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
+    }

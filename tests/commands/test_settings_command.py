@@ -9,22 +9,26 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.cli.settings import every_setting, say_value
-from dragoman.config import Config, apply_overrides, settings_of
-from dragoman.config.tree import SECTIONS
+from dragoman.cli.settings import format_value, list_all_settings
+from dragoman.config import Config, apply_overrides, list_settings
+from dragoman.config.config import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 # The names people meet first; renaming one is breaking every command line and file that has it.
 FIRST = (
-    "model.width", "model.heads", "model.feedforward", "model.dropout", "train.steps", "train.batch_tokens", "train.learning_rate",
-    "train.seed", "train.checkpoint_every", "train.validate_every", "text.vocabulary",
+    "model.width", "model.heads", "model.ffn_width", "model.dropout", "train.steps", "train.batch_tokens", "train.learning_rate",
+    "train.seed", "train.checkpoint_every", "train.validate_every", "text.vocab_size",
 )  # fmt: skip
 
 
 def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settings"]) == 0
     out = capsys.readouterr().out
-    names = [f"{section}.{each.name}" for section in SECTIONS for each in settings_of(type(getattr(Config(), section)))]
+    names = [
+        f"{section}.{each.name}"
+        for section in SECTIONS
+        for each in list_settings(type(getattr(Config(), section)))
+    ]
     assert all(name in out for name in names)
     assert set(FIRST) <= set(names)
 
@@ -52,19 +56,28 @@ def test_a_wrong_name_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_every_default_can_be_typed_back() -> None:
     """What is shown as the default is accepted by --set, and changes nothing."""
-    for row in every_setting():
+    for row in list_all_settings():
         assert apply_overrides(Config(), [f"{row.path}={row.default}"]) == Config(), row.path
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(True, "true"), (("self*2", "lstm"), "[self*2, lstm]"), (1e-9, "1e-09"), (3, "3"), ("bpe", "bpe")]
+    ("value", "text"),
+    [
+        (True, "true"),
+        (("transformer*2", "lstm"), "[transformer*2, lstm]"),
+        (1e-9, "1e-09"),
+        (3, "3"),
+        ("bpe", "bpe"),
+    ],
 )
 def test_values_are_said_as_they_are_typed(value: object, text: str) -> None:
-    assert say_value(value) == text
+    assert format_value(value) == text
 
 
 def test_the_page_of_the_documentation_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("settings_page", ROOT / "tools" / "settings_page.py")
+    spec = importlib.util.spec_from_file_location(
+        "settings_page", ROOT / "tools" / "settings_page.py"
+    )
     assert spec
     assert spec.loader
     tool = importlib.util.module_from_spec(spec)

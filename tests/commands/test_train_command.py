@@ -11,8 +11,8 @@ import pytest
 from dragoman.cli.app import main
 
 QUICK = {
-    "train.steps": "4", "train.warmup": "1", "train.checkpoint_every": "2", "train.validate_every": "2", "train.threads": "1",
-    "train.keep": "3", "model.width": "16", "model.heads": "2", "model.feedforward": "32", "text.vocabulary": "340",
+    "train.steps": "4", "train.warmup_steps": "1", "train.checkpoint_every": "2", "train.validate_every": "2", "train.threads": "1",
+    "train.keep_checkpoints": "3", "model.width": "16", "model.heads": "2", "model.ffn_width": "32", "text.vocab_size": "340",
 }  # fmt: skip
 Train = Callable[..., int]
 
@@ -21,12 +21,27 @@ Train = Callable[..., int]
 def train(corpus: Path, tmp_path: Path) -> Train:
     """Train on the small corpus with small settings; later options replace earlier ones."""
 
-    def run(*options: str, out: str = "my-model", data: bool = True, quick: bool = True, recipe: str = "tiny") -> int:
-        files = [f"--{option}={corpus / file}" for option, file in (("src", "train.de"), ("tgt", "train.en"))] if data else []
+    def run(
+        *options: str,
+        out: str = "my-model",
+        data: bool = True,
+        quick: bool = True,
+        recipe: str = "tiny",
+    ) -> int:
+        files = (
+            [
+                f"--{option}={corpus / file}"
+                for option, file in (("src", "train.de"), ("tgt", "train.en"))
+            ]
+            if data
+            else []
+        )
         settings = [f"--set={path}={value}" for path, value in QUICK.items()] if quick else []
         named = [f"--recipe={recipe}"] if recipe else []
-        cache = [f"--set=data.cache={tmp_path / 'cache'}"] if quick else []
-        return main(["train", *files, *named, *settings, *cache, "--out", str(tmp_path / out), *options])
+        cache = [f"--set=data.cache_dir={tmp_path / 'cache'}"] if quick else []
+        return main(
+            ["train", *files, *named, *settings, *cache, "--out", str(tmp_path / out), *options]
+        )
 
     return run
 
@@ -36,15 +51,27 @@ def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-def test_two_files_become_a_model(train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_files_become_a_model(
+    train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """None of four peers gets from nothing to a translated sentence at the first try."""
-    assert train(f"--valid-src={corpus / 'dev.de'}", f"--valid-tgt={corpus / 'dev.en'}", "--src-lang=de", "--tgt-lang=en") == 0
+    assert (
+        train(
+            f"--valid-src={corpus / 'dev.de'}",
+            f"--valid-tgt={corpus / 'dev.en'}",
+            "--src-lang=de",
+            "--tgt-lang=en",
+        )
+        == 0
+    )
     captured = capsys.readouterr()
     assert captured.out == "", "a training run's notes are no result"
     assert "weights" in captured.err
     assert "my-model is ready" in captured.err
     model = tmp_path / "my-model"
-    assert {"card.md", "config.json", "weights.safetensors", "golden.json", "manifest.json"} <= {each.name for each in model.iterdir()}
+    assert {"card.md", "config.json", "weights.safetensors", "golden.json", "manifest.json"} <= {
+        each.name for each in model.iterdir()
+    }
     assert main(["translate", "-m", str(model), "Guten Morgen."]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
     assert main(["info", str(model)]) == 0
@@ -54,7 +81,10 @@ def test_two_files_become_a_model(train: Train, corpus: Path, tmp_path: Path, ca
 
 @pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
 def test_one_file_of_pairs(ending: str, train: Train, corpus: Path, tmp_path: Path) -> None:
-    sides = [(corpus / f"train.{language}").read_text(encoding="utf-8").splitlines() for language in ("de", "en")]
+    sides = [
+        (corpus / f"train.{language}").read_text(encoding="utf-8").splitlines()
+        for language in ("de", "en")
+    ]
     rows = list(zip(*sides, strict=True))
     written = {
         "tsv": "".join(f"{s}\t{t}\n" for s, t in rows),
@@ -66,7 +96,9 @@ def test_one_file_of_pairs(ending: str, train: Train, corpus: Path, tmp_path: Pa
     assert train("--pairs", str(path), "--set=train.steps=2", data=False) == 0
 
 
-def test_the_same_command_again_says_that_nothing_is_left(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_command_again_says_that_nothing_is_left(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Resuming "does nothing": the step count is absolute (OpenNMT-py#1364, #886)."""
     assert train("--set=train.steps=2") == 0
     capsys.readouterr()
@@ -74,19 +106,28 @@ def test_the_same_command_again_says_that_nothing_is_left(train: Train, tmp_path
     told = errors(capsys)
     assert any("nothing to do" in line and "all 2 updates made" in line for line in told)
     assert any("--set train.steps=4" in line for line in told)
-    assert main(["train", "--out", str(tmp_path / "my-model"), "--resume", "--set", "train.steps=4"]) == 0
+    assert (
+        main(["train", "--out", str(tmp_path / "my-model"), "--resume", "--set", "train.steps=4"])
+        == 0
+    )
     assert "my-model is ready" in capsys.readouterr().err
-    assert max(int(each.name[5:]) for each in (tmp_path / "my-model" / "training").glob("step-*")) == 4
+    assert (
+        max(int(each.name[5:]) for each in (tmp_path / "my-model" / "training").glob("step-*")) == 4
+    )
 
 
 def test_resume_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--out", str(tmp_path / "nothing"), "--resume"]) == 2
     (line,) = errors(capsys)
-    assert f"found no run in {tmp_path / 'nothing'} to resume; leave out --resume to start one" in line
+    assert (
+        f"found no run in {tmp_path / 'nothing'} to resume; leave out --resume to start one" in line
+    )
     assert not (tmp_path / "nothing").exists()
 
 
-def test_resume_starts_nothing(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_starts_nothing(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`--resume` where there was no run started a new one."""
     (tmp_path / "my-model").mkdir()
     assert train("--resume") == 2
@@ -97,11 +138,16 @@ def test_resume_starts_nothing(train: Train, tmp_path: Path, capsys: pytest.Capt
     training.mkdir()
     (training / "run.json").write_text('{"run_id": "a process was killed while it prepared"}')
     assert main(["train", "--out", str(tmp_path / "my-model"), "--resume"]) == 2
-    assert "to resume: it was stopped while it prepared its data; leave out --resume" in errors(capsys)[-1]
+    assert (
+        "to resume: it was stopped while it prepared its data; leave out --resume"
+        in errors(capsys)[-1]
+    )
     assert train("--resume", "--set=train.steps=1") == 0, "the same command again starts it"
 
 
-def test_several_corpora_one_after_the_other(train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_corpora_one_after_the_other(
+    train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`--src A --src B` took B and dropped A without a word."""
     more = [f"--src={corpus / 'dev.de'}", f"--tgt={corpus / 'dev.en'}"]
     assert train(*more, "--set=train.steps=1") == 0
@@ -118,20 +164,30 @@ def test_several_corpora_one_after_the_other(train: Train, corpus: Path, tmp_pat
     assert f"{bad} line 1 must be UTF-8" in errors(capsys)[-1]
 
 
-def test_a_stop_is_no_error(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_is_no_error(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Ctrl-C ended with an error that explained what training is."""
-    from dragoman import stopping
+    from dragoman.runtime import signals
 
-    stopping.uninstall()
+    signals.uninstall_handlers()
     try:
-        stopping.request("SIGINT")
+        signals.request_stop("SIGINT")
         assert train() == 75
     finally:
-        stopping.uninstall()
-    assert errors(capsys)[-1] == "dragoman: stopped by SIGINT while preparing, before training; run the same command again"
+        signals.uninstall_handlers()
+    assert (
+        errors(capsys)[-1]
+        == "dragoman: stopped by SIGINT while preparing, before training; run the same command again"
+    )
 
 
-def test_what_makes_the_run_may_not_change(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_the_run_may_not_change(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train("--set=train.steps=2") == 0
     capsys.readouterr()
     assert train("--set=model.width=32", "--resume") == 2
@@ -140,7 +196,9 @@ def test_what_makes_the_run_may_not_change(train: Train, capsys: pytest.CaptureF
     assert "found 32 where it was 16" in line
 
 
-def test_a_dry_run_writes_nothing_and_says_what_it_would_take(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_writes_nothing_and_says_what_it_would_take(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train("--dry-run") == 0
     err = capsys.readouterr().err
     assert "nothing was trained" in err
@@ -151,23 +209,46 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_take(train: Train, tmp_
     assert not (tmp_path / "my-model").exists()
 
 
-def test_averaging_its_checkpoints(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_averaging_its_checkpoints(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train() == 0
     capsys.readouterr()
-    assert main(["average", str(tmp_path / "my-model"), "--last", "2", "--out", str(tmp_path / "averaged")]) == 0
+    assert (
+        main(
+            [
+                "average",
+                str(tmp_path / "my-model"),
+                "--last",
+                "2",
+                "--out",
+                str(tmp_path / "averaged"),
+            ]
+        )
+        == 0
+    )
     assert "the average of steps 4, 2" in capsys.readouterr().out
     assert main(["translate", "-m", str(tmp_path / "averaged"), "Guten Morgen."]) == 0
     capsys.readouterr()
-    assert main(["average", str(tmp_path / "my-model"), "--last", "9", "--out", str(tmp_path / "more")]) == 2
+    assert (
+        main(
+            ["average", str(tmp_path / "my-model"), "--last", "9", "--out", str(tmp_path / "more")]
+        )
+        == 2
+    )
     assert "found 2 in" in capsys.readouterr().err
     assert main(["average", str(tmp_path), "--out", str(tmp_path / "more")]) == 2
     assert "must hold the run" in capsys.readouterr().err
 
 
-def test_a_run_without_its_text_is_gone_on_with_by_resume(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_its_text_is_gone_on_with_by_resume(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A command of two words must not end in sixteen problems."""
     assert train("--set=train.steps=1", out="a model") == 0
-    assert f"dragoman translate -m '{tmp_path / 'a model'}'" in capsys.readouterr().err, "ready to be copied"
+    assert f"dragoman translate -m '{tmp_path / 'a model'}'" in capsys.readouterr().err, (
+        "ready to be copied"
+    )
     assert main(["train", "--out", str(tmp_path / "a model")]) == 2
     (line,) = errors(capsys)
     assert "add --resume to go on with it" in line
@@ -175,7 +256,9 @@ def test_a_run_without_its_text_is_gone_on_with_by_resume(train: Train, tmp_path
 
 def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("recipe: tiny\nmodel:\n  widht: 16\ntrain:\n  steps: many\nsteps: 3\n", encoding="utf-8")
+    path.write_text(
+        "recipe: tiny\nmodel:\n  widht: 16\ntrain:\n  steps: many\nsteps: 3\n", encoding="utf-8"
+    )
     assert train("--config", str(path), quick=False, recipe="") == 2
     lines = errors(capsys)
     assert lines[0].endswith("3 problems in the configuration:")
@@ -183,7 +266,9 @@ def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFix
     assert "there is no setting model.widht; did you mean width?" in text
     assert "train.steps must be" in text
     assert "found 'many'" in text
-    assert "did you mean train.steps?" in text, "a key at the wrong level is answered with where it belongs"
+    assert "did you mean train.steps?" in text, (
+        "a key at the wrong level is answered with where it belongs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +278,7 @@ def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFix
         (["--set=model.widht=100"], "there is no setting model.widht; did you mean width?"),
         (["--set=model.width=wide"], "found 'wide'"),
         (["--set=width"], "found 'width'"),
-        (["--set=text.vocabulary=100"], "found 100"),
+        (["--set=text.vocab_size=100"], "found 100"),
         (["--recipe=vaswani"], "there is no recipe named 'vaswani'"),
         (["--budget=soon"], "found 'soon'"),
         (["--tgt=nowhere.en"], "nowhere.en"),
@@ -222,7 +307,12 @@ def test_a_persons_mistake_is_one_line_and_nothing_is_written(
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(
-    content: bytes, words: str, train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes,
+    words: str,
+    train: Train,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Wrong encodings and counts are explained (OpenNMT-py#1879, code-docstring-corpus#12)."""
     path = tmp_path / "bad.de"
@@ -233,10 +323,12 @@ def test_a_bad_file_is_named_with_what_is_wrong(
     assert "bad.de" in line
 
 
-def test_a_vocabulary_larger_than_the_text_allows(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train("--set=text.vocabulary=30000") == 2
+def test_a_vocabulary_larger_than_the_text_allows(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--set=text.vocab_size=30000") == 2
     (line,) = [line for line in errors(capsys) if line.startswith("dragoman: error")]
-    assert "text.vocabulary" in line
+    assert "text.vocab_size" in line
     assert "30000" in line.replace(",", "")
 
 
@@ -246,7 +338,9 @@ def test_no_text_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "found neither --src and --tgt nor --pairs" in line
 
 
-def test_a_directory_with_other_things_in_it_is_left_alone(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_with_other_things_in_it_is_left_alone(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
     (folder / "thesis.tex").write_text("everything")
@@ -260,7 +354,11 @@ def test_with_nothing_named_a_model_is_fitted_and_the_choice_explained(
     train: Train, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Defaults are sized to the data: 10 k lines must not get 61 M weights (eole's quickstart)."""
-    settings = ["--set=train.threads=1", "--set=train.steps=2", f"--set=data.cache={tmp_path / 'cache'}"]
+    settings = [
+        "--set=train.threads=1",
+        "--set=train.steps=2",
+        f"--set=data.cache_dir={tmp_path / 'cache'}",
+    ]
     assert train(*settings, "--dry-run", quick=False, recipe="") == 0
     err = capsys.readouterr().err
     assert "corpus: 59 pairs" in err, "one of sixty is held out for validation"
@@ -270,10 +368,19 @@ def test_with_nothing_named_a_model_is_fitted_and_the_choice_explained(
 
 def test_a_miniature_of_a_recipe(train: Train, tmp_path: Path) -> None:
     """Settings asked for lie over the miniature's, and those over the recipe's."""
-    options = ["--mini", "--set=train.steps=2", "--set=train.threads=1", f"--set=data.cache={tmp_path / 'cache'}"]
+    options = [
+        "--mini",
+        "--set=train.steps=2",
+        "--set=train.threads=1",
+        f"--set=data.cache_dir={tmp_path / 'cache'}",
+    ]
     assert train(*options, quick=False, recipe="bahdanau2015") == 0
     config = json.loads((tmp_path / "my-model" / "config.json").read_text())
-    assert (config["recipe"], config["text"]["kind"], config["model"]["width"]) == ("bahdanau2015", "characters", 64)
+    assert (config["recipe"], config["text"]["kind"], config["model"]["width"]) == (
+        "bahdanau2015",
+        "characters",
+        64,
+    )
     assert config["train"]["steps"] == 2
 
 

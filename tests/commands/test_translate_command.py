@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.cli.reading import read_lines
+from dragoman.cli.stdin_lines import decode_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -41,11 +41,17 @@ def test_standard_input_keeps_lines_order_and_empty_lines(bundle: Path, dragoman
     assert out[-1] == ""
     assert len(out) - 1 == len(LINES)
     assert out[1] == "", "an empty line stays empty"
-    assert all(out[number] for number, line in enumerate(LINES) if line.strip()), "no text gets an empty answer (OpenNMT-py#2039)"
+    assert all(out[number] for number, line in enumerate(LINES) if line.strip()), (
+        "no text gets an empty answer (OpenNMT-py#2039)"
+    )
 
 
-@pytest.mark.parametrize("search", [[], ["--beam", "1"], ["--beam", "4", "--length-penalty", "1.0"]])
-def test_batch_size_changes_nothing(search: list[str], bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "search", [[], ["--beam", "1"], ["--beam", "4", "--length-penalty", "1.0"]]
+)
+def test_batch_size_changes_nothing(
+    search: list[str], bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Batch size changed the translation (OpenNMT-py#2208, #318; CTranslate2#693)."""
     outputs = []
     for size in ("1", "2", "64"):
@@ -54,20 +60,26 @@ def test_batch_size_changes_nothing(search: list[str], bundle: Path, typed: Type
     assert outputs[0] == outputs[1] == outputs[2]
 
 
-def test_last_line_without_an_end_and_windows_lines(bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_line_without_an_end_and_windows_lines(
+    bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     typed("Guten Morgen.\nx\n")
     plain = translate(bundle, capsys=capsys)
     typed("\ufeffGuten Morgen.\r\nx")
     assert translate(bundle, capsys=capsys) == plain
 
 
-def test_nothing_in_nothing_out(bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_in_nothing_out(
+    bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     typed("")
     assert main(["translate", "-m", str(bundle)]) == 0
     assert capsys.readouterr() == ("", "")
 
 
-def test_n_best_lines_have_number_score_and_text(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_n_best_lines_have_number_score_and_text(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = translate(bundle, "--nbest", "3", "Guten Morgen.", "x", capsys=capsys)
     rows = [line.split("\t") for line in lines]
     assert [row[0] for row in rows] == ["1", "1", "1", "2", "2", "2"]
@@ -78,22 +90,43 @@ def test_n_best_lines_have_number_score_and_text(bundle: Path, capsys: pytest.Ca
     assert rows[0][2] == best[0], "the first of the n best is the translation"
 
 
-def test_json_of_a_model_without_attention_has_no_alignment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_a_model_without_attention_has_no_alignment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from dragoman.bundle import write_bundle
     from dragoman.config import read_config
-    from dragoman.models.build import build_model
+    from dragoman.models.factory import build_model
     from dragoman.text.tokenizer import train_tokenizers
 
-    sizes = ["model.width=16", "model.encoder=[lstm]", "model.decoder=[lstm]", "text.kind=characters", "decode.max_extra=2"]
-    config = read_config(overrides=[*sizes, "decode.max_ratio=1"])
+    sizes = [
+        "model.width=16",
+        "model.encoder=[lstm]",
+        "model.decoder=[lstm]",
+        "text.tokenizer=characters",
+        "decode.max_length_extra=2",
+    ]
+    config = read_config(overrides=[*sizes, "decode.max_length_ratio=1"])
     tokenizers = train_tokenizers(["ein haus"] * 20, ["a house"] * 20, config.text)
-    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
-    write_bundle(tmp_path / "model", config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["haus"])
-    found = [json.loads(line) for line in translate(tmp_path / "model", "--json", "ein haus", "haus", capsys=capsys)]
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    write_bundle(
+        tmp_path / "model",
+        config=config,
+        tokenizers=tokenizers,
+        weights=model.state_dict(),
+        golden=["haus"],
+    )
+    found = [
+        json.loads(line)
+        for line in translate(tmp_path / "model", "--json", "ein haus", "haus", capsys=capsys)
+    ]
     assert [each["alignment"] for each in found] == [None, None]
 
 
-def test_json_has_scores_pieces_and_alignment(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_scores_pieces_and_alignment(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Attention asked for and not given (sockeye#385); every row sums to 1."""
     lines = translate(bundle, "--json", "--nbest", "2", "Guten Morgen.", capsys=capsys)
     found = json.loads(lines[0])
@@ -102,11 +135,21 @@ def test_json_has_scores_pieces_and_alignment(bundle: Path, capsys: pytest.Captu
     assert len(found["log_probs"]) in (len(found["pieces"]), len(found["pieces"]) + 1)
     assert len(found["alternatives"]) == 2
     assert all(sum(row) == pytest.approx(1.0, abs=1e-3) for row in found["alignment"])
-    assert {len(row) for row in found["alignment"]} == {len(found["src_pieces"])}
+    assert {len(row) for row in found["alignment"]} == {len(found["src_tokens"])}
 
 
 def test_the_same_seed_draws_the_same(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--sample", "--temperature", "1.5", "--top-k", "20", "--top-p", "0.95", "Guten Morgen.", "Das ist ein Haus.")
+    options = (
+        "--sample",
+        "--temperature",
+        "1.5",
+        "--top-k",
+        "20",
+        "--top-p",
+        "0.95",
+        "Guten Morgen.",
+        "Das ist ein Haus.",
+    )
     first = translate(bundle, "--seed", "5", *options, capsys=capsys)
     assert translate(bundle, "--seed", "5", *options, capsys=capsys) == first
     assert translate(bundle, "--seed", "6", *options, capsys=capsys) != first
@@ -121,7 +164,9 @@ def test_the_first_lines_come_before_the_last_are_read(bundle: Path) -> None:
     """Output streams as it is ready: a reader gets the first window's lines while the input is still open."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dragoman", "translate", "-m", str(bundle), "--beam", "1"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
         assert process.stdin
         assert process.stdout
         process.stdin.write(b"Guten Morgen.\n" * 40)
@@ -141,14 +186,19 @@ def test_a_file_and_a_pipe_give_the_same(bundle: Path, dragoman: Run, tmp_path: 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dragoman", "translate", "-m", str(bundle), "--beam", "1"]
     with path.open("rb") as file:
-        read = subprocess.run(command, stdin=file, capture_output=True, env=environment, timeout=120)
+        read = subprocess.run(
+            command, stdin=file, capture_output=True, env=environment, timeout=120
+        )
     assert (piped.returncode, read.returncode) == (0, 0)
     assert read.stdout.decode() == piped.stdout
     assert len(piped.stdout.splitlines()) == len(LINES) * 12
 
 
 def test_a_file_that_is_not_utf8_is_answered_up_to_there(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"Guten Morgen.\n" * 60 + "Gr\u00fc\u00dfe\n".encode("latin1") + b"x\n")
@@ -156,7 +206,10 @@ def test_a_file_that_is_not_utf8_is_answered_up_to_there(
         monkeypatch.setattr(sys, "stdin", file)
         assert main(["translate", "-m", str(bundle)]) == 2
     captured = capsys.readouterr()
-    assert "line 61 of standard input must be UTF-8; found the byte 0xfc at position 3" in captured.err.splitlines()[-1]
+    assert (
+        "line 61 of standard input must be UTF-8; found the byte 0xfc at position 3"
+        in captured.err.splitlines()[-1]
+    )
     assert len(captured.out.splitlines()) == 60
 
 
@@ -168,7 +221,9 @@ def test_a_file_that_is_not_utf8_is_answered_up_to_there(
         (["--device", "gpu"], "found 'gpu'"),
     ],
 )
-def test_options_that_do_not_go_together(arguments: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_do_not_go_together(
+    arguments: list[str], words: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["translate", "-m", str(bundle), *arguments, "text"]) == 2
     err = capsys.readouterr().err
     assert words in err
@@ -182,11 +237,16 @@ def test_input_that_is_not_utf8_names_the_line_and_keeps_what_was_done(
     typed(b"Guten Morgen.\n" * 33 + "Gr\u00fc\u00dfe\n".encode("latin1"))
     assert main(["translate", "-m", str(bundle)]) == 2
     captured = capsys.readouterr()
-    assert "line 34 of standard input must be UTF-8; found the byte 0xfc at position 3" in captured.err.splitlines()[-1]
+    assert (
+        "line 34 of standard input must be UTF-8; found the byte 0xfc at position 3"
+        in captured.err.splitlines()[-1]
+    )
     assert len(captured.out.splitlines()) == 33, "all that came before it is answered"
 
 
-def test_notes_are_shown_and_counted(bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_are_shown_and_counted(
+    bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever was cut, retried or limited is told; a thousand such lines do not hide the rest."""
     typed("Das ist ein Haus.\n" * 10)
     assert main(["translate", "-m", str(bundle)]) == 0
@@ -205,7 +265,9 @@ def test_a_directory_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(err.splitlines()) == 1
 
 
-def test_a_corrupt_file_is_named(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corrupt_file_is_named(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
     weights = copy / "weights.safetensors"
     data = bytearray(weights.read_bytes())
@@ -222,10 +284,12 @@ def test_lines_end_in_lf_or_crlf_only(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes("a\u2028b\r\nc\x0cd\n".encode())
     with path.open("rb") as stream:
-        assert list(read_lines(stream)) == ["a\u2028b", "c\x0cd"]
+        assert list(decode_lines(stream)) == ["a\u2028b", "c\x0cd"]
 
 
-def test_whoever_types_gets_each_answer_at_once(bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whoever_types_gets_each_answer_at_once(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """At a terminal a line is answered before the next is read, and it is said how to end."""
     asked: list[int] = []
 
@@ -249,17 +313,42 @@ def test_whoever_types_gets_each_answer_at_once(bundle: Path, monkeypatch: pytes
     assert "end with Ctrl-D" in "".join(each.err for each in seen)
 
 
-def test_a_shortlist_is_made_from_two_texts(bundle: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shortlist_is_made_from_two_texts(
+    bundle: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = [str(corpus / f"train.{language}") for language in ("de", "en")]
-    once, alone = (translate(bundle, "--shortlist", *texts, *lines, capsys=capsys) for lines in (["Guten Morgen.", "x y z"], ["x y z"]))
+    once, alone = (
+        translate(bundle, "--shortlist", *texts, *lines, capsys=capsys)
+        for lines in (["Guten Morgen.", "x y z"], ["x y z"])
+    )
     assert len(once) == 2
     assert once[1:] == alone
     (tmp_path / "short.en").write_text("one line\n", "utf-8")
-    assert main(["translate", "-m", str(bundle), "--shortlist", texts[0], str(tmp_path / "short.en"), "x"]) == 2
+    assert (
+        main(
+            [
+                "translate",
+                "-m",
+                str(bundle),
+                "--shortlist",
+                texts[0],
+                str(tmp_path / "short.en"),
+                "x",
+            ]
+        )
+        == 2
+    )
     assert "1" in capsys.readouterr().err
 
 
-def test_a_shortlist_needs_the_native_engine(bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shortlist_needs_the_native_engine(
+    bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = [str(corpus / f"train.{language}") for language in ("de", "en")]
-    assert main(["translate", "-m", str(bundle), "--shortlist", *texts, "--engine", "ctranslate2", "x"]) == 2
+    assert (
+        main(
+            ["translate", "-m", str(bundle), "--shortlist", *texts, "--engine", "ctranslate2", "x"]
+        )
+        == 2
+    )
     assert "a shortlist needs the native engine; found ctranslate2" in capsys.readouterr().err

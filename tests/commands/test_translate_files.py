@@ -25,7 +25,9 @@ def translate(bundle: Path, *arguments: str, capsys: pytest.CaptureFixture[str])
     return capsys.readouterr().out.split("\n")[:-1]
 
 
-def test_files_are_translated_line_by_line(bundle: Path, tmp_path: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_translated_line_by_line(
+    bundle: Path, tmp_path: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`--input` and `--output`, plain and compressed, give what standard input and output give."""
     text = "".join(f"{line}\n" for line in LINES)
     typed(text)
@@ -35,15 +37,40 @@ def test_files_are_translated_line_by_line(bundle: Path, tmp_path: Path, typed: 
     for name in ("in.txt", "in.gz"):
         assert translate(bundle, "--input", str(tmp_path / name), capsys=capsys) == expected
     out = tmp_path / "out.txt"
-    assert translate(bundle, "-i", str(tmp_path / "in.txt"), "-i", str(tmp_path / "in.gz"), "-o", str(out), capsys=capsys) == []
+    assert (
+        translate(
+            bundle,
+            "-i",
+            str(tmp_path / "in.txt"),
+            "-i",
+            str(tmp_path / "in.gz"),
+            "-o",
+            str(out),
+            capsys=capsys,
+        )
+        == []
+    )
     assert out.read_text("utf-8").split("\n") == [*expected, *expected, ""]
     typed(text)
-    assert translate(bundle, "--input", "-", "--output", str(tmp_path / "packed.gz"), capsys=capsys) == []
-    assert gzip.decompress((tmp_path / "packed.gz").read_bytes()).decode().split("\n") == [*expected, ""]
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.gz", "in.txt", "out.txt", "packed.gz"], "no leftovers"
+    assert (
+        translate(bundle, "--input", "-", "--output", str(tmp_path / "packed.gz"), capsys=capsys)
+        == []
+    )
+    assert gzip.decompress((tmp_path / "packed.gz").read_bytes()).decode().split("\n") == [
+        *expected,
+        "",
+    ]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "in.gz",
+        "in.txt",
+        "out.txt",
+        "packed.gz",
+    ], "no leftovers"
 
 
-def test_a_pipe_can_be_an_input(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_can_be_an_input(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text("Guten Morgen.\nx\n"))
     writer.start()
@@ -57,37 +84,77 @@ def test_a_pipe_can_be_an_input(bundle: Path, tmp_path: Path, capsys: pytest.Cap
     [
         (["--input", "nowhere.txt"], "nowhere.txt must exist"),
         (["--input", "."], "must be a plain file; found a directory"),
-        (["--input", "in.txt", "text"], "texts and --input both say what to translate; found 'text' and in.txt"),
-        (["--input", "in.txt", "--output", "in.txt"], "--output must not be a file that the command reads; found in.txt"),
-        (["--input", "in.txt", "--output", "./link.txt"], "--output must not be a file that the command reads; found link.txt"),
-        (["--input", "in.txt", "--output", "no/where.txt"], "--output must lie in a directory that exists; found no"),
+        (
+            ["--input", "in.txt", "text"],
+            "texts and --input both say what to translate; found 'text' and in.txt",
+        ),
+        (
+            ["--input", "in.txt", "--output", "in.txt"],
+            "--output must not be a file that the command reads; found in.txt",
+        ),
+        (
+            ["--input", "in.txt", "--output", "./link.txt"],
+            "--output must not be a file that the command reads; found link.txt",
+        ),
+        (
+            ["--input", "in.txt", "--output", "no/where.txt"],
+            "--output must lie in a directory that exists; found no",
+        ),
         (["--output", "."], "--output must name a file; found the directory ."),
     ],
 )
 def test_inputs_and_outputs_are_checked_before_the_model_is_opened(
-    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.txt").write_text("x\n")
     (tmp_path / "link.txt").symlink_to("in.txt")
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "manifest.json").write_text("{}")  # a bundle by its looks, whose opening would fail
+    (tmp_path / "model" / "manifest.json").write_text(
+        "{}"
+    )  # a bundle by its looks, whose opening would fail
     assert main(["translate", "-m", "model", *arguments]) == 2
     err = capsys.readouterr().err
     assert words in err
     assert len(err.splitlines()) == 1
 
 
-def test_a_bad_line_leaves_no_output(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "in.txt").write_bytes(b"Guten Morgen.\n" * 40 + "Gr\u00fc\u00dfe\n".encode("latin1"))
+def test_a_bad_line_leaves_no_output(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.txt").write_bytes(
+        b"Guten Morgen.\n" * 40 + "Gr\u00fc\u00dfe\n".encode("latin1")
+    )
     (tmp_path / "out.txt").write_text("old\n")
-    assert main(["translate", "-m", str(bundle), "-i", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.txt")]) == 2
-    assert f"line 41 of {tmp_path / 'in.txt'} must be UTF-8; found the byte 0xfc" in capsys.readouterr().err
+    assert (
+        main(
+            [
+                "translate",
+                "-m",
+                str(bundle),
+                "-i",
+                str(tmp_path / "in.txt"),
+                "-o",
+                str(tmp_path / "out.txt"),
+            ]
+        )
+        == 2
+    )
+    assert (
+        f"line 41 of {tmp_path / 'in.txt'} must be UTF-8; found the byte 0xfc"
+        in capsys.readouterr().err
+    )
     assert (tmp_path / "out.txt").read_text() == "old\n"
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_name_of_a_file_is_warned_about(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_name_of_a_file_is_warned_about(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "in.txt"
     path.write_text("Guten Morgen.\n")
     assert main(["translate", "-m", str(bundle), str(path)]) == 0
@@ -101,17 +168,32 @@ def test_the_name_of_a_file_is_warned_about(bundle: Path, tmp_path: Path, capsys
 
 @pytest.mark.parametrize("text", ["Guten Morgen, liebe Leute.\nx\n", "a\nb\n", "x"])
 @pytest.mark.parametrize(
-    ("encoding", "name"), [("utf-16", "UTF-16"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE"), ("utf-32", "UTF-32")]
+    ("encoding", "name"),
+    [
+        ("utf-16", "UTF-16"),
+        ("utf-16-le", "UTF-16LE"),
+        ("utf-16-be", "UTF-16BE"),
+        ("utf-32", "UTF-32"),
+    ],
 )
 def test_utf16_is_recognised_on_stdin_as_in_files(
-    text: str, encoding: str, name: str, bundle: Path, typed: Typed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str,
+    encoding: str,
+    name: str,
+    bundle: Path,
+    typed: Typed,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without its mark UTF-16 is valid UTF-8 full of NULs, and was translated."""
     data = text.encode(encoding)
     typed(data)
     assert main(["translate", "-m", str(bundle)]) == 2
     captured = capsys.readouterr()
-    assert captured.err == f"dragoman: error: standard input must be UTF-8; found {name}; convert it first: iconv -f {name} -t UTF-8\n"
+    assert (
+        captured.err
+        == f"dragoman: error: standard input must be UTF-8; found {name}; convert it first: iconv -f {name} -t UTF-8\n"
+    )
     assert captured.out == ""
     (tmp_path / "in.txt").write_bytes(data)
     assert main(["translate", "-m", str(bundle), "-i", str(tmp_path / "in.txt")]) == 2
@@ -121,17 +203,24 @@ def test_utf16_is_recognised_on_stdin_as_in_files(
 def test_a_nul_is_no_text(bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
     typed(b"Guten Morgen.\na\0b\n")
     assert main(["translate", "-m", str(bundle)]) == 2
-    assert "line 2 of standard input must be text; found a NUL byte at byte 2" in capsys.readouterr().err
+    assert (
+        "line 2 of standard input must be text; found a NUL byte at byte 2"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("text", ["a\n", "\n", "\ufeff\n", "\ufeffa\n"])
-def test_short_first_lines_are_not_mistaken(text: str, bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_first_lines_are_not_mistaken(
+    text: str, bundle: Path, typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     typed(text)
     assert len(translate(bundle, capsys=capsys)) == 1
 
 
 @pytest.mark.parametrize("nbest", [1, 3])
-def test_json_lists_the_n_best_with_the_best_first(nbest: int, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lists_the_n_best_with_the_best_first(
+    nbest: int, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One convention: as many as asked for, the line's own translation among them, for every n and for empty lines."""
     lines = translate(bundle, "--json", "--nbest", str(nbest), "Guten Morgen.", "", capsys=capsys)
     full, empty = (json.loads(line) for line in lines)
@@ -151,13 +240,16 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_shown_on_a_terminal_and_never_on_stdout(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By default rich prints what goes to stdout on its own console, which is stderr."""
     path = tmp_path / "in.txt"
     path.write_text("Guten Morgen.\n" * 40)
     expected = translate(bundle, "-i", str(path), capsys=capsys)
-    monkeypatch.setattr("dragoman.cli.progress.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("dragoman.cli.progress.DELAY_SECONDS", 0.0)
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     assert translate(bundle, "-i", str(path), capsys=capsys) == expected
@@ -166,11 +258,14 @@ def test_progress_is_shown_on_a_terminal_and_never_on_stdout(
 
 
 def test_no_progress_where_results_fill_the_screen_or_nobody_watches(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "in.txt"
     path.write_text("x\n" * 40)
-    monkeypatch.setattr("dragoman.cli.progress.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("dragoman.cli.progress.DELAY_SECONDS", 0.0)
     assert main(["translate", "-m", str(bundle), "-i", str(path)]) == 0
     assert "translating" not in capsys.readouterr().err
     screen, results = Terminal(), Terminal()

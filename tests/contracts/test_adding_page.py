@@ -18,7 +18,7 @@ import torch
 
 from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.cli.app import main
-from dragoman.models.options import Options
+from dragoman.models.block_options import BlockOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
@@ -61,7 +61,9 @@ def run(block: str, where: str, names: dict[str, Any], folder: Path) -> None:
 
 def contracts() -> ModuleType:
     """Import the contract tests of scores and alignments."""
-    spec = importlib.util.spec_from_file_location("score_contracts", Path(__file__).with_name("test_scores_and_alignments.py"))
+    spec = importlib.util.spec_from_file_location(
+        "score_contracts", Path(__file__).with_name("test_scores_and_alignments.py")
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -96,12 +98,21 @@ def test_the_page_runs_and_its_score_keeps_every_promise(page: dict[str, Any]) -
 
 def test_the_new_score_is_what_its_equation_says(page: dict[str, Any]) -> None:
     score = SCORES.load("distance")(query_width=4, key_width=4).double()
-    query, key = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 5, 4, dtype=torch.float64)
+    query, key = (
+        torch.randn(2, 3, 4, dtype=torch.float64),
+        torch.randn(2, 5, 4, dtype=torch.float64),
+    )
     found = score(query, score.prepare(key))
     for row in range(2):
         for t in range(3):
             for s in range(5):
-                wanted = -sum((float(q) - float(k)) ** 2 for q, k in zip(query[row, t], key[row, s], strict=True)) / 2
+                wanted = (
+                    -sum(
+                        (float(q) - float(k)) ** 2
+                        for q, k in zip(query[row, t], key[row, s], strict=True)
+                    )
+                    / 2
+                )
                 assert abs(float(found[row, t, s]) - wanted) < 1e-12
 
 
@@ -112,20 +123,30 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_the_class_fits_a_screen_and_its_name_is_one_line() -> None:
-    code, line = (next(block for block in blocks() if word in block) for word in ("class DistanceScore", 'catalogue("score").add'))
+    code, line = (
+        next(block for block in blocks() if word in block)
+        for word in ("class DistanceScore", 'catalogue("score").add')
+    )
     assert len(code.splitlines()) <= 24
     assert len([each for each in line.splitlines() if "add(" in each]) == 1
 
 
-def test_the_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     commands = re.findall(r"^    (dragoman .*)$", PAGE, flags=re.MULTILINE)
     assert commands
     monkeypatch.chdir(tmp_path)
-    for language, line in (("de", "ein Hund läuft hier {} mal"), ("en", "a dog runs here {} times")):
-        (tmp_path / f"train.{language}").write_text("".join(f"{line.format(n)}\n" for n in range(120)), encoding="utf-8")
+    for language, line in (
+        ("de", "ein Hund läuft hier {} mal"),
+        ("en", "a dog runs here {} times"),
+    ):
+        (tmp_path / f"train.{language}").write_text(
+            "".join(f"{line.format(n)}\n" for n in range(120)), encoding="utf-8"
+        )
     for command in commands:
         assert "--dry-run" in command
-        quick = "--set text.kind=characters --set data.cache=cache --set train.batch_tokens=256 --set model.width=16 --set train.threads=1"
+        quick = "--set text.tokenizer=characters --set data.cache_dir=cache --set train.batch_tokens=256 --set model.width=16 --set train.threads=1"
         assert main(shlex.split(f"{command} {quick}")[1:]) == 0, capsys.readouterr().err
     assert "nothing was trained" in capsys.readouterr().err
 
@@ -135,4 +156,4 @@ def test_what_the_page_names_is_there() -> None:
         assert (ROOT / name).is_file(), name
     for folder in re.findall(r"`((?:dragoman|tests)/[\w/]+/)`", PAGE):
         assert (ROOT / folder).is_dir(), folder
-    assert {"problems", "instead"} <= set(dir(Options))
+    assert {"problems", "instead"} <= set(dir(BlockOptions))

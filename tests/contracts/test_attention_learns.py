@@ -18,15 +18,15 @@ def learn(score: str, alignment: str, order: Tensor) -> Tensor:
     torch.manual_seed(0)
     attention = Mechanism(SCORES.load(score)(**WIDTHS), ALIGNMENTS.load(alignment)(**WIDTHS))
     asking = nn.Linear(PLACES, PLACES)  # a dot product has nothing of its own to train
-    optimiser = torch.optim.Adam([*attention.parameters(), *asking.parameters()], lr=0.05)
+    optimizer = torch.optim.Adam([*attention.parameters(), *asking.parameters()], lr=0.05)
     places = torch.eye(PLACES).expand(16, PLACES, PLACES)
     for _ in range(150):
         value = torch.randn(16, PLACES, 4)
         found = attention(query=asking(places), key=places, value=value).context
         loss = (found - value[:, order]).square().mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     attention.eval()
     with torch.no_grad():
         weights: Tensor = attention(query=asking(places), key=places, value=places).weights[0]

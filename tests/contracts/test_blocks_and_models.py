@@ -16,14 +16,14 @@ from torch import Tensor
 from dragoman.attention import record
 from dragoman.attention.catalogue import POSITIONS
 from dragoman.config import ModelConfig
-from dragoman.kernels import linear_cross_entropy
 from dragoman.layers.catalogue import ACTIVATIONS, NORMS, RESIDUALS
-from dragoman.models.blocks import Block, Place
-from dragoman.models.build import build_model
+from dragoman.models.block import Block, BuildContext
 from dragoman.models.catalogue import BLOCKS
-from dragoman.models.context import Context, Memory
+from dragoman.models.context import ForwardContext, Memory
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.factory import build_model
 from dragoman.models.joining import join
+from dragoman.ops import linear_cross_entropy
 from dragoman.registry import Registry
 
 VOCABULARY = 23
@@ -34,23 +34,25 @@ SETTINGS: dict[str, tuple[str, Registry]] = {
     "positions": ("positions", POSITIONS),
 }
 ENCODER_ONLY = ("bilstm", "bigru")  # two-sided: beside them in the decoder stands `self`
-DECODER_ONLY = ("attend",)  # it needs a memory: beside it in the encoder stands `self`
-SOURCELESS = ("feedforward",)  # it reads no source: beside it in the decoder stands `attend`
+DECODER_ONLY = ("cross_attention",)  # it needs a memory: beside it in the encoder stands `self`
+SOURCELESS = ("ffn",)  # it reads no source: beside it in the decoder stands `attend`
 # Forms of a block that take another way through its code; the exemptions of the plain form are not theirs.
 FORMS = [
     "lstm(attention=scaled_dot)",
-    "lstm(attention=general, feeding=true, layers=2)",
-    "gru(attention=additive, query=before, initial=first)",
-    "lstm(attention=dot, query=before, feeding=true, initial=last, initial_cell=true, skip=false)",
+    "lstm(attention=general, input_feeding=true, layers=2)",
+    "gru(attention=additive, decoder=bahdanau, initial_state=first)",
+    "lstm(attention=dot, decoder=bahdanau, input_feeding=true, initial_state=last, initial_cell=true, residual_connection=false)",
     "gru(attention=additive, alignment=location_sensitive)",
-    "lstm(attention=additive, alignment=coverage, query=before)",
+    "lstm(attention=additive, alignment=coverage, decoder=bahdanau)",
     "lstm(attention=location_cumulative)",
-    "lstm(attention=normed_additive, query=below, layers=3, initial=zero, skip=false)",
-    "conv(attention=embedded, activation=relu, layers=2)",
-    "reformer(layers=2, attention=full, chunks=3)",
+    "lstm(attention=normed_additive, decoder=gnmt, layers=3, initial_state=zero, residual_connection=false)",
+    "conv(attention=convs2s, activation=relu, layers=2)",
+    "reformer(layers=2, attention=full, ffn_chunks=3)",
     "reformer(layers=2, rounds=1, buckets=2, window=2)",  # so narrow that seven tokens are sorted
 ]
-MEMBERS = [("block", name) for name in (*BLOCKS, *FORMS)] + [(kind, name) for kind, (_, registry) in SETTINGS.items() for name in registry]
+MEMBERS = [("block", name) for name in (*BLOCKS, *FORMS)] + [
+    (kind, name) for kind, (_, registry) in SETTINGS.items() for name in registry
+]
 
 
 def promise(kind: str, name: str, contract: str) -> None:
@@ -64,12 +66,25 @@ def promise(kind: str, name: str, contract: str) -> None:
 def build(kind: str, name: str, **more: object) -> EncoderDecoder:
     """Build a small model that contains one member of a registry, ready for exact comparisons."""
     torch.manual_seed(0)
-    decoder = (f"{name}*2",) if kind == "block" and name not in ENCODER_ONLY else ("self*2",)
-    decoder = ("attend", *decoder) if name in SOURCELESS else decoder
-    encoder = (f"{name.partition('(')[0]}*2",) if kind == "block" and name not in DECODER_ONLY else ("self*2",)
+    decoder = (f"{name}*2",) if kind == "block" and name not in ENCODER_ONLY else ("transformer*2",)
+    decoder = ("cross_attention", *decoder) if name in SOURCELESS else decoder
+    encoder = (
+        (f"{name.partition('(')[0]}*2",)
+        if kind == "block" and name not in DECODER_ONLY
+        else ("transformer*2",)
+    )
     member = {} if kind == "block" else {SETTINGS[kind][0]: name}
-    values = {"encoder": encoder, "decoder": decoder, "width": 16, "heads": 2, "feedforward": 32, "dropout": 0.0, **member, **more}
-    model = build_model(ModelConfig(**values), src_vocabulary=VOCABULARY, tgt_vocabulary=VOCABULARY)  # type: ignore[arg-type]
+    values = {
+        "encoder": encoder,
+        "decoder": decoder,
+        "width": 16,
+        "heads": 2,
+        "ffn_width": 32,
+        "dropout": 0.0,
+        **member,
+        **more,
+    }
+    model = build_model(ModelConfig(**values), src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)  # type: ignore[arg-type]
     return model.double().eval()
 
 
@@ -78,7 +93,11 @@ def batch(rows: int = 3, src: int = 6, tgt: int = 7) -> tuple[Tensor, Tensor, Te
     torch.manual_seed(1)
     lengths = torch.tensor([src, max(1, src // 2), max(1, src - 1)] * rows)[:rows]
     mask = torch.arange(src) < lengths.unsqueeze(1)
-    return torch.randint(4, VOCABULARY, (rows, src)) * mask, mask, torch.randint(4, VOCABULARY, (rows, tgt))
+    return (
+        torch.randint(4, VOCABULARY, (rows, src)) * mask,
+        mask,
+        torch.randint(4, VOCABULARY, (rows, tgt)),
+    )
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
@@ -119,7 +138,9 @@ def test_padding_changes_nothing(kind: str, name: str) -> None:
     torch.testing.assert_close(model(longer, wider, more(mask, (0, 4)), tgt_mask)[:, :7], expected)
     for row in range(3):  # and none at all
         length = int(mask[row].sum())
-        torch.testing.assert_close(model(src[row : row + 1, :length], tgt[row : row + 1])[0], expected[row])
+        torch.testing.assert_close(
+            model(src[row : row + 1, :length], tgt[row : row + 1])[0], expected[row]
+        )
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
@@ -159,7 +180,11 @@ def test_choosing_rows_commutes_with_stepping(kind: str, name: str, verb: str) -
     fan = torch.arange(3).repeat_interleave(2)  # two rows a sentence, as beams have
     state = model.start(model.encode(src, mask)).reorder(fan)
     state = model.extend(tgt[fan, :3], state).state
-    chosen = {"select": torch.tensor([5, 0, 0, 2]), "reorder": torch.tensor([1, 0, 2, 2, 5, 4]), "keep": torch.tensor([2, 0])}[verb]
+    chosen = {
+        "select": torch.tensor([5, 0, 0, 2]),
+        "reorder": torch.tensor([1, 0, 2, 2, 5, 4]),
+        "keep": torch.tensor([2, 0]),
+    }[verb]
     rows = torch.tensor([4, 5, 0, 1]) if verb == "keep" else chosen
     picked = getattr(state, verb)(chosen)
     next_tokens = tgt[fan, 3]
@@ -179,13 +204,19 @@ def test_sentences_join_a_running_batch_and_change_nothing(kind: str, name: str)
     src, mask, tgt = batch()
     expected = model(src, tgt, mask)
     early = model.extend(tgt[:1, :4], model.start(model.encode(src[:1], mask[:1]))).state
-    late = model.extend(tgt[1:, :1], model.start(model.encode(src[1:, :5], mask[1:, :5]))).state  # no column that is all padding
+    late = model.extend(
+        tgt[1:, :1], model.start(model.encode(src[1:, :5], mask[1:, :5]))
+    ).state  # no column that is all padding
     state = join(early, late)
     assert (state.rows, state.sentences, state.length) == (3, 3, 4)
     for step in range(2):
         logits, state = model.step(torch.stack([tgt[0, 4 + step], *tgt[1:, 1 + step]]), state)
-        torch.testing.assert_close(logits, torch.stack([expected[0, 4 + step], *expected[1:, 1 + step]]))
-    logits, state = model.extend(tgt[[2, 1], 3:6], state.select(torch.tensor([2, 1])))  # the early one leaves
+        torch.testing.assert_close(
+            logits, torch.stack([expected[0, 4 + step], *expected[1:, 1 + step]])
+        )
+    logits, state = model.extend(
+        tgt[[2, 1], 3:6], state.select(torch.tensor([2, 1]))
+    )  # the early one leaves
     torch.testing.assert_close(logits, expected[[2, 1], 3:6])
 
 
@@ -207,10 +238,16 @@ def test_recorded_weights_times_values_give_the_output(kind: str, name: str) -> 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
 def test_every_parameter_receives_a_gradient(kind: str, name: str) -> None:
     promise(kind, name, "gradients")
-    model = build(kind, name, tie="none", output_bias=True)
+    model = build(kind, name, tie_embeddings="none", output_bias=True)
     src, mask, tgt = batch()
     hidden = model.decode(tgt[:, :-1], model.encode(src, mask))
-    loss = linear_cross_entropy(hidden.flatten(0, 1), model.output_weight, model.output_bias, tgt[:, 1:].flatten(), smoothing=0.1).loss
+    loss = linear_cross_entropy(
+        hidden.flatten(0, 1),
+        model.output_weight,
+        model.output_bias,
+        tgt[:, 1:].flatten(),
+        smoothing=0.1,
+    ).loss
     loss.backward()
     for path, weight in model.named_parameters():
         assert weight.grad is not None, path
@@ -239,11 +276,21 @@ def build_model_like(kind: str, name: str) -> EncoderDecoder:
 
 def make_block(name: str, *, causal: bool, **more: object) -> Block:
     torch.manual_seed(0)
-    config = ModelConfig(**{"width": 4, "heads": 2, "feedforward": 6, "dropout": 0.0, "activation": "gelu", **more})  # type: ignore[arg-type]
-    return BLOCKS.load(name).build(Place(config=config, causal=causal, memory_width=4 if causal else None)).double()
+    config = ModelConfig(
+        **{"width": 4, "heads": 2, "ffn_width": 6, "dropout": 0.0, "activation": "gelu", **more}
+    )  # type: ignore[arg-type]
+    return (
+        BLOCKS.load(name)
+        .build(BuildContext(config=config, causal=causal, memory_width=4 if causal else None))
+        .double()
+    )
 
 
-PLACES = [place for place in product(BLOCKS, [False, True], RESIDUALS) if place[0] not in (ENCODER_ONLY if place[1] else DECODER_ONLY)]
+PLACES = [
+    place
+    for place in product(BLOCKS, [False, True], RESIDUALS)
+    if place[0] not in (ENCODER_ONLY if place[1] else DECODER_ONLY)
+]
 
 
 @pytest.mark.parametrize(("name", "causal", "residual"), PLACES)
@@ -256,7 +303,7 @@ def test_gradients_are_slopes(name: str, causal: bool, residual: str) -> None:
     mask = torch.tensor([[True, True, True], [True, True, False]])
 
     def run(x: Tensor, values: Tensor) -> Tensor:
-        context = Context(mask=mask, memory=Memory(values, mask) if causal else None)
+        context = ForwardContext(mask=mask, memory=Memory(values, mask) if causal else None)
         return block(x, context)
 
     assert torch.autograd.gradcheck(run, (x, values) if causal else (x, values.detach()))
@@ -268,7 +315,7 @@ def test_gradients_flow_through_extending(name: str) -> None:
     promise("block", name, "extend")
     block = make_block(name, causal=True)
     x = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
-    context = Context(memory=Memory(torch.randn(2, 3, 4, dtype=torch.float64)))
+    context = ForwardContext(memory=Memory(torch.randn(2, 3, 4, dtype=torch.float64)))
     (whole,) = torch.autograd.grad((block(x, context) ** 2).sum(), x)
     state, parts = block.start(context), []
     for piece in (x[:, :2], x[:, 2:3], x[:, 3:]):

@@ -10,8 +10,8 @@ import torch
 from dragoman.attention.catalogue import ALIGNMENTS
 from dragoman.bundle.golden import make_golden
 from dragoman.config import Config, read_config
-from dragoman.doctor import CHECKS, Subject, examine
-from dragoman.models.build import build_model
+from dragoman.doctor import CHECKS, ModelUnderTest, run_checks
+from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES
 from dragoman.recipes.mini import mini
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
@@ -26,27 +26,42 @@ def tokenizers_of(text: object) -> Tokenizers:
     return train_tokenizers(LINES * 9, [line.upper() for line in LINES] * 9, text)  # type: ignore[arg-type]
 
 
-def subject_of(config: Config) -> Subject:
+def subject_of(config: Config) -> ModelUnderTest:
     """Make the model of a configuration, with random weights and opinions."""
     tokenizers = tokenizers_of(config.text)
     torch.manual_seed(5)
-    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt)).eval().requires_grad_(False)
+    model = (
+        build_model(
+            config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+        )
+        .eval()
+        .requires_grad_(False)
+    )
     golden = make_golden(model, tokenizers, TEXTS[:1])
-    return Subject(lambda: model, config=config, tokenizers=tokenizers, golden=golden, texts=TEXTS)
+    return ModelUnderTest(
+        lambda: model, config=config, tokenizers=tokenizers, golden=golden, texts=TEXTS
+    )
 
 
-def require_sound(subject: Subject) -> None:
+def require_sound(subject: ModelUnderTest) -> None:
     """Ask for a pass of every check but that of engines, of which there are none."""
-    findings = {finding.name: finding for finding in examine(subject)}
+    findings = {finding.name: finding for finding in run_checks(subject)}
     assert {name: finding for name, finding in findings.items() if finding.passed is False} == {}
-    assert [name for name, finding in findings.items() if finding.passed is None] == ["exported engines"]
+    assert [name for name, finding in findings.items() if finding.passed is None] == [
+        "exported engines"
+    ]
     assert set(CHECKS) < set(findings)
 
 
 @functools.cache
 def miniatures() -> dict[str, Config]:
     """Read the miniature of every recipe; outputs that are not trained to end are cut short."""
-    return {name: read_config(recipe=name, scale=mini).replace(decode={"max_ratio": 1.0, "max_extra": 2}) for name in RECIPES}
+    return {
+        name: read_config(recipe=name, scale=mini).replace(
+            decode={"max_length_ratio": 1.0, "max_length_extra": 2}
+        )
+        for name in RECIPES
+    }
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -60,5 +75,8 @@ def test_the_miniature_of_every_recipe_is_sound(name: str) -> None:
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_recurrences_with_every_alignment_are_sound(alignment: str) -> None:
     small = {"encoder": ["bigru"], "width": 16, "dropout": 0.0}
-    decoder = ["lstm(attention=additive, alignment=" + alignment + ")", "gru(attention=additive, alignment=" + alignment + ")"]
+    decoder = [
+        "lstm(attention=additive, alignment=" + alignment + ")",
+        "gru(attention=additive, alignment=" + alignment + ")",
+    ]
     require_sound(subject_of(miniatures()["tiny"].replace(model={**small, "decoder": decoder})))

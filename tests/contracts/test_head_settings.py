@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dragoman.attention import record
 from dragoman.config import ModelConfig
-from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.factory import build_model
 from dragoman.models.joining import join
 
 VARIANTS: dict[str, dict[str, object]] = {
@@ -25,33 +25,66 @@ VARIANTS: dict[str, dict[str, object]] = {
     "scale": {"qk_norm": "scale"},
     "window": {"window": 2},
     "talking": {"talking_heads": True},
-    "all talking": {"talking_heads": True, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "transformer_xl"},
+    "all talking": {
+        "talking_heads": True,
+        "kv_heads": 2,
+        "qk_norm": "rms",
+        "window": 3,
+        "positions": "transformer_xl",
+    },
     "shared": {"share_layers": "all"},
     "shared attention": {"share_layers": "attention", "positions": "t5"},
-    "shared feed-forward": {"share_layers": "feedforward"},
+    "shared feed-forward": {"share_layers": "ffn"},
     "factorised": {"embedding_width": 4},
-    "factorised apart": {"embedding_width": 4, "tie": "none", "output_bias": True},
-    "length one": {"fix_norm": True, "norm": "scale", "residual": "pre"},
-    "length one apart": {"fix_norm": True, "tie": "none", "embedding_width": 4},
+    "factorised apart": {"embedding_width": 4, "tie_embeddings": "none", "output_bias": True},
+    "length one": {"fix_norm": True, "norm": "scale", "residual": "pre_norm"},
+    "length one apart": {"fix_norm": True, "tie_embeddings": "none", "embedding_width": 4},
     "layers left out": {"layer_drop": 0.5},
-    "by depth": {"initialise": "depth"},
-    "by residuals": {"initialise": "residual", "residual": "pre"},
-    "all rotary": {"head_width": 6, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "rotary"},
-    "all alibi": {"head_width": 6, "kv_heads": 2, "qk_norm": "scale", "window": 3, "positions": "alibi"},
+    "by depth": {"initialization": "depth_scaled"},
+    "by residuals": {"initialization": "residual_scaled", "residual": "pre_norm"},
+    "all rotary": {
+        "head_width": 6,
+        "kv_heads": 2,
+        "qk_norm": "rms",
+        "window": 3,
+        "positions": "rotary",
+    },
+    "all alibi": {
+        "head_width": 6,
+        "kv_heads": 2,
+        "qk_norm": "scale",
+        "window": 3,
+        "positions": "alibi",
+    },
     "all t5": {"head_width": 6, "kv_heads": 1, "qk_norm": "layer", "window": 3, "positions": "t5"},
-    "all xl": {"head_width": 6, "kv_heads": 2, "qk_norm": "rms", "window": 3, "positions": "transformer_xl"},
+    "all xl": {
+        "head_width": 6,
+        "kv_heads": 2,
+        "qk_norm": "rms",
+        "window": 3,
+        "positions": "transformer_xl",
+    },
     "all shaw": {"head_width": 6, "kv_heads": 2, "qk_norm": "t5", "window": 3, "positions": "shaw"},
 }
 
 
 def build(name: str) -> EncoderDecoder:
     torch.manual_seed(0)
-    values = {"encoder": ("self*2",), "decoder": ("self*2",), "width": 16, "heads": 4, "feedforward": 32, "dropout": 0.0}
+    values = {
+        "encoder": ("transformer*2",),
+        "decoder": ("transformer*2",),
+        "width": 16,
+        "heads": 4,
+        "ffn_width": 32,
+        "dropout": 0.0,
+    }
     config = ModelConfig(**{**values, **VARIANTS[name]})  # type: ignore[arg-type]
     assert not list(config.problems())
-    model = build_model(config, src_vocabulary=23, tgt_vocabulary=23).double().eval()
+    model = build_model(config, src_vocab_size=23, tgt_vocab_size=23).double().eval()
     for path, weight in model.named_parameters():
-        if "mix_" in path:  # heads that talk start with nothing to say; rows that still sum to one keep what `record` promises
+        if (
+            "mix_" in path
+        ):  # heads that talk start with nothing to say; rows that still sum to one keep what `record` promises
             torch.nn.init.uniform_(weight)
             weight.data /= weight.data.sum(-1, keepdim=True)
     return model
@@ -84,7 +117,9 @@ def test_padding_neighbours_and_future_change_nothing(name: str) -> None:
     expected = model(src, tgt, mask)
     for row in range(3):
         length = int(mask[row].sum())
-        torch.testing.assert_close(model(src[row : row + 1, :length], tgt[row : row + 1])[0], expected[row])
+        torch.testing.assert_close(
+            model(src[row : row + 1, :length], tgt[row : row + 1])[0], expected[row]
+        )
     changed = tgt.clone()
     changed[:, 4:] = 4
     torch.testing.assert_close(model(src, changed, mask)[:, :4], expected[:, :4])
@@ -115,7 +150,9 @@ def test_recording_changes_nothing_and_every_weight_learns(name: str) -> None:
     for path, note in notes.items():
         torch.testing.assert_close(note.weights @ note.values, note.output)
         sums = note.weights.sum(-1)  # (B, H, T)
-        if path.startswith("encoder"):  # a padded position far from all real ones sees nothing through a window
+        if path.startswith(
+            "encoder"
+        ):  # a padded position far from all real ones sees nothing through a window
             sums = sums.masked_fill(~mask.unsqueeze(1), 1.0)
         torch.testing.assert_close(sums, torch.ones_like(sums))
     output.log_softmax(-1)[..., 5].sum().backward()

@@ -1,7 +1,7 @@
 """The miniature of every recipe learns to write words backwards, or forwards where it reads along, and generates what it learnt.
 
 In two forms: letters alone, and with a space between any two. A recipe that cannot says so in its registry entry (`exempt`,
-"learns"). All but a few are slow: `make test-slow`. `bench/miniatures.py` does the same through the commands.
+"learns"). All but a few are slow: `make test-slow`. `bench/mini_recipes.py` does the same through the commands.
 """
 
 from __future__ import annotations
@@ -14,26 +14,41 @@ from torch import Tensor
 
 from dragoman.config import Config, read_config
 from dragoman.data.batches import Batch
-from dragoman.models.build import build_model
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES
 from dragoman.recipes.mini import mini
 from dragoman.registry import catalogue
-from dragoman.tasks.translate import TranslateTask
-from dragoman.text.specials import BOS, EOS
+from dragoman.tasks.translation import TranslationTask
+from dragoman.text.special_tokens import BOS, EOS
 
-QUICK = {"tiny", "su2021", "bahdanau2015", "gehring2017", "domhan2018_cnn_mh", "kitaev2020"}  # one of each family, and hashing
+QUICK = {
+    "tiny",
+    "su2021",
+    "bahdanau2015",
+    "gehring2017",
+    "domhan2018_cnn_mh",
+    "kitaev2020",
+}  # one of each family, and hashing
 LETTERS, LONGEST, ENOUGH = 10, 8, 0.9
 SPACE = 4 + LETTERS  # the id after the last letter's
 
 
-def words(rows: int, generator: torch.Generator, *, backwards: bool, spaced: bool) -> tuple[Tensor, Tensor]:
+def words(
+    rows: int, generator: torch.Generator, *, backwards: bool, spaced: bool
+) -> tuple[Tensor, Tensor]:
     """Make words of one length, which differs from call to call, and what is to be written; both with their end."""
     length = int(torch.randint(4, LONGEST + 1, (1,), generator=generator))
-    letters, end = torch.randint(4, 4 + LETTERS, (rows, length), generator=generator), torch.full((rows, 1), EOS)
+    letters, end = (
+        torch.randint(4, 4 + LETTERS, (rows, length), generator=generator),
+        torch.full((rows, 1), EOS),
+    )
     sides = letters, letters.flip(1) if backwards else letters
     if spaced:
-        sides = tuple(torch.stack([side, torch.full_like(side, SPACE)], 2).flatten(1)[:, :-1] for side in sides)
+        sides = tuple(
+            torch.stack([side, torch.full_like(side, SPACE)], 2).flatten(1)[:, :-1]
+            for side in sides
+        )
     return torch.cat([sides[0], end], 1), torch.cat([sides[1], end], 1)
 
 
@@ -54,7 +69,9 @@ def batch(src: Tensor, tgt: Tensor) -> Batch:
 
 
 @torch.no_grad()
-def share_right(model: EncoderDecoder, generator: torch.Generator, *, backwards: bool, spaced: bool) -> float:
+def share_right(
+    model: EncoderDecoder, generator: torch.Generator, *, backwards: bool, spaced: bool
+) -> float:
     """Let a model write words that it has not seen, greedily, and count those that it gets right."""
     right = 0
     for _ in range(5):
@@ -67,21 +84,23 @@ def share_right(model: EncoderDecoder, generator: torch.Generator, *, backwards:
 def learn(config: Config, *, backwards: bool, spaced: bool) -> float:
     """Train as the miniature's settings say, until enough is right."""
     torch.manual_seed(config.train.seed)
-    model = build_model(config.model, src_vocabulary=SPACE + 1, tgt_vocabulary=SPACE + 1).train()
-    optimiser = catalogue("optimiser").load(config.train.optimiser)(model, config.train)
+    model = build_model(config.model, src_vocab_size=SPACE + 1, tgt_vocab_size=SPACE + 1).train()
+    optimizer = catalogue("optimizer").load(config.train.optimizer)(model, config.train)
     rate = catalogue("schedule").load(config.train.schedule)
     generator = torch.Generator().manual_seed(config.train.seed)
     longest = 2 * LONGEST if spaced else LONGEST + 1
-    rows, right, task = config.train.batch_tokens // longest, 0.0, TranslateTask(smoothing=0.0)
+    rows, right, task = config.train.batch_tokens // longest, 0.0, TranslationTask(smoothing=0.0)
     for update in range(1, config.train.steps + 1):
         src, tgt = words(rows, generator, backwards=backwards, spaced=spaced)
-        loss = task.loss(model, batch(src, tgt))  # with what members add to it, and rewards where choices learn from them
-        optimiser.zero_grad()
+        loss = task.loss(
+            model, batch(src, tgt)
+        )  # with what members add to it, and rewards where choices learn from them
+        optimizer.zero_grad()
         (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.clip)
-        for group in optimiser.param_groups:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.max_grad_norm)
+        for group in optimizer.param_groups:
             group["lr"] = rate(update, config.train, config.model.width)
-        optimiser.step()
+        optimizer.step()
         if update % 100 == 0:
             right = share_right(model, generator, backwards=backwards, spaced=spaced)
             if right >= ENOUGH:
@@ -93,12 +112,19 @@ def test_the_quick_ones_are_of_every_family() -> None:
     assert {RECIPES[name].family for name in QUICK} == {entry.family for entry in RECIPES.values()}
 
 
-@pytest.mark.parametrize("spaced", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "spaced"])
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES])
+@pytest.mark.parametrize(
+    "spaced", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "spaced"]
+)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES],
+)
 def test_the_miniature_learns(name: str, spaced: bool) -> None:
     reason = (RECIPES[name].exempt or {}).get("learns")
     if reason:
         pytest.skip(f"{name}: {reason}")
     config = read_config(recipe=name, scale=mini)
-    walks = any("monotonic" in block or "mocha" in block for block in config.model.decoder)  # never back: forwards only
+    walks = any(
+        "monotonic" in block or "mocha" in block for block in config.model.decoder
+    )  # never back: forwards only
     assert learn(config, backwards=not walks, spaced=spaced) >= ENOUGH

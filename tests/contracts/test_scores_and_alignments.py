@@ -16,7 +16,7 @@ WIDTHS = {"query_width": 4, "key_width": 4, "score_width": 6}
 PAIRS = [
     (score, alignment)
     for score, alignment in product(SCORES, ALIGNMENTS)
-    if SCORES.load(score).takes_features or not ALIGNMENTS.load(alignment).gives_features
+    if SCORES.load(score).accepts_features or not ALIGNMENTS.load(alignment).has_score_features
 ]
 REFUSED = [pair for pair in product(SCORES, ALIGNMENTS) if pair not in PAIRS]
 
@@ -24,7 +24,11 @@ REFUSED = [pair for pair in product(SCORES, ALIGNMENTS) if pair not in PAIRS]
 def mechanism(score: str, alignment: str, value: nn.Module | None = None) -> Mechanism:
     """Build a pair as it is after training, where nothing is drawn by lot."""
     torch.manual_seed(0)
-    return Mechanism(SCORES.load(score)(**WIDTHS), ALIGNMENTS.load(alignment)(**WIDTHS), value).double().eval()
+    return (
+        Mechanism(SCORES.load(score)(**WIDTHS), ALIGNMENTS.load(alignment)(**WIDTHS), value)
+        .double()
+        .eval()
+    )
 
 
 def exempt(alignment: str, promise: str) -> bool:
@@ -35,7 +39,11 @@ def tensors() -> tuple[Tensor, Tensor, Tensor]:
     """Make queries (B, T, D), keys (B, S, D) and a mask (B, S)."""
     torch.manual_seed(1)
     mask = torch.tensor([[True, True, True, False, False], [True] * 5])
-    return torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 5, 4, dtype=torch.float64), mask
+    return (
+        torch.randn(2, 3, 4, dtype=torch.float64),
+        torch.randn(2, 5, 4, dtype=torch.float64),
+        mask,
+    )
 
 
 @pytest.mark.parametrize(("score", "alignment"), PAIRS)
@@ -64,7 +72,9 @@ def test_hidden_keys_change_nothing(score: str, alignment: str) -> None:
 
 
 @pytest.mark.parametrize(("score", "alignment"), PAIRS)
-def test_weights_times_values_are_the_context_and_rows_sum_to_one(score: str, alignment: str) -> None:
+def test_weights_times_values_are_the_context_and_rows_sum_to_one(
+    score: str, alignment: str
+) -> None:
     attention = mechanism(score, alignment)
     query, key, mask = tensors()
     context, weights = attention(query=query, key=key, value=key, mask=mask)
@@ -98,12 +108,16 @@ def test_gradients_are_slopes(score: str, alignment: str) -> None:
         assert key.grad is not None
         assert key.grad.isfinite().all()
         return
-    assert torch.autograd.gradcheck(lambda q, k: attention(query=q, key=k, value=k, mask=mask).context, (query, key))
+    assert torch.autograd.gradcheck(
+        lambda q, k: attention(query=q, key=k, value=k, mask=mask).context, (query, key)
+    )
 
 
 @pytest.mark.parametrize("pair", REFUSED, ids=" ".join)
 def test_features_without_room_for_them_are_refused_when_built(pair: tuple[str, str]) -> None:
-    with pytest.raises(DragomanError, match=r"room for them; found \w+ with \w+Score; use score additive"):
+    with pytest.raises(
+        DragomanError, match=r"room for them; found \w+ with \w+Score; use score additive"
+    ):
         mechanism(*pair)
 
 
@@ -128,7 +142,9 @@ def test_selecting_rows_commutes_with_stepping(score: str, alignment: str) -> No
     _, state = attention.step(query[:, :1], prepared, attention.start(prepared))
     wanted, _ = attention.step(query[:, 1:2], prepared, state)
     chosen = attention.prepare(key=key[rows], value=key[rows], mask=mask[rows])
-    found, _ = attention.step(query[rows, 1:2], chosen, {name: tensor[rows] for name, tensor in state.items()})
+    found, _ = attention.step(
+        query[rows, 1:2], chosen, {name: tensor[rows] for name, tensor in state.items()}
+    )
     torch.testing.assert_close(found.weights, wanted.weights[rows])
 
 
@@ -155,13 +171,17 @@ def test_an_alignment_all_at_once_equals_its_steps(name: str) -> None:
     query, key, mask = tensors()
     scores, own = torch.randn(2, 3, 5, dtype=torch.float64), alignment.prepare(key)
     whole = alignment(scores, mask, query, own)
-    stepwise = Alignment.forward(alignment, scores, mask, query, own)  # the loop that every alignment inherits
+    stepwise = Alignment.forward(
+        alignment, scores, mask, query, own
+    )  # the loop that every alignment inherits
     torch.testing.assert_close(stepwise, whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ALIGNMENTS)
-def test_five_hundred_keys_and_hidden_ones_give_finite_weights_and_gradients(name: str, dtype: torch.dtype) -> None:
+def test_five_hundred_keys_and_hidden_ones_give_finite_weights_and_gradients(
+    name: str, dtype: torch.dtype
+) -> None:
     """No NaN from masks or from products that vanish, in training's types (fairseq#4001)."""
     torch.manual_seed(0)
     alignment = ALIGNMENTS.load(name)(**WIDTHS).to(dtype)
@@ -185,24 +205,30 @@ def test_a_score_works_with_and_without_heads(name: str) -> None:
     query, key = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 6, 4)  # three heads
     together = score(query, score.prepare(key))
     for head in range(3):
-        torch.testing.assert_close(score(query[:, head], score.prepare(key[:, head])), together[:, head])
+        torch.testing.assert_close(
+            score(query[:, head], score.prepare(key[:, head])), together[:, head]
+        )
 
 
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_fits_into_multi_head_attention(name: str) -> None:
     """A score that calls itself fused must be what the fused kernel computes."""
     torch.manual_seed(0)
-    attention = SelfAttention(8, 2, score=SCORES.load(name)(query_width=4, key_width=4, score_width=6))
+    attention = SelfAttention(
+        8, 2, score=SCORES.load(name)(query_width=4, key_width=4, score_width=6)
+    )
     x = torch.randn(2, 5, 8)
     query, key, value = attention.split(attention.query_key_value(x), 3).unbind(1)
     weights = attention.score(query, attention.score.prepare(key)).softmax(-1)
-    torch.testing.assert_close(attention(x), attention.output((weights @ value).transpose(1, 2).flatten(2)))
+    torch.testing.assert_close(
+        attention(x), attention.output((weights @ value).transpose(1, 2).flatten(2))
+    )
 
 
 class Fading(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
     """An alignment with a memory: what was looked at is less interesting afterwards."""
 
-    gives_features = True
+    has_score_features = True
 
     def start(self, mask: Tensor) -> dict[str, Tensor]:
         return {"mask": mask, "seen": torch.zeros(mask.shape, dtype=torch.float64)}
@@ -211,7 +237,11 @@ class Fading(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
         return state["seen"][:, None, :, None]
 
     def step(
-        self, scores: Tensor, state: dict[str, Tensor], query: Tensor | None = None, key: Tensor | None = None
+        self,
+        scores: Tensor,
+        state: dict[str, Tensor],
+        query: Tensor | None = None,
+        key: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         weights, _ = super().step(scores, state, query, key)
         return weights, {**state, "seen": state["seen"] + weights}
@@ -220,7 +250,7 @@ class Fading(ALIGNMENTS.load("softmax")):  # type: ignore[misc]
 class Listening(SCORES.load("scaled_dot")):  # type: ignore[misc]
     """A score with room for the alignment's terms."""
 
-    takes_features = True
+    accepts_features = True
 
     def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
         scores = super().forward(query, prepared)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dragoman.config import ModelConfig
 from dragoman.layers.catalogue import ACTIVATIONS, NORMS
-from dragoman.models.build import build_model
-from dragoman.text.specials import BOS, EOS
+from dragoman.models.factory import build_model
+from dragoman.text.special_tokens import BOS, EOS
 
 VARIANTS: dict[str, dict[str, object]] = {
     **{f"norm {name}": {"norm": name} for name in NORMS if name != "layer"},
@@ -42,28 +42,38 @@ def sentences(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def reversed_share(steps: int, rate: float, **settings: object) -> float:
     """Train a miniature, let it generate, and count the sentences that it gets right."""
     torch.manual_seed(0)
-    config = ModelConfig(**{"feedforward": 64, "residual": "pre", "dropout": 0.0, **settings})  # type: ignore[arg-type]
-    model = build_model(config, src_vocabulary=12, tgt_vocabulary=12)
-    optimiser = torch.optim.Adam(model.parameters(), rate, betas=(0.9, 0.98))
+    config = ModelConfig(**{"ffn_width": 64, "residual": "pre_norm", "dropout": 0.0, **settings})  # type: ignore[arg-type]
+    model = build_model(config, src_vocab_size=12, tgt_vocab_size=12)
+    optimizer = torch.optim.Adam(model.parameters(), rate, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         src, tgt = sentences(48, generator)
         logits = model(src, torch.cat([torch.full((48, 1), BOS), tgt[:, :-1]], 1))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tgt.flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
     src, tgt = sentences(100, generator)
     return (said(model, src, 6) == tgt).all(1).float().mean().item()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_miniature_learns_to_reverse(name: str) -> None:
-    small = {"encoder": ("self",), "decoder": ("self",), "width": 32, "heads": 4}
+    small = {"encoder": ("transformer",), "decoder": ("transformer",), "width": 32, "heads": 4}
     assert reversed_share(300, 5e-3, **{**small, **VARIANTS[name]}) >= 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RELATIVE)
 def test_the_miniature_learns_to_reverse_by_distances(name: str) -> None:
-    assert reversed_share(700, 3e-3, encoder=("self*2",), decoder=("self*2",), positions=name, **RELATIVE[name]) >= 0.9
+    assert (
+        reversed_share(
+            700,
+            3e-3,
+            encoder=("transformer*2",),
+            decoder=("transformer*2",),
+            positions=name,
+            **RELATIVE[name],
+        )
+        >= 0.9
+    )

@@ -15,7 +15,9 @@ from fault_victims import Victims, fingerprint, logged, loop
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fault-seed", type=int, default=1, help="Where the fault tests' randomness starts.")
+    parser.addoption(
+        "--fault-seed", type=int, default=1, help="Where the fault tests' randomness starts."
+    )
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +36,9 @@ def victims():
 def memory():
     """A folder in memory, where fsync is quick: what a killed process leaves does not depend on the disk."""
     place = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="dragoman-faults-", dir=place if os.access(place, os.W_OK) else None) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="dragoman-faults-", dir=place if os.access(place, os.W_OK) else None
+    ) as folder:
         yield Path(folder)
 
 

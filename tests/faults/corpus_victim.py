@@ -8,17 +8,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dragoman.config.tree import DataConfig
-from dragoman.data.corpus import BadPair, Pair, PairedFiles
-from dragoman.data.store import Store
+from dragoman.config.config import DataConfig
+from dragoman.data.corpus import BadPair, ParallelFiles, SentencePair
+from dragoman.data.token_store import TokenStore
 from dragoman.errors import DragomanError
 from dragoman.text.tokenizer import load_tokenizers
 
 
-class Changing(PairedFiles):
+class Changing(ParallelFiles):
     """A corpus that somebody writes to while it is read."""
 
-    def records(self) -> Iterator[Pair | BadPair]:
+    def records(self) -> Iterator[SentencePair | BadPair]:
         for record in super().records():
             if record.number == 1:
                 with self.src.open("ab") as file:
@@ -32,7 +32,9 @@ def forget_peak() -> None:
 
 def memory(name: str) -> int:
     """Read the process's memory in MB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)
+    )
     return int(line.split()[1]) // 1024
 
 
@@ -41,16 +43,22 @@ def main() -> None:
     tokenizers = load_tokenizers(folder / "text")
     for line in sys.stdin:
         case = json.loads(line)
-        kind = Changing if case["name"] == "changed" else PairedFiles
+        kind = Changing if case["name"] == "changed" else ParallelFiles
         corpus = kind(folder / case["src"], folder / case["tgt"], on_bad_line=case["on_bad_line"])
         forget_peak()
         before, start = memory("VmRSS"), time.monotonic()
         try:
-            store = Store.prepare(corpus, tokenizers, folder=folder / f"cache-{case['name']}", data=DataConfig())
-            answer = {"code": 0, "message": store.report.sentence(), "pairs": len(store)}
+            store = TokenStore.prepare(
+                corpus, tokenizers, folder=folder / f"cache-{case['name']}", data=DataConfig()
+            )
+            answer = {"code": 0, "message": store.report.summary(), "pairs": len(store)}
         except DragomanError as error:
             answer = {"code": error.exit_code, "message": str(error), "pairs": 0}
-        answer |= {"memory": memory("VmHWM") - before, "seconds": time.monotonic() - start, "name": case["name"]}
+        answer |= {
+            "memory": memory("VmHWM") - before,
+            "seconds": time.monotonic() - start,
+            "name": case["name"],
+        }
         sys.stdout.write(json.dumps(answer) + "\n")
 
 

@@ -29,8 +29,20 @@ class Recorder:
         self.root = root
         self.operations: list[Operation] = []
         self._paths: dict[int, str] = {}
-        for name in ("open", "close", "write", "fsync", "mkdir", "rename", "unlink", "rmdir", "link"):
-            monkeypatch.setattr(os, name, self._before(getattr(os, name), getattr(self, f"_on_{name}")))
+        for name in (
+            "open",
+            "close",
+            "write",
+            "fsync",
+            "mkdir",
+            "rename",
+            "unlink",
+            "rmdir",
+            "link",
+        ):
+            monkeypatch.setattr(
+                os, name, self._before(getattr(os, name), getattr(self, f"_on_{name}"))
+            )
 
     def report(self, step: int) -> None:
         """Note that the run has said a step was published."""
@@ -105,7 +117,9 @@ class Disk:
 
     def __init__(self, root: Path) -> None:
         self.root = self._read(root)
-        self._journal: list[tuple[Node, str, Node | None]] = []  # (directory, name, what it names from then on)
+        self._journal: list[
+            tuple[Node, str, Node | None]
+        ] = []  # (directory, name, what it names from then on)
 
     def apply(self, operation: Operation) -> None:
         """Do what a program did."""
@@ -138,7 +152,11 @@ class Disk:
                 yield dict(self._walk(self.root, "", changes, loss))
 
     def _walk(
-        self, node: Node, path: str, changes: dict[Node, dict[str, Node | None]], loss: Callable[[bytes, bytes], bytes]
+        self,
+        node: Node,
+        path: str,
+        changes: dict[Node, dict[str, Node | None]],
+        loss: Callable[[bytes, bytes], bytes],
     ) -> Iterator[tuple[str, bytes | None]]:
         if not node.is_directory:
             yield path, node.now if node.now == node.safe else loss(node.safe, node.now)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman import stopping
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import DragomanError, StoppedError
-from dragoman.files import faults
-from dragoman.files.disk import explaining
-from dragoman.training.checkpoint import RunDirectory
+from dragoman.runtime import signals
+from dragoman.storage import fault_injection
+from dragoman.storage.disk import os_errors_converted
 
 
 class Net(nn.Module):
@@ -33,43 +33,72 @@ class Net(nn.Module):
 
 
 def run(
-    directory: str, *, updates: int = 12, every: int = 4, pause: float = 0.0, nan_at: int = 0, patient: bool = True, keep: int = 2
+    directory: str,
+    *,
+    updates: int = 12,
+    every: int = 4,
+    pause: float = 0.0,
+    nan_at: int = 0,
+    tolerate_disk_errors: bool = True,
+    keep: int = 2,
 ) -> int:
     """Train as the real loop does, and return the exit code that the command would end with."""
     try:
-        with RunDirectory(Path(directory), keep=keep) as place:
-            return _train(place, updates=updates, every=every, pause=pause, nan_at=nan_at, patient=patient)
+        with RunDirectory(Path(directory), keep_checkpoints=keep) as place:
+            return _train(
+                place,
+                updates=updates,
+                every=every,
+                pause=pause,
+                nan_at=nan_at,
+                tolerate_disk_errors=tolerate_disk_errors,
+            )
     except DragomanError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
 
 
-def _train(place: RunDirectory, *, updates: int, every: int, pause: float, nan_at: int, patient: bool) -> int:
+def _train(
+    place: RunDirectory,
+    *,
+    updates: int,
+    every: int,
+    pause: float,
+    nan_at: int,
+    tolerate_disk_errors: bool,
+) -> int:
     torch.manual_seed(1)
     model = Net()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     weights = dict(model.named_parameters())
-    place.require_space({"weights": weights, "optimizer": weights, "ema": weights})  # moments come in pairs, and there are no others yet
+    place.require_checkpoint_space(
+        {"weights": weights, "optimizer": weights, "ema": weights}
+    )  # moments come in pairs, and there are no others yet
     newest = place.newest({"weights": weights})
     done, best = 0, float(10**9)
     if newest is not None:
         model.load_state_dict(newest.load_weights())
-        _load(optimiser, model, newest.load_optimizer())
+        _load(optimizer, model, newest.load_optimizer())
         done, best = newest.step, newest.state["best"]
     place.truncate_log(done)
     for update in range(done + 1, updates + 1):
-        loss = _update(model, optimiser, update, nan_at)
-        place.log({"update": update, "loss": loss.hex()})
-        if stopping.urgent():
+        loss = _update(model, optimizer, update, nan_at)
+        place.log({"step": update, "loss": loss.hex()})
+        if signals.is_stop_urgent():
             return StoppedError.exit_code
-        stop = stopping.requested()
-        if update % every == 0 or update == updates or stop or stopping.publish_requested():
-            faults.point("valid.mid")
+        stop = signals.stop_requested()
+        if update % every == 0 or update == updates or stop or signals.checkpoint_requested():
+            fault_injection.point("valid.mid")
             better = update % every == 0 and loss < best
             best = min(best, loss) if better else best
-            stopping.clear_publish()
+            signals.clear_checkpoint_request()
             last = stop or update == updates
-            if place.publish(update, _tensors(model, optimiser), {"update": update, "best": best}, patient=patient and not last):
+            if place.save_checkpoint(
+                update,
+                _tensors(model, optimizer),
+                {"step": update, "best": best},
+                tolerate_disk_errors=tolerate_disk_errors and not last,
+            ):
                 if better:
                     place.keep_best(update)
                 place.prune()
@@ -79,34 +108,42 @@ def _train(place: RunDirectory, *, updates: int, every: int, pause: float, nan_a
     return 0
 
 
-def _update(model: Net, optimiser: torch.optim.Optimizer, update: int, nan_at: int) -> float:
-    faults.point("update.before")
-    torch.manual_seed(int.from_bytes(hashlib.sha256(f"1/{update}".encode()).digest()[:8], "little") >> 1)
-    with explaining(Path("data")):
-        faults.point("data.next")
+def _update(model: Net, optimizer: torch.optim.Optimizer, update: int, nan_at: int) -> float:
+    fault_injection.point("update.before")
+    torch.manual_seed(
+        int.from_bytes(hashlib.sha256(f"1/{update}".encode()).digest()[:8], "little") >> 1
+    )
+    with os_errors_converted(Path("data")):
+        fault_injection.point("data.next")
     tokens = torch.randint(256, (4, 32))
     logits = model(tokens)
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), (tokens * 7 % 256).flatten())
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
-    faults.point("update.after_backward")
-    optimiser.step()
+    fault_injection.point("update.after_backward")
+    optimizer.step()
     if update == nan_at:
         with torch.no_grad():
             model.inner.bias[3] = float("nan")
     return loss.item()
 
 
-def _tensors(model: Net, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+def _tensors(model: Net, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     slots = {
         f"{name}.{slot}": value
         for name, parameter in model.named_parameters()
-        for slot, value in optimiser.state.get(parameter, {}).items()
+        for slot, value in optimizer.state.get(parameter, {}).items()
     }
     weights = dict(model.named_parameters())
-    return {"weights": weights, "optimizer": slots or weights, "ema": {"outer.bias": model.outer.bias}}
+    return {
+        "weights": weights,
+        "optimizer": slots or weights,
+        "ema": {"outer.bias": model.outer.bias},
+    }
 
 
-def _load(optimiser: torch.optim.Optimizer, model: Net, tensors: dict[str, Tensor]) -> None:
+def _load(optimizer: torch.optim.Optimizer, model: Net, tensors: dict[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
-        optimiser.state[parameter] = {slot: tensors[f"{name}.{slot}"].clone() for slot in ("step", "exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {
+            slot: tensors[f"{name}.{slot}"].clone() for slot in ("step", "exp_avg", "exp_avg_sq")
+        }

@@ -14,13 +14,13 @@ from torch import nn
 
 from dragoman.bundle import write_bundle
 from dragoman.config import read_config
-from dragoman.engines import Native, installed, trust
-from dragoman.engines.cpu import building, freezing
-from dragoman.models.build import build_model
-from dragoman.tasks.translate import TranslateTask
+from dragoman.inference import NativeEngine, engine_trust
+from dragoman.inference.cpu import conversion, kernel_library
+from dragoman.models.factory import build_model
+from dragoman.runtime import device, optional_packages
+from dragoman.tasks.translation import TranslationTask
 from dragoman.text.tokenizer import train_tokenizers
-from dragoman.training import compiling, memory
-from dragoman.translator import device
+from dragoman.training import torch_compile, train_step
 
 PAIRS = [
     ("Guten Morgen.", "Good morning."),
@@ -31,11 +31,11 @@ PAIRS = [
 SMALL = [
     "model.width=16",
     "model.heads=2",
-    "model.feedforward=32",
+    "model.ffn_width=32",
     "model.dropout=0",
-    "model.encoder=[self*1]",
-    "model.decoder=[self*1]",
-    "text.kind=characters",
+    "model.encoder=[transformer*1]",
+    "model.decoder=[transformer*1]",
+    "text.tokenizer=characters",
 ]
 SAME = "and the result is the same"
 
@@ -45,32 +45,62 @@ Break = Callable[[pytest.MonkeyPatch], None]
 def make_folder(place: Path) -> Path:
     """Put a model into a folder, one that holds an engine where CTranslate2 is installed, and text to train and score on."""
     for column, side in enumerate(("de", "en")):
-        (place / f"text.{side}").write_text("".join(f"{pair[column]}\n" for pair in PAIRS * 6), encoding="utf-8")
-    config = read_config(recipe="tiny", overrides=[*SMALL, "decode.beam=2", "decode.max_ratio=1", "decode.max_extra=4"])
-    tokenizers = train_tokenizers([src for src, _ in PAIRS] * 20, [tgt for _, tgt in PAIRS] * 20, config.text)
+        (place / f"text.{side}").write_text(
+            "".join(f"{pair[column]}\n" for pair in PAIRS * 6), encoding="utf-8"
+        )
+    config = read_config(
+        recipe="tiny",
+        overrides=[
+            *SMALL,
+            "decode.beam=2",
+            "decode.max_length_ratio=1",
+            "decode.max_length_extra=4",
+        ],
+    )
+    tokenizers = train_tokenizers(
+        [src for src, _ in PAIRS] * 20, [tgt for _, tgt in PAIRS] * 20, config.text
+    )
     torch.manual_seed(3)
-    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
-    write_bundle(place / "model", config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["Guten Morgen."])
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    write_bundle(
+        place / "model",
+        config=config,
+        tokenizers=tokenizers,
+        weights=model.state_dict(),
+        golden=["Guten Morgen."],
+    )
     if importlib.util.find_spec("ctranslate2") is not None:
-        from dragoman.exchange.exporting import export_ctranslate2
+        from dragoman.exchange.export import export_ctranslate2
 
-        greedy = config.replace(decode={"beam": 1})  # a beam search is the native engine's unless another is named
+        greedy = config.replace(
+            decode={"beam": 1}
+        )  # a beam search is the native engine's unless another is named
         for name in ("exported", "damaged"):
-            write_bundle(place / name, config=greedy, tokenizers=tokenizers, weights=model.state_dict(), golden=["Guten Morgen."])
-            export_ctranslate2(place / name, quantisation="float32")
+            write_bundle(
+                place / name,
+                config=greedy,
+                tokenizers=tokenizers,
+                weights=model.state_dict(),
+                golden=["Guten Morgen."],
+            )
+            export_ctranslate2(place / name, quantization="float32")
         (place / "damaged/engines/ctranslate2-float32/model.bin").write_bytes(b"no model")
     return place
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Forget what was said before, and what other tests measured."""
-    monkeypatch.setattr(device, "_told", set())
-    monkeypatch.setattr(memory, "_told", set())
-    monkeypatch.setattr(compiling, "_failed", "")
-    trusted = trust.trust_folder()  # where the engines of `make_folder` are recorded
-    monkeypatch.setattr(trust, "trust_folder", lambda: trusted)
+    monkeypatch.setattr(device, "_warned", set())
+    monkeypatch.setattr(train_step, "_warned", set())
+    monkeypatch.setattr(torch_compile, "_failure", "")
+    trusted = engine_trust.trust_directory()  # where the engines of `make_folder` are recorded
+    monkeypatch.setattr(engine_trust, "trust_directory", lambda: trusted)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(building, "_kernels", lambda folder, wanted: None)  # a compiler would take seconds in every test
+    monkeypatch.setattr(
+        kernel_library, "_load_kernel_library", lambda folder, wanted: None
+    )  # a compiler would take seconds in every test
 
 
 # What can be broken
@@ -83,7 +113,8 @@ def no_gpu(patch: pytest.MonkeyPatch) -> None:
 def old_driver(patch: pytest.MonkeyPatch) -> None:
     def is_available() -> bool:
         warnings.warn(
-            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\nPlease update", stacklevel=2
+            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\nPlease update",
+            stacklevel=2,
         )
         return False
 
@@ -118,7 +149,7 @@ def failing_gpu(error: RuntimeError) -> Break:
 def narrow_gpu(patch: pytest.MonkeyPatch) -> None:
     """A GPU that has no room for a model."""
     a_gpu(patch)
-    patch.setattr(device, "_no_cuda", lambda *_, **__: "")
+    patch.setattr(device, "_cuda_problem", lambda *_, **__: "")
     real = nn.Module.to
 
     def to(module: nn.Module, place: torch.device | str, *more: object) -> nn.Module:
@@ -130,25 +161,25 @@ def narrow_gpu(patch: pytest.MonkeyPatch) -> None:
 
 
 def narrow_search(patch: pytest.MonkeyPatch) -> None:
-    real = Native.generate
+    real = NativeEngine.generate
 
-    def generate(engine: Native, request):  # type: ignore[no-untyped-def]
+    def generate(engine: NativeEngine, request):  # type: ignore[no-untyped-def]
         if len(request.sources) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(engine, request)
 
-    patch.setattr(Native, "generate", generate)
+    patch.setattr(NativeEngine, "generate", generate)
 
 
 def narrow_training(patch: pytest.MonkeyPatch) -> None:
-    real = TranslateTask.loss
+    real = TranslationTask.loss
 
-    def loss(task: TranslateTask, model: nn.Module, batch):  # type: ignore[no-untyped-def]
+    def loss(task: TranslationTask, model: nn.Module, batch):  # type: ignore[no-untyped-def]
         if len(batch) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(task, model, batch)
 
-    patch.setattr(TranslateTask, "loss", loss)
+    patch.setattr(TranslationTask, "loss", loss)
 
 
 class _NoWayBack(torch.autograd.Function):
@@ -178,7 +209,11 @@ def failing_compiler(*, late: bool = False) -> Break:
 def without(package: str) -> Break:
     def broken(patch: pytest.MonkeyPatch) -> None:
         real = importlib.util.find_spec
-        patch.setattr(installed.importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name, *rest))
+        patch.setattr(
+            optional_packages.importlib.util,
+            "find_spec",
+            lambda name, *rest: None if name == package else real(name, *rest),
+        )
 
     return broken
 
@@ -192,7 +227,7 @@ def unloadable(package: str) -> Break:
                 raise ImportError("libiomp5.so: cannot open shared object file\nmore")
             return real(name, *rest)
 
-        patch.setattr(installed.importlib, "import_module", import_module)
+        patch.setattr(optional_packages.importlib, "import_module", import_module)
 
     return broken
 
@@ -201,11 +236,13 @@ def failing_engine(patch: pytest.MonkeyPatch) -> None:
     def generate(engine: object, request: object) -> None:
         raise RuntimeError("Unsupported model binary\nmore")
 
-    patch.setattr("dragoman.engines.ctranslate2.CTranslate2.generate", generate)
+    patch.setattr("dragoman.inference.ctranslate2_engine.CTranslate2Engine.generate", generate)
 
 
 def no_int8(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(freezing, "int8_refusal", lambda: "needs a processor that torch's fbgemm knows")
+    patch.setattr(
+        conversion, "int8_unsupported_reason", lambda: "needs a processor that torch's fbgemm knows"
+    )
 
 
 def nothing(patch: pytest.MonkeyPatch) -> None:
@@ -221,8 +258,16 @@ class Case(NamedTuple):
     usual: str = ""  # what the machine in order is asked for; by default the same
 
 
-OLD = failing_gpu(RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with TORCH_USE_CUDA_DSA"))
+OLD = failing_gpu(
+    RuntimeError(
+        "CUDA error: no kernel image is available for execution on the device\nCompile with TORCH_USE_CUDA_DSA"
+    )
+)
 FULL = failing_gpu(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"))
-LOST = failing_gpu(RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later"))
+LOST = failing_gpu(
+    RuntimeError(
+        "CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later"
+    )
+)
 ON_CPU = f"the CPU is used, which takes longer, {SAME}"
 NO_GPU = rf"torch (is built for CPUs alone and )?sees no GPU here: {ON_CPU}"

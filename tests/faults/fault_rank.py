@@ -9,31 +9,35 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dragoman import stopping
+from dragoman.runtime import signals
 
 if __name__ == "__main__":
-    stopping.install()
+    signals.install_handlers()
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from training_kit import tiny_trainer
 
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import DragomanError, StoppedError
-from dragoman.training.checkpoint import RunDirectory
-from dragoman.training.distributed import World, join_world
-from dragoman.training.loss import Loss
+from dragoman.training.distributed.process_group import ProcessGroup, init_process_group
+from dragoman.training.task import Loss
 
 
 class Spoiled:
     """A task that is not finite at one update of one rank."""
 
-    def __init__(self, task: Any, rank: int, world: World, update: int) -> None:
+    def __init__(self, task: Any, rank: int, world: ProcessGroup, update: int) -> None:
         self.task, self.here, self.spoilt, self.update = task, rank == world.rank, update, 0
 
     def loss(self, model: Any, batch: Any) -> Loss:
         found = self.task.loss(model, batch)
-        return Loss(found.total * float("nan"), found.nll, found.count) if self.here and self.update == self.spoilt else found
+        return (
+            Loss(found.total * float("nan"), found.nll, found.count)
+            if self.here and self.update == self.spoilt
+            else found
+        )
 
 
 def run(
@@ -50,53 +54,71 @@ def run(
     os.environ.update(environment or {})
     torch.set_num_threads(1)
     torch.manual_seed(int(os.environ.get("RANK", 0)) + 99)  # rank 0's weights must win
-    world = join_world(torch.device("cpu"), timeout=timeout)
+    world = init_process_group(torch.device("cpu"), timeout=timeout)
     place = RunDirectory(Path(directory))
-    if world.leads:
+    if world.is_rank_zero:
         place.lock()
     trace = (Path(directory).parent / f"trace-{world.rank}.jsonl").open("a")
-    changes = {name: settings.pop(name, 0.0) for name in ("dropout", "layer_drop")} | _tuples(model or {})
+    changes = {name: settings.pop(name, 0.0) for name in ("dropout", "layer_drop")} | _tuples(
+        model or {}
+    )
     options: dict[str, Any] = {"model": {**changes, "seed": 1 + world.rank}}
-    parts = {"distributed": world, "validate": lambda model: {"loss": float(model.output_weight.abs().mean())}}
+    parts = {
+        "distributed": world,
+        "validate": lambda model: {"loss": float(model.output_weight.abs().mean())},
+    }
     trainer = tiny_trainer(place, parts=parts, **options, **settings)
-    task = trainer._step._task
+    task = trainer._train_step._task
     if nan:
-        task = trainer._step._task = Spoiled(task, nan[0], world, nan[1])
-    launch = trainer._launch
+        task = trainer._train_step._task = Spoiled(task, nan[0], world, nan[1])
+    launch = trainer._launch_step
 
     def note(update: Any) -> None:
         task.update = update.number
-        trace.write(json.dumps({"update": update.number, "examples": [ids.tolist() for ids in update.examples], "pid": os.getpid()}) + "\n")
+        trace.write(
+            json.dumps(
+                {
+                    "step": update.number,
+                    "examples": [ids.tolist() for ids in update.examples],
+                    "pid": os.getpid(),
+                }
+            )
+            + "\n"
+        )
         trace.flush()
-        stopping.wait(pause)
+        signals.wait_for_stop(pause)
         launch(update)
 
-    trainer._launch = note
+    trainer._launch_step = note
     try:
         if copy:
             return republish(trainer, Path(copy), world)
-        result = trainer.run(resume=True)
+        result = trainer.fit(resume=True)
         return StoppedError.exit_code if result.stopped else 0
     except DragomanError as error:
         sys.stderr.write(f"rank {world.rank}: {error}\n")
         return error.exit_code
     finally:
         world.close()
-        if world.leads:
+        if world.is_rank_zero:
             place.close()
 
 
-def republish(trainer: Any, copy: Path, world: World) -> int:
+def republish(trainer: Any, copy: Path, world: ProcessGroup) -> int:
     """Restore the newest checkpoint, and write what each rank then holds into another run's directory."""
-    trainer._begin(resume=True)
-    with RunDirectory(copy) if world.leads else contextlib.nullcontext():
-        trainer._saver._run = RunDirectory(copy)
-        trainer._saver.publish(1, {}, metrics={}, patient=False, suspect=False)
+    trainer._start_or_resume(resume=True)
+    with RunDirectory(copy) if world.is_rank_zero else contextlib.nullcontext():
+        trainer._checkpointer._run = RunDirectory(copy)
+        trainer._checkpointer.save_checkpoint(
+            1, {}, metrics={}, tolerate_disk_errors=False, suspect=False
+        )
     return 0
 
 
 def _tuples(changes: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
+    }
 
 
 if __name__ == "__main__":

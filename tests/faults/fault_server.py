@@ -26,14 +26,14 @@ def serve() -> None:
     import torch
 
     from dragoman.cli import app  # noqa: F401 - what the command would import
-    from dragoman.runs import forecast
+    from dragoman.runs import estimate
 
-    forecast.REHEARSAL_SECONDS = 0.0  # how fast this machine is does not matter here
+    estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
     # A first step of an optimiser imports half of torch; here, once. No backward: autograd's threads must not be forked.
-    optimiser = torch.optim.AdamW(fault_loop.Net().parameters())
-    optimiser.zero_grad()
-    optimiser.step()
+    optimizer = torch.optim.AdamW(fault_loop.Net().parameters())
+    optimizer.zero_grad()
+    optimizer.step()
     answer({"ready": os.getpid()})
     with tempfile.TemporaryFile("w+") as learnt:
         for line in sys.stdin:
@@ -80,7 +80,9 @@ def victim(request: dict[str, Any]) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     if request.get("file_limit"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"],) * 2)
     if request.get("user"):
@@ -89,10 +91,10 @@ def victim(request: dict[str, Any]) -> int:
         os.setuid(request["user"])
     if request.get("clock"):
         set_clock(request["clock"])
-    from dragoman import stopping
-    from dragoman.files import faults
+    from dragoman.runtime import signals
+    from dragoman.storage import fault_injection
 
-    faults.arm(request.get("fault", ""))
+    fault_injection.arm_faults(request.get("fault", ""))
     if "command" in request:
         from dragoman.__main__ import main
 
@@ -100,7 +102,7 @@ def victim(request: dict[str, Any]) -> int:
         main()
         return 0
     module = importlib.import_module(request.get("module", "fault_loop"))
-    stopping.install()
+    signals.install_handlers()
     return module.run(**request["loop"])
 
 

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from training_kit import tiny_trainer
 
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import DragomanError, StoppedError
-from dragoman.training.checkpoint import RunDirectory
 
 
 def run(directory: str, *, pause: float = 0.0, **settings: Any) -> int:
@@ -23,9 +23,9 @@ def run(directory: str, *, pause: float = 0.0, **settings: Any) -> int:
         return {"loss": float(model.output_weight.abs().mean())}
 
     try:
-        with RunDirectory(Path(directory), keep=2) as place:
-            parts = {"validate": validate, "observe": lambda record: time.sleep(pause)}
-            result = tiny_trainer(place, parts=parts, **settings).run(resume=True)
+        with RunDirectory(Path(directory), keep_checkpoints=2) as place:
+            parts = {"validate": validate, "on_record": lambda record: time.sleep(pause)}
+            result = tiny_trainer(place, parts=parts, **settings).fit(resume=True)
     except DragomanError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

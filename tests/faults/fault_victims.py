@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dragoman.training.checkpoint import RunDirectory
+from dragoman.checkpoint.run_directory import RunDirectory
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -86,29 +86,55 @@ class Victim:
             return not Path("/proc").exists()
 
 
-def loop(victims: Victims, directory: Path, *, fault: str = "", file_limit: int = 0, user: int = 0, **options: Any) -> Victim:
+def loop(
+    victims: Victims,
+    directory: Path,
+    *,
+    fault: str = "",
+    file_limit: int = 0,
+    user: int = 0,
+    **options: Any,
+) -> Victim:
     """Start the miniature run in a directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     output = directory.with_name(directory.name + ".output")
     if user:
         output.touch()
         output.chmod(0o666)
-    return victims.start(output, fault=fault, file_limit=file_limit, user=user, loop={"directory": str(directory), **options})
+    return victims.start(
+        output,
+        fault=fault,
+        file_limit=file_limit,
+        user=user,
+        loop={"directory": str(directory), **options},
+    )
 
 
 def trainer(victims: Victims, directory: Path, *, fault: str = "", **options: Any) -> Victim:
     """Start the real trainer, in miniature, in a directory."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     output = directory.with_name(directory.name + ".output")
-    return victims.start(output, fault=fault, module="fault_trainer", loop={"directory": str(directory), **options})
+    return victims.start(
+        output, fault=fault, module="fault_trainer", loop={"directory": str(directory), **options}
+    )
 
 
-def command(victims: Victims, output: Path, *words: str, fault: str = "", file_limit: int = 0, user: int = 0, clock: float = 0.0) -> Victim:
+def command(
+    victims: Victims,
+    output: Path,
+    *words: str,
+    fault: str = "",
+    file_limit: int = 0,
+    user: int = 0,
+    clock: float = 0.0,
+) -> Victim:
     """Start `dragoman` with some words, as a person does."""
     if user:
         output.touch()
         output.chmod(0o666)
-    return victims.start(output, fault=fault, file_limit=file_limit, user=user, clock=clock, command=list(words))
+    return victims.start(
+        output, fault=fault, file_limit=file_limit, user=user, clock=clock, command=list(words)
+    )
 
 
 def losses(directory: Path) -> dict[int, set[str]]:
@@ -117,14 +143,16 @@ def losses(directory: Path) -> dict[int, set[str]]:
     for name in ("log.jsonl", "log.discarded.jsonl"):
         for record in _lines(directory / name):
             if "loss" in record and "event" not in record:
-                found.setdefault(record["update"], set()).add(str(record["loss"]))
+                found.setdefault(record["step"], set()).add(str(record["loss"]))
     return found
 
 
 def logged(directory: Path) -> list[tuple[int, str]]:
     """List the log's updates with their losses, in order."""
     return [
-        (record["update"], str(record["loss"])) for record in _lines(directory / "log.jsonl") if "loss" in record and "event" not in record
+        (record["step"], str(record["loss"]))
+        for record in _lines(directory / "log.jsonl")
+        if "loss" in record and "event" not in record
     ]
 
 
@@ -136,23 +164,33 @@ def last_update(directory: Path) -> int:
             lines = file.read().split(b"\n")[:-1]
     except FileNotFoundError:
         return 0
-    return int(json.loads(lines[-1])["update"]) if lines else 0
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
-def wait_for_update(directory: Path, update: int, victim: Victim | None = None, seconds: float = 120.0) -> None:
+def wait_for_update(
+    directory: Path, update: int, victim: Victim | None = None, seconds: float = 120.0
+) -> None:
     """Wait until a running victim has logged an update."""
     end = time.monotonic() + seconds
     while last_update(directory) < update:
-        assert victim is None or victim.alive(), f"the victim ended before update {update}; the last was {last_update(directory)}"
-        assert time.monotonic() < end, f"update {update} never came; the last was {last_update(directory)}"
+        assert victim is None or victim.alive(), (
+            f"the victim ended before update {update}; the last was {last_update(directory)}"
+        )
+        assert time.monotonic() < end, (
+            f"update {update} never came; the last was {last_update(directory)}"
+        )
         time.sleep(0.002)
 
 
 def reported(directory: Path) -> int:
     """Read the newest step that the run said was published."""
-    published = [record["update"] for record in _lines(directory / "log.jsonl") if record.get("event") == "publish"]
+    published = [
+        record["step"]
+        for record in _lines(directory / "log.jsonl")
+        if record.get("event") == "checkpoint"
+    ]
     with contextlib.suppress(FileNotFoundError):
-        published.append(json.loads((directory / "status.json").read_text()).get("published", 0))
+        published.append(json.loads((directory / "status.json").read_text()).get("checkpoint", 0))
     return max(published, default=0)
 
 
@@ -167,7 +205,9 @@ def fingerprint(directory: Path) -> dict[str, str]:
     newest = RunDirectory(directory).newest()
     assert newest is not None
     return {"step": str(newest.step)} | {
-        name: record["sha256"] for name, record in newest.manifest["files"].items() if name.endswith(".safetensors")
+        name: record["sha256"]
+        for name, record in newest.manifest["files"].items()
+        if name.endswith(".safetensors")
     }
 
 

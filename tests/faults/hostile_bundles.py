@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dragoman.config import Config
-from dragoman.files.manifest import canonical_json
+from dragoman.storage.manifest import canonical_json
 from dragoman.text.tokenizer import train_tokenizers
 
 Spoil = Callable[[Path], None]
@@ -60,7 +60,11 @@ def safetensors(path: Path, change: Callable[[dict], object], data: bytes | None
     header = json.loads(raw[8 : 8 + size])
     changed = change(header)
     text = changed if isinstance(changed, bytes) else json.dumps(header).encode()
-    rewrite(path, "weights.safetensors", struct.pack("<Q", len(text)) + text + (raw[8 + size :] if data is None else data))
+    rewrite(
+        path,
+        "weights.safetensors",
+        struct.pack("<Q", len(text)) + text + (raw[8 + size :] if data is None else data),
+    )
 
 
 def link(path: Path, name: str) -> None:
@@ -109,12 +113,16 @@ def socket_in_place_of_the_golden_vectors(path: Path) -> None:
 
 @case("list of files")
 def manifest_that_names_a_file_above(path: Path) -> None:
-    resign(path, lambda content: content["files"].update({"../outside": {"bytes": 0, "sha256": ""}}))
+    resign(
+        path, lambda content: content["files"].update({"../outside": {"bytes": 0, "sha256": ""}})
+    )
 
 
 @case("list of files")
 def manifest_that_names_an_absolute_path(path: Path) -> None:
-    resign(path, lambda content: content["files"].update({"/etc/passwd": {"bytes": 0, "sha256": ""}}))
+    resign(
+        path, lambda content: content["files"].update({"/etc/passwd": {"bytes": 0, "sha256": ""}})
+    )
 
 
 @case("'run.py'")
@@ -161,7 +169,12 @@ def weights_with_more_behind_them(path: Path) -> None:
 
 @case("the tensor name '../../etc/x'")
 def tensor_named_like_a_path(path: Path) -> None:
-    safetensors(path, lambda header: header.update({"../../etc/x": header.pop("output.bias", None) or header.popitem()[1]}))
+    safetensors(
+        path,
+        lambda header: header.update(
+            {"../../etc/x": header.pop("output.bias", None) or header.popitem()[1]}
+        ),
+    )
 
 
 @case("twice")
@@ -193,12 +206,20 @@ def tensor_of_another_type(path: Path) -> None:
 
 @case("found no ")
 def tensor_missing(path: Path) -> None:
-    safetensors(path, lambda header: header.pop(next(each for each in header if each.startswith("decoder"))) and None)
+    safetensors(
+        path,
+        lambda header: (
+            header.pop(next(each for each in header if each.startswith("decoder"))) and None
+        ),
+    )
 
 
 @case("empty F32 [0]")
 def tensor_of_no_size(path: Path) -> None:
-    safetensors(path, lambda header: header.update(empty={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}))
+    safetensors(
+        path,
+        lambda header: header.update(empty={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}),
+    )
 
 
 @case("tensors")
@@ -238,9 +259,9 @@ def configuration_of_two_megabytes(path: Path) -> None:
     rewrite(path, "config.json", b" " * (2 << 20) + (path / "config.json").read_bytes())
 
 
-@case("text.vocabulary")
+@case("text.vocab_size")
 def configuration_with_a_giant_vocabulary(path: Path) -> None:
-    edit_json(path, "config.json", lambda content: content["text"].update(vocabulary=10**12))
+    edit_json(path, "config.json", lambda content: content["text"].update(vocab_size=10**12))
 
 
 @case("model.width of 65536")
@@ -250,27 +271,47 @@ def configuration_of_a_giant_width(path: Path) -> None:
 
 @case("must hold the weights of the model's 901 layers; found 34 tensors")
 def configuration_of_a_giant_depth(path: Path) -> None:
-    edit_json(path, "config.json", lambda content: content["model"].update(encoder=["self*900"]))
+    edit_json(
+        path, "config.json", lambda content: content["model"].update(encoder=["transformer*900"])
+    )
 
 
 @case("28,800,000,000 in its feed-forward networks")
 def configuration_of_giant_feed_forward_networks(path: Path) -> None:
-    edit_json(path, "config.json", lambda content: content["model"].update(feedforward=1_000_000, encoder=["self*900"]))
+    edit_json(
+        path,
+        "config.json",
+        lambda content: content["model"].update(ffn_width=1_000_000, encoder=["transformer*900"]),
+    )
 
 
 @case("at most 10,000,000,000 parameters")
 def configuration_of_giant_heads(path: Path) -> None:
-    edit_json(path, "config.json", lambda content: content["model"].update(heads=1024, head_width=4096, decoder=["self*32"]))
+    edit_json(
+        path,
+        "config.json",
+        lambda content: content["model"].update(
+            heads=1024, head_width=4096, decoder=["transformer*32"]
+        ),
+    )
 
 
 @case("at most 1000 layers in all; found 1,000,000")
 def configuration_of_a_thousand_times_a_thousand_layers(path: Path) -> None:
-    edit_json(path, "config.json", lambda content: content["model"].update(encoder=["lstm(layers=1000)*1000"]))
+    edit_json(
+        path,
+        "config.json",
+        lambda content: content["model"].update(encoder=["lstm(layers=1000)*1000"]),
+    )
 
 
 @case("at most 1000 blocks")
 def configuration_of_a_million_layers(path: Path) -> None:
-    edit_json(path, "config.json", lambda content: content["model"].update(encoder=["self*1000000"]))
+    edit_json(
+        path,
+        "config.json",
+        lambda content: content["model"].update(encoder=["transformer*1000000"]),
+    )
 
 
 @case("weights.safetensors must fit the model")
@@ -334,7 +375,9 @@ def golden_vectors_without_end(path: Path) -> None:
 
 @case("must have log-probability")
 def golden_vectors_of_another_model(path: Path) -> None:
-    edit_json(path, "golden.json", lambda content: content["cases"][0]["log_probs"].__setitem__(0, -0.125))
+    edit_json(
+        path, "golden.json", lambda content: content["cases"][0]["log_probs"].__setitem__(0, -0.125)
+    )
 
 
 @case("SentencePiece")
@@ -344,7 +387,9 @@ def tokenizer_of_noise(path: Path) -> None:
 
 @case("weights.safetensors must fit the model")
 def tokenizer_of_another_size(path: Path) -> None:
-    tokenizers = train_tokenizers(["abc def ghi"] * 20, ["abc def ghi"] * 20, Config().replace(text={"vocabulary": 280}).text)
+    tokenizers = train_tokenizers(
+        ["abc def ghi"] * 20, ["abc def ghi"] * 20, Config().replace(text={"vocab_size": 280}).text
+    )
     rewrite(path, "text/source.model", tokenizers.src.model)
 
 

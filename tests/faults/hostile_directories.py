@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.files.manifest import canonical_json
+from dragoman.storage.manifest import canonical_json
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b31m\x85\u202eevil\u2066\r\nsecond line\x7f\x00"
 _MOST_SIGNED = 64 << 20  # bytes; a terabyte of nothing is not read
@@ -38,7 +38,7 @@ VALUES = {
     "escapes": json.dumps(ESCAPES),
     "raw C1 and bidi": '"\u009b31m\u202e\u2069"',
     "long text": '"' + "a" * 300_000 + '"',
-    "many spaces": '"self' + " " * 200_000 + '("',
+    "many spaces": '"transformer' + " " * 200_000 + '("',
     "a lone surrogate": '"\\ud800"',
     "a path above": '"../../outside/secret.txt"',
     "an absolute path": '"/etc/passwd"',
@@ -56,16 +56,16 @@ VALUES = {
 BLOCKS = {
     "a million layers": '["lstm(layers=1000)*1000"]',
     "a million transformer layers": '["reformer(layers=1000)*1000"]',
-    "many spaces": json.dumps(["self" + " " * 200_000 + "!"]),
-    "many spaces in brackets": json.dumps(["self(" + " " * 200_000 + "*"]),
-    "open brackets": json.dumps(["self" + "(" * 100_000]),
-    "torn brackets": json.dumps(["self("] * 30_000),
-    "many options": json.dumps(["self(" + ",".join(f"x{n}=1" for n in range(30_000)) + ")"]),
-    "a huge repetition": json.dumps(["self*" + "9" * 5000]),
-    "another script's digits": json.dumps(["self*\u0663", "self*\u00b2"]),
-    "a hundred thousand entries": json.dumps(["self"] * 100_000),
-    "huge feed-forward layers": json.dumps(["self(feedforward=1000000)*1000"]),
-    "escapes": json.dumps([ESCAPES, f"self({ESCAPES}=1)"]),
+    "many spaces": json.dumps(["transformer" + " " * 200_000 + "!"]),
+    "many spaces in brackets": json.dumps(["transformer(" + " " * 200_000 + "*"]),
+    "open brackets": json.dumps(["transformer" + "(" * 100_000]),
+    "torn brackets": json.dumps(["transformer("] * 30_000),
+    "many options": json.dumps(["transformer(" + ",".join(f"x{n}=1" for n in range(30_000)) + ")"]),
+    "a huge repetition": json.dumps(["transformer*" + "9" * 5000]),
+    "another script's digits": json.dumps(["transformer*\u0663", "transformer*\u00b2"]),
+    "a hundred thousand entries": json.dumps(["transformer"] * 100_000),
+    "huge feed-forward layers": json.dumps(["transformer(ffn_width=1000000)*1000"]),
+    "escapes": json.dumps([ESCAPES, f"transformer({ESCAPES}=1)"]),
 }
 
 
@@ -79,7 +79,11 @@ class Case(NamedTuple):
 
 def generate(kind: str, sound: Path, count: int, seed: int) -> Iterator[Case]:
     """Yield `count` cases for a kind of directory: `model`, `run` or `import`; each file gets its share."""
-    files = sorted(path.relative_to(sound).as_posix() for path in sound.rglob("*") if path.is_file() and path.name != "curves.png")
+    files = sorted(
+        path.relative_to(sound).as_posix()
+        for path in sound.rglob("*")
+        if path.is_file() and path.name != "curves.png"
+    )
     shuffle = random.Random(f"{kind} {seed}")
     handmade = [*_handmade(kind)]
     shuffle.shuffle(handmade)
@@ -88,7 +92,11 @@ def generate(kind: str, sound: Path, count: int, seed: int) -> Iterator[Case]:
         if number % 4 == 3 and handmade:
             yield handmade.pop()
             continue
-        name = files[number % len(files)] if number % 2 else rng.choice([each for each in files if each.endswith(("json", "jsonl"))])
+        name = (
+            files[number % len(files)]
+            if number % 2
+            else rng.choice([each for each in files if each.endswith(("json", "jsonl"))])
+        )
         if name.endswith((".json", ".jsonl")) and rng.random() < 0.7:
             yield _json_case(name, rng)
         elif name.endswith(".safetensors") and rng.random() < 0.5:
@@ -109,7 +117,10 @@ def sign(directory: Path) -> None:
                 place = path.parent / name
                 if _is_small(place):
                     data = place.read_bytes()
-                    content["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                    content["files"][name] = {
+                        "bytes": len(data),
+                        "sha256": hashlib.sha256(data).hexdigest(),
+                    }
             content["manifest_sha256"] = hashlib.sha256(canonical_json(content)).hexdigest()
             path.write_bytes(canonical_json(content))
         except (ValueError, TypeError, AttributeError, KeyError, OSError, RecursionError):
@@ -129,7 +140,11 @@ def _json_case(name: str, rng: random.Random) -> Case:
 
     def spoil(directory: Path) -> None:
         path = directory / name
-        lines = path.read_text("utf-8").split("\n") if name.endswith(".jsonl") else [path.read_text("utf-8")]
+        lines = (
+            path.read_text("utf-8").split("\n")
+            if name.endswith(".jsonl")
+            else [path.read_text("utf-8")]
+        )
         row = int(place * (len(lines) - 1))
         lines[row] = _changed(json.loads(lines[row]), what, place)
         path.write_text("\n".join(lines), "utf-8", errors="surrogatepass")
@@ -161,7 +176,13 @@ def _changed(value: Any, what: str, place: float) -> str:
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every place of a JSON value as its holder and key; of a list, the first two elements."""
-    inside = [*value.items()] if isinstance(value, dict) else [*enumerate(value)][:2] if isinstance(value, list) else []
+    inside = (
+        [*value.items()]
+        if isinstance(value, dict)
+        else [*enumerate(value)][:2]
+        if isinstance(value, list)
+        else []
+    )
     for key, part in inside:
         yield value, key
         yield from _places(part)
@@ -179,7 +200,9 @@ def _header_case(name: str, rng: random.Random) -> Case:
             length = {"length 2**63": 1 << 63, "length 0": 0, "length 1 GiB": 1 << 30}[what]
             data = struct.pack("<Q", length) + raw[8:]
         else:
-            text = _changed(json.loads(raw[8 : 8 + size]), what, place).encode("utf-8", "surrogatepass")
+            text = _changed(json.loads(raw[8 : 8 + size]), what, place).encode(
+                "utf-8", "surrogatepass"
+            )
             data = struct.pack("<Q", len(text)) + text + raw[8 + size :]
         (directory / name).write_bytes(data)
         if signed:
@@ -214,22 +237,40 @@ def _outside(path: Path) -> Path:
 FILES: dict[str, Callable[[Path, bytes], object]] = {
     "missing": lambda path, noise: path.unlink(),
     "empty": lambda path, noise: path.write_bytes(b""),
-    "cut in half": lambda path, noise: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "cut in half": lambda path, noise: path.write_bytes(
+        path.read_bytes()[: path.stat().st_size // 2]
+    ),
     "one byte less": lambda path, noise: path.write_bytes(path.read_bytes()[:-1]),
     "noise": lambda path, noise: path.write_bytes(noise),
     "zeros": lambda path, noise: path.write_bytes(bytes(2000)),
-    "not UTF-8": lambda path, noise: path.write_bytes(path.read_bytes().replace(b'"', b'"\xff\xfe', 3)),
-    "UTF-16": lambda path, noise: path.write_bytes(path.read_bytes().decode("latin-1").encode("utf-16")),
+    "not UTF-8": lambda path, noise: path.write_bytes(
+        path.read_bytes().replace(b'"', b'"\xff\xfe', 3)
+    ),
+    "UTF-16": lambda path, noise: path.write_bytes(
+        path.read_bytes().decode("latin-1").encode("utf-16")
+    ),
     "a byte order mark": lambda path, noise: path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes()),
     "a terabyte of nothing": lambda path, noise: os.truncate(path, 1 << 40),
     "a pipe": lambda path, noise: _replace(path, os.mkfifo),
     "a folder": lambda path, noise: _replace(path, os.mkdir),
-    "a link to an endless device": lambda path, noise: _replace(path, lambda place: os.symlink("/dev/zero", place)),
-    "a link to a terminal": lambda path, noise: _replace(path, lambda place: os.symlink("/dev/tty", place)),
-    "a link to a file outside": lambda path, noise: _replace(path, lambda place: os.symlink(_outside(place) / "secret.txt", place)),
-    "a link to a folder outside": lambda path, noise: _replace(path, lambda place: os.symlink(_outside(place), place)),
-    "a link to itself": lambda path, noise: _replace(path, lambda place: os.symlink(place.name, place)),
-    "a link to nothing": lambda path, noise: _replace(path, lambda place: os.symlink("nowhere", place)),
+    "a link to an endless device": lambda path, noise: _replace(
+        path, lambda place: os.symlink("/dev/zero", place)
+    ),
+    "a link to a terminal": lambda path, noise: _replace(
+        path, lambda place: os.symlink("/dev/tty", place)
+    ),
+    "a link to a file outside": lambda path, noise: _replace(
+        path, lambda place: os.symlink(_outside(place) / "secret.txt", place)
+    ),
+    "a link to a folder outside": lambda path, noise: _replace(
+        path, lambda place: os.symlink(_outside(place), place)
+    ),
+    "a link to itself": lambda path, noise: _replace(
+        path, lambda place: os.symlink(place.name, place)
+    ),
+    "a link to nothing": lambda path, noise: _replace(
+        path, lambda place: os.symlink("nowhere", place)
+    ),
     "unreadable": lambda path, noise: path.chmod(0),
     "only an object": lambda path, noise: path.write_bytes(b"{}"),
     "only a list": lambda path, noise: path.write_bytes(b"[" * 500 + b"]" * 500),
@@ -244,35 +285,87 @@ def _handmade(kind: str) -> Iterator[Case]:
         for stack in ("encoder", "decoder"):
             for what, blocks in BLOCKS.items():
                 yield Case(f"model.{stack}: {what}", _set(config, ("model", stack), blocks))
-        for name, value in (("width", 65_536), ("feedforward", 1_000_000), ("heads", 1024), ("max_positions", 1_000_000)):
+        for name, value in (
+            ("width", 65_536),
+            ("ffn_width", 1_000_000),
+            ("heads", 1024),
+            ("max_positions", 1_000_000),
+        ):
             yield Case(f"model.{name}={value}", _set(config, ("model", name), str(value)))
     if kind == "model":
         for name in ("shared.pieces.json", "source.pieces.json", "shared.model"):
-            for what in ("a pipe", "a link to an endless device", "a link to a file outside", "a folder", "noise"):
+            for what in (
+                "a pipe",
+                "a link to an endless device",
+                "a link to a file outside",
+                "a folder",
+                "noise",
+            ):
                 yield Case(f"text/{name}, not listed: {what}", _extra(f"text/{name}", what))
-        for name in ("engines/ctranslate2/manifest.json", "training/status.json", "training/config.json"):
+        for name in (
+            "engines/ctranslate2/manifest.json",
+            "training/status.json",
+            "training/config.json",
+        ):
             for what in ("a pipe", "a link to an endless device", "noise", "a folder"):
                 yield Case(f"{name}: {what}", _extra(name, what))
     if kind == "run":
-        for name in ("training/request.json", "training/step-00000004", "training/keep", "training/text"):
+        for name in (
+            "training/request.json",
+            "training/step-00000004",
+            "training/keep",
+            "training/text",
+        ):
             yield Case(f"{name}: a link to a folder outside", _link_out(name))
-        for step in ("step-99999999", "step-0000000000000000000000000000000000001", "step-" + "9" * 200):
-            yield Case(f"an empty {step[:20]}", _extra(f"training/{step}/state.json", "only an object"))
-        for what in ("a pipe", "a link to an endless device", "a link to a file outside", "a folder", "noise", "zeros"):
+        for step in (
+            "step-99999999",
+            "step-0000000000000000000000000000000000001",
+            "step-" + "9" * 200,
+        ):
+            yield Case(
+                f"an empty {step[:20]}", _extra(f"training/{step}/state.json", "only an object")
+            )
+        for what in (
+            "a pipe",
+            "a link to an endless device",
+            "a link to a file outside",
+            "a folder",
+            "noise",
+            "zeros",
+        ):
             yield Case(f"training/lock: {what}", _extra("training/lock", what))
     if kind == "import":
-        for name in ("vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "max_position_embeddings"):
+        for name in (
+            "vocab_size",
+            "d_model",
+            "encoder_layers",
+            "decoder_layers",
+            "encoder_ffn_dim",
+            "max_position_embeddings",
+        ):
             for value in ("1000000000", "1000000", "0", "-1", '"7"', "true", "null"):
                 yield Case(f"{name}={value}", _set("config.json", (name,), value))
-        for name in ("pytorch_model.bin", "tokenizer.json", "added_tokens.json", "special_tokens_map.json"):
+        for name in (
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "added_tokens.json",
+            "special_tokens_map.json",
+        ):
             for what in ("a pipe", "a link to an endless device", "noise"):
                 yield Case(f"{name}: {what}", _extra(name, what))
 
 
 def _names(kind: str) -> Iterator[Case]:
-    folders = {"model": ("", "text/", "training/", "engines/"), "run": ("", "training/", "training/step-00000004/"), "import": ("",)}[kind]
+    folders = {
+        "model": ("", "text/", "training/", "engines/"),
+        "run": ("", "training/", "training/step-00000004/"),
+        "import": ("",),
+    }[kind]
     for folder in folders:
-        for what, name in (("escapes", b"\x1b[31m\x9b\xc2\x9b\xe2\x80\xae\n"), ("bytes that are not UTF-8", b"caf\xe9\xff.json")):
+        for what, name in (
+            ("escapes", b"\x1b[31m\x9b\xc2\x9b\xe2\x80\xae\n"),
+            ("bytes that are not UTF-8", b"caf\xe9\xff.json"),
+        ):
             yield Case(f"{folder}: a name of {what}", _named(folder, name))
         yield Case(f"{folder}: ten thousand files", _many(folder))
 
@@ -286,7 +379,9 @@ def _set(name: str, keys: tuple[str, ...], raw: str) -> Callable[[Path], None]:
         for key in keys[:-1]:
             holder = holder[key]
         holder[keys[-1]] = "\ue000"
-        (directory / name).write_text(json.dumps(content, ensure_ascii=False).replace('"\ue000"', raw), "utf-8")
+        (directory / name).write_text(
+            json.dumps(content, ensure_ascii=False).replace('"\ue000"', raw), "utf-8"
+        )
         sign(directory)
 
     return spoil

@@ -41,28 +41,42 @@ def main(folder: Path, kind: str, count: int, seed: int) -> None:
     _import_torch()
     for name in ("HOME", "XDG_CACHE_HOME", "DRAGOMAN_CACHE", "XDG_CONFIG_HOME"):
         os.environ[name] = str(folder / "home")
-    (folder / "home").mkdir(mode=0o700, exist_ok=True)  # others may not write where compiled kernels are trusted
+    (folder / "home").mkdir(
+        mode=0o700, exist_ok=True
+    )  # others may not write where compiled kernels are trusted
     import hostile_settings
     from hostile_directories import generate
 
     if kind == "settings":
-        _learn_imports(folder, lambda place: None, lambda place: [["train", "--out", str(place / "target"), "--set", "model.width=x"]])
+        _learn_imports(
+            folder,
+            lambda place: None,
+            lambda place: [["train", "--out", str(place / "target"), "--set", "model.width=x"]],
+        )
         for case in hostile_settings.generate(count, seed):
-            problems = _run(folder, case.prepare, lambda place, case=case: [case.command(place)], user=False)
+            problems = _run(
+                folder, case.prepare, lambda place, case=case: [case.command(place)], user=False
+            )
             print(json.dumps({"case": case.name, "problems": problems}), file=report, flush=True)
         return
     sound = folder / "sound"
     if not sound.exists():
         _in_child(lambda: BUILDERS[kind](sound))
     doors = DOORS[kind]
-    _learn_imports(folder, lambda place: shutil.copytree(sound, place / "target"), lambda place: doors(place, min(count, DOCTOR) - 1))
+    _learn_imports(
+        folder,
+        lambda place: shutil.copytree(sound, place / "target"),
+        lambda place: doors(place, min(count, DOCTOR) - 1),
+    )
     for number, case in enumerate(generate(kind, sound, count, seed)):
 
         def prepare(place: Path, case: Any = case) -> None:
             shutil.copytree(sound, place / "target", symlinks=True)
             case.spoil(place / "target")
 
-        problems = _run(folder, prepare, lambda place, number=number: doors(place, number), user=case.user)
+        problems = _run(
+            folder, prepare, lambda place, number=number: doors(place, number), user=case.user
+        )
         print(json.dumps({"case": case.name, "problems": problems}), file=report, flush=True)
 
 
@@ -75,30 +89,41 @@ def _build_model(path: Path) -> None:
 
     from dragoman.bundle import write_bundle
     from dragoman.config import Config
-    from dragoman.models.build import build_model
+    from dragoman.models.factory import build_model
     from dragoman.text.tokenizer import train_tokenizers
 
-    sizes = {"width": 16, "heads": 2, "feedforward": 16, "encoder": ("self",), "decoder": ("self",), "tie": "target"}
-    config = Config().replace(text={"vocabulary": 300, "joint": False}, model=sizes)
+    sizes = {
+        "width": 16,
+        "heads": 2,
+        "ffn_width": 16,
+        "encoder": ("transformer",),
+        "decoder": ("transformer",),
+        "tie_embeddings": "target",
+    }
+    config = Config().replace(text={"vocab_size": 300, "shared_vocab": False}, model=sizes)
     lines = ["ein mann geht", "eine frau steht", "zwei kinder"] * 10
     tokenizers = train_tokenizers(lines, [line.upper() for line in lines], config.text)
     torch.manual_seed(0)
-    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
-    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["ein mann"])
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    write_bundle(
+        path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["ein mann"]
+    )
 
 
 def _build_run(path: Path) -> None:
     """Train four steps, so that a directory holds a run, its checkpoints and a model."""
     from dragoman.config import read_config
-    from dragoman.runs.train import train
+    from dragoman.runs.training_run import train
 
     corpus = [path.parent / "corpus.src", path.parent / "corpus.tgt"]
     lines = [f"{first} {second}" for first in "abcdefghij" for second in "klmnopqrst"] * 3
     corpus[0].write_text("\n".join(lines) + "\n", "utf-8")
     corpus[1].write_text("\n".join(line.upper() for line in lines) + "\n", "utf-8")
     settings = {
-        "data.src": corpus[0], "data.tgt": corpus[1], "text.kind": "characters", "model.width": 16, "model.heads": 2,
-        "model.feedforward": 16, "model.encoder": "[self]", "model.decoder": "[self]", "train.steps": 4, "train.batch_tokens": 64,
+        "data.src": corpus[0], "data.tgt": corpus[1], "text.tokenizer": "characters", "model.width": 16, "model.heads": 2,
+        "model.ffn_width": 16, "model.encoder": "[transformer]", "model.decoder": "[transformer]", "train.steps": 4, "train.batch_tokens": 64,
         "train.checkpoint_every": 2, "train.validate_every": 2, "train.validate_sentences": 4, "train.device": "cpu",
         "train.threads": 1,
     }  # fmt: skip
@@ -109,9 +134,11 @@ def _build_import(path: Path) -> None:
     """Write a Marian directory as Hugging Face lays it out."""
     from exchange_kit import made
 
-    from dragoman.exchange.huggingface import save_hugging_face
+    from dragoman.exchange.huggingface_export import save_hugging_face
 
-    model, tokenizers, config = made(encoder=["self"], decoder=["self"], width=16, heads=2, feedforward=16)
+    model, tokenizers, config = made(
+        encoder=["transformer"], decoder=["transformer"], width=16, heads=2, ffn_width=16
+    )
     path.mkdir()
     save_hugging_face(model, tokenizers, config, path)
 
@@ -153,7 +180,11 @@ def _import_doors(place: Path, number: int) -> list[list[str]]:
     return [["import", str(place / "target"), "--out", str(place / "new")]]
 
 
-DOORS: dict[str, Callable[[Path, int], list[list[str]]]] = {"model": _model_doors, "run": _run_doors, "import": _import_doors}
+DOORS: dict[str, Callable[[Path, int], list[list[str]]]] = {
+    "model": _model_doors,
+    "run": _run_doors,
+    "import": _import_doors,
+}
 
 
 # Running one case
@@ -181,11 +212,16 @@ def _run(
     if not pid:
         _child(listed, place, log, user=user, names=names)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    problems = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
+    problems = (
+        [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
+    )
     begun = [each["begun"] for each in problems if "begun" in each]
     found = [each["problem"] for each in problems if "problem" in each]
     if code:
-        how = {-signal.SIGPROF: f"more than {CPU_SECONDS} CPU seconds", -signal.SIGALRM: "waits for ever"}.get(code, f"exit {code}")
+        how = {
+            -signal.SIGPROF: f"more than {CPU_SECONDS} CPU seconds",
+            -signal.SIGALRM: "waits for ever",
+        }.get(code, f"exit {code}")
         found.append(f"{' '.join(begun[-1:])}: {how}")
     if _snapshot(outside) != before:
         found.append("something outside the target was changed")
@@ -198,7 +234,9 @@ def _run(
     return found
 
 
-def _child(commands: Sequence[Sequence[str]], place: Path, log: Path, *, user: bool, names: Path | None) -> None:
+def _child(
+    commands: Sequence[Sequence[str]], place: Path, log: Path, *, user: bool, names: Path | None
+) -> None:
     """Run commands under limits and write down what each one does that it must not; never returns."""
     code = 1
     try:
@@ -206,7 +244,9 @@ def _child(commands: Sequence[Sequence[str]], place: Path, log: Path, *, user: b
             if user and os.getuid() == 0:
                 for path in [place, *place.rglob("*")]:
                     os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-                commands = [command for command in commands if command[0] in ("info", "verify")]  # the others compile kernels
+                commands = [
+                    command for command in commands if command[0] in ("info", "verify")
+                ]  # the others compile kernels
                 os.setgroups([])
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
@@ -216,7 +256,9 @@ def _child(commands: Sequence[Sequence[str]], place: Path, log: Path, *, user: b
             for command in commands:
                 print(json.dumps({"begun": command[0]}), file=notes, flush=True)
                 for problem in _problems(command, place, CPU_SECONDS if names is None else 60.0):
-                    print(json.dumps({"problem": f"{command[0]}: {problem}"}), file=notes, flush=True)
+                    print(
+                        json.dumps({"problem": f"{command[0]}: {problem}"}), file=notes, flush=True
+                    )
         if names is not None:
             names.write_text("\n".join(name for name in list(sys.modules) if name not in known))
         code = 0
@@ -283,7 +325,9 @@ def _snapshot(folder: Path) -> list[tuple[str, int, int, str]]:
     found = []
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
-        digest = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
+        digest = (
+            hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
+        )
         found.append((str(path), status.st_mode, status.st_size if digest else 0, digest))
     return found
 
@@ -292,15 +336,17 @@ def _import_torch() -> None:
     """Import torch once for all children. No backward pass: autograd's threads must not be forked."""
     import torch
 
-    from dragoman.engines.cpu.building import kernels
-    from dragoman.runs import forecast
+    from dragoman.inference.cpu.kernel_library import load_kernel_library
+    from dragoman.runs import estimate
 
-    forecast.REHEARSAL_SECONDS = 0.0  # how fast this machine is does not matter here
+    estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
-    kernels()  # from the person's cache; the children's is another
+    load_kernel_library()  # from the person's cache; the children's is another
 
 
-def _learn_imports(folder: Path, prepare: Callable[[Path], object], commands: Callable[[Path], list[list[str]]]) -> None:
+def _learn_imports(
+    folder: Path, prepare: Callable[[Path], object], commands: Callable[[Path], list[list[str]]]
+) -> None:
     """Run the commands on what is sound, which must have no problems, and import what they import, once for all."""
     names = folder / "imported"
     problems = _run(folder, prepare, commands, user=False, names=names)

@@ -1,7 +1,5 @@
 """Seeded generator of hostile settings: texts for `--set`, and files for `--config`."""
 
-# ruff: noqa: E501 - lists of words of every script
-
 from __future__ import annotations
 
 import json
@@ -12,7 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202eevil\u2066\r"
-_ALIASES = "a: &a [x, x, x]\n" + "\n".join(f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]" for n in range(20))
+_ALIASES = "a: &a [x, x, x]\n" + "\n".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]" for n in range(20)
+)
 
 # What YAML reads as something else than it looks, and what no reader expects.
 TEXTS = [
@@ -27,15 +27,15 @@ TEXTS = [
     "@", "`", "%", "#", ",", ":", "- ", "?", "\t", " ", "\n", "\ufeff", "\u2028", "\x00", "a\x00b", "\x07", ESCAPES, "\ud800", "\udcff",
     "\U0010ffff", "\uffff", "a" * 1_000_000, " " * 200_000, "true", "yes", "on", "off", "~", "null", "1:30:59", "1:99999999999999999999",
     "190:20:30.15", "99:" * 50_000 + "1", "1" + ":1" * 300, "0." + "0" * 5000 + "1", "+1", "--1", "1.5", "-0", "-0.0", "٣", "²", "1٣", "½",
-    "[1, [2]]", "[null]", "[true]", "[1.5]", "{}", "[]", "[[]]", "[{}]", "[self, {a: 1}]", "self*" + "9" * 5000, "self*-1", "self*٣", "self*²",
-    "self" + " " * 200_000 + "!", "self(" + " " * 200_000 + "*", "lstm(layers=1000)*1000", "[lstm(layers=1000)*1000]", "self" + "(" * 100_000,
-    "[" + "self(, " * 20_000 + "]", "self(heads=" + "9" * 5000 + ")", "self(heads=nan)", "self(heads=1e999)", "self(dropout=nan)",
-    "self(" + "a=1," * 30_000 + ")", "self*1_0", "self*0x10", "../../etc/passwd", "/dev/zero", "/dev/stdin", "con", "$HOME", "~root",
+    "[1, [2]]", "[null]", "[true]", "[1.5]", "{}", "[]", "[[]]", "[{}]", "[transformer, {a: 1}]", "transformer*" + "9" * 5000, "transformer*-1", "transformer*٣", "transformer*²",
+    "transformer" + " " * 200_000 + "!", "transformer(" + " " * 200_000 + "*", "lstm(layers=1000)*1000", "[lstm(layers=1000)*1000]", "transformer" + "(" * 100_000,
+    "[" + "transformer(, " * 20_000 + "]", "transformer(heads=" + "9" * 5000 + ")", "transformer(heads=nan)", "transformer(heads=1e999)", "transformer(dropout=nan)",
+    "transformer(" + "a=1," * 30_000 + ")", "transformer*1_0", "transformer*0x10", "../../etc/passwd", "/dev/zero", "/dev/stdin", "con", "$HOME", "~root",
 ]  # fmt: skip
 PATHS = [
-    "model.width", "model.encoder", "model.decoder", "model.dropout", "model.norm", "model.tie", "model.scale_embeddings", "text.vocabulary",
-    "text.kind", "text.joint", "text.coverage", "data.src", "data.src_lang", "data.src_field", "data.cache", "train.steps",
-    "train.learning_rate", "train.seed", "train.precision", "train.device", "train.compile", "train.budget", "train.threads", "decode.beam",
+    "model.width", "model.encoder", "model.decoder", "model.dropout", "model.norm", "model.tie_embeddings", "model.scale_embeddings", "text.vocab_size",
+    "text.tokenizer", "text.shared_vocab", "text.character_coverage", "data.src", "data.src_lang", "data.src_field", "data.cache_dir", "train.steps",
+    "train.learning_rate", "train.seed", "train.precision", "train.device", "train.compile", "train.time_budget", "train.threads", "decode.beam",
     "decode.length_penalty",
 ]  # fmt: skip
 WHOLE = [
@@ -94,7 +94,17 @@ FILES: dict[str, bytes] = {
     "a question": b"? " * 100_000,
     "quotes": b'model: "' + b"x\n" * 100_000,
 }
-PLACES = ("missing", "a pipe", "a folder", "an endless device", "a terminal", "a link to itself", "a link to a pipe", "a terabyte", "NUL")
+PLACES = (
+    "missing",
+    "a pipe",
+    "a folder",
+    "an endless device",
+    "a terminal",
+    "a link to itself",
+    "a link to a pipe",
+    "a terabyte",
+    "NUL",
+)
 
 
 class Case(NamedTuple):
@@ -110,13 +120,20 @@ def generate(count: int, seed: int) -> Iterator[Case]:
     cases = [*_files(), *(_override(text) for text in WHOLE)]
     rng = random.Random(f"settings {seed}")
     cases += [_override(f"{rng.choice(PATHS)}={text}") for text in TEXTS]
-    cases += [_file(f"{text!r:.40} in a file", f"model:\n  width: {text}\n".encode("utf-8", "surrogatepass")) for text in TEXTS]
+    cases += [
+        _file(
+            f"{text!r:.40} in a file", f"model:\n  width: {text}\n".encode("utf-8", "surrogatepass")
+        )
+        for text in TEXTS
+    ]
     rng.shuffle(cases)
     yield from cases[:count]
     for _ in range(count - len(cases)):
         value = rng.choice(TEXTS) if rng.random() < 0.3 else _chance(rng)
         yield (
-            _override(f"{rng.choice(PATHS)}={value}") if rng.random() < 0.7 else _file("by chance", _chance(rng).encode("utf-8", "replace"))
+            _override(f"{rng.choice(PATHS)}={value}")
+            if rng.random() < 0.7
+            else _file("by chance", _chance(rng).encode("utf-8", "replace"))
         )
 
 
@@ -150,7 +167,7 @@ def _chance(rng: random.Random) -> str:
     words += [
         "model",
         "width",
-        "self",
+        "transformer",
         "(",
         ")",
         "*",
@@ -175,25 +192,44 @@ def _chance(rng: random.Random) -> str:
 
 
 def _train(place: Path, *more: str) -> list[str]:
-    return ["train", "--out", str(place / "target"), "--src", "missing.src", "--tgt", "missing.tgt", *more]
+    return [
+        "train",
+        "--out",
+        str(place / "target"),
+        "--src",
+        "missing.src",
+        "--tgt",
+        "missing.tgt",
+        *more,
+    ]
 
 
 def _override(text: str) -> Case:
-    return Case(f"--set {text!r:.60}", lambda place: None, lambda place: _train(place, "--set", text))
+    return Case(
+        f"--set {text!r:.60}", lambda place: None, lambda place: _train(place, "--set", text)
+    )
 
 
 def _file(name: str, data: bytes) -> Case:
     def prepare(place: Path) -> None:
         (place / "config.yaml").write_bytes(data)
 
-    return Case(f"--config: {name}", prepare, lambda place: _train(place, "--config", str(place / "config.yaml")))
+    return Case(
+        f"--config: {name}",
+        prepare,
+        lambda place: _train(place, "--config", str(place / "config.yaml")),
+    )
 
 
 def _files() -> Iterator[Case]:
     for name, data in FILES.items():
         yield _file(name, data)
     for what in PLACES:
-        yield Case(f"--config: {what}", lambda place, what=what: _put(place / "config.yaml", what), _config_command(what))
+        yield Case(
+            f"--config: {what}",
+            lambda place, what=what: _put(place / "config.yaml", what),
+            _config_command(what),
+        )
 
 
 def _config_command(what: str) -> Callable[[Path], list[str]]:
@@ -213,4 +249,10 @@ def _put(path: Path, what: str) -> None:
         path.touch()
         os.truncate(path, 1 << 40)
     elif what in ("an endless device", "a terminal", "a link to itself"):
-        path.symlink_to({"an endless device": "/dev/zero", "a terminal": "/dev/tty", "a link to itself": path.name}[what])
+        path.symlink_to(
+            {
+                "an endless device": "/dev/zero",
+                "a terminal": "/dev/tty",
+                "a link to itself": path.name,
+            }[what]
+        )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dragoman.config.tree import TextConfig
+from dragoman.config.config import TextConfig
 from dragoman.text.tokenizer import save_tokenizers, train_tokenizers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,21 +64,77 @@ INVALID = {
 }
 
 CASES = [
-    *(Case(name, with_line(700, b"Text " + bad), 2, r"bad\.de line 700 must be UTF-8; found byte 0x") for name, bad in INVALID.items()),
-    Case("truncated gz", gzip.compress(GOOD_SRC)[:-20], 2, r"bad\.de\.gz must be a whole gzip file; found an end after", "bad.de.gz"),
-    Case("truncated xz", lzma.compress(GOOD_SRC)[:-40], 2, r"bad\.de\.xz must be a whole xz file; found an end after", "bad.de.xz"),
-    Case("nul", with_line(31, b"a\x00b"), 2, r"bad\.de line 31 must be text; found a NUL byte at byte 2"),
-    Case("ten megabyte line", with_line(500, b"x" * 10_000_000), 0, r"999 of 1000 .* 1 with an overlong line \(line 500\)", pairs=999),
+    *(
+        Case(
+            name,
+            with_line(700, b"Text " + bad),
+            2,
+            r"bad\.de line 700 must be UTF-8; found byte 0x",
+        )
+        for name, bad in INVALID.items()
+    ),
+    Case(
+        "truncated gz",
+        gzip.compress(GOOD_SRC)[:-20],
+        2,
+        r"bad\.de\.gz must be a whole gzip file; found an end after",
+        "bad.de.gz",
+    ),
+    Case(
+        "truncated xz",
+        lzma.compress(GOOD_SRC)[:-40],
+        2,
+        r"bad\.de\.xz must be a whole xz file; found an end after",
+        "bad.de.xz",
+    ),
+    Case(
+        "nul",
+        with_line(31, b"a\x00b"),
+        2,
+        r"bad\.de line 31 must be text; found a NUL byte at byte 2",
+    ),
+    Case(
+        "ten megabyte line",
+        with_line(500, b"x" * 10_000_000),
+        0,
+        r"999 of 1000 .* 1 with an overlong line \(line 500\)",
+        pairs=999,
+    ),
     Case("crlf", GOOD_SRC.replace(b"\n", b"\r\n"), 0, "1000 of 1000 pairs kept", pairs=LINES),
-    Case("line separator", with_line(9, "eins\u2028zwei\u0085drei".encode()), 0, "1000 of 1000 pairs kept", pairs=LINES),
+    Case(
+        "line separator",
+        with_line(9, "eins\u2028zwei\u0085drei".encode()),
+        0,
+        "1000 of 1000 pairs kept",
+        pairs=LINES,
+    ),
     Case("byte order mark", b"\xef\xbb\xbf" + GOOD_SRC, 0, "1000 of 1000 pairs kept", pairs=LINES),
-    Case("unequal", GOOD_SRC + b"noch eine\n" * 7, 2, r"bad\.de and .*good\.en must have equally many lines; found 1007 and 1000"),
+    Case(
+        "unequal",
+        GOOD_SRC + b"noch eine\n" * 7,
+        2,
+        r"bad\.de and .*good\.en must have equally many lines; found 1007 and 1000",
+    ),
     Case("empty", b"", 2, r"bad\.de and .*good\.en must have equally many lines; found 0 and 1000"),
-    Case("bomb", b"", 2, r"bad\.de\.gz must not unpack to more than 200 times its size", "bad.de.gz"),
-    Case("changed", GOOD_SRC, 65, r"bad\.de must stay as it is while it is read; found \d+ bytes at first"),
+    Case(
+        "bomb", b"", 2, r"bad\.de\.gz must not unpack to more than 200 times its size", "bad.de.gz"
+    ),
+    Case(
+        "changed",
+        GOOD_SRC,
+        65,
+        r"bad\.de must stay as it is while it is read; found \d+ bytes at first",
+    ),
     Case("missing", None, 2, r"missing\.de must exist; found no such file", "missing.de"),
 ]
-SKIPPED = Case("skipped", with_line(700, b"caf\xe9"), 0, r"999 of 1000 .* 1 with a bad line \(line 700\)", pairs=999, on_bad_line="skip")
+SKIPPED = Case(
+    "skipped",
+    with_line(700, b"caf\xe9"),
+    0,
+    r"999 of 1000 .* 1 with a bad line \(line 700\)",
+    pairs=999,
+    on_bad_line="skip",
+)
 
 
 def test_there_are_twenty_four() -> None:
@@ -90,7 +146,11 @@ def test_there_are_twenty_four() -> None:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Let one process of its own prepare every case, so that its memory can be measured."""
     folder = tmp_path_factory.mktemp("corpora")
-    made = train_tokenizers(["Zeile 1234567890 mit Text"] * 20, ["line with text"] * 20, TextConfig(vocabulary=290, coverage=1.0))
+    made = train_tokenizers(
+        ["Zeile 1234567890 mit Text"] * 20,
+        ["line with text"] * 20,
+        TextConfig(vocab_size=290, character_coverage=1.0),
+    )
     save_tokenizers(made, folder / "text")
     (folder / "good.en").write_bytes(GOOD_TGT)
     requests = []
@@ -99,11 +159,23 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         place.mkdir()
         if case.data is not None:
             (place / case.file).write_bytes(bomb() if case.name == "bomb" else case.data)
-        request = {"name": case.name, "src": f"{number}/{case.file}", "tgt": "good.en", "on_bad_line": case.on_bad_line}
+        request = {
+            "name": case.name,
+            "src": f"{number}/{case.file}",
+            "tgt": "good.en",
+            "on_bad_line": case.on_bad_line,
+        }
         requests.append(json.dumps(request))
     command = [sys.executable, str(Path(__file__).with_name("corpus_victim.py")), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, input="\n".join(requests), capture_output=True, text=True, env=environment, check=False)
+    run = subprocess.run(
+        command,
+        input="\n".join(requests),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     left = list(folder.glob("cache-*/.tmp-*"))
@@ -127,5 +199,7 @@ def test_bar_r11(answers: dict[str, dict[str, Any]], capsys: pytest.CaptureFixtu
     slowest = max(answers[case.name]["seconds"] for case in CASES)
     value = f"{ended}/{len(CASES)}, {worst} MB and {slowest:.1f} s at most"
     with capsys.disabled():
-        sys.stdout.write("\n" + json.dumps({"bar": "R11", "ok": ended == len(CASES), "value": value}) + "\n")
+        sys.stdout.write(
+            "\n" + json.dumps({"bar": "R11", "ok": ended == len(CASES), "value": value}) + "\n"
+        )
     assert ended == len(CASES) == 24

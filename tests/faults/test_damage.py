@@ -12,9 +12,9 @@ import time
 import pytest
 from fault_victims import loop, newest_step, show
 
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import CorruptError
-from dragoman.files import manifest
-from dragoman.training.checkpoint import RunDirectory
+from dragoman.storage import manifest
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,14 @@ def test_a_hundred_bit_flips(whole, hurt, fault_seed):
     for _ in range(100):
         name = choose.choices(list(content), weights=[len(data) for data in content.values()])[0]
         hurt(name, flipped(content[name], choose.randrange(len(content[name]) * 8)))
-    show("R3", {"bit_flips": 100, "noticed": 100, "seconds_each": round((time.monotonic() - began) / 100, 3)})
+    show(
+        "R3",
+        {
+            "bit_flips": 100,
+            "noticed": 100,
+            "seconds_each": round((time.monotonic() - began) / 100, 3),
+        },
+    )
 
 
 def test_twenty_truncations(whole, hurt, fault_seed):
@@ -85,7 +92,7 @@ def test_twenty_edits_of_headers_and_manifests(whole, hurt, fault_seed):
     for number in range(10):
         name = [each for each in content if each.endswith(".safetensors")][number % 3]
         hurt(name, flipped(content[name], choose.randrange(header_end(content[name]) * 8)))
-    good = content[manifest.NAME]
+    good = content[manifest.MANIFEST_NAME]
     values = json.loads(good)
     edits = [
         values | {"step": 9},
@@ -94,25 +101,38 @@ def test_twenty_edits_of_headers_and_manifests(whole, hurt, fault_seed):
         values | {"run_id": "another"},
         values | {"extra": 1},
         {key: value for key, value in values.items() if key != "env"},
-        values | {"files": {name: record for name, record in values["files"].items() if name != "ema.safetensors"}},
+        values
+        | {
+            "files": {
+                name: record
+                for name, record in values["files"].items()
+                if name != "ema.safetensors"
+            }
+        },
         values | {"files": values["files"] | {"../outside": {"bytes": 1, "sha256": ""}}},
         values | {"files": values["files"] | {"state.json": {"bytes": 1, "sha256": ""}}},
     ]
     for edit in edits:
-        hurt(manifest.NAME, manifest.canonical_json(edit))
-    hurt(manifest.NAME, good.replace(b"\n", b"\r\n"))
+        hurt(manifest.MANIFEST_NAME, manifest.canonical_json(edit))
+    hurt(manifest.MANIFEST_NAME, good.replace(b"\n", b"\r\n"))
     show("R3", {"edits": 20, "noticed": 20})
 
 
 @pytest.mark.slow
 def test_every_bit_of_a_manifest_and_of_a_header(whole, hurt):
     content = files(whole)
-    for bit in range(len(content[manifest.NAME]) * 8):
-        hurt(manifest.NAME, flipped(content[manifest.NAME], bit))
+    for bit in range(len(content[manifest.MANIFEST_NAME]) * 8):
+        hurt(manifest.MANIFEST_NAME, flipped(content[manifest.MANIFEST_NAME], bit))
     name = "ema.safetensors"
     for bit in range(header_end(content[name]) * 8):
         hurt(name, flipped(content[name], bit))
-    show("R3", {"exhaustive_flips": 8 * (len(content[manifest.NAME]) + header_end(content[name]))})
+    show(
+        "R3",
+        {
+            "exhaustive_flips": 8
+            * (len(content[manifest.MANIFEST_NAME]) + header_end(content[name]))
+        },
+    )
 
 
 def test_a_run_goes_on_from_the_step_before(victims, reference, place):
@@ -125,7 +145,9 @@ def test_a_run_goes_on_from_the_step_before(victims, reference, place):
     assert "optimizer.safetensors" in (bad / "WHY.txt").read_text()
     newest = RunDirectory(place).newest()
     assert newest is not None
-    assert {"step": "12"} | {n: r["sha256"] for n, r in newest.manifest["files"].items() if n != "state.json"} == want
+    assert {"step": "12"} | {
+        n: r["sha256"] for n, r in newest.manifest["files"].items() if n != "state.json"
+    } == want
 
 
 def test_all_steps_damaged_is_exit_65_and_nothing_is_deleted(victims, place):

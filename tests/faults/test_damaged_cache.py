@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.cpu import building
-from dragoman.files import cache
+from dragoman.inference.cpu import kernel_library
+from dragoman.storage import cache
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPILER = next(filter(None, map(shutil.which, building.COMPILERS)), None)
+COMPILER = next(filter(None, map(shutil.which, kernel_library.COMPILERS)), None)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache folder of the test's own."""
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", set())
-    return cache.make_private(cache.cache_folder())
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_warned_variables", set())
+    return cache.make_private_directory(cache.cache_dir())
 
 
 def flip(path: Path) -> None:
@@ -75,45 +75,52 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_or_foreign_file_is_not_returned(folder: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_or_foreign_file_is_not_returned(
+    folder: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = folder / "thing.so"
-    cache.store(path, b"what was computed" * 100)
-    assert cache.fetch(path) == b"what was computed" * 100
+    cache.write_cached(path, b"what was computed" * 100)
+    assert cache.read_cached(path) == b"what was computed" * 100
     DAMAGE[damage](path)
-    assert cache.fetch(path) is None
+    assert cache.read_cached(path) is None
 
 
 def test_what_is_stored_is_for_its_owner_alone_whatever_the_umask(folder: Path) -> None:
     before = os.umask(0)
     try:
-        inner = cache.make_private(folder / "a" / "b")
-        cache.store(inner / "thing", b"x")
+        inner = cache.make_private_directory(folder / "a" / "b")
+        cache.write_cached(inner / "thing", b"x")
     finally:
         os.umask(before)
-    found = {path.relative_to(folder).as_posix(): path.stat().st_mode & 0o777 for path in folder.rglob("*")}
+    found = {
+        path.relative_to(folder).as_posix(): path.stat().st_mode & 0o777
+        for path in folder.rglob("*")
+    }
     assert found == {"a": 0o700, "a/b": 0o700, "a/b/thing": 0o600, "a/b/thing.sha256": 0o600}
-    assert cache.fetch(inner / "thing") == b"x"
+    assert cache.read_cached(inner / "thing") == b"x"
 
 
 def test_a_folder_above_within_the_cache_counts_too(folder: Path) -> None:
-    inner = cache.make_private(folder / "a" / "b")
-    cache.store(inner / "thing", b"x")
+    inner = cache.make_private_directory(folder / "a" / "b")
+    cache.write_cached(inner / "thing", b"x")
     (folder / "a").chmod(0o770)
-    assert cache.fetch(inner / "thing") is None
+    assert cache.read_cached(inner / "thing") is None
 
 
-def test_the_default_folder_of_an_earlier_release_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(cache.VARIABLE, raising=False)
+def test_the_default_folder_of_an_earlier_release_is_closed_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(cache.CACHE_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "dragoman").mkdir()
     (tmp_path / "dragoman").chmod(0o775)
-    assert cache.make_private(cache.cache_folder()).stat().st_mode & 0o777 == 0o700
+    assert cache.make_private_directory(cache.cache_dir()).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_chosen_folder_that_others_write_to_is_left_alone_and_not_trusted(folder: Path) -> None:
     folder.chmod(0o775)
     with pytest.raises(PermissionError, match=r"others may write to .* \(mode 0775\)"):
-        cache.make_private(folder)
+        cache.make_private_directory(folder)
     assert folder.stat().st_mode & 0o777 == 0o775
 
 
@@ -123,35 +130,46 @@ def test_a_chosen_folder_that_others_write_to_is_left_alone_and_not_trusted(fold
         ({"DRAGOMAN_CACHE": "/mine", "XDG_CACHE_HOME": "/xdg", "HOME": "/me"}, "/mine"),
         ({"XDG_CACHE_HOME": "/xdg", "HOME": "/me"}, "/xdg/dragoman"),
         ({"HOME": "/me"}, "/me/.cache/dragoman"),
-        ({"DRAGOMAN_CACHE": "mine", "XDG_CACHE_HOME": "./xdg", "HOME": "/me"}, "/me/.cache/dragoman"),
+        (
+            {"DRAGOMAN_CACHE": "mine", "XDG_CACHE_HOME": "./xdg", "HOME": "/me"},
+            "/me/.cache/dragoman",
+        ),
         ({"DRAGOMAN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/me"}, "/me/.cache/dragoman"),
         ({"DRAGOMAN_CACHE": "~/mine", "HOME": "/me"}, "/me/.cache/dragoman"),
     ],
 )
 def test_one_folder_by_one_rule(
-    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    variables: dict[str, str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(cache, "_warned_variables", set())
     for name in ("DRAGOMAN_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert [cache.cache_folder() for _ in range(3)] == [Path(expected)] * 3
+    assert [cache.cache_dir() for _ in range(3)] == [Path(expected)] * 3
     relative = [name for name, value in variables.items() if value and not value.startswith("/")]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{name} must be an absolute path; found {variables[name]!r}: it is ignored" for name in relative
+        f"{name} must be an absolute path; found {variables[name]!r}: it is ignored"
+        for name in relative
     ]
 
 
-def test_without_a_home_the_folder_is_the_users_own_in_the_temporary_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_home_the_folder_is_the_users_own_in_the_temporary_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("DRAGOMAN_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it returns for a user that the system does not know
+    monkeypatch.setattr(
+        os.path, "expanduser", lambda path: path
+    )  # what it returns for a user that the system does not know
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert cache.cache_folder() == tmp_path / f"dragoman-cache-{os.getuid()}"
-    cache.cache_folder().symlink_to(tmp_path)  # somebody was there first
+    assert cache.cache_dir() == tmp_path / f"dragoman-cache-{os.getuid()}"
+    cache.cache_dir().symlink_to(tmp_path)  # somebody was there first
     with pytest.raises(PermissionError, match="is a symbolic link"):
-        cache.make_private(cache.cache_folder())
+        cache.make_private_directory(cache.cache_dir())
 
 
 def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
@@ -162,28 +180,35 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     def compile_(compiler: str, library: Path) -> None:
         made.append(library)
-        subprocess.run([compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)], input=source, text=True, check=True)
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)],
+            input=source,
+            text=True,
+            check=True,
+        )
 
-    monkeypatch.setattr(building, "_compile", compile_)
-    building._kernels.cache_clear()
+    monkeypatch.setattr(kernel_library, "_compile", compile_)
+    kernel_library._load_kernel_library.cache_clear()
     return made
 
 
 @needs_compiler
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_kernels_are_compiled_again(folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_kernels_are_compiled_again(
+    folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A truncated library was a SIGBUS in every translation, one with a flipped bit another translation."""
     made = fake_compiler(monkeypatch)
     for _ in range(2):
-        building._kernels.cache_clear()
-        assert building._kernels(folder, "") is not None
+        kernel_library._load_kernel_library.cache_clear()
+        assert kernel_library._load_kernel_library(folder, "") is not None
     assert len(made) == 1
     [library] = folder.glob("*.so")
     DAMAGE[damage](library)
-    building._kernels.cache_clear()
-    found = building._kernels(folder, "")
+    kernel_library._load_kernel_library.cache_clear()
+    found = kernel_library._load_kernel_library(folder, "")
     assert found is not None
-    assert found.dragoman_panel() == 7
+    assert found.dragoman_panel_width() == 7
     assert len(made) == 2
     assert not list(folder.glob(".tmp-*"))
 
@@ -209,7 +234,7 @@ def test_kernels_without_a_cache_to_keep_them_in(
         monkeypatch.setattr(cache, "replace_file", full)
     with caplog.at_level(logging.WARNING, logger="dragoman"):
         for _ in range(2):
-            assert building._kernels(folder, "") is not None
+            assert kernel_library._load_kernel_library(folder, "") is not None
     assert len(made) == 1
     [told] = [record.getMessage() for record in caplog.records]
     assert "every run compiles them anew" in told
@@ -217,39 +242,45 @@ def test_kernels_without_a_cache_to_keep_them_in(
 
 
 @needs_compiler
-def test_two_builders_at_once_leave_a_sound_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builders_at_once_leave_a_sound_library(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = fake_compiler(monkeypatch)
-    compile_ = building._compile
+    compile_ = kernel_library._compile
 
     def with_another(compiler: str, library: Path) -> None:
         compile_(compiler, library)
-        cache.store(folder / library.name, b"what another process compiled meanwhile")
+        cache.write_cached(folder / library.name, b"what another process compiled meanwhile")
 
-    monkeypatch.setattr(building, "_compile", with_another)
-    found = building._kernels(folder, "")
+    monkeypatch.setattr(kernel_library, "_compile", with_another)
+    found = kernel_library._load_kernel_library(folder, "")
     assert found is not None
-    assert found.dragoman_panel() == 7
+    assert found.dragoman_panel_width() == 7
     assert len(made) == 1
-    assert building._from_cache(folder / made[0].name) is not None
+    assert kernel_library._load_cached(folder / made[0].name) is not None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 @pytest.mark.parametrize("variables", [{}, {"HOME": "/nowhere"}, {"HOME": "/"}, {"HOME": ""}])
-def test_an_unknown_user_without_a_home_has_a_cache_or_does_without(variables: dict[str, str]) -> None:
+def test_an_unknown_user_without_a_home_has_a_cache_or_does_without(
+    variables: dict[str, str],
+) -> None:
     """As in a container that is started with a number for a user."""
     code = """
 import os, sys
-from dragoman.engines.cpu import building
-from dragoman.engines.measuring import _place, _read, _write
-from dragoman.files import cache
-from dragoman.training.compiling import _folder_for_torch
+from dragoman.inference.cpu import building
+from dragoman.inference.engine_benchmark import _place, _read, _write
+from dragoman.storage import cache
+from dragoman.training.torch_compile import _folder_for_torch
 os.setgid(54321); os.setuid(54321)  # now, for the interpreter's own files may be closed to others
 building.COMPILERS = ()
 _write(_place(None), {"a": {"b": 1.0}})
-print(building.kernels(), cache.cache_folder(), sorted(_read(_place(None))), os.path.isabs(_folder_for_torch()))
+print(building.load_kernel_library(), cache.cache_folder(), sorted(_read_measurements(_measurements_path(None))), os.path.isabs(_folder_for_torch()))
 """
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
     shutil.rmtree(Path(tempfile.gettempdir()) / "dragoman-cache-54321", ignore_errors=True)
     assert done.returncode == 0, done.stderr
     kept = variables != {"HOME": "/nowhere"}  # a home that cannot be made

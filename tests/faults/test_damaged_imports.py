@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from dragoman.bundle import Bundle
 from dragoman.cli.app import main
 from dragoman.errors import DragomanError
-from dragoman.exchange import marian
-from dragoman.exchange.huggingface import save_hugging_face
-from dragoman.exchange.marian import import_marian
+from dragoman.exchange import marian_import
+from dragoman.exchange.huggingface_export import save_hugging_face
+from dragoman.exchange.marian_import import import_marian
 
 pytest.importorskip("transformers")
 
@@ -31,7 +31,14 @@ WEIGHT = "model.encoder.layers.0.fc1.weight"
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a Pegasus directory."""
-    model, tokenizers, config = made(encoder=["self"], decoder=["self"], width=16, heads=2, feedforward=16, residual="pre")
+    model, tokenizers, config = made(
+        encoder=["transformer"],
+        decoder=["transformer"],
+        width=16,
+        heads=2,
+        ffn_width=16,
+        residual="pre_norm",
+    )
     path = tmp_path_factory.mktemp("imports") / "theirs"
     path.mkdir()
     save_hugging_face(model, tokenizers, config, path)
@@ -109,7 +116,9 @@ def header(change: Callable[[dict[str, Any]], object]) -> Spoil:
         entries = json.loads(raw[8 : 8 + size])
         change(entries)
         text = json.dumps(entries).encode()
-        (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
+        (path / "model.safetensors").write_bytes(
+            struct.pack("<Q", len(text)) + text + raw[8 + size :]
+        )
 
     return spoil
 
@@ -150,7 +159,14 @@ def swapped_vocabulary(path: Path) -> None:
     (path / "vocab.json").write_text(json.dumps(tokens))
 
 
-WHOLE = ("vocab_size", "d_model", "encoder_layers", "decoder_attention_heads", "encoder_ffn_dim", "max_position_embeddings")
+WHOLE = (
+    "vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_attention_heads",
+    "encoder_ffn_dim",
+    "max_position_embeddings",
+)
 CASES: dict[str, tuple[Spoil, str]] = {
     **{f"{name} {value!r:.20}": (setting(name, value), name) for name in WHOLE
        for value in (10**9, 0, -1, "8", 2.5, None, [8], True, 10**400)},
@@ -218,7 +234,9 @@ def test_a_damaged_directory_ends_in_one_line_and_leaves_nothing(
     spoil, found = CASES[case]
     theirs = Path(shutil.copytree(sound, tmp_path / "theirs"))
     spoil(theirs)
-    monkeypatch.setattr(marian, "is_installed", lambda _: False)  # damage is found by our own reading
+    monkeypatch.setattr(
+        marian_import, "is_installed", lambda _: False
+    )  # damage is found by our own reading
     before = sorted(theirs.iterdir())
     with pytest.raises(DragomanError, match=found) as caught:
         import_marian(theirs, tmp_path / "new" / "mine")
@@ -238,20 +256,28 @@ def test_several_files_of_weights_are_read(sound: Path, tmp_path: Path) -> None:
         save_file({name: weights[name] for name in some}, theirs / file)
     places = {name: file for file, some in parts.items() for name in some}
     (theirs / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    whole, split = (Bundle.load(import_marian(path, tmp_path / path.parent.name).path) for path in (sound, theirs))
-    assert all(bool((a == b).all()) for a, b in zip(whole.model.state_dict().values(), split.model.state_dict().values(), strict=True))
+    whole, split = (
+        Bundle.load(import_marian(path, tmp_path / path.parent.name).path)
+        for path in (sound, theirs)
+    )
+    assert all(
+        bool((a == b).all())
+        for a, b in zip(
+            whole.model.state_dict().values(), split.model.state_dict().values(), strict=True
+        )
+    )
 
 
 def test_an_import_that_translates_otherwise_is_not_kept(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = marian._weights
+    real = marian_import._map_weights
 
     def wrong(*arguments: Any) -> Any:
         weights = real(*arguments)
         return weights | {"encoder.norm.bias": weights["encoder.norm.bias"] + 1}
 
-    monkeypatch.setattr(marian, "_weights", wrong)
+    monkeypatch.setattr(marian_import, "_map_weights", wrong)
     assert main(["import", str(sound), "--out", str(tmp_path / "mine")]) == 65
     [line] = capsys.readouterr().err.splitlines()
     assert "nothing was kept" in line
@@ -272,19 +298,26 @@ def test_what_transformers_would_read_elsewhere_is_not_read(sound: Path, tmp_pat
     assert made.parity.share == 1.0
 
 
-def test_texts_beyond_the_positions_of_the_original_are_not_compared(sound: Path, tmp_path: Path) -> None:
+def test_texts_beyond_the_positions_of_the_original_are_not_compared(
+    sound: Path, tmp_path: Path
+) -> None:
     theirs = Path(shutil.copytree(sound, tmp_path / "theirs"))
     setting("max_position_embeddings", 256)(theirs)
     setting("dragoman", None)(theirs)
     weights = load_file(theirs / "model.safetensors")
-    save_file({name: weight for name, weight in weights.items() if "embed_positions" not in name}, theirs / "model.safetensors")
+    save_file(
+        {name: weight for name, weight in weights.items() if "embed_positions" not in name},
+        theirs / "model.safetensors",
+    )
     made = import_marian(theirs, tmp_path / "mine", texts=["ein mann geht", "ein mann geht " * 50])
     assert made.parity is not None
     assert (made.parity.equal, made.parity.sentences) == (1, 1)
 
 
-def test_a_killed_import_is_swept_away_by_the_next(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marian, "is_installed", lambda _: False)
+def test_a_killed_import_is_swept_away_by_the_next(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marian_import, "is_installed", lambda _: False)
     left = tmp_path / ".tmp-import-999999999-00ff00ff"
     (left / "text").mkdir(parents=True)
     (tmp_path / ".tmp-import-mine").mkdir()

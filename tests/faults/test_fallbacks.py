@@ -35,10 +35,9 @@ from fault_machines import (
 )
 
 from dragoman.cli.app import main
-from dragoman.engines import Native, choosing
 from dragoman.errors import ConfigError
-from dragoman.runs import machine
-from dragoman.translator import Translator, device
+from dragoman.inference import NativeEngine, Translator, engine_selection
+from dragoman.runtime import device
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +57,47 @@ NATIVE = f"the native engine is used, {SAME}"
 CASES = {
     "translate without a GPU": Case(f"{TRANSLATE} --device cuda", no_gpu, NO_GPU, usual=TRANSLATE),
     "evaluate without a GPU": Case(f"{EVALUATE} --device cuda", no_gpu, NO_GPU, usual=EVALUATE),
-    "doctor without a GPU": Case("doctor {}/model --device cuda", no_gpu, NO_GPU, usual="doctor {}/model"),
-    "a second GPU that is not there": Case(f"{TRANSLATE} --device cuda:1", a_gpu, rf"torch sees 1 GPU and no cuda:1: {ON_CPU}", TRANSLATE),
-    "no Apple": Case(f"{TRANSLATE} --device mps", nothing, rf"there is no mps here: {ON_CPU}", TRANSLATE),
-    "an old driver": Case(
-        TRANSLATE, old_driver, rf"the GPU cannot be used \(CUDA init.*driver on your system is too old \(found version 11040\)\): {ON_CPU}"
+    "doctor without a GPU": Case(
+        "doctor {}/model --device cuda", no_gpu, NO_GPU, usual="doctor {}/model"
     ),
-    "an old GPU": Case(TRANSLATE, OLD, rf"GeForce GTX 1080 \(sm_61\) is too old for this torch, which is built for sm_75, sm_80: {ON_CPU}"),
-    "doctor with an old GPU": Case("doctor {}/model", OLD, rf"GeForce .* is too old for this torch.*: {ON_CPU}"),
+    "a second GPU that is not there": Case(
+        f"{TRANSLATE} --device cuda:1",
+        a_gpu,
+        rf"torch sees 1 GPU and no cuda:1: {ON_CPU}",
+        TRANSLATE,
+    ),
+    "no Apple": Case(
+        f"{TRANSLATE} --device mps", nothing, rf"there is no mps here: {ON_CPU}", TRANSLATE
+    ),
+    "an old driver": Case(
+        TRANSLATE,
+        old_driver,
+        rf"the GPU cannot be used \(CUDA init.*driver on your system is too old \(found version 11040\)\): {ON_CPU}",
+    ),
+    "an old GPU": Case(
+        TRANSLATE,
+        OLD,
+        rf"GeForce GTX 1080 \(sm_61\) is too old for this torch, which is built for sm_75, sm_80: {ON_CPU}",
+    ),
+    "doctor with an old GPU": Case(
+        "doctor {}/model", OLD, rf"GeForce .* is too old for this torch.*: {ON_CPU}"
+    ),
     "a full GPU": Case(TRANSLATE, FULL, rf"the memory of GeForce GTX 1080 is full: {ON_CPU}"),
-    "a GPU that fails": Case(TRANSLATE, LOST, rf"GeForce .* cannot be used \(CUDA error: unspecified launch failure\): {ON_CPU}"),
-    "a model too large for the GPU": Case(TRANSLATE, narrow_gpu, rf"the model does not fit into the memory of cuda: {ON_CPU}"),
-    "doctor on a model too large": Case("doctor {}/model", narrow_gpu, rf"the model does not fit into the memory of cuda: {ON_CPU}"),
+    "a GPU that fails": Case(
+        TRANSLATE,
+        LOST,
+        rf"GeForce .* cannot be used \(CUDA error: unspecified launch failure\): {ON_CPU}",
+    ),
+    "a model too large for the GPU": Case(
+        TRANSLATE, narrow_gpu, rf"the model does not fit into the memory of cuda: {ON_CPU}"
+    ),
+    "doctor on a model too large": Case(
+        "doctor {}/model", narrow_gpu, rf"the model does not fit into the memory of cuda: {ON_CPU}"
+    ),
     "memory that ends in a search": Case(
-        EVALUATE, narrow_search, rf"out of memory with \d+ sentences at once: .* translated in halves, {SAME}"
+        EVALUATE,
+        narrow_search,
+        rf"out of memory with \d+ sentences at once: .* translated in halves, {SAME}",
     ),
     "half precision without a GPU": Case(
         f"{TRANSLATE} --precision bfloat16",
@@ -80,7 +106,10 @@ CASES = {
         usual=TRANSLATE,
     ),
     "int8 that the processor lacks": Case(
-        f"{TRANSLATE} --precision int8", no_int8, "int8 is not used, and the model runs in float32: needs a processor .*", usual=TRANSLATE
+        f"{TRANSLATE} --precision int8",
+        no_int8,
+        "int8 is not used, and the model runs in float32: needs a processor .*",
+        usual=TRANSLATE,
     ),
     "no ctranslate2": Case(
         EXPORTED,
@@ -88,19 +117,31 @@ CASES = {
         rf"the engine ctranslate2-float32 is not used \(found no ctranslate2; to have it: pip install 'dragoman\[fast\]'\): {NATIVE}",
     ),
     "no ctranslate2 where it is asked for": Case(
-        f"{EXPORTED} --engine ctranslate2", without("ctranslate2"), rf"the engine ctranslate2-float32 is not used .*: {NATIVE}"
+        f"{EXPORTED} --engine ctranslate2",
+        without("ctranslate2"),
+        rf"the engine ctranslate2-float32 is not used .*: {NATIVE}",
     ),
     "evaluate without ctranslate2": Case(
-        EVALUATE.replace("model", "exported"), without("ctranslate2"), rf"the engine ctranslate2-float32 is not used .*: {NATIVE}"
+        EVALUATE.replace("model", "exported"),
+        without("ctranslate2"),
+        rf"the engine ctranslate2-float32 is not used .*: {NATIVE}",
     ),
     "a ctranslate2 that does not load": Case(
         EXPORTED,
         unloadable("ctranslate2"),
         rf"the engine ctranslate2-float32 is not used \(found a ctranslate2 that does not load \(ImportError: libiomp5.so: .*\): {NATIVE}",
     ),
-    "a damaged engine": Case("translate -m {}/damaged", nothing, rf"the engine ctranslate2-float32 is not used \(.*\): {NATIVE}", EXPORTED),
+    "a damaged engine": Case(
+        "translate -m {}/damaged",
+        nothing,
+        rf"the engine ctranslate2-float32 is not used \(.*\): {NATIVE}",
+        EXPORTED,
+    ),
     "a damaged engine that is asked for": Case(
-        "translate -m {}/damaged --engine ctranslate2", nothing, rf"the engine ctranslate2-float32 is not used \(.*\): {NATIVE}", EXPORTED
+        "translate -m {}/damaged --engine ctranslate2",
+        nothing,
+        rf"the engine ctranslate2-float32 is not used \(.*\): {NATIVE}",
+        EXPORTED,
     ),
     "an engine that fails when it is measured": Case(
         EXPORTED,
@@ -158,12 +199,19 @@ def test_the_doctor_leaves_out_an_engine_that_is_not_installed(
     found = run("doctor {}/exported", folder, capsys)
     assert found.code == 0
     assert re.search(r"ctranslate2-float32 +SKIP +see below", found.out)
-    assert "ctranslate2-float32: this needs ctranslate2; found no ctranslate2; install it: pip install" in found.out
+    assert (
+        "ctranslate2-float32: this needs ctranslate2; found no ctranslate2; install it: pip install"
+        in found.out
+    )
 
 
 @pytest.mark.parametrize("program", ["ctranslate2", "transformers", "onnxruntime"])
 def test_an_export_needs_its_program(
-    program: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    program: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if program == "onnxruntime":
         pytest.importorskip("onnxscript")
@@ -184,7 +232,10 @@ def test_kernels_that_do_not_compile_are_not_used(
     found = run(TRANSLATE, folder, capsys)
     assert found.out == expected.out
     [line] = [line for line in found.lines if "warning" in line]
-    assert re.fullmatch(r"dragoman: warning: the kernels could not be compiled, and torch's operations are used, .*/bin/false.*", line)
+    assert re.fullmatch(
+        r"dragoman: warning: the kernels could not be compiled, and torch's operations are used, .*/bin/false.*",
+        line,
+    )
 
 
 def test_several_processes_do_not_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,13 +244,17 @@ def test_several_processes_do_not_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     with monkeypatch.context() as patch:
         no_gpu(patch)
-        with pytest.raises(ConfigError, match=r"every process .* found torch .*sees no GPU here; add --device cpu"):
-            machine.take_device("cuda")
+        with pytest.raises(
+            ConfigError, match=r"every process .* found torch .*sees no GPU here; add --device cpu"
+        ):
+            device.select_train_device("cuda")
     with monkeypatch.context() as patch:
         a_gpu(patch)
-        patch.setattr(device, "_no_cuda", lambda *_, **__: "")
-        with pytest.raises(ConfigError, match="a GPU of its own; found 1 for process 2; start fewer"):
-            machine.take_device("cuda")
+        patch.setattr(device, "_cuda_problem", lambda *_, **__: "")
+        with pytest.raises(
+            ConfigError, match="a GPU of its own; found 1 for process 2; start fewer"
+        ):
+            device.select_train_device("cuda")
 
 
 def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
@@ -213,28 +268,43 @@ def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(gpu, "generate", generate)
-    monkeypatch.setattr(Native, "device", property(lambda engine: torch.device("cuda" if engine is gpu else "cpu")))
+    monkeypatch.setattr(
+        NativeEngine,
+        "device",
+        property(lambda engine: torch.device("cuda" if engine is gpu else "cpu")),
+    )
     assert translator.translate([src for src, _ in PAIRS]) == expected
     said = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(rf"out of memory with \d sentences at once: .* in halves, {SAME}", said[0])
-    assert said[1:] == [f"out of memory for one sentence alone: the CPU translates what does not fit, {SAME}"]
+    assert said[1:] == [
+        f"out of memory for one sentence alone: the CPU translates what does not fit, {SAME}"
+    ]
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (torch.OutOfMemoryError("out of memory\nmore"), "out of memory"),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), "DefaultCPUAllocator"),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
+            ),
+            "DefaultCPUAllocator",
+        ),
         (MemoryError(), "MemoryError"),
     ],
 )
 def test_where_nothing_fits_one_line_says_so(
-    error: Exception, said: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def generate(engine: Native, request: object) -> None:
+    def generate(engine: NativeEngine, request: object) -> None:
         raise error
 
-    monkeypatch.setattr(Native, "generate", generate)
+    monkeypatch.setattr(NativeEngine, "generate", generate)
     found = run(TRANSLATE, folder, capsys)
     assert found.code == 71
     assert "the memory must have room for what is asked; found it full" in found.lines[-1]
@@ -243,7 +313,10 @@ def test_where_nothing_fits_one_line_says_so(
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision", "expected"), [("ctranslate2", None, True), ("auto", "int8", True), ("native", None, False)]
+    ("engine", "precision", "expected"),
+    [("ctranslate2", None, True), ("auto", "int8", True), ("native", None, False)],
 )
-def test_auto_is_a_cpu_for_what_runs_there_alone(engine: str, precision: str | None, expected: bool) -> None:
-    assert choosing.runs_on_cpu(engine, precision) == expected
+def test_auto_is_a_cpu_for_what_runs_there_alone(
+    engine: str, precision: str | None, expected: bool
+) -> None:
+    assert engine_selection.requires_cpu(engine, precision) == expected

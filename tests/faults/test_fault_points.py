@@ -7,10 +7,10 @@ import shutil
 import pytest
 from fault_victims import fingerprint, leftovers, logged, loop, losses, newest_step, reported, show
 
-from dragoman.files.faults import POINTS
+from dragoman.storage.fault_injection import FAULT_POINTS
 
-STORAGE = [point for point in POINTS if point.startswith(("publish.", "keep.", "prune."))]
-MOMENTS = [point for point in POINTS if point not in STORAGE]
+STORAGE = [point for point in FAULT_POINTS if point.startswith(("publish.", "keep.", "prune."))]
+MOMENTS = [point for point in FAULT_POINTS if point not in STORAGE]
 ERRORS = ("eio", "enospc", "short")
 
 
@@ -18,7 +18,7 @@ def hurt(victims, reference, place, fault):
     """Run into a fault, look, and go on; returns the exit code of the hurt run."""
     want, log = reference()
     shutil.rmtree(place, ignore_errors=True)
-    code = loop(victims, place, fault=fault, patient=False).wait()
+    code = loop(victims, place, fault=fault, tolerate_disk_errors=False).wait()
     assert newest_step(place) >= reported(place), f"{fault}: reported {reported(place)}"
     assert loop(victims, place).wait() == 0, fault
     assert leftovers(place) == [], fault

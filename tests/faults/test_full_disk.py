@@ -8,8 +8,8 @@ import time
 import pytest
 from fault_victims import fingerprint, leftovers, logged, loop, newest_step, reported, show
 
-from dragoman.files.disk import free_bytes
-from dragoman.training.checkpoint import RunDirectory
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.storage.disk import free_disk_bytes
 
 
 def sizes(directory) -> dict[str, int]:
@@ -56,7 +56,10 @@ def small_disk(tmp_path):
         place = tmp_path / f"disk-{size}"
         place.mkdir()
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True, text=True, check=False
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
@@ -73,7 +76,13 @@ def test_small_file_systems(victims, reference, place, small_disk):
     assert loop(victims, place, updates=4).wait() == 0
     one = sum(sizes(place).values())
     refused = stopped = 0
-    for share in (0.5, 1.5, 2.5, 3.5, 4.5):  # the start asks for three checkpoints and a margin: 3.6
+    for share in (
+        0.5,
+        1.5,
+        2.5,
+        3.5,
+        4.5,
+    ):  # the start asks for three checkpoints and a margin: 3.6
         run = small_disk(int(one * share)) / "run"
         code = loop(victims, run, keep=2).wait()
         assert code == (74 if share < 3.6 else 0), share
@@ -99,6 +108,6 @@ def test_small_file_systems(victims, reference, place, small_disk):
 def fill(disk, leave: int) -> None:
     """Let another program take the room."""
     with (disk / "filler").open("wb") as file:
-        while (free := free_bytes(disk)) > leave:
+        while (free := free_disk_bytes(disk)) > leave:
             file.write(b"\0" * min(65536, free - leave))
             file.flush()

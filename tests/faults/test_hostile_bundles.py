@@ -13,30 +13,46 @@ import torch
 from hostile_bundles import CASES, resign
 
 from dragoman.bundle import Bundle, write_bundle
-from dragoman.bundle.loading import assemble
+from dragoman.bundle.bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.errors import BundleError, CorruptError, DragomanError
-from dragoman.models.build import build_model
+from dragoman.models.factory import build_model
 from dragoman.text.tokenizer import train_tokenizers
 
-SIZES = {"width": 16, "heads": 2, "feedforward": 16, "encoder": ("self",), "decoder": ("self",)}
+SIZES = {
+    "width": 16,
+    "heads": 2,
+    "ffn_width": 16,
+    "encoder": ("transformer",),
+    "decoder": ("transformer",),
+}
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole bundle, to be copied and spoilt."""
     path = tmp_path_factory.mktemp("sound") / "model"
-    config = Config().replace(text={"vocabulary": 300, "joint": False}, model={**SIZES, "tie": "target"})
+    config = Config().replace(
+        text={"vocab_size": 300, "shared_vocab": False}, model={**SIZES, "tie_embeddings": "target"}
+    )
     lines = ["ein mann geht", "eine frau steht", "zwei kinder"] * 10
     tokenizers = train_tokenizers(lines, [line.upper() for line in lines], config.text)
     torch.manual_seed(0)
-    model = build_model(config.model, src_vocabulary=len(tokenizers.src), tgt_vocabulary=len(tokenizers.tgt))
-    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["ein mann"])
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    write_bundle(
+        path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=["ein mann"]
+    )
     return path
 
 
 opened: list[str] = []
-sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" and watching else None)
+sys.addaudithook(
+    lambda event, arguments: (
+        opened.append(str(arguments[0])) if event == "open" and watching else None
+    )
+)
 watching = False
 
 
@@ -75,7 +91,11 @@ def test_a_hostile_bundle_is_refused_with_its_reason(
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "canary").exists()
     assert grown < 300 << 10, f"{grown} KiB more memory"
-    assert not [each for each in watched if each.startswith(str(tmp_path)) and not each.startswith(str(path))]
+    assert not [
+        each
+        for each in watched
+        if each.startswith(str(tmp_path)) and not each.startswith(str(path))
+    ]
 
 
 def test_the_sound_bundle_loads(sound: Path, tmp_path: Path) -> None:
@@ -89,4 +109,4 @@ def test_the_sound_bundle_loads(sound: Path, tmp_path: Path) -> None:
     (path / "training").mkdir()
     bundle = Bundle.load(path)
     assert bundle.model.training is False
-    assert assemble(bundle.config, bundle.tokenizers, bundle.model.state_dict())
+    assert build_loaded_model(bundle.config, bundle.tokenizers, bundle.model.state_dict())

@@ -36,18 +36,28 @@ def run_cases(folder: Path, kind: str, count: int, seed: int) -> None:
 def folder() -> Iterator[Path]:
     """A folder in memory, for runs are synced to disk at every checkpoint, and open to the user whom file modes stop."""
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="dragoman-hostile-", dir=memory if os.access(memory, os.W_OK) else None) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="dragoman-hostile-", dir=memory if os.access(memory, os.W_OK) else None
+    ) as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("model", 25), ("run", 15), ("import", 20), ("settings", 60)])
-def test_hostile_input_ends_in_one_line(kind: str, count: int, folder: Path, fault_seed: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "count"), [("model", 25), ("run", 15), ("import", 20), ("settings", 60)]
+)
+def test_hostile_input_ends_in_one_line(
+    kind: str, count: int, folder: Path, fault_seed: int
+) -> None:
     run_cases(folder, kind, count, fault_seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("kind", "count"), [("model", 200), ("run", 200), ("import", 150), ("settings", 500)])
-def test_much_hostile_input_ends_in_one_line(kind: str, count: int, folder: Path, fault_seed: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "count"), [("model", 200), ("run", 200), ("import", 150), ("settings", 500)]
+)
+def test_much_hostile_input_ends_in_one_line(
+    kind: str, count: int, folder: Path, fault_seed: int
+) -> None:
     run_cases(folder, kind, count, fault_seed + 100)

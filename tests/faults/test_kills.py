@@ -6,7 +6,17 @@ import random
 import time
 
 import pytest
-from fault_victims import fingerprint, last_update, leftovers, logged, loop, losses, newest_step, show, wait_for_update
+from fault_victims import (
+    fingerprint,
+    last_update,
+    leftovers,
+    logged,
+    loop,
+    losses,
+    newest_step,
+    show,
+    wait_for_update,
+)
 
 EVERY = 5
 
@@ -28,7 +38,9 @@ def kill_and_resume(victims, directory, *, updates, kills, choose):
 def check(victims, reference, directory, *, updates, kills, seed):
     want, log = reference(updates, EVERY)
     began = time.monotonic()
-    most = kill_and_resume(victims, directory, updates=updates, kills=kills, choose=random.Random(seed))
+    most = kill_and_resume(
+        victims, directory, updates=updates, kills=kills, choose=random.Random(seed)
+    )
     assert fingerprint(directory) == want
     assert logged(directory) == log
     assert most <= EVERY
@@ -36,11 +48,21 @@ def check(victims, reference, directory, *, updates, kills, seed):
     assert all(len(seen[update]) == 1 for update in seen)
     assert leftovers(directory) == []
     seconds = round(time.monotonic() - began, 1)
-    show("R1", {"kills": kills, "updates": updates, "most_replayed": most, "losses_equal": len(seen), "seconds": seconds})
+    show(
+        "R1",
+        {
+            "kills": kills,
+            "updates": updates,
+            "most_replayed": most,
+            "losses_equal": len(seen),
+            "seconds": seconds,
+        },
+    )
 
 
 @pytest.mark.parametrize(
-    ("updates", "kills"), [pytest.param(120, 10, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)]
+    ("updates", "kills"),
+    [pytest.param(120, 10, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)],
 )
 def test_kills_change_nothing(victims, reference, place, fault_seed, updates, kills):
     """A resumed run is the same run (joeynmt#125, OpenNMT-py#2006, transformers#11323)."""

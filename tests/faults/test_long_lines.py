@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.cli import reading
-from dragoman.text import normalise as normalising
-from dragoman.text.normalise import normalise
-from dragoman.text.sentences import split_long
-from dragoman.translator import lines, translation
-from dragoman.translator.translation import Translation, joined
+from dragoman.cli import stdin_lines
+from dragoman.inference import translation
+from dragoman.inference.translation import Translation, join_translations
+from dragoman.text import normalization as normalising
+from dragoman.text.normalization import normalize
+from dragoman.text.sentence_splitter import split_long_text
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 50
@@ -64,7 +64,7 @@ def test_cutting_takes_linear_work_and_loses_nothing(name: str) -> None:
             return len(text.encode()) <= LONGEST
 
         text = long_line(name, length)
-        parts = split_long(text, fits)
+        parts = split_long_text(text, fits)
         assert all(len(part.encode()) <= LONGEST for part in parts.texts)
         gaps = [*parts.gaps, ""]
         assert "".join(part + gap for part, gap in zip(parts.texts, gaps, strict=True)) == text
@@ -75,18 +75,20 @@ def test_cutting_takes_linear_work_and_loses_nothing(name: str) -> None:
 
 def test_a_letter_keeps_its_accents_where_they_fit() -> None:
     text = "e\u0301" * 100
-    parts = split_long(text, lambda each: len(each) <= 7)
+    parts = split_long_text(text, lambda each: len(each) <= 7)
     assert set(parts.texts[:-1]) == {"e\u0301" * 3}
 
 
 @pytest.mark.parametrize("form", ["nfc", "nfkc"])
-def test_long_texts_are_normalised_as_short_ones_are(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_normalised_as_short_ones_are(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = random.Random(3)
     letters = "aeox\u1100\u1161\u11a8\uac00\u00e9\u1e69\u0958\ufb01\u0344\u0301\u0323\u0327\u0345\u05b0\u3099か"
-    monkeypatch.setattr(normalising, "_LONG", 0)
+    monkeypatch.setattr(normalising, "_MAX_FAST_CHARACTERS", 0)
     for _ in range(500):
         text = "".join(draw.choices(letters, k=draw.randint(1, 30)))
-        assert normalise(text, form) == unicodedata.normalize(form.upper(), text)
+        assert normalize(text, form) == unicodedata.normalize(form.upper(), text)
 
 
 PROGRAM = """
@@ -95,11 +97,11 @@ sys.path.insert(0, sys.argv[1])
 from test_long_lines import UNITS, long_line
 from dragoman.config import TextConfig
 from dragoman.text.tokenizer import train_tokenizers
-from dragoman.translator.lines import cut_lines
-tokenizers = train_tokenizers(["ein Satz."] * 50, ["a sentence."] * 50, TextConfig(kind="characters"))
+from dragoman.inference.translation import cut_lines
+tokenizers = train_tokenizers(["ein Satz."] * 50, ["a sentence."] * 50, TextConfig(tokenizer="characters"))
 for name in ("two accents in turn", "dots", "spaces"):
     [line] = cut_lines([long_line(name, 300_000)], tokenizers.src, longest=100)
-    assert all(len(part.src) <= 100 for part in line.parts), name
+    assert all(len(part.src) <= 100 for part in line.segments), name
     assert "only its first 262,144 characters were translated" in line.notes[0], name
 """
 
@@ -107,7 +109,11 @@ for name in ("two accents in turn", "dots", "spaces"):
 def test_lines_of_300_000_characters_do_not_hang() -> None:
     """Ordering 200,000 accents took minutes, and so did looking for the end of a sentence in as many dots."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)], cwd=ROOT, capture_output=True, text=True, timeout=400
+        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
 
@@ -125,14 +131,14 @@ def test_a_line_of_fifty_megabytes_is_read_in_bounded_memory() -> None:
     thread.start()
     tracemalloc.start()
     with open(reader, "rb") as file:
-        first, second = reading.Arriving(file)
+        first, second = stdin_lines.StreamLines(file)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     thread.join()
-    assert lines.MOST_CHARACTERS < len(first) <= reading.MOST_BYTES
+    assert translation.MAX_LINE_CHARS < len(first) <= stdin_lines.MAX_LINE_BYTES
     assert set(first) == {"€"}
     assert second == "the next"
-    assert peak < 8 * reading.MOST_BYTES
+    assert peak < 8 * stdin_lines.MAX_LINE_BYTES
 
 
 @pytest.mark.parametrize("text", ["aé", "a€", "a\U0001f469", "abcd", "é", ""])
@@ -140,7 +146,7 @@ def test_a_character_that_was_cut_off_is_dropped(text: str) -> None:
     data = text.encode()
     for end in range(len(data) + 1):
         expected = data[:end].decode("utf-8", "ignore")
-        assert reading.whole_characters(data[:end]).decode() == expected
+        assert stdin_lines.drop_partial_char(data[:end]).decode() == expected
 
 
 def test_the_rest_of_a_line_that_is_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,23 +157,29 @@ def test_the_rest_of_a_line_that_is_too_long_is_told(monkeypatch: pytest.MonkeyP
         def encode(self, text: str) -> list[int]:
             return [5] * len(text)
 
-    monkeypatch.setattr(lines, "MOST_CHARACTERS", 10)
-    exact, longer, padded = lines.cut_lines(["abcdefghij", "abcdefghijk", "abcdefghij   "], Letters(), longest=100)  # type: ignore[arg-type]
+    monkeypatch.setattr(translation, "MAX_LINE_CHARS", 10)
+    exact, longer, padded = translation.split_lines(
+        ["abcdefghij", "abcdefghijk", "abcdefghij   "], Letters(), longest=100
+    )  # type: ignore[arg-type]
     assert exact.notes == padded.notes == []
-    assert longer.notes == ["only its first 10 characters were translated: put a line break between its sentences"]
-    assert [part.text for part in longer.parts] == ["abcdefghij"]
+    assert longer.notes == [
+        "only its first 10 characters were translated: put a line break between its sentences"
+    ]
+    assert [part.text for part in longer.segments] == ["abcdefghij"]
 
 
-def test_an_alignment_that_is_mostly_zeros_is_left_out_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translation, "MOST_CELLS", 100)
+def test_an_alignment_that_is_mostly_zeros_is_left_out_where_it_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(translation, "MAX_ALIGNMENT_CELLS", 100)
     part = Translation(text="x", alignment=np.ones((4, 5), np.float32))
-    whole = joined([part, part], [" "], ())
+    whole = join_translations([part, part], [" "], ())
     assert whole.alignment is not None
     assert whole.alignment.shape == (8, 10)
-    whole = joined([part, part, part], [" ", " "], ["first"])
+    whole = join_translations([part, part, part], [" ", " "], ["first"])
     assert whole.alignment is None
     assert whole.notes == ["first", "its alignment is left out: 12 by 15 are more than 100 numbers"]
 
 
 def test_a_file_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    assert list(reading.read_lines(io.BytesIO("ä\nö".encode()))) == ["ä", "ö"]
+    assert list(stdin_lines.decode_lines(io.BytesIO("ä\nö".encode()))) == ["ä", "ö"]

@@ -16,12 +16,24 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.files import streams
+from dragoman.runtime import standard_streams
 from dragoman.training.progress import open_progress
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = ["text.kind=characters", "model.width=16", "model.heads=2", "model.feedforward=32", "model.encoder=[self*1]"]
-SETTINGS += ["model.decoder=[self*1]", "train.batch_tokens=200", "train.warmup=10", "train.validate_every=1000000", "train.device=cpu"]
+SETTINGS = [
+    "text.tokenizer=characters",
+    "model.width=16",
+    "model.heads=2",
+    "model.ffn_width=32",
+    "model.encoder=[transformer*1]",
+]
+SETTINGS += [
+    "model.decoder=[transformer*1]",
+    "train.batch_tokens=200",
+    "train.warmup_steps=10",
+    "train.validate_every=1000000",
+    "train.device=cpu",
+]
 
 
 class Gone(io.StringIO):
@@ -40,10 +52,12 @@ class Gone(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    streams.take_losses()
+    standard_streams.pop_lost_streams()
 
 
-@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.ESTALE])
+@pytest.mark.parametrize(
+    "number", [errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.ESTALE]
+)
 @pytest.mark.parametrize("live", [False, True])
 def test_progress_outlives_its_stream(number: int, live: bool) -> None:
     progress = open_progress(Gone(number), live=live)
@@ -52,30 +66,30 @@ def test_progress_outlives_its_stream(number: int, live: bool) -> None:
         phase.advance(10)
     with progress.training(steps=3) as view:
         for update in range(3):
-            view.update({"update": update, "nll": 1.0, "padding": 0.1, "tokens": 10})
-        view.validated({"loss": 1.0}, {"update": 3, "loss": 1.0})
-    assert streams.take_losses() == {"stderr": os.strerror(number)}
-    assert streams.take_losses() == {}, "a loss is reported once"
+            view.update({"step": update, "nll": 1.0, "padding": 0.1, "tokens": 10})
+        view.validated({"loss": 1.0}, {"step": 3, "loss": 1.0})
+    assert standard_streams.pop_lost_streams() == {"stderr": os.strerror(number)}
+    assert standard_streams.pop_lost_streams() == {}, "a loss is reported once"
 
 
 def test_a_closed_stream_and_a_slow_one() -> None:
     closed = io.StringIO()
     closed.close()
-    stream = streams.tolerant(closed)
+    stream = standard_streams.make_tolerant(closed)
     assert stream.write("x") == 1
     stream.flush()
     assert not stream.isatty()
-    assert "closed file" in streams.take_losses()["stderr"]
-    slow = streams.tolerant(Gone(errno.EAGAIN))
+    assert "closed file" in standard_streams.pop_lost_streams()["stderr"]
+    slow = standard_streams.make_tolerant(Gone(errno.EAGAIN))
     slow.write("x")
-    assert streams.take_losses() == {}
+    assert standard_streams.pop_lost_streams() == {}
 
 
 def test_tracebacks_survive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", streams.tolerant(Gone(errno.EPIPE)))
+    monkeypatch.setattr(sys, "stderr", standard_streams.make_tolerant(Gone(errno.EPIPE)))
     traceback.print_exception(ValueError("one that nobody sees"))
     sys.stderr.writelines(["a", "b"])
-    assert streams.tolerant(sys.stderr) is sys.stderr
+    assert standard_streams.make_tolerant(sys.stderr) is sys.stderr
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +106,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(corpus: Path, out: Path, steps: int) -> list[str]:
     words = [sys.executable, "-m", "dragoman", "train", "--recipe", "tiny", "-o", str(out)]
     words += ["--src", str(corpus / "src"), "--tgt", str(corpus / "tgt")]
-    for setting in (*SETTINGS, f"train.steps={steps}", f"data.cache={out.parent / 'cache'}"):
+    for setting in (*SETTINGS, f"train.steps={steps}", f"data.cache_dir={out.parent / 'cache'}"):
         words += ["--set", setting]
     return words
 
@@ -130,15 +144,23 @@ def start(kind: str, words: list[str]) -> subprocess.Popen[bytes]:
         pytest.param("terminal hung up", "Input/output error", marks=pytest.mark.slow),
     ],
 )
-def test_training_goes_on_when_nobody_listens(kind: str, reason: str, corpus: Path, tmp_path: Path) -> None:
+def test_training_goes_on_when_nobody_listens(
+    kind: str, reason: str, corpus: Path, tmp_path: Path
+) -> None:
     """`dragoman train 2>&1 | tee log` lost a thousand steps when tee was killed."""
     out = tmp_path / "model"
     process = start(kind, command(corpus, out, steps=30))
     assert process.wait(timeout=300) == 0
     assert (out / "manifest.json").exists()
-    records = [json.loads(line) for line in (out / "training" / "log.jsonl").read_text().splitlines()]
-    assert max(record["update"] for record in records) == 30
-    lost = {record["stream"]: record["reason"] for record in records if record.get("event") == "stream lost"}
+    records = [
+        json.loads(line) for line in (out / "training" / "log.jsonl").read_text().splitlines()
+    ]
+    assert max(record["step"] for record in records) == 30
+    lost = {
+        record["stream"]: record["reason"]
+        for record in records
+        if record.get("event") == "stream lost"
+    }
     status = json.loads((out / "training" / "status.json").read_text())
     assert status["state"] == "finished"
     if reason:
@@ -149,7 +171,9 @@ def test_training_goes_on_when_nobody_listens(kind: str, reason: str, corpus: Pa
 
 
 @pytest.mark.slow
-def test_a_terminal_that_hangs_up_with_a_signal_saves_and_exits_75(corpus: Path, tmp_path: Path) -> None:
+def test_a_terminal_that_hangs_up_with_a_signal_saves_and_exits_75(
+    corpus: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "model"
     process = start("terminal hung up", command(corpus, out, steps=100_000))
     while not (out / "training" / "log.jsonl").exists() or process.poll() is not None:
@@ -172,17 +196,36 @@ assert opened > 2, opened
 
 
 def test_a_closed_stderr_is_not_the_next_file_that_is_opened(tmp_path: Path) -> None:
-    done = subprocess.run(["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", sys.executable, "-c", CLOSED, str(tmp_path / "file")], cwd=ROOT)
+    done = subprocess.run(
+        [
+            "sh",
+            "-c",
+            'exec "$@" 0<&- 1>&- 2>&-',
+            "sh",
+            sys.executable,
+            "-c",
+            CLOSED,
+            str(tmp_path / "file"),
+        ],
+        cwd=ROOT,
+    )
     assert done.returncode == 0
     assert (tmp_path / "file").read_bytes() == b""
 
 
 @pytest.mark.parametrize("arguments", [["settings", "model.widht"], ["settings"], ["--version"]])
 def test_a_command_s_result_does_not_depend_on_its_stderr(arguments: list[str]) -> None:
-    whole = subprocess.run([sys.executable, "-m", "dragoman", *arguments], cwd=ROOT, capture_output=True)
+    whole = subprocess.run(
+        [sys.executable, "-m", "dragoman", *arguments], cwd=ROOT, capture_output=True
+    )
     reader, writer = os.pipe()
     os.close(reader)
-    deaf = subprocess.run([sys.executable, "-m", "dragoman", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=writer)
+    deaf = subprocess.run(
+        [sys.executable, "-m", "dragoman", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=writer,
+    )
     os.close(writer)
     assert (deaf.returncode, deaf.stdout) == (whole.returncode, whole.stdout)
 
@@ -190,7 +233,12 @@ def test_a_command_s_result_does_not_depend_on_its_stderr(arguments: list[str]) 
 def test_a_command_ends_quietly_when_nobody_reads_its_results() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "dragoman", "settings"], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman", "settings"],
+        cwd=ROOT,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+    )
     os.close(writer)
     assert done.returncode == 141
     assert done.stderr == b""

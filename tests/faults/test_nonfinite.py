@@ -8,8 +8,8 @@ import pytest
 import torch
 from training_kit import assert_same_run, log_of, state_of, tensors_of, tiny_trainer
 
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import DivergedError
-from dragoman.training.checkpoint import RunDirectory
 
 
 class Spoiled:
@@ -22,7 +22,11 @@ class Spoiled:
         found = self.task.loss(model, batch)
         if not self.spoils(self.update):
             return found
-        bad = found.total * float("inf") if not self.late else found.total + _bad_gradient(model.output_weight)
+        bad = (
+            found.total * float("inf")
+            if not self.late
+            else found.total + _bad_gradient(model.output_weight)
+        )
         return type(found)(bad, found.nll, found.count)
 
 
@@ -33,14 +37,14 @@ def _bad_gradient(weight):
 
 def spoiled_trainer(run, spoils, *, late=False, **options):
     trainer = tiny_trainer(run, **options)
-    task = trainer._step._task = Spoiled(trainer._step._task, spoils, late=late)
-    launch = trainer._launch
+    task = trainer._train_step._task = Spoiled(trainer._train_step._task, spoils, late=late)
+    launch = trainer._launch_step
 
     def note(update):
         task.update = update.number
         launch(update)
 
-    trainer._launch = note
+    trainer._launch_step = note
     return trainer
 
 
@@ -49,14 +53,18 @@ def test_one_bad_update_is_skipped_and_named(tmp_path, caplog, late):
     """The batch that did it is named (facebookresearch/fairseq#1529, #512, #282, #1895, #4555)."""
     with RunDirectory(tmp_path) as run:
         trainer = spoiled_trainer(run, lambda update: update == 7, late=late)
-        result = trainer.run(resume=False)
+        result = trainer.fit(resume=False)
     skipped = [record for record in log_of(tmp_path) if record.get("skipped")]
     assert result.step == 12
-    assert [record["update"] for record in skipped] == [7]
+    assert [record["step"] for record in skipped] == [7]
     assert len(skipped[0]["examples"]) >= 1
     assert "update 7 is not finite" in caplog.text
     state = state_of(tmp_path)
-    assert (state["update"], state["applied"], state["divergence"]["skipped"]) == (12, 11, 1)
+    assert (state["step"], state["applied_steps"], state["divergence"]["total_skips"]) == (
+        12,
+        11,
+        1,
+    )
     assert all(torch.isfinite(tensor).all() for tensor in tensors_of(tmp_path).values())
     for line in (tmp_path / "log.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -65,50 +73,64 @@ def test_one_bad_update_is_skipped_and_named(tmp_path, caplog, late):
 @pytest.mark.slow
 def test_one_bad_update_of_five_hundred(tmp_path):
     with RunDirectory(tmp_path) as run:
-        spoiled_trainer(run, lambda update: update == 250, steps=500, checkpoint_every=100).run(resume=False)
-    assert [record["update"] for record in log_of(tmp_path) if record.get("skipped")] == [250]
+        spoiled_trainer(run, lambda update: update == 250, steps=500, checkpoint_every=100).fit(
+            resume=False
+        )
+    assert [record["step"] for record in log_of(tmp_path) if record.get("skipped")] == [250]
 
 
 def test_a_skipped_update_leaves_weights_and_moments_alone(tmp_path):
     """The number moves on, so that data and learning rate stay functions of it; nothing else does."""
     with RunDirectory(tmp_path) as run:
-        trainer = spoiled_trainer(run, lambda update: update == 5, steps=5, checkpoint_every=4, ema=0.0)
-        trainer.run(resume=False)
+        trainer = spoiled_trainer(
+            run, lambda update: update == 5, steps=5, checkpoint_every=4, ema_decay=0.0
+        )
+        trainer.fit(resume=False)
         before, after = run.at(4), run.at(5)
-        for one, other in ((before.load_weights(), after.load_weights()), (before.load_optimizer(), after.load_optimizer())):
+        for one, other in (
+            (before.load_weights(), after.load_weights()),
+            (before.load_optimizer(), after.load_optimizer()),
+        ):
             assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_bad_stretch_is_rolled_back_and_passed_over(tmp_path, caplog):
     """Ten in a row return to the newest checkpoint; the same updates are then passed over and the run finishes."""
     with RunDirectory(tmp_path) as run:
-        trainer = spoiled_trainer(run, lambda update: 12 <= update <= 21, steps=24, checkpoint_every=11)
-        result = trainer.run(resume=False)
+        trainer = spoiled_trainer(
+            run, lambda update: 12 <= update <= 21, steps=24, checkpoint_every=11
+        )
+        result = trainer.fit(resume=False)
     assert result.step == 24
     assert "back to 11, passing over 10" in caplog.text
     log = [record for record in log_of(tmp_path) if "event" not in record]
-    assert [record["update"] for record in log] == list(range(1, 25))
-    assert [record["update"] for record in log if record.get("excluded")] == list(range(12, 22))
+    assert [record["step"] for record in log] == list(range(1, 25))
+    assert [record["step"] for record in log if record.get("excluded")] == list(range(12, 22))
     state = state_of(tmp_path)
     assert state["divergence"]["rolled_back"]
-    assert state["applied"] == 14
+    assert state["applied_steps"] == 14
 
 
 def test_a_rollback_before_any_checkpoint_returns_to_the_start(tmp_path):
     with RunDirectory(tmp_path / "rolled") as run:
-        trainer = spoiled_trainer(run, lambda update: 2 <= update <= 11, steps=14, checkpoint_every=100)
-        trainer.run(resume=False)
+        trainer = spoiled_trainer(
+            run, lambda update: 2 <= update <= 11, steps=14, checkpoint_every=100
+        )
+        trainer.fit(resume=False)
     log = [record for record in log_of(tmp_path / "rolled") if "event" not in record]
-    assert [record["update"] for record in log if record.get("excluded")] == list(range(2, 12))
-    assert state_of(tmp_path / "rolled")["applied"] == 4
+    assert [record["step"] for record in log if record.get("excluded")] == list(range(2, 12))
+    assert state_of(tmp_path / "rolled")["applied_steps"] == 4
 
 
 def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
     """Exit 70 within 25 updates of the first bad one, and what was published before is intact."""
     with RunDirectory(tmp_path) as run:
         trainer = spoiled_trainer(run, lambda update: update >= 30, steps=100, checkpoint_every=4)
-        with pytest.raises(DivergedError, match=r"found 10 updates that did not, the last of them 49, after one return") as error:
-            trainer.run(resume=False)
+        with pytest.raises(
+            DivergedError,
+            match=r"found 10 updates that did not, the last of them 49, after one return",
+        ) as error:
+            trainer.fit(resume=False)
         assert error.value.exit_code == 70
         newest = run.newest()
         assert newest is not None
@@ -124,9 +146,9 @@ def test_a_resumed_run_remembers_what_to_pass_over(tmp_path):
         return 9 <= update <= 18
 
     with RunDirectory(tmp_path / "whole") as run:
-        spoiled_trainer(run, spoils, steps=24).run(resume=False)
+        spoiled_trainer(run, spoils, steps=24).fit(resume=False)
     with RunDirectory(tmp_path / "cut") as run:
-        spoiled_trainer(run, spoils, steps=20).run(resume=False)
+        spoiled_trainer(run, spoils, steps=20).fit(resume=False)
     with RunDirectory(tmp_path / "cut") as run:
-        spoiled_trainer(run, spoils, steps=24).run(resume=True)
+        spoiled_trainer(run, spoils, steps=24).fit(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")

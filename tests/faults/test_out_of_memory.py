@@ -9,18 +9,25 @@ import pytest
 import torch
 from training_kit import Corpus, assert_same_run, log_of, state_of, tiny_model, tiny_trainer
 
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.data.batches import Cursor
-from dragoman.tasks.translate import TranslateTask
-from dragoman.training import memory
-from dragoman.training.checkpoint import RunDirectory
-from dragoman.training.memory import MemoryGuard, is_out_of_memory
+from dragoman.runtime.memory import is_out_of_memory
+from dragoman.tasks.translation import TranslationTask
+from dragoman.training import train_step
+from dragoman.training.train_step import OOMSplitter
 
 
 class Narrow:
     """A task on a device that holds only so many slots; with `late`, it fails half-way through the backward pass."""
 
     def __init__(
-        self, task, room: int, *, late: bool = False, error: type[Exception] = torch.OutOfMemoryError, text: str = "out of memory"
+        self,
+        task,
+        room: int,
+        *,
+        late: bool = False,
+        error: type[Exception] = torch.OutOfMemoryError,
+        text: str = "out of memory",
     ) -> None:
         self.task, self.room, self.late, self.error, self.text = task, room, late, error, text
         self.tried: list[int] = []
@@ -45,23 +52,25 @@ class Narrow:
 def make(run, room, *, late=False, **options):
     options.setdefault("model", {"dropout": 0.0})
     trainer = tiny_trainer(run, **options)
-    trainer._step._task = Narrow(trainer._step._task, room, late=late)
+    trainer._train_step._task = Narrow(trainer._train_step._task, room, late=late)
     return trainer
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("share", [0.6, 0.3])
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_the_gradient_of_the_parts_is_the_gradient_of_the_whole(tmp_path, share, late, accumulate):
+@pytest.mark.parametrize("gradient_accumulation", [1, 3])
+def test_the_gradient_of_the_parts_is_the_gradient_of_the_whole(
+    tmp_path, share, late, gradient_accumulation
+):
     """One long sentence must not end a run (OpenNMT-py#1161), nor count twice when memory ends in the backward pass."""
     gradients = []
     for name, room in (("whole", 10**9), ("parts", int(64 * share))):
         with RunDirectory(tmp_path / name) as run:
-            trainer = make(run, room, late=late, accumulate=accumulate)
-            update = next(trainer._feed.updates(1, Cursor(0, 0)))
-            gradient, sums = trainer._step.gradient(update)
+            trainer = make(run, room, late=late, gradient_accumulation=gradient_accumulation)
+            update = next(trainer._data_loader.batches(1, Cursor(0, 0)))
+            gradient, sums = trainer._train_step.gradient(update)
             gradients.append((gradient, sums))
-            assert (trainer._ledger.guard.splits > 0) == (name == "parts")
+            assert (trainer._tracker.oom_splitter.splits > 0) == (name == "parts")
     (whole, sums), (parts, others) = gradients
     torch.testing.assert_close(sums, others, rtol=1e-6, atol=0)
     for one, other in zip(whole, parts, strict=True):
@@ -71,20 +80,25 @@ def test_the_gradient_of_the_parts_is_the_gradient_of_the_whole(tmp_path, share,
 def test_a_run_in_little_memory_finishes_and_counts_every_example(tmp_path):
     for name, room in (("whole", 10**9), ("narrow", 30)):
         with RunDirectory(tmp_path / name) as run:
-            make(run, room).run(resume=False)
-    logs = [[record for record in log_of(tmp_path / name) if "nll" in record] for name in ("whole", "narrow")]
+            make(run, room).fit(resume=False)
+    logs = [
+        [record for record in log_of(tmp_path / name) if "nll" in record]
+        for name in ("whole", "narrow")
+    ]
     assert [record["tokens"] for record in logs[0]] == [record["tokens"] for record in logs[1]]
-    assert [record["nll"] for record in logs[0]] == pytest.approx([record["nll"] for record in logs[1]], rel=1e-4)
-    assert state_of(tmp_path / "narrow")["caps"]
+    assert [record["nll"] for record in logs[0]] == pytest.approx(
+        [record["nll"] for record in logs[1]], rel=1e-4
+    )
+    assert state_of(tmp_path / "narrow")["token_limits"]
 
 
 def test_what_fits_is_remembered_and_not_tried_again(tmp_path):
     with RunDirectory(tmp_path) as run:
         trainer = make(run, 30, steps=24)
-        trainer.run(resume=False)
-    tried = trainer._step._task.tried
+        trainer.fit(resume=False)
+    tried = trainer._train_step._task.tried
     failures = [slots for slots in tried if slots > 30]
-    assert len(failures) <= 2 * len(trainer._ledger.guard.caps)
+    assert len(failures) <= 2 * len(trainer._tracker.oom_splitter.token_limits)
     assert all(slots <= 30 for slots in tried[len(tried) // 2 :])
 
 
@@ -92,24 +106,27 @@ def test_a_resumed_run_splits_the_same_way(tmp_path):
     """Caps are part of the state: dropout, which differs by part, must differ the same way."""
     options = {"model": {"dropout": 0.1}}
     with RunDirectory(tmp_path / "whole") as run:
-        make(run, 30, **options).run(resume=False)
+        make(run, 30, **options).fit(resume=False)
     with RunDirectory(tmp_path / "cut") as run:
-        make(run, 30, steps=8, **options).run(resume=False)
+        make(run, 30, steps=8, **options).fit(resume=False)
     with RunDirectory(tmp_path / "cut") as run:
-        make(run, 30, **options).run(resume=True)
+        make(run, 30, **options).fit(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_that_batches_are_split_is_said_once_a_process(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(memory, "_told", set())
+    monkeypatch.setattr(train_step, "_warned", set())
     for name in ("rehearsal", "run"):
         with RunDirectory(tmp_path / name) as run:
             trainer = make(run, 10, steps=12)
-            trainer.run(resume=False)
-            assert trainer._ledger.guard.splits > 1
-    [line] = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
+            trainer.fit(resume=False)
+            assert trainer._tracker.oom_splitter.splits > 1
+    [line] = [
+        record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()
+    ]
     assert re.fullmatch(
-        r"out of memory with \d+ slots of \d+x\d+: .* computed in parts, and the result is the same; a lower train.* it", line
+        r"out of memory with \d+ slots of \d+x\d+: .* computed in parts, and the result is the same; a lower train.* it",
+        line,
     )
 
 
@@ -121,15 +138,17 @@ def test_where_no_sentence_fits_the_memory_is_said_to_be_too_small():
     def fail(part, path):
         raise MemoryError
 
-    with pytest.raises(torch.OutOfMemoryError, match=f"every sentence of a batch of {batch.src.shape[1]}x"):
-        MemoryGuard().run(batch, fail)
+    with pytest.raises(
+        torch.OutOfMemoryError, match=f"every sentence of a batch of {batch.src.shape[1]}x"
+    ):
+        OOMSplitter().run(batch, fail)
 
 
 def test_a_sentence_that_does_not_fit_alone_is_left_out_and_named(caplog):
     corpus = Corpus(3)
     plan = corpus.plan()
     batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
-    guard, seen = MemoryGuard(), []
+    oom_splitter, seen = OOMSplitter(), []
     heavy = int(batch.examples[0])
 
     def compute(part, path):
@@ -137,8 +156,8 @@ def test_a_sentence_that_does_not_fit_alone_is_left_out_and_named(caplog):
             raise MemoryError
         seen.extend(part.examples.tolist())
 
-    guard.run(batch, compute)
-    assert guard.dropped == [heavy]
+    oom_splitter.run(batch, compute)
+    assert oom_splitter.dropped_examples == [heavy]
     assert sorted(seen) == sorted(set(batch.examples.tolist()) - {heavy})
     assert f"example {heavy} is left out" in caplog.text
 
@@ -152,7 +171,7 @@ def test_other_errors_are_not_swallowed():
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        MemoryGuard().run(batch, fail)
+        OOMSplitter().run(batch, fail)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +179,12 @@ def test_other_errors_are_not_swallowed():
     [
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (MemoryError(), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
+            ),
+            True,
+        ),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
     ],
@@ -183,8 +207,11 @@ def test_parts_have_seeds_of_their_own():
     plan = corpus.plan()
     batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
     paths = []
-    guard = MemoryGuard({f"{batch.src.shape[1]}x{batch.tgt_in.shape[1]}": 1})
-    guard.run(batch, lambda part, path: paths.append(path) or TranslateTask(smoothing=0.0).loss(model, part))
+    oom_splitter = OOMSplitter({f"{batch.src.shape[1]}x{batch.tgt_in.shape[1]}": 1})
+    oom_splitter.run(
+        batch,
+        lambda part, path: paths.append(path) or TranslationTask(smoothing=0.0).loss(model, part),
+    )
     assert len(set(paths)) == len(paths) == len(batch)
 
 
@@ -193,7 +220,7 @@ def test_halves_are_as_equal_as_may_be_and_hold_every_row_once():
     for count in (2, 3, 5, 8):
         batch = corpus.collate(corpus.plan())(np.arange(count), 0)
         rows = len(batch.examples)  # a shape may ask for more rows than there are pairs
-        halves = memory._halves(memory.Part(batch, "1"))
+        halves = train_step._split_in_half(train_step.BatchPart(batch, "1"))
         assert [half.path for half in halves] == ["10", "11"]
         assert [len(half.batch.examples) for half in halves] == [rows - rows // 2, rows // 2]
         assert torch.equal(torch.cat([half.batch.src for half in halves]), batch.src)

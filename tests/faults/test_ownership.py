@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 from fault_victims import fingerprint, loop, newest_step, show, wait_for_update
 
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.checkpoint.training_log import TrainingLog
 from dragoman.errors import BundleError, LockedError
-from dragoman.files.lock import Lock
-from dragoman.training.checkpoint import RunDirectory
-from dragoman.training.curves import draw_curves
-from dragoman.training.log import UpdateLog
+from dragoman.runs.training_curves import draw_curves
+from dragoman.storage.lock import DirectoryLock
 
 NOBODY = 65534
 
 
 def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in directory.rglob("*") if path.is_file()}
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_second_trainer_is_refused_and_writes_nothing(victims, reference, place):
@@ -52,13 +56,17 @@ def test_a_lock_file_deleted_under_a_live_run_lets_nobody_in(victims, reference,
         (place / "lock").unlink()
     assert first.wait() == 0
     assert fingerprint(place) == want
-    assert f'"pid": {first.pid},' in (place / "lock").read_text(), "it was made anew at the next checkpoint"
+    assert f'"pid": {first.pid},' in (place / "lock").read_text(), (
+        "it was made anew at the next checkpoint"
+    )
 
 
-def test_without_locks_on_directories_a_deleted_lock_file_still_stops_one_of_two(tmp_path, monkeypatch, caplog):
+def test_without_locks_on_directories_a_deleted_lock_file_still_stops_one_of_two(
+    tmp_path, monkeypatch, caplog
+):
     """As on NFS: the second gets in, and the first notices at its next checkpoint, before it writes anything."""
-    monkeypatch.setattr(Lock, "_lock_directory", lambda self: None)
-    first, second = Lock(tmp_path), Lock(tmp_path)
+    monkeypatch.setattr(DirectoryLock, "_lock_directory", lambda self: None)
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
     first.acquire()
     with pytest.raises(LockedError, match=f"process {os.getpid()} on"):
         second.acquire()
@@ -77,7 +85,7 @@ def test_without_locks_on_directories_a_deleted_lock_file_still_stops_one_of_two
 
 
 def test_a_run_whose_lock_was_taken_writes_no_status(tmp_path, monkeypatch):
-    monkeypatch.setattr(Lock, "_lock_directory", lambda self: None)
+    monkeypatch.setattr(DirectoryLock, "_lock_directory", lambda self: None)
     with RunDirectory(tmp_path) as first:
         first.status(state="training")
         (tmp_path / "lock").unlink()
@@ -86,8 +94,11 @@ def test_a_run_whose_lock_was_taken_writes_no_status(tmp_path, monkeypatch):
             with pytest.raises(LockedError):
                 first.status(state="failed")
             with pytest.raises(LockedError):
-                first.publish(1, {}, {})
-        assert '"update": 7' in (tmp_path / "status.json").read_text() or '"update":7' in (tmp_path / "status.json").read_text()
+                first.save_checkpoint(1, {}, {})
+        assert (
+            '"update": 7' in (tmp_path / "status.json").read_text()
+            or '"update":7' in (tmp_path / "status.json").read_text()
+        )
 
 
 ODD = {
@@ -105,8 +116,13 @@ def test_files_of_a_run_are_not_written_through_links_or_pipes(tmp_path, name, o
     run.mkdir()
     target.write_text("my text\n")
     ODD[odd](run / name, target)
-    with pytest.raises(BundleError, match=f"{name} must be a plain file of the run itself; found a "), RunDirectory(run) as directory:
-        directory.log({"update": 1})
+    with (
+        pytest.raises(
+            BundleError, match=f"{name} must be a plain file of the run itself; found a "
+        ),
+        RunDirectory(run) as directory,
+    ):
+        directory.log({"step": 1})
     assert target.read_text() == "my text\n"
     assert not (tmp_path / "nowhere").exists()
 
@@ -120,7 +136,15 @@ def test_files_that_are_replaced_replace_a_link_too(tmp_path, name):
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(target)
         for update in (1, 2, 3):
-            record = {"update": update, "nll": 1.0, "lr": 0.1, "norm": 1.0, "tokens": 3, "padding": 0.0, "seconds": 0.1}
+            record = {
+                "step": update,
+                "nll": 1.0,
+                "lr": 0.1,
+                "grad_norm": 1.0,
+                "tokens": 3,
+                "padding": 0.0,
+                "seconds": 0.1,
+            }
             directory.log(record)
         directory.status(state="training")
         assert draw_curves(run / "log.jsonl", run / "curves.png")
@@ -132,11 +156,13 @@ def test_discarded_lines_are_not_written_through_links(tmp_path, odd):
     run, target = tmp_path / "run", tmp_path / "mine.txt"
     run.mkdir()
     target.write_text("my text\n")
-    log = UpdateLog(run)
-    log.append({"update": 1})
-    log.append({"update": 2})
+    log = TrainingLog(run)
+    log.append({"step": 1})
+    log.append({"step": 2})
     ODD[odd](log.discarded, target)
-    with pytest.raises(BundleError, match=r"log\.discarded\.jsonl must be a plain file of the run itself"):
+    with pytest.raises(
+        BundleError, match=r"log\.discarded\.jsonl must be a plain file of the run itself"
+    ):
         log.truncate(1)
     assert target.read_text() == "my text\n"
     assert len(log.path.read_text().splitlines()) == 2

@@ -11,14 +11,18 @@ import torch
 from fault_filesystem import Disk, Recorder, materialise
 from fault_victims import leftovers, show
 
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import CorruptError
-from dragoman.training.checkpoint import RunDirectory
 
 
-def publish(run: RunDirectory, step: int) -> None:
+def save_checkpoint(run: RunDirectory, step: int) -> None:
     weight = torch.full((2, 3), float(step))
-    run.log({"update": step})
-    run.publish(step, {"weights": {"w": weight}, "optimizer": {"w.exp_avg": weight}, "ema": None}, {"update": step})
+    run.log({"step": step})
+    run.save_checkpoint(
+        step,
+        {"weights": {"w": weight}, "optimizer": {"w.exp_avg": weight}, "ema": None},
+        {"step": step},
+    )
 
 
 def survivors(operations, before: Path, place: Path, reported: int) -> int:
@@ -47,9 +51,9 @@ def survivors(operations, before: Path, place: Path, reported: int) -> int:
 def record(place: Path, monkeypatch, actions) -> tuple[list, Path]:
     """Publish twice, then do something while its calls are written down."""
     root, before = place / "run", place / "before"
-    with RunDirectory(root, keep=1) as run:
-        publish(run, 1)
-        publish(run, 2)
+    with RunDirectory(root, keep_checkpoints=1) as run:
+        save_checkpoint(run, 1)
+        save_checkpoint(run, 2)
         run.keep_best(2)
         shutil.copytree(root, before)
         with monkeypatch.context() as patch:
@@ -63,11 +67,11 @@ def test_power_loss_in_a_publish_and_a_prune(memory, monkeypatch):
     place.mkdir()
 
     def actions(run: RunDirectory, recorder: Recorder) -> None:
-        publish(run, 3)
+        save_checkpoint(run, 3)
         recorder.report(3)
         run.keep_best(3)
         assert run.prune() == [1, 2]
-        publish(run, 4)
+        save_checkpoint(run, 4)
         recorder.report(4)
 
     operations, before = record(place, monkeypatch, actions)
@@ -85,11 +89,15 @@ def test_the_model_notices_a_missing_fsync(memory, monkeypatch):
     place.mkdir()
 
     def actions(run: RunDirectory, recorder: Recorder) -> None:
-        publish(run, 3)
+        save_checkpoint(run, 3)
         recorder.report(3)
 
     operations, before = record(place, monkeypatch, actions)
-    careless = [operation for operation in operations if operation[0] != "fsync" or not operation[1].endswith(".safetensors")]
+    careless = [
+        operation
+        for operation in operations
+        if operation[0] != "fsync" or not operation[1].endswith(".safetensors")
+    ]
     with pytest.raises((AssertionError, CorruptError)):
         survivors(careless, before, place, reported=2)
     shutil.rmtree(place / "crash")

@@ -26,7 +26,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_ranks(victims, directory: Path, ranks: int, *, faults: dict[int, str] | None = None, **settings) -> list[Victim]:
+def start_ranks(
+    victims, directory: Path, ranks: int, *, faults: dict[int, str] | None = None, **settings
+) -> list[Victim]:
     """Start ranks as torchrun would, but forked from a process that has imported everything."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -35,7 +37,11 @@ def start_ranks(victims, directory: Path, ranks: int, *, faults: dict[int, str] 
             directory.with_name("output"),
             module="fault_rank",
             fault=(faults or {}).get(rank, ""),
-            loop={"directory": str(directory), "environment": shared | {"RANK": str(rank)}, **settings},
+            loop={
+                "directory": str(directory),
+                "environment": shared | {"RANK": str(rank)},
+                **settings,
+            },
         )
         for rank in range(ranks)
     ]
@@ -47,7 +53,7 @@ def run_ranks(victims, directory: Path, ranks: int, **settings) -> list[int]:
 
 def traced(directory: Path, rank: int = 0) -> dict[int, list]:
     lines = (directory.parent / f"trace-{rank}.jsonl").read_text().splitlines()
-    return {record["update"]: record["examples"] for record in map(json.loads, lines)}
+    return {record["step"]: record["examples"] for record in map(json.loads, lines)}
 
 
 def shapes_of(directory: Path) -> dict[str, torch.Size]:
@@ -61,14 +67,42 @@ def updates_of(directory: Path) -> list[dict]:
 @pytest.mark.parametrize(
     ("ranks", "steps", "settings"),
     [
-        pytest.param(2, 100, {"accumulate": 2, "dropout": 0.1}, id="micro-batches shared out, with dropout"),
-        pytest.param(2, 100, {"accumulate": 2, "layer_drop": 0.4}, id="each leaves out other layers"),
-        pytest.param(2, 100, {"accumulate": 1}, id="rows shared out"),
-        pytest.param(2, 40, {"accumulate": 3, "dropout": 0.1, "shard": "on"}, id="weights shared out, one rank idle at times"),
-        pytest.param(4, 100, {"accumulate": 4}, id="four ranks"),
-        pytest.param(4, 20, {"accumulate": 2, "shard": "on"}, id="four ranks, weights and rows shared out"),
-        pytest.param(3, 100, {"accumulate": 2}, id="an odd number", marks=pytest.mark.slow),
-        pytest.param(3, 100, {"accumulate": 2, "shard": "on"}, id="an odd number, shared out", marks=pytest.mark.slow),
+        pytest.param(
+            2,
+            100,
+            {"gradient_accumulation": 2, "dropout": 0.1},
+            id="micro-batches shared out, with dropout",
+        ),
+        pytest.param(
+            2,
+            100,
+            {"gradient_accumulation": 2, "layer_drop": 0.4},
+            id="each leaves out other layers",
+        ),
+        pytest.param(2, 100, {"gradient_accumulation": 1}, id="rows shared out"),
+        pytest.param(
+            2,
+            40,
+            {"gradient_accumulation": 3, "dropout": 0.1, "fsdp": "on"},
+            id="weights shared out, one rank idle at times",
+        ),
+        pytest.param(4, 100, {"gradient_accumulation": 4}, id="four ranks"),
+        pytest.param(
+            4,
+            20,
+            {"gradient_accumulation": 2, "fsdp": "on"},
+            id="four ranks, weights and rows shared out",
+        ),
+        pytest.param(
+            3, 100, {"gradient_accumulation": 2}, id="an odd number", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            3,
+            100,
+            {"gradient_accumulation": 2, "fsdp": "on"},
+            id="an odd number, shared out",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_several_ranks_equal_one(victims, tmp_path, ranks, steps, settings):
@@ -76,48 +110,79 @@ def test_several_ranks_equal_one(victims, tmp_path, ranks, steps, settings):
     one, several = tmp_path / "one" / "run", tmp_path / "several" / "run"
     rarely = {"steps": steps, "checkpoint_every": steps // 2, "validate_every": steps // 2}
     assert run_ranks(victims, one, 1, **rarely, **settings) == [0]
-    assert run_ranks(victims, several, ranks, **rarely, **settings) == [0] * ranks, several.with_name("output").read_text()
+    assert run_ranks(victims, several, ranks, **rarely, **settings) == [0] * ranks, (
+        several.with_name("output").read_text()
+    )
     first, second = updates_of(one), updates_of(several)
-    assert [record["update"] for record in second] == list(range(1, steps + 1))
+    assert [record["step"] for record in second] == list(range(1, steps + 1))
     assert [record["tokens"] for record in first] == [record["tokens"] for record in second]
-    for name, near in (("loss", 1e-5), ("nll", 1e-5), ("norm", 1e-4)):
-        assert [record[name] for record in first] == pytest.approx([record[name] for record in second], rel=near)
+    for name, near in (("loss", 1e-5), ("nll", 1e-5), ("grad_norm", 1e-4)):
+        assert [record[name] for record in first] == pytest.approx(
+            [record[name] for record in second], rel=near
+        )
     worst = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(first, second, strict=True))
-    show("R10", {"ranks": ranks, **settings, "updates": steps, "largest relative difference of a loss": worst})
+    show(
+        "R10",
+        {
+            "ranks": ranks,
+            **settings,
+            "updates": steps,
+            "largest relative difference of a loss": worst,
+        },
+    )
     assert traced(one) == traced(several, 0) == traced(several, ranks - 1)
-    validations = [[record["loss"] for record in log_of(each) if record.get("event") == "validation"] for each in (one, several)]
+    validations = [
+        [record["loss"] for record in log_of(each) if record.get("event") == "validation"]
+        for each in (one, several)
+    ]
     assert validations[0] == pytest.approx(validations[1], rel=1e-5)
     assert shapes_of(one) == shapes_of(several)  # whoever wrote them, in however many files
 
 
 def test_not_finite_on_one_rank_is_skipped_on_both(victims, tmp_path):
     directory = tmp_path / "run"
-    assert run_ranks(victims, directory, 2, steps=8, accumulate=2, nan=[1, 5]) == [0, 0]
-    assert [record["update"] for record in log_of(directory) if record.get("skipped")] == [5]
+    assert run_ranks(victims, directory, 2, steps=8, gradient_accumulation=2, nan=[1, 5]) == [0, 0]
+    assert [record["step"] for record in log_of(directory) if record.get("skipped")] == [5]
     assert all(torch.isfinite(tensor).all() for tensor in tensors_of(directory).values())
 
 
 def test_a_signal_to_one_rank_stops_both_after_the_same_update(victims, tmp_path):
     directory = tmp_path / "run"
-    ranks = start_ranks(victims, directory, 2, steps=2000, accumulate=2, checkpoint_every=500, pause=0.02)
+    ranks = start_ranks(
+        victims, directory, 2, steps=2000, gradient_accumulation=2, checkpoint_every=500, pause=0.02
+    )
     wait_for_update(directory, 5)
     ranks[1].send(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [75, 75]
     stopped = max(traced(directory, 0))
     assert stopped == max(traced(directory, 1)) == last_update(directory)
     assert json.loads((directory / "status.json").read_text())["exit_code"] == 75
-    assert run_ranks(victims, directory, 2, steps=stopped + 3, accumulate=2, checkpoint_every=500) == [0, 0]
-    assert [record["update"] for record in updates_of(directory)] == list(range(1, stopped + 4))
+    assert run_ranks(
+        victims, directory, 2, steps=stopped + 3, gradient_accumulation=2, checkpoint_every=500
+    ) == [0, 0]
+    assert [record["step"] for record in updates_of(directory)] == list(range(1, stopped + 4))
 
 
 def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_path):
     directory = tmp_path / "run"
-    ranks = start_ranks(victims, directory, 2, steps=2000, accumulate=2, checkpoint_every=1000, validate_every=1000, pause=0.02)
+    ranks = start_ranks(
+        victims,
+        directory,
+        2,
+        steps=2000,
+        gradient_accumulation=2,
+        checkpoint_every=1000,
+        validate_every=1000,
+        pause=0.02,
+    )
     wait_for_update(directory, 5)
     ranks[1].send()
     assert [rank.wait() for rank in ranks] == [75, -9]
     assert not list(directory.glob("step-*"))
-    assert "all processes of a run must go on together; found on rank 0:" in directory.with_name("output").read_text()
+    assert (
+        "all processes of a run must go on together; found on rank 0:"
+        in directory.with_name("output").read_text()
+    )
     assert json.loads((directory / "status.json").read_text())["exit_code"] == 75
 
 
@@ -125,8 +190,11 @@ def test_the_number_of_ranks_may_change_at_a_resume(victims, tmp_path):
     """The global batch is a setting, not a product of ranks: 1, 2 and 1 again see the same examples."""
     directory, whole = tmp_path / "changing" / "run", tmp_path / "whole" / "run"
     for ranks, steps in ((1, 6), (2, 12), (1, 18)):
-        assert run_ranks(victims, directory, ranks, steps=steps, accumulate=2) == [0] * ranks
-    assert run_ranks(victims, whole, 1, steps=18, accumulate=2) == [0]
+        assert (
+            run_ranks(victims, directory, ranks, steps=steps, gradient_accumulation=2)
+            == [0] * ranks
+        )
+    assert run_ranks(victims, whole, 1, steps=18, gradient_accumulation=2) == [0]
     assert traced(directory) == traced(whole)
     losses = [[record["loss"] for record in updates_of(each)] for each in (directory, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -134,15 +202,27 @@ def test_the_number_of_ranks_may_change_at_a_resume(victims, tmp_path):
 
 def torchrun(directory: Path, ranks: int, **settings) -> subprocess.Popen:
     directory.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(HERE / "fault_rank.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        str(HERE / "fault_rank.py"),
+    ]
     command.append(json.dumps({"directory": str(directory), **settings}))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with directory.with_name("output").open("a") as output:
-        return subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        return subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
 
 
 def pids(directory: Path, ranks: int) -> list[int]:
-    lines = [(directory.parent / f"trace-{rank}.jsonl").read_text().splitlines()[-1] for rank in range(ranks)]
+    lines = [
+        (directory.parent / f"trace-{rank}.jsonl").read_text().splitlines()[-1]
+        for rank in range(ranks)
+    ]
     return [json.loads(line)["pid"] for line in lines]
 
 
@@ -150,7 +230,9 @@ def gone(numbers: list[int], seconds: float) -> float:
     """Wait until no process of these is left; returns the seconds it took."""
     began = time.monotonic()
     while any(alive(number) for number in numbers):
-        assert time.monotonic() - began < seconds, f"{[n for n in numbers if alive(n)]} still there after {seconds} s"
+        assert time.monotonic() - began < seconds, (
+            f"{[n for n in numbers if alive(n)]} still there after {seconds} s"
+        )
         time.sleep(0.05)
     return time.monotonic() - began
 
@@ -164,7 +246,7 @@ def alive(number: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "times", "number", "limit", "shard"),
+    ("victim", "times", "number", "limit", "fsdp"),
     [
         ("rank", 10, signal.SIGKILL, 5.0, "off"),
         ("rank", 3, signal.SIGKILL, 30.0, "on"),
@@ -173,12 +255,21 @@ def alive(number: int) -> bool:
     ],
     ids=["kill a rank", "kill a rank that holds a share", "kill the launcher", "stop a rank"],
 )
-def test_under_torchrun_nobody_is_left_behind(tmp_path, victim, times, number, limit, shard):
+def test_under_torchrun_nobody_is_left_behind(tmp_path, victim, times, number, limit, fsdp):
     """Ranks outlive a killed torchrun unless they ask to die with it; and the run goes on where it was."""
     directory = tmp_path / "run"
     took = []
     for time_number in range(times):
-        launcher = torchrun(directory, 2, steps=100_000, accumulate=2, checkpoint_every=10, timeout=10.0, pause=0.005, shard=shard)
+        launcher = torchrun(
+            directory,
+            2,
+            steps=100_000,
+            gradient_accumulation=2,
+            checkpoint_every=10,
+            timeout=10.0,
+            pause=0.005,
+            fsdp=fsdp,
+        )
         try:
             wait_for_update(directory, 12 * (time_number + 1))
             ranks = pids(directory, 2)
@@ -193,4 +284,13 @@ def test_under_torchrun_nobody_is_left_behind(tmp_path, victim, times, number, l
             for rank in pids(directory, 2):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank, signal.SIGKILL)
-    show("R10", {"victim": victim, "shard": shard, "signal": number.name, "times": times, "slowest": round(max(took), 2)})
+    show(
+        "R10",
+        {
+            "victim": victim,
+            "fsdp": fsdp,
+            "signal": number.name,
+            "times": times,
+            "slowest": round(max(took), 2),
+        },
+    )

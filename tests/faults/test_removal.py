@@ -13,12 +13,12 @@ import pytest
 from exchange_kit import LINES, made
 
 from dragoman.bundle import Bundle, write_bundle
-from dragoman.engines import folder as engine_folder
 from dragoman.errors import BundleError
-from dragoman.exchange import exporting
-from dragoman.exchange.exporting import export_ctranslate2, export_onnx
-from dragoman.files.manifest import read_manifest
-from dragoman.runs.prepare import _remove_text
+from dragoman.exchange import export
+from dragoman.exchange.export import export_ctranslate2, export_onnx
+from dragoman.inference import engine_directory as engine_folder
+from dragoman.runs.data_preparation import _remove_tokenizers
+from dragoman.storage.manifest import read_manifest
 
 pytest.importorskip("ctranslate2")
 
@@ -31,7 +31,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a model with an engine."""
     model, tokenizers, config = made()
     path = tmp_path_factory.mktemp("removal") / "model"
-    write_bundle(path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=LINES)
+    write_bundle(
+        path, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=LINES
+    )
     export_ctranslate2(path)
     return path
 
@@ -47,7 +49,14 @@ def outside(tmp_path: Path) -> Path:
     """Make a folder of the user's, with files named as ours are."""
     folder = tmp_path / "outside"
     (folder / ENGINE).mkdir(parents=True)
-    for name in ("canary", f"{ENGINE}/canary", f"{ENGINE}/model.bin", f"{ENGINE}/manifest.json", "source.model", "text.json"):
+    for name in (
+        "canary",
+        f"{ENGINE}/canary",
+        f"{ENGINE}/model.bin",
+        f"{ENGINE}/manifest.json",
+        "source.model",
+        "text.json",
+    ):
         (folder / name).write_text(CANARY)
     return folder
 
@@ -56,13 +65,17 @@ def outside(tmp_path: Path) -> Path:
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where the work of an export begins."""
     for name in ("save_ctranslate2", "save_onnx"):
-        monkeypatch.setattr(exporting, name, lambda *_, **__: pytest.fail("worked before the place was checked"))
+        monkeypatch.setattr(
+            export, name, lambda *_, **__: pytest.fail("worked before the place was checked")
+        )
 
 
 def contents(folder: Path) -> dict[str, str | bytes]:
     """Read everything below a folder; a link is where it leads."""
     return {
-        path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        path.relative_to(folder).as_posix(): os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_symlink() or path.is_file()
     }
@@ -130,21 +143,25 @@ def test_an_export_replaces_nothing_but_an_engine(
     assert (contents(model), contents(outside)) == before
 
 
-def test_what_comes_beside_an_engine_meanwhile_stays(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = exporting.save_ctranslate2
+def test_what_comes_beside_an_engine_meanwhile_stays(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = export.save_ctranslate2
     before = contents(model)
 
     def saving(*arguments: object, **options: object) -> None:
         save(*arguments, **options)  # type: ignore[arg-type]
         notes(model, model)
 
-    monkeypatch.setattr(exporting, "save_ctranslate2", saving)
+    monkeypatch.setattr(export, "save_ctranslate2", saving)
     with pytest.raises(BundleError, match=r"notes\.txt"):
         export_ctranslate2(model)
     assert contents(model) == before | {f"engines/{ENGINE}/notes.txt": CANARY.encode()}
 
 
-def test_a_link_among_the_listed_files_is_removed_and_not_followed(model: Path, outside: Path) -> None:
+def test_a_link_among_the_listed_files_is_removed_and_not_followed(
+    model: Path, outside: Path
+) -> None:
     (model / "engines" / ENGINE / "model.bin").unlink()
     (model / "engines" / ENGINE / "model.bin").symlink_to(outside / "canary")
     before = contents(outside)
@@ -157,12 +174,20 @@ def test_a_link_among_the_listed_files_is_removed_and_not_followed(model: Path, 
 def test_an_engine_is_replaced_where_only_listed_files_are_there(model: Path) -> None:
     (model / "engines" / ENGINE / "model.bin").write_bytes(b"damaged")
     (model / "engines" / ENGINE / "config.json").unlink()
-    assert set(contents(export_ctranslate2(model).path)) == {*read_manifest(model / "engines" / ENGINE)["files"], "manifest.json"}
+    assert set(contents(export_ctranslate2(model).path)) == {
+        *read_manifest(model / "engines" / ENGINE)["files"],
+        "manifest.json",
+    }
 
 
-def test_leftovers_are_swept_by_their_whole_name_and_links_in_them_stay_links(model: Path, outside: Path) -> None:
+def test_leftovers_are_swept_by_their_whole_name_and_links_in_them_stay_links(
+    model: Path, outside: Path
+) -> None:
     gone = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     ours, engines = f".tmp-engine-{gone}-00ff00ff", model / "engines"
     (engines / ours / "deep").mkdir(parents=True)
@@ -189,7 +214,9 @@ def test_a_bundle_is_not_written_through_a_link(model: Path, outside: Path) -> N
     kept.mkdir()
     (kept / "canary").write_text(CANARY)
     before = contents(model), contents(outside)
-    with pytest.raises(BundleError, match="text must be a folder of the model itself; found a symbolic link to"):
+    with pytest.raises(
+        BundleError, match="text must be a folder of the model itself; found a symbolic link to"
+    ):
         write_bundle(model, config=loaded.config, tokenizers=loaded.tokenizers, weights=weights)
     assert (contents(model), contents(outside)) == before
     (model / "text").unlink()
@@ -221,31 +248,38 @@ def test_a_place_that_is_taken_is_found_before_the_work(
     assert contents(place) == before
 
 
-def test_a_failed_export_leaves_no_parents_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_leaves_no_parents_behind(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exporting, "save_ctranslate2", fail)
+    monkeypatch.setattr(export, "save_ctranslate2", fail)
     with pytest.raises(KeyboardInterrupt):
         export_ctranslate2(model, model.parent / "new" / "deep" / "out")
     assert not (model.parent / "new").exists()
 
 
 def test_the_folder_that_is_published_is_checked_again(model: Path) -> None:
-    with pytest.raises(BundleError, match="a directory with files at"), engine_folder.publish_folder(model, {}):
+    with (
+        pytest.raises(BundleError, match="a directory with files at"),
+        engine_folder.publish_engine(model, {}),
+    ):
         pytest.fail("there is something")
 
 
-def test_tokenizers_of_an_earlier_attempt_are_replaced_and_nothing_else(model: Path, outside: Path) -> None:
+def test_tokenizers_of_an_earlier_attempt_are_replaced_and_nothing_else(
+    model: Path, outside: Path
+) -> None:
     folder = model / "text"
     (folder / "notes.txt").write_text(CANARY)
     before = contents(folder)
     with pytest.raises(BundleError, match=r"found 'notes\.txt' in it"):
-        _remove_text(folder)
+        _remove_tokenizers(folder)
     assert contents(folder) == before
     (model / "linked").symlink_to(folder)
     (folder / "notes.txt").unlink()
     with pytest.raises(BundleError, match="found a symbolic link"):
-        _remove_text(model / "linked")
-    _remove_text(folder)
+        _remove_tokenizers(model / "linked")
+    _remove_tokenizers(folder)
     assert not folder.exists()

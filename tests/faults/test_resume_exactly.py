@@ -6,9 +6,9 @@ import pytest
 import torch
 from training_kit import assert_same_run, log_of, tiny_trainer
 
-from dragoman import stopping
+from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import StoppedError
-from dragoman.training.checkpoint import RunDirectory
+from dragoman.runtime import signals
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)])
@@ -22,7 +22,7 @@ def threads(request):
 @pytest.fixture(autouse=True)
 def _no_requests():
     yield
-    stopping.uninstall()
+    signals.uninstall_handlers()
 
 
 class NanAt:
@@ -41,40 +41,46 @@ class NanAt:
 def make(run, *, nan_at=(), stop_after=0, stop_in_validation=0, **options):
     """Make a trainer that is asked to stop after an update, or inside a validation."""
 
-    def observe(record):
-        if "event" not in record and record["update"] == stop_after:
-            stopping.request("a test")
+    def on_record(record):
+        if "event" not in record and record["step"] == stop_after:
+            signals.request_stop("a test")
 
     def validate(model):
-        if trainer.standing.update == stop_in_validation:
-            stopping.request("a test")
-        stopping.raise_if_requested()
+        if trainer.train_state.step == stop_in_validation:
+            signals.request_stop("a test")
+        signals.raise_if_stop_requested()
         return {"loss": float(model.output_weight.abs().mean())}
 
-    trainer = tiny_trainer(run, parts={"observe": observe, "validate": validate, **options.pop("parts", {})}, **options)
+    trainer = tiny_trainer(
+        run,
+        parts={"on_record": on_record, "validate": validate, **options.pop("parts", {})},
+        **options,
+    )
     if nan_at:
-        trainer._step._task = spoiled = NanAt(trainer._step._task, *nan_at)
-        launch = trainer._launch
+        trainer._train_step._task = spoiled = NanAt(trainer._train_step._task, *nan_at)
+        launch = trainer._launch_step
 
         def note(update):
             spoiled.update = update.number
             launch(update)
 
-        trainer._launch = note
+        trainer._launch_step = note
     return trainer
 
 
 def reference_and_resumed(tmp_path, *, stop_after=0, stop_in_validation=0, **options):
     with RunDirectory(tmp_path / "whole") as run:
-        make(run, **options).run(resume=False)
-    stopping.uninstall()
+        make(run, **options).fit(resume=False)
+    signals.uninstall_handlers()
     with RunDirectory(tmp_path / "cut") as run:
-        result = make(run, stop_after=stop_after, stop_in_validation=stop_in_validation, **options).run(resume=False)
+        result = make(
+            run, stop_after=stop_after, stop_in_validation=stop_in_validation, **options
+        ).fit(resume=False)
     assert result.stopped == "a test"
     stopped_at = result.step
-    stopping.uninstall()
+    signals.uninstall_handlers()
     with RunDirectory(tmp_path / "cut") as run:
-        assert make(run, **options).run(resume=True).stopped is None
+        assert make(run, **options).fit(resume=True).stopped is None
     return stopped_at
 
 
@@ -104,7 +110,9 @@ def test_stopped_at_the_end_of_an_epoch_and_within_an_update_that_crosses_it(tmp
     reference_and_resumed(tmp_path, stop_after=last, steps=last + 3)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     crossing = tmp_path / "crossing"
-    reference_and_resumed(crossing, stop_after=last // 3 + 1, steps=last // 3 + 4, accumulate=3)
+    reference_and_resumed(
+        crossing, stop_after=last // 3 + 1, steps=last // 3 + 4, gradient_accumulation=3
+    )
     assert_same_run(crossing / "whole", crossing / "cut")
 
 
@@ -112,7 +120,9 @@ def test_stopped_inside_a_validation(tmp_path, threads):
     """The validation that was cut short is done first thing after the resume."""
     assert reference_and_resumed(tmp_path, stop_in_validation=8) == 8
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    assert [record["update"] for record in log_of(tmp_path / "cut") if record.get("event") == "validation"] == [4, 8, 12]
+    assert [
+        record["step"] for record in log_of(tmp_path / "cut") if record.get("event") == "validation"
+    ] == [4, 8, 12]
     best = [RunDirectory(tmp_path / name).best() for name in ("whole", "cut")]
     assert best[0].step == best[1].step
 
@@ -120,19 +130,34 @@ def test_stopped_inside_a_validation(tmp_path, threads):
 def test_stopped_after_a_skipped_update(tmp_path):
     reference_and_resumed(tmp_path, stop_after=6, nan_at=(5,))
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    assert [record["update"] for record in log_of(tmp_path / "cut") if record.get("skipped")] == [5]
+    assert [record["step"] for record in log_of(tmp_path / "cut") if record.get("skipped")] == [5]
 
 
 MODELS = {
-    "post-norm": {"residual": "post"},
+    "post-norm": {"residual": "post_norm"},
     "learned positions": {"positions": "learned"},
-    "dropped weights": {"tie": "none", "attention_dropout": 0.2},
-    "RNN": {"encoder": ("bigru(skip=false)",), "decoder": ("gru(attention=additive, query=before, skip=false)",), "positions": "none"},
-    "ConvS2S": {"encoder": ("conv*2",), "decoder": ("conv(layers=2)",), "residual": "scaled", "positions": "learned"},
+    "dropped weights": {"tie_embeddings": "none", "attention_dropout": 0.2},
+    "RNN": {
+        "encoder": ("bigru(residual_connection=false)",),
+        "decoder": ("gru(attention=additive, decoder=bahdanau, residual_connection=false)",),
+        "positions": "none",
+    },
+    "ConvS2S": {
+        "encoder": ("conv*2",),
+        "decoder": ("conv(layers=2)",),
+        "residual": "scaled",
+        "positions": "learned",
+    },
     # Noise is drawn at every position, and hard attention has a baseline that only a checkpoint knows.
-    "monotonic": {"encoder": ("lstm(layers=2)",), "decoder": ("lstm(attention=monotonic, layers=2)",)},
-    "hard": {"encoder": ("bilstm",), "decoder": ("lstm(attention=reinforced)",)},
-    "mixed": {"encoder": ("conv", "self"), "decoder": ("lstm(attention=coverage, penalty=0.5)", "attend", "feedforward")},
+    "monotonic": {
+        "encoder": ("lstm(layers=2)",),
+        "decoder": ("lstm(attention=monotonic, layers=2)",),
+    },
+    "hard": {"encoder": ("bilstm",), "decoder": ("lstm(attention=reinforce)",)},
+    "mixed": {
+        "encoder": ("conv", "transformer"),
+        "decoder": ("lstm(attention=coverage, coverage_loss_weight=0.5)", "cross_attention", "ffn"),
+    },
 }
 
 
@@ -143,7 +168,14 @@ def test_every_kind_of_model(tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"ema": 0.0}, {"optimiser": "adam"}, {"accumulate": 2}, {"precision": "bfloat16"}, {"schedule": "cosine"}]
+    "settings",
+    [
+        {"ema_decay": 0.0},
+        {"optimizer": "adam"},
+        {"gradient_accumulation": 2},
+        {"precision": "bfloat16"},
+        {"schedule": "cosine"},
+    ],
 )
 def test_every_kind_of_setting(tmp_path, settings):
     reference_and_resumed(tmp_path, stop_after=5, steps=8, **settings)
@@ -153,17 +185,17 @@ def test_every_kind_of_setting(tmp_path, settings):
 def test_a_crash_between_checkpoints_replays_the_same_updates(tmp_path):
     """The log is cut back to the checkpoint, so that no update is counted twice."""
     with RunDirectory(tmp_path / "whole") as run:
-        make(run).run(resume=False)
+        make(run).fit(resume=False)
 
     def crash(record):
-        if "event" not in record and record["update"] == 7:
+        if "event" not in record and record["step"] == 7:
             raise KeyboardInterrupt
 
     with RunDirectory(tmp_path / "cut") as run, pytest.raises(KeyboardInterrupt):
-        make(run, parts={"observe": crash}).run(resume=False)
-    assert [record["update"] for record in log_of(tmp_path / "cut") if "lr" in record][-1] == 7
+        make(run, parts={"on_record": crash}).fit(resume=False)
+    assert [record["step"] for record in log_of(tmp_path / "cut") if "lr" in record][-1] == 7
     with RunDirectory(tmp_path / "cut") as run:
-        make(run).run(resume=True)
+        make(run).fit(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     discarded = (tmp_path / "cut" / "log.discarded.jsonl").read_text().splitlines()
     assert len(discarded) == 3
@@ -173,20 +205,20 @@ def test_a_second_request_publishes_nothing(tmp_path):
     """The first asks to finish and save, the second to leave at once; the last checkpoint stands."""
 
     def twice(record):
-        if "event" not in record and record["update"] == 6:
-            stopping.request("SIGINT")
-            stopping.request("SIGINT")
+        if "event" not in record and record["step"] == 6:
+            signals.request_stop("SIGINT")
+            signals.request_stop("SIGINT")
 
     with RunDirectory(tmp_path) as run:
-        result = make(run, parts={"observe": twice}).run(resume=False)
+        result = make(run, parts={"on_record": twice}).fit(resume=False)
     assert result.stopped == "SIGINT, SIGINT"
     assert RunDirectory(tmp_path).steps() == [4]
 
 
 def test_a_stop_before_the_first_update_publishes_nothing(tmp_path):
-    stopping.request("SIGTERM")
+    signals.request_stop("SIGTERM")
     with RunDirectory(tmp_path) as run:
-        result = make(run).run(resume=False)
+        result = make(run).fit(resume=False)
     assert result.stopped == "SIGTERM"
     assert result.step == 0
     assert RunDirectory(tmp_path).steps() == []
@@ -200,24 +232,24 @@ def test_a_request_that_comes_in_the_middle_of_an_update_leaves_it(tmp_path):
         def loss(model, batch):
             calls.append(1)
             if len(calls) == 2:
-                stopping.request("SIGTERM")
-                stopping.request("SIGTERM")
+                signals.request_stop("SIGTERM")
+                signals.request_stop("SIGTERM")
             return task(model, batch)
 
         return loss
 
     with RunDirectory(tmp_path) as run:
-        trainer = make(run, accumulate=8)
-        trainer._step._task.loss = urgent(trainer._step._task.loss)
+        trainer = make(run, gradient_accumulation=8)
+        trainer._train_step._task.loss = urgent(trainer._train_step._task.loss)
         with pytest.raises(StoppedError, match="found SIGTERM, SIGTERM"):
-            trainer.run(resume=False)
+            trainer.fit(resume=False)
     assert len(calls) == 2
 
 
 def test_changed_precision_is_told(tmp_path, caplog):
     with RunDirectory(tmp_path) as run:
-        make(run, stop_after=5).run(resume=False)
-    stopping.uninstall()
+        make(run, stop_after=5).fit(resume=False)
+    signals.uninstall_handlers()
     with RunDirectory(tmp_path) as run:
-        make(run, precision="bfloat16").run(resume=True)
+        make(run, precision="bfloat16").fit(resume=True)
     assert "resume is not bit-exact: precision float32 -> bfloat16" in caplog.text

@@ -8,17 +8,17 @@ import pytest
 import torch
 from training_kit import assert_same_run, tensors_of, tiny_model, tiny_trainer
 
-from dragoman import stopping
-from dragoman.models.build import count_parameters
-from dragoman.training.checkpoint import RunDirectory
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.models.factory import count_parameters
+from dragoman.runtime import signals
 
-DEEP = {"encoder": ("self*3",), "decoder": ("self*3",)}
+DEEP = {"encoder": ("transformer*3",), "decoder": ("transformer*3",)}
 VARIANTS: dict[str, dict[str, object]] = {
     "shared": {**DEEP, "share_layers": "all"},
     "shared attention": {**DEEP, "share_layers": "attention", "positions": "transformer_xl"},
     "left out": {**DEEP, "layer_drop": 0.5},
     "shared and left out": {**DEEP, "share_layers": "all", "layer_drop": 0.5},
-    "factorised, of length one": {"embedding_width": 4, "fix_norm": True, "norm": "scale"},
+    "factorised, of length one": {"embedding_width": 4, "fix_norm": True, "grad_norm": "scale"},
     "talking in a window": {"talking_heads": True, "window": 2},
 }
 
@@ -26,17 +26,19 @@ VARIANTS: dict[str, dict[str, object]] = {
 @pytest.fixture(autouse=True)
 def _no_requests():
     yield
-    stopping.uninstall()
+    signals.uninstall_handlers()
 
 
 def run(path: Path, model: dict[str, object], *, stop_after: int = 0, resume: bool = False) -> None:
-    def observe(record):
-        if "event" not in record and record["update"] == stop_after:
-            stopping.request("a test")
+    def on_record(record):
+        if "event" not in record and record["step"] == stop_after:
+            signals.request_stop("a test")
 
     with RunDirectory(path) as directory:
-        tiny_trainer(directory, model=model, parts={"observe": observe}, steps=6, checkpoint_every=3).run(resume=resume)
-    stopping.uninstall()
+        tiny_trainer(
+            directory, model=model, parts={"on_record": on_record}, steps=6, checkpoint_every=3
+        ).fit(resume=resume)
+    signals.uninstall_handlers()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -47,7 +49,11 @@ def test_stopped_and_resumed(tmp_path: Path, name: str) -> None:
     run(tmp_path / "cut", model, stop_after=1)
     run(tmp_path / "cut", model, resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    saved = {key: tensor for key, tensor in tensors_of(tmp_path / "whole").items() if key.startswith("weights/")}
+    saved = {
+        key: tensor
+        for key, tensor in tensors_of(tmp_path / "whole").items()
+        if key.startswith("weights/")
+    }
     assert sum(tensor.numel() for tensor in saved.values()) == count_parameters(tiny_model(**model))
 
 
@@ -55,7 +61,11 @@ def test_stopped_and_resumed(tmp_path: Path, name: str) -> None:
 def test_weights_come_back_into_a_model_without_memory(tmp_path: Path, name: str) -> None:
     """As a bundle is read: laid out on the meta device, then filled."""
     run(tmp_path / "whole", VARIANTS[name])
-    weights = {key.partition("/")[2]: tensor for key, tensor in tensors_of(tmp_path / "whole").items() if key.startswith("weights/")}
+    weights = {
+        key.partition("/")[2]: tensor
+        for key, tensor in tensors_of(tmp_path / "whole").items()
+        if key.startswith("weights/")
+    }
     plain, laid_out = tiny_model(**VARIANTS[name]), None
     plain.load_state_dict(weights)
     with torch.device("meta"):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from test_ranks import run_ranks, start_ranks, updates_of
 from training_kit import log_of, tensors_of
 
-from dragoman.training.checkpoint import RunDirectory
+from dragoman.checkpoint.run_directory import RunDirectory
 
 
 def files_of(directory: Path, step: int) -> set[str]:
@@ -30,13 +30,20 @@ def written(victims, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     for ranks in (1, 2, 4):
         directory = folder / str(ranks) / "run"
-        assert run_ranks(victims, directory, ranks, steps=8, accumulate=2, shard="on") == [0] * ranks, output_of(directory)
+        assert (
+            run_ranks(victims, directory, ranks, steps=8, gradient_accumulation=2, fsdp="on")
+            == [0] * ranks
+        ), output_of(directory)
     return folder
 
 
 def test_each_rank_writes_its_own_rows(written):
     """Every file is safetensors that anybody can read; the pieces one below the other are the whole, as the reader gives it."""
-    names = {f"{part}-{rank}-of-2.safetensors" for part in ("weights", "optimizer", "ema") for rank in range(2)}
+    names = {
+        f"{part}-{rank}-of-2.safetensors"
+        for part in ("weights", "optimizer", "ema")
+        for rank in range(2)
+    }
     assert files_of(written / "2" / "run", 8) == names | {"state.json", "manifest.json"}
     step = written / "2" / "run" / "step-00000008"
     first, second = (load_file(step / f"weights-{rank}-of-2.safetensors") for rank in range(2))
@@ -52,7 +59,12 @@ def test_each_rank_writes_its_own_rows(written):
 def test_another_number_of_ranks_reads_the_same_bits(victims, written, tmp_path, before, after):
     """Weights, moments, counts and running average: restored by some ranks, written by others, bit for bit the same."""
     source, copy = written / str(before) / "run", tmp_path / "copy" / "run"
-    assert run_ranks(victims, source, after, steps=8, accumulate=2, shard="on", copy=str(copy)) == [0] * after, output_of(source)
+    assert (
+        run_ranks(
+            victims, source, after, steps=8, gradient_accumulation=2, fsdp="on", copy=str(copy)
+        )
+        == [0] * after
+    ), output_of(source)
     one, other = tensors_of(source), tensors_of(copy)
     assert one.keys() == other.keys()
     assert not [name for name in one if not torch.equal(one[name], other[name])]
@@ -61,9 +73,12 @@ def test_another_number_of_ranks_reads_the_same_bits(victims, written, tmp_path,
 
 def test_a_run_goes_on_shared_out_or_not(victims, tmp_path):
     directory, whole = tmp_path / "changing" / "run", tmp_path / "whole" / "run"
-    for ranks, shard, steps in ((2, "on", 5), (1, "on", 10), (4, "on", 15), (2, "off", 20)):
-        assert run_ranks(victims, directory, ranks, steps=steps, accumulate=2, shard=shard) == [0] * ranks, output_of(directory)
-    assert run_ranks(victims, whole, 1, steps=20, accumulate=2) == [0]
+    for ranks, fsdp, steps in ((2, "on", 5), (1, "on", 10), (4, "on", 15), (2, "off", 20)):
+        assert (
+            run_ranks(victims, directory, ranks, steps=steps, gradient_accumulation=2, fsdp=fsdp)
+            == [0] * ranks
+        ), output_of(directory)
+    assert run_ranks(victims, whole, 1, steps=20, gradient_accumulation=2) == [0]
     losses = [[record["loss"] for record in updates_of(each)] for each in (directory, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -71,20 +86,29 @@ def test_a_run_goes_on_shared_out_or_not(victims, tmp_path):
 @pytest.mark.parametrize(
     ("name", "hurt"),
     [
-        ("weights-1-of-2.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\1")),
+        (
+            "weights-1-of-2.safetensors",
+            lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\1"),
+        ),
         ("optimizer-0-of-2.safetensors", lambda path: path.unlink()),
         ("ema-1-of-2.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-8])),
     ],
     ids=["a byte", "a file", "a tail"],
 )
-def test_a_piece_that_is_hurt_is_named_and_the_step_before_is_used(victims, tmp_path, caplog, name, hurt):
+def test_a_piece_that_is_hurt_is_named_and_the_step_before_is_used(
+    victims, tmp_path, caplog, name, hurt
+):
     directory = tmp_path / "run"
-    assert run_ranks(victims, directory, 2, steps=8, accumulate=2, shard="on", validate_every=100) == [0, 0]
+    assert run_ranks(
+        victims, directory, 2, steps=8, gradient_accumulation=2, fsdp="on", validate_every=100
+    ) == [0, 0]
     good = tensors_of(directory)
     hurt(directory / "step-00000008" / name)
     assert RunDirectory(directory).newest().step == 4
     assert f"step-00000008/{name}" in caplog.text
-    assert run_ranks(victims, directory, 2, steps=8, accumulate=2, shard="on", validate_every=100) == [0, 0]
+    assert run_ranks(
+        victims, directory, 2, steps=8, gradient_accumulation=2, fsdp="on", validate_every=100
+    ) == [0, 0]
     assert name in next(directory.glob("bad-step-*/WHY.txt")).read_text()
     again = tensors_of(directory)
     assert all(torch.equal(good[key], again[key]) for key in good)
@@ -93,10 +117,10 @@ def test_a_piece_that_is_hurt_is_named_and_the_step_before_is_used(victims, tmp_
 @pytest.mark.parametrize(
     "model",
     [
-        {"share_layers": "all", "encoder": ["self*2"]},
-        {"layer_drop": 0.4, "encoder": ["self*2"]},
-        {"norm": "scale", "fix_norm": True, "qk_norm": "scale", "output_bias": True},
-        {"tie": "none", "embedding_width": 6},
+        {"share_layers": "all", "encoder": ["transformer*2"]},
+        {"layer_drop": 0.4, "encoder": ["transformer*2"]},
+        {"grad_norm": "scale", "fix_norm": True, "qk_norm": "scale", "output_bias": True},
+        {"tie_embeddings": "none", "embedding_width": 6},
         {"encoder": ["bilstm"], "decoder": ["lstm(attention=additive)"]},
         {"encoder": ["conv(layers=2)"], "decoder": ["conv(layers=2)"]},
         {"encoder": ["reformer(layers=2)"], "decoder": ["reformer(layers=2)"]},
@@ -107,9 +131,9 @@ def test_any_model_can_be_shared_out(victims, tmp_path, model):
     """Tied, shared and dropped layers, numbers without rows, recurrences, and layers that compute their inputs on the way back."""
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
     # Adam divides by a gradient's own size: the last bit of one that ought to be nought, a key's bias for instance, becomes a whole step.
-    settings = {"steps": 8, "accumulate": 3, "model": model, "epsilon": 1e-4}
+    settings = {"steps": 8, "gradient_accumulation": 3, "model": model, "epsilon": 1e-4}
     assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)
-    assert run_ranks(victims, two, 2, shard="on", **settings) == [0, 0], output_of(two)
+    assert run_ranks(victims, two, 2, fsdp="on", **settings) == [0, 0], output_of(two)
     losses = [[record["loss"] for record in updates_of(each)] for each in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert "weights-1-of-2.safetensors" in files_of(two, 8)
@@ -117,14 +141,28 @@ def test_any_model_can_be_shared_out(victims, tmp_path, model):
 
 def test_not_finite_on_one_rank_is_skipped_on_both(victims, tmp_path):
     directory = tmp_path / "run"
-    assert run_ranks(victims, directory, 2, steps=8, accumulate=2, nan=[1, 5], shard="on") == [0, 0], output_of(directory)
-    assert [record["update"] for record in log_of(directory) if record.get("skipped")] == [5]
+    assert run_ranks(
+        victims, directory, 2, steps=8, gradient_accumulation=2, nan=[1, 5], fsdp="on"
+    ) == [
+        0,
+        0,
+    ], output_of(directory)
+    assert [record["step"] for record in log_of(directory) if record.get("skipped")] == [5]
     assert all(torch.isfinite(tensor).all() for tensor in tensors_of(directory).values())
 
 
 def test_a_signal_to_one_rank_stops_both_after_the_same_update(victims, tmp_path):
     directory = tmp_path / "run"
-    ranks = start_ranks(victims, directory, 2, steps=2000, accumulate=2, checkpoint_every=500, pause=0.02, shard="on")
+    ranks = start_ranks(
+        victims,
+        directory,
+        2,
+        steps=2000,
+        gradient_accumulation=2,
+        checkpoint_every=500,
+        pause=0.02,
+        fsdp="on",
+    )
     wait_for_update(directory, 5)
     ranks[1].send(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [75, 75], output_of(directory)
@@ -135,7 +173,17 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_update(victims, tmp_path
 def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_path):
     """A rank dies between two updates or within one: the others wait for its rows of a weight, and must not for long."""
     directory = tmp_path / "run"
-    ranks = start_ranks(victims, directory, 2, steps=2000, accumulate=2, checkpoint_every=1000, validate_every=1000, pause=0.02, shard="on")
+    ranks = start_ranks(
+        victims,
+        directory,
+        2,
+        steps=2000,
+        gradient_accumulation=2,
+        checkpoint_every=1000,
+        validate_every=1000,
+        pause=0.02,
+        fsdp="on",
+    )
     wait_for_update(directory, 5)
     ranks[1].send()
     assert [rank.wait() for rank in ranks] == [75, -9]
@@ -146,8 +194,15 @@ def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_
 
 def test_a_rank_that_dies_while_it_writes_leaves_no_step(victims, tmp_path):
     directory = tmp_path / "run"
-    settings = {"steps": 12, "accumulate": 2, "shard": "on", "validate_every": 100}
-    ranks = start_ranks(victims, directory, 2, faults={1: "publish.write.optimizer.safetensors:2:kill"}, timeout=5.0, **settings)
+    settings = {"steps": 12, "gradient_accumulation": 2, "fsdp": "on", "validate_every": 100}
+    ranks = start_ranks(
+        victims,
+        directory,
+        2,
+        faults={1: "publish.write.optimizer.safetensors:2:kill"},
+        timeout=5.0,
+        **settings,
+    )
     assert [rank.wait() for rank in ranks] == [75, -9], output_of(directory)
     assert RunDirectory(directory).steps() == [4]
     assert "no sign of rank 1" in output_of(directory)
@@ -158,8 +213,10 @@ def test_a_rank_that_dies_while_it_writes_leaves_no_step(victims, tmp_path):
 
 def test_a_full_disk_on_one_rank_is_put_up_with_by_all(victims, tmp_path):
     directory = tmp_path / "run"
-    settings = {"steps": 12, "accumulate": 2, "shard": "on", "validate_every": 100}
-    ranks = start_ranks(victims, directory, 2, faults={1: "publish.write.ema.safetensors:2:enospc"}, **settings)
+    settings = {"steps": 12, "gradient_accumulation": 2, "fsdp": "on", "validate_every": 100}
+    ranks = start_ranks(
+        victims, directory, 2, faults={1: "publish.write.ema.safetensors:2:enospc"}, **settings
+    )
     assert [rank.wait() for rank in ranks] == [0, 0], output_of(directory)
     assert RunDirectory(directory).steps() == [4, 12]
 
@@ -167,9 +224,9 @@ def test_a_full_disk_on_one_rank_is_put_up_with_by_all(victims, tmp_path):
 def test_products_in_bfloat16(victims, tmp_path):
     """The weights are gathered in float32 and cast for the products, as in a replica; only sums are in another order."""
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
-    settings = {"steps": 8, "accumulate": 2, "precision": "bfloat16"}
+    settings = {"steps": 8, "gradient_accumulation": 2, "precision": "bfloat16"}
     assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)
-    assert run_ranks(victims, two, 2, shard="on", **settings) == [0, 0], output_of(two)
+    assert run_ranks(victims, two, 2, fsdp="on", **settings) == [0, 0], output_of(two)
     losses = [[record["loss"] for record in updates_of(each)] for each in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert all(tensor.dtype == torch.float32 for tensor in tensors_of(two).values())

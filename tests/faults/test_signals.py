@@ -11,25 +11,42 @@ import sys
 import time
 
 import pytest
-from fault_victims import HERE, ROOT, fingerprint, last_update, leftovers, logged, loop, losses, newest_step, show, wait_for_update
+from fault_victims import (
+    HERE,
+    ROOT,
+    fingerprint,
+    last_update,
+    leftovers,
+    logged,
+    loop,
+    losses,
+    newest_step,
+    show,
+    wait_for_update,
+)
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 @pytest.mark.parametrize(
-    ("updates", "signals"), [pytest.param(120, 6, id="quick"), pytest.param(400, 20, id="full", marks=pytest.mark.slow)]
+    ("updates", "signals"),
+    [pytest.param(120, 6, id="quick"), pytest.param(400, 20, id="full", marks=pytest.mark.slow)],
 )
 def test_signals_at_random_moments(victims, reference, place, fault_seed, updates, signals):
     want, log = reference(updates, 25)
     choose = random.Random(fault_seed)
     for number, target in enumerate(sorted(choose.sample(range(1, updates - 25), signals))):
-        target = max(target, last_update(place) + 1)  # an update of this start: before, its handlers may not stand yet
+        target = max(
+            target, last_update(place) + 1
+        )  # an update of this start: before, its handlers may not stand yet
         victim = loop(victims, place, updates=updates, every=25)
         wait_for_update(place, target, victim)
         time.sleep(choose.uniform(0, 0.01))
         victim.send(SIGNALS[number % 3])
         assert victim.wait() == 75
-        assert newest_step(place) == last_update(place)  # what was done is saved: nothing is replayed
+        assert newest_step(place) == last_update(
+            place
+        )  # what was done is saved: nothing is replayed
         assert leftovers(place) == []
     assert loop(victims, place, updates=updates, every=25).wait() == 0
     assert fingerprint(place) == want
@@ -40,7 +57,14 @@ def test_signals_at_random_moments(victims, reference, place, fault_seed, update
 
 @pytest.mark.parametrize(
     "point",
-    ["publish.mkdir:2", "publish.write.weights.safetensors:2", "publish.rename:2", "publish.log:2", "keep.link:2", "prune.rename:1"],
+    [
+        "publish.mkdir:2",
+        "publish.write.weights.safetensors:2",
+        "publish.rename:2",
+        "publish.log:2",
+        "keep.link:2",
+        "prune.rename:1",
+    ],
 )
 def test_a_signal_inside_a_publish(victims, reference, place, point):
     want, log = reference()
@@ -53,7 +77,9 @@ def test_a_signal_inside_a_publish(victims, reference, place, point):
 
 def test_a_second_signal_publishes_nothing(victims, reference, place):
     want, _ = reference()
-    code = loop(victims, place, fault="publish.mkdir:2:stop,publish.write.weights.safetensors:2:stop").wait()
+    code = loop(
+        victims, place, fault="publish.mkdir:2:stop,publish.write.weights.safetensors:2:stop"
+    ).wait()
     assert code == 75
     assert newest_step(place) == 4
     assert leftovers(place) == []
@@ -63,7 +89,11 @@ def test_a_second_signal_publishes_nothing(victims, reference, place):
 
 def test_a_third_signal_kills_and_loses_nothing(victims, reference, place):
     want, _ = reference()
-    faults = ("publish.mkdir:2:stop", "publish.write.weights.safetensors:2:stop", "publish.fsync:6:stop")
+    faults = (
+        "publish.mkdir:2:stop",
+        "publish.write.weights.safetensors:2:stop",
+        "publish.fsync:6:stop",
+    )
     assert loop(victims, place, fault=",".join(faults)).wait() == -signal.SIGTERM
     assert newest_step(place) == 4
     assert loop(victims, place).wait() == 0
@@ -77,7 +107,11 @@ def test_usr1_publishes_and_goes_on(victims, reference, place):
     wait_for_update(place, 3, victim)
     victim.send(signal.SIGUSR1)
     assert victim.wait() == 0
-    published = [record["update"] for record in map(json.loads, (place / "log.jsonl").read_text().splitlines()) if "event" in record]
+    published = [
+        record["step"]
+        for record in map(json.loads, (place / "log.jsonl").read_text().splitlines())
+        if "event" in record
+    ]
     assert len(published) == 3
     assert 3 <= published[0] < 50
     assert fingerprint(place) == want
@@ -119,7 +153,9 @@ def signalled_early(directory, number: int, delay: float) -> int:
     return process.wait()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand"
+)
 def test_signals_during_the_imports(place):
     """Torch takes seconds to import; a signal that comes then is kept, not fatal."""
     assert signalled_early(place, signal.SIGTERM, 0.0) == 75
@@ -139,25 +175,47 @@ def test_twenty_signals_in_the_first_seconds(place, fault_seed):
     show("R5", {"early_signals": 20, "exit_75": 20, "slowest_seconds": round(slowest, 1)})
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand"
+)
 @pytest.mark.parametrize("command", ["train", "settings"])
 def test_an_interrupt_before_the_handlers_stand_shows_no_traceback(command, tmp_path):
     """Python answers a Ctrl-C among its imports with their traceback; from our first line on the process just ends, or saves."""
     program = "import dragoman.__main__, sys, time; print('ready', flush=True); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", program, command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == b""
     assert process.returncode == -signal.SIGINT
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand"
+)
 def test_the_command_itself_keeps_a_signal_from_when_its_handlers_stand(tmp_path):
-    words = [sys.executable, "-m", "dragoman", "train", "--src", "no.src", "--tgt", "no.tgt", "--out", str(tmp_path / "model")]
+    words = [
+        sys.executable,
+        "-m",
+        "dragoman",
+        "train",
+        "--src",
+        "no.src",
+        "--tgt",
+        "no.tgt",
+        "--out",
+        str(tmp_path / "model"),
+    ]
     process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE)
     while not catches(process.pid, signal.SIGUSR1):
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=60)[1]
-    assert process.returncode == 2, told  # the mistake in the arguments was told: the signal asked for no more than to stop
+    assert process.returncode == 2, (
+        told
+    )  # the mistake in the arguments was told: the signal asked for no more than to stop
     assert b"Traceback" not in told

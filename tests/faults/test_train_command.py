@@ -15,24 +15,35 @@ import time
 from pathlib import Path
 
 import pytest
-from fault_victims import ROOT, command, fingerprint, last_update, leftovers, logged, losses, newest_step, show, wait_for_update
+from fault_victims import (
+    ROOT,
+    command,
+    fingerprint,
+    last_update,
+    leftovers,
+    logged,
+    losses,
+    newest_step,
+    show,
+    wait_for_update,
+)
 
 SYLLABLES = [first + second for first in "bdkm" for second in "aeiou"]
 SETTINGS = (
-    "text.kind=characters",
+    "text.tokenizer=characters",
     "model.width=32",
     "model.heads=2",
-    "model.feedforward=64",
-    "model.encoder=[self]",
-    "model.decoder=[self]",
+    "model.ffn_width=64",
+    "model.encoder=[transformer]",
+    "model.decoder=[transformer]",
     "train.batch_tokens=400",
     "train.checkpoint_every=5",
     "train.validate_every=20",
     "train.validate_sentences=2",
     "decode.beam=1",
-    "decode.max_ratio=1",
-    "decode.max_extra=4",
-    "train.best_by=loss",
+    "decode.max_length_ratio=1",
+    "decode.max_length_extra=4",
+    "train.best_metric=loss",
     "train.threads=1",
 )
 
@@ -43,9 +54,13 @@ def corpus(memory):
     folder, choose = memory / "corpus", random.Random(0)
     folder.mkdir()
     for name, count in (("train", 400), ("valid", 6)):
-        lines = [[choose.choice(SYLLABLES) for _ in range(choose.randint(2, 7))] for _ in range(count)]
+        lines = [
+            [choose.choice(SYLLABLES) for _ in range(choose.randint(2, 7))] for _ in range(count)
+        ]
         (folder / f"{name}.src").write_text("".join(" ".join(line) + "\n" for line in lines))
-        (folder / f"{name}.tgt").write_text("".join(" ".join(reversed(line)) + "\n" for line in lines))
+        (folder / f"{name}.tgt").write_text(
+            "".join(" ".join(reversed(line)) + "\n" for line in lines)
+        )
     return folder
 
 
@@ -54,7 +69,12 @@ def train(victims, corpus):
     """Start `dragoman train` with small settings."""
 
     def start(out: Path, *, steps: int = 40, settings: tuple[str, ...] = (), **hurt):
-        return command(victims, out.with_name(out.name + ".output"), *words_for(corpus, out, steps, settings), **hurt)
+        return command(
+            victims,
+            out.with_name(out.name + ".output"),
+            *words_for(corpus, out, steps, settings),
+            **hurt,
+        )
 
     return start
 
@@ -62,8 +82,18 @@ def train(victims, corpus):
 def words_for(corpus: Path, out: Path, steps: int, settings: tuple[str, ...] = ()) -> list[str]:
     words = ["train", "--recipe", "tiny", "--out", str(out)]
     for side in ("src", "tgt"):
-        words += [f"--{side}", str(corpus / f"train.{side}"), f"--valid-{side}", str(corpus / f"valid.{side}")]
-    for setting in (*SETTINGS, f"train.steps={steps}", f"data.cache={out.parent / 'cache'}", *settings):
+        words += [
+            f"--{side}",
+            str(corpus / f"train.{side}"),
+            f"--valid-{side}",
+            str(corpus / f"valid.{side}"),
+        ]
+    for setting in (
+        *SETTINGS,
+        f"train.steps={steps}",
+        f"data.cache_dir={out.parent / 'cache'}",
+        *settings,
+    ):
         words += ["--set", setting]
     return words
 
@@ -92,7 +122,11 @@ def out(memory):
 
 def outcome(out: Path) -> dict:
     weights = hashlib.sha256((out / "weights.safetensors").read_bytes()).hexdigest()
-    return {"weights": weights, "step": fingerprint(out / "training"), "log": logged(out / "training")}
+    return {
+        "weights": weights,
+        "step": fingerprint(out / "training"),
+        "log": logged(out / "training"),
+    }
 
 
 def said(out: Path) -> str:
@@ -127,7 +161,10 @@ def kill_often(train, out, *, steps, kills, choose) -> int:
     return most
 
 
-@pytest.mark.parametrize(("steps", "kills"), [pytest.param(40, 4, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("steps", "kills"),
+    [pytest.param(40, 4, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)],
+)
 def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kills):
     """Re-running the same command resumes, and bit for bit (Locomotive#29, joeynmt#125, OpenNMT-py#2006)."""
     want, began = whole(steps), time.monotonic()
@@ -138,7 +175,16 @@ def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kil
     assert leftovers(out / "training") == []
     assert leftovers(out) == []
     seconds = round(time.monotonic() - began, 1)
-    show("R1", {"command": "dragoman train", "kills": kills, "updates": steps, "most_replayed": most, "seconds": seconds})
+    show(
+        "R1",
+        {
+            "command": "dragoman train",
+            "kills": kills,
+            "updates": steps,
+            "most_replayed": most,
+            "seconds": seconds,
+        },
+    )
 
 
 # The points of an update are passed in the rehearsal too; test_trainer_kills.py has those.
@@ -184,12 +230,17 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(train, whole, out):
         assert status(out)["exit_code"] == 75
         assert number.name in status(out)["reason"]
         step = newest_step(out / "training")
-        assert f"dragoman: stopped at step {step}, checkpoint saved; resume with: dragoman train --out {out} --resume" in said(out)
+        assert (
+            f"dragoman: stopped at step {step}, checkpoint saved; resume with: dragoman train --out {out} --resume"
+            in said(out)
+        )
     assert train(out).wait() == 0
     assert outcome(out) == whole()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand"
+)
 def test_a_signal_before_the_imports_are_done(corpus, out):
     """`python -m dragoman train` keeps a signal that comes while torch is being imported."""
     process = subprocess.Popen(
@@ -216,7 +267,9 @@ def catches(pid: int, number: int) -> bool:
 
 def test_a_full_disk_is_exit_74_and_room_puts_it_right(train, whole, out):
     assert train(out, file_limit=100_000).wait() == 74, said(out)
-    assert train(out, fault=",".join(f"publish.mkdir:{n}:enospc" for n in range(4, 20))).wait() == 74, said(out)
+    assert (
+        train(out, fault=",".join(f"publish.mkdir:{n}:enospc" for n in range(4, 20))).wait() == 74
+    ), said(out)
     assert newest_step(out / "training") == 15
     assert status(out)["exit_code"] == 74
     assert train(out).wait() == 0, said(out)

@@ -7,7 +7,17 @@ import signal
 import time
 
 import pytest
-from fault_victims import fingerprint, last_update, leftovers, logged, losses, newest_step, show, trainer, wait_for_update
+from fault_victims import (
+    fingerprint,
+    last_update,
+    leftovers,
+    logged,
+    losses,
+    newest_step,
+    show,
+    trainer,
+    wait_for_update,
+)
 from training_kit import assert_same_run
 
 SETTINGS = {"checkpoint_every": 5, "validate_every": 7}
@@ -18,7 +28,10 @@ def whole_run(victims, directory, steps):
     return fingerprint(directory), logged(directory)
 
 
-@pytest.mark.parametrize(("steps", "kills"), [pytest.param(30, 3, id="quick"), pytest.param(300, 30, id="full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("steps", "kills"),
+    [pytest.param(30, 3, id="quick"), pytest.param(300, 30, id="full", marks=pytest.mark.slow)],
+)
 def test_kills_change_nothing(victims, place, fault_seed, steps, kills):
     """Kill -9 and resume is the same run (joeynmt#125, OpenNMT-py#2006, huggingface/transformers#11323)."""
     want, log = whole_run(victims, place.with_name("whole"), steps)
@@ -39,10 +52,21 @@ def test_kills_change_nothing(victims, place, fault_seed, steps, kills):
     assert all(len(seen[update]) == 1 for update in seen)
     assert most <= 5
     assert leftovers(place) == []
-    show("R1", {"trainer": True, "kills": kills, "steps": steps, "most_replayed": most, "seconds": round(time.monotonic() - began, 1)})
+    show(
+        "R1",
+        {
+            "trainer": True,
+            "kills": kills,
+            "steps": steps,
+            "most_replayed": most,
+            "seconds": round(time.monotonic() - began, 1),
+        },
+    )
 
 
-@pytest.mark.parametrize("fault", ["update.before:8", "update.after_backward:8", "data.next:8", "valid.mid:1"])
+@pytest.mark.parametrize(
+    "fault", ["update.before:8", "update.after_backward:8", "data.next:8", "valid.mid:1"]
+)
 def test_a_kill_at_every_point_of_an_update(victims, place, fault):
     want, log = whole_run(victims, place.with_name("whole"), 12)
     assert trainer(victims, place, fault=f"{fault}:kill", steps=12, **SETTINGS).wait() == -9

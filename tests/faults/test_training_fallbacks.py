@@ -26,7 +26,7 @@ from fault_machines import (
 )
 
 from dragoman.cli.app import main
-from dragoman.training.precision import choose_precision
+from dragoman.training.mixed_precision import choose_precision
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,28 @@ class Trained(NamedTuple):
 
 def train(folder: Path, out: Path, capsys: pytest.CaptureFixture[str], *more: str) -> Trained:
     """Train for three updates."""
-    settings = [*SMALL, "train.steps=3", "train.batch_tokens=120", "train.precision=float32", "train.checkpoint_every=100"]
+    settings = [
+        *SMALL,
+        "train.steps=3",
+        "train.batch_tokens=120",
+        "train.precision=float32",
+        "train.checkpoint_every=100",
+    ]
     words = [f"--set={each}" for each in settings]
-    code = main(["train", f"--src={folder}/text.de", f"--tgt={folder}/text.en", "--recipe=tiny", f"--out={out}", *words, *more])
+    code = main(
+        [
+            "train",
+            f"--src={folder}/text.de",
+            f"--tgt={folder}/text.en",
+            "--recipe=tiny",
+            f"--out={out}",
+            *words,
+            *more,
+        ]
+    )
     err = capsys.readouterr().err
     assert code == 0, err
-    from dragoman.training.checkpoint import RunDirectory
+    from dragoman.checkpoint.run_directory import RunDirectory
 
     with RunDirectory(out / "training") as directory:
         losses = [record["loss"] for record in directory.records() if "nll" in record]
@@ -60,10 +76,16 @@ def train(folder: Path, out: Path, capsys: pytest.CaptureFixture[str], *more: st
 
 TRAININGS = {
     "without a GPU": Case("--device=cuda", no_gpu, NO_GPU),
-    "with a GPU that is too old": Case("", OLD, rf"GeForce .* is too old for this torch.*: {ON_CPU}"),
-    "with a GPU that is too small": Case("", narrow_gpu, rf"the model does not fit into the memory of cuda:0: {ON_CPU}"),
+    "with a GPU that is too old": Case(
+        "", OLD, rf"GeForce .* is too old for this torch.*: {ON_CPU}"
+    ),
+    "with a GPU that is too small": Case(
+        "", narrow_gpu, rf"the model does not fit into the memory of cuda:0: {ON_CPU}"
+    ),
     "in little memory": Case(
-        "", narrow_training, rf"out of memory with \d+ slots of \d+x\d+: .* computed in parts, {SAME}; a lower train.batch_tokens avoids it"
+        "",
+        narrow_training,
+        rf"out of memory with \d+ slots of \d+x\d+: .* computed in parts, {SAME}; a lower train.batch_tokens avoids it",
     ),
     "without a compiler": Case(
         "--set=train.compile=on",
@@ -79,7 +101,9 @@ TRAININGS = {
 
 
 @pytest.fixture(scope="module")
-def usual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[pytest.CaptureFixture[str]], Trained]:
+def usual(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[pytest.CaptureFixture[str]], Trained]:
     """Train on a machine in order, once."""
     known: list[Trained] = []
 
@@ -92,14 +116,23 @@ def usual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[p
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_training_goes_on(  # type: ignore[no-untyped-def]
-    name: str, folder: Path, tmp_path: Path, usual, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    folder: Path,
+    tmp_path: Path,
+    usual,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case, expected = TRAININGS[name], usual(capsys)
     with monkeypatch.context() as patch:
         case.harm(patch)
         found = train(folder, tmp_path / "run", capsys, *case.command.split())
-    assert found.losses == pytest.approx(expected.losses, rel=0.0 if case.harm is not narrow_training else 1e-5)
-    [line] = [line for line in found.lines if "warning" in line and "pairs" not in line]  # the corpus is small
+    assert found.losses == pytest.approx(
+        expected.losses, rel=0.0 if case.harm is not narrow_training else 1e-5
+    )
+    [line] = [
+        line for line in found.lines if "warning" in line and "pairs" not in line
+    ]  # the corpus is small
     assert re.fullmatch(rf"dragoman: warning: {case.line}", line)
 
 
@@ -107,4 +140,7 @@ def test_a_gpu_without_bfloat16_trains_in_float32(monkeypatch: pytest.MonkeyPatc
     a_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     for wanted in ("auto", "bfloat16"):
-        assert choose_precision(wanted, torch.device("cuda")) == (torch.float32, "GeForce GTX 1080 does not multiply bfloat16")
+        assert choose_precision(wanted, torch.device("cuda")) == (
+            torch.float32,
+            "GeForce GTX 1080 does not multiply bfloat16",
+        )

@@ -1,0 +1,417 @@
+"""Train every member of the family on Multi30k German-English for equally long on one GPU, and write the table.
+
+python bench/architectures.py --data ../shared/data --work /tmp/family                  # train what is not trained yet
+python bench/architectures.py --work /tmp/family --speed                                # then: decode with each, alone
+python bench/architectures.py --work /tmp/family --table                                # then: the table, as Markdown
+
+Every member is a recipe at one size (width 128; 256 for networks without self-attention), on the same 5,500 pieces and with the
+same optimiser, schedule, smoothing and dropout: what differs is the architecture. `--at-once` members share the GPU at any
+time, the same number for each, in an order drawn once. The clock counts training, validation and checkpoints, from the
+first update on. Everything is judged on validation sentences; the test set is translated once, at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import random
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from architecture_configs import PRONUNCIATION, TRANSLATION, Architecture, Task, list_architectures
+
+from dragoman.config import Config
+
+HEADLINE_SEEDS = (1, 2, 3)
+VALIDATION_SENTENCES = 500  # sentences that are translated for the validation column
+
+
+def add_files(architecture: Architecture, work: Path) -> Config:
+    """Name the files of a member's task."""
+    files = {
+        f"{prefix}{side}": str(work / architecture.task.folder / f"{split}.{ending}")
+        for split, prefix in (("train", ""), ("dev", "valid_"))
+        for side, ending in zip(("src", "tgt"), architecture.task.sides, strict=True)
+    }
+    return architecture.config.replace(data=files)
+
+
+def prepare_all(chosen: list[Architecture], work: Path) -> None:
+    """Make vocabularies and prepared pairs before any clock runs."""
+    from dragoman.runs.data_preparation import prepare_data
+    from dragoman.training.progress import QuietProgress
+
+    for architecture in {
+        architecture.task.folder: architecture for architecture in chosen
+    }.values():
+        prepare_data(
+            add_files(architecture, work),
+            work / f"text-{architecture.task.folder}",
+            QuietProgress(),
+        )
+
+
+def train_architecture(
+    architecture: Architecture, *, seed: int, seconds: float, work: Path
+) -> dict[str, Any]:
+    """Train, judge and keep one model; returns its row."""
+    import torch
+
+    from dragoman.bundle import Card, write_bundle
+    from dragoman.bundle.bundle import build_loaded_model
+    from dragoman.checkpoint.run_directory import RunDirectory
+    from dragoman.inference import Translator
+    from dragoman.models.factory import count_parameters
+    from dragoman.runs.auto_config import apply_step_count
+    from dragoman.runs.builder import RunBuilder
+    from dragoman.runs.data_preparation import prepare_data
+    from dragoman.runs.final_model import select_weights
+    from dragoman.runs.time_budget import CLOSING_FRACTION, CLOSING_SECONDS, TimeBudget
+    from dragoman.runtime.device import choose_device
+    from dragoman.training.distributed.process_group import ProcessGroup
+    from dragoman.training.progress import QuietProgress
+
+    device = choose_device("auto")
+    config, task, out = (
+        add_files(architecture, work).replace(train={"seed": seed}),
+        architecture.task,
+        work / "models" / f"{slug(architecture.name)}-{seed}",
+    )
+    data = work / task.folder
+    prepared = prepare_data(config, out / "text", QuietProgress())
+    with RunDirectory(out / "training", keep_checkpoints=2) as run:
+        pace = (
+            RunBuilder(config, prepared, device=device, progress=QuietProgress())
+            .trainer(run, world=ProcessGroup(), deadline=None, replan=None)
+            .measure_throughput(2.0)
+        )
+        updates = max(50, int(seconds / pace.seconds))
+        config = apply_step_count(config, updates).replace(
+            train={"warmup_steps": max(1, updates // 8)}
+        )  # norms behind the layers need it
+        parts = RunBuilder(config, prepared, device=device, progress=QuietProgress())
+        time_budget = TimeBudget((seconds + CLOSING_SECONDS) / (1 - CLOSING_FRACTION))
+        trainer = parts.trainer(
+            run,
+            world=ProcessGroup(),
+            deadline=time_budget.seconds_left,
+            replan=lambda done, each: time_budget.plan_steps(done, each, most=10**9),
+        )
+        result = trainer.fit(resume=False)
+        took = time_budget.elapsed()
+        train_state = trainer.train_state
+        tokens = train_state.tokens_seen
+        weights, chosen = select_weights(run, config)
+        del trainer
+    torch.cuda.empty_cache()
+    translator = Translator(
+        build_loaded_model(config, prepared.tokenizers, weights).to(device),
+        prepared.tokenizers,
+        config,
+    )
+    row: dict[str, Any] = {
+        "parameters": count_parameters(translator.model),
+        "updates": result.step,
+        "seconds": round(took, 1),
+        "tokens": tokens,
+        "tokens_a_second": round(tokens / took),
+        "chosen": chosen,
+        "loss": round(result.best.get("loss", float("nan")), 4),
+    }
+    for split in ("dev", task.test):
+        outputs = translator.translate(
+            read(data / f"{split}.{task.sides[0]}")[
+                : VALIDATION_SENTENCES if split == "dev" else None
+            ]
+        )
+        row["dev" if split == "dev" else "test"] = round(
+            score_outputs(task, split, data, outputs), 2
+        )
+    write_bundle(
+        out / "model",
+        config=config,
+        tokenizers=prepared.tokenizers,
+        weights=weights,
+        card=Card(command="bench/architectures.py"),
+        golden=[],
+    )
+    return row
+
+
+def score_outputs(task: Task, split: str, data: Path, outputs: list[str]) -> float:
+    """Score translations by BLEU, pronunciations by phonemes in error against the nearest that is listed, in percent."""
+    if task is TRANSLATION:
+        import sacrebleu
+
+        return float(
+            sacrebleu.corpus_bleu(
+                outputs, [read(data / f"{split}.{task.sides[1]}")[: len(outputs)]]
+            ).score
+        )
+    errors = length = 0
+    for output, listed in zip(outputs, read(data / f"{split}.all")[: len(outputs)], strict=True):
+        distance, size = min((edit_distance(output, each), len(each)) for each in listed.split())
+        errors, length = errors + distance, length + size
+    return 100 * errors / length
+
+
+def edit_distance(one: str, other: str) -> int:
+    """Count the insertions, deletions and substitutions between two strings."""
+    row = list(range(len(other) + 1))
+    for place, letter in enumerate(one, 1):
+        above, row[0] = row[0], place
+        for column, wanted in enumerate(other, 1):
+            above, row[column] = (
+                row[column],
+                min(row[column] + 1, row[column - 1] + 1, above + (letter != wanted)),
+            )
+    return row[-1]
+
+
+def read(path: Path) -> list[str]:
+    """Read a file's lines."""
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def unpack_corpora(data: Path, work: Path) -> None:
+    """Write both corpora as plain files; in pronunciations every letter and every phoneme becomes one character."""
+    for task in (TRANSLATION, PRONUNCIATION):
+        out = work / task.folder
+        out.mkdir(parents=True, exist_ok=True)
+        for split in ("train", "dev", task.test):
+            for side in task.sides:
+                lines = (
+                    lzma.decompress((data / task.folder / f"{split}.{side}.xz").read_bytes())
+                    .decode()
+                    .splitlines()
+                )
+                if task is PRONUNCIATION:
+                    lines = [
+                        _encode_phones(line) if side == "phones" else line.replace(" ", "")
+                        for line in lines
+                    ]
+                (out / f"{split}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            if task is PRONUNCIATION and split != "train":
+                records = map(
+                    json.loads,
+                    lzma.decompress(
+                        (data / task.folder / f"{split}.all.jsonl.xz").read_bytes()
+                    ).splitlines(),
+                )
+                (out / f"{split}.all").write_text(
+                    "\n".join(" ".join(map(_encode_phones, each["prons"])) for each in records)
+                    + "\n",
+                    encoding="utf-8",
+                )
+
+
+def _encode_phones(phones: str) -> str:
+    """Write each phoneme, such as AH0, as one character."""
+    return "".join(chr(0x4E00 + PHONES.setdefault(phone, len(PHONES))) for phone in phones.split())
+
+
+PHONES: dict[str, int] = {}  # in the order of the training pronunciations, which are unpacked first
+
+
+def training_jobs(chosen: list[Architecture]) -> list[tuple[Architecture, int]]:
+    """List members and seeds, in an order drawn once, so that no kind meets only its own kind on the GPU."""
+    every = [
+        (architecture, seed)
+        for architecture in chosen
+        for seed in (HEADLINE_SEEDS if architecture.headline else (1,))
+    ]
+    random.Random(0).shuffle(every)
+    return sorted(
+        every, key=lambda job: not job[0].headline
+    )  # the headline first, should time run out
+
+
+def train_all(options: argparse.Namespace, chosen: list[Architecture]) -> None:
+    """Give every job a process of its own, `--at-once` at a time; what has a row already is left as it is."""
+    rows = options.work / "rows.jsonl"
+    done = {(row["name"], row["seed"]) for row in read_rows(rows)}
+    waiting = [
+        (architecture, seed)
+        for architecture, seed in training_jobs(chosen)
+        if (architecture.name, seed) not in done
+    ]
+    began = time.monotonic()
+
+    def work(job: tuple[Architecture, int]) -> None:
+        architecture, seed = job
+        if options.stop_after and time.monotonic() - began > options.stop_after:
+            return
+        command = [
+            sys.executable,
+            __file__,
+            "--work",
+            str(options.work),
+            "--seconds",
+            str(options.seconds),
+            "--one",
+            architecture.name,
+            "--seed",
+            str(seed),
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        row = (
+            json.loads(ended.stdout.splitlines()[-1])
+            if ended.returncode == 0
+            else {"failed": ended.stderr[-2000:]}
+        )
+        row = {"name": architecture.name, "group": architecture.group, "seed": seed, **row}
+        with rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(
+            {
+                key: row[key]
+                for key in ("name", "seed", "dev", "parameters", "updates", "failed")
+                if key in row
+            },
+            flush=True,
+        )
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(work, waiting))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows that have been written so far, failures left out."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [row for row in map(json.loads, lines) if "failed" not in row]
+
+
+def measure_speed(work: Path) -> None:
+    """Translate the test set greedily with every kept model, one after the other and nothing beside it."""
+    import torch
+
+    from dragoman.inference import Translator
+
+    source = read(work / "multi30k" / "test_2016_flickr.de")
+    for folder in sorted(work.glob("models/*-1")):
+        if folder.name.startswith("pronunciation"):
+            continue
+        translator = Translator.load(folder / "model")
+        translator.translate(source[:64], beam=1)
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        translator.translate(source, beam=1)
+        torch.cuda.synchronize()
+        rate = len(source) / (time.monotonic() - began)
+        (folder / "speed.json").write_text(json.dumps({"sentences_a_second": round(rate)}))
+        print(folder.name, round(rate), flush=True)
+
+
+def table(work: Path) -> Iterator[str]:
+    """Write the rows as Markdown, best first within each group."""
+    rows = read_rows(work / "rows.jsonl")
+    yield "| member | weights | passes | tokens/s | BLEU, test 2016 | validation | greedy sentences/s |"
+    yield "|---|---|---|---|---|---|---|"
+    names = dict.fromkeys(row["name"] for row in rows)
+    groups = dict.fromkeys(row["group"] for row in rows)
+    mean = {
+        name: statistics.mean(row["test"] for row in rows if row["name"] == name) for name in names
+    }
+    for group in groups:
+        yield f"| **{group}** | | | | | | |"
+        for name in sorted(
+            (row["name"] for row in rows if row["group"] == group and row["seed"] == 1),
+            key=lambda name: -mean[name],
+        ):
+            mine = [row for row in rows if row["name"] == name]
+            bleu = [row["test"] for row in mine]
+            spread = f" ± {statistics.stdev(bleu):.1f} ({len(bleu)} seeds)" if len(bleu) > 1 else ""
+            speed = work / "models" / f"{slug(name)}-1" / "speed.json"
+            rate = json.loads(speed.read_text())["sentences_a_second"] if speed.exists() else None
+            tokens = statistics.mean(row["tokens"] for row in mine)
+            pace = statistics.mean(row["tokens_a_second"] for row in mine)
+            validation = statistics.mean(row["dev"] for row in mine)
+            yield (
+                f"| {name} | {mine[0]['parameters'] / 1e6:.1f} M | {tokens / TOKENS_PER_EPOCH:.0f} | {pace:,.0f} | {mean[name]:.1f}{spread} | "
+                f"{validation:.1f} | {'' if rate is None else f'{rate:,}'} |"
+            )
+
+
+TOKENS_PER_EPOCH = (
+    908_000  # pieces of both sides, ends included, in one pass over the training pairs
+)
+
+
+def slug(name: str) -> str:
+    """Make a folder's name of a member's."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
+def main() -> None:
+    """Read the options and do what they ask for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="where multi30k/ is"
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="where rows and models are kept between calls"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each")
+    parser.add_argument("--at-once", type=int, default=6, help="members that share the GPU")
+    parser.add_argument("--only", nargs="*", default=None, help="names of members")
+    parser.add_argument(
+        "--trials",
+        type=Path,
+        help="a JSON list of [name, member, {section: {setting: value}}] to compare on validation sentences",
+    )
+    parser.add_argument(
+        "--stop-after", type=float, default=0.0, help="begin no member after so many seconds"
+    )
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--speed", action="store_true", help="measure decoding")
+    parser.add_argument("--table", action="store_true", help="print the table")
+    options = parser.parse_args()
+    every = {architecture.name: architecture for architecture in list_architectures()}
+    kept = options.work / "trials.json"
+    if options.trials:
+        options.work.mkdir(parents=True, exist_ok=True)
+        kept.write_text(options.trials.read_text())
+    if kept.exists():
+        every = {
+            name: Architecture(
+                name, "trial", every[base].config.replace(**changes), task=every[base].task
+            )
+            for name, base, changes in json.loads(kept.read_text())
+        }
+    if options.table:
+        print("\n".join(table(options.work)))
+    elif options.speed:
+        measure_speed(options.work)
+    elif options.one:
+        try:
+            row = train_architecture(
+                every[options.one], seed=options.seed, seconds=options.seconds, work=options.work
+            )
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+        print(json.dumps(row))
+    else:
+        unpack_corpora(options.data, options.work)
+        chosen = [
+            architecture
+            for name, architecture in every.items()
+            if options.only is None or name in options.only
+        ]
+        prepare_all(chosen, options.work)
+        train_all(options, chosen)
+
+
+if __name__ == "__main__":
+    main()

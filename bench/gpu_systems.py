@@ -1,0 +1,197 @@
+"""Who decodes in `decode_gpu.py`: the translator, its native engine by itself, and `transformers.generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bench.synthetic_corpus import Corpus
+from dragoman.config import Config
+from dragoman.decoding.padded_batch import group_by_length
+from dragoman.exchange.transformers_runner import quiet_transformers
+from dragoman.inference import NativeEngine, SearchRequest, Translator
+from dragoman.inference.translation import replace_control_chars
+from dragoman.inference.translation_options import TranslationOptions
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.text.special_tokens import BOS, EOS, PAD
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+SMALL_BATCH_SENTENCES = 200  # sentences that are also translated one by one
+
+
+class BenchmarkInputs(NamedTuple):
+    """What every contender is made from."""
+
+    model: EncoderDecoder
+    corpus: Corpus
+    config: Config
+    texts: list[str]
+    folder: Path  # the same weights as transformers reads them
+    device: torch.device
+
+
+class OurTranslator:
+    """The translator, native engine, from text to text."""
+
+    name = "ours"
+
+    def __init__(self, inputs: BenchmarkInputs, dtype: str) -> None:
+        # A CPU has no half precision to show here.
+        precision = dtype if inputs.device.type == "cuda" else "float32"
+        self._translator = Translator(
+            NativeEngine(lambda: inputs.model, precision=precision),
+            inputs.corpus.tokenizers,
+            inputs.config,
+        )
+        self._texts = inputs.texts
+
+    def __call__(self, size: int, beam: int) -> list[str]:
+        """Translate everything."""
+        return self._translator.translate(
+            self._texts, beam=beam, batch_size=size or None, window=len(self._texts)
+        )
+
+    def detokenize(self, found: list[str]) -> list[str]:
+        """Leave text as it is."""
+        return found
+
+    def translate_in_small_batches(self, beam: int, size: int) -> list[str]:
+        """Translate some of them in small batches."""
+        return self._translator.translate(
+            self._texts[:SMALL_BATCH_SENTENCES], beam=beam, batch_size=size
+        )
+
+
+class OurEngine:
+    """The native engine by itself, from ids to ids, as the peer."""
+
+    name = "ours, ids"
+
+    def __init__(self, inputs: BenchmarkInputs, dtype: str) -> None:
+        self._native = NativeEngine(
+            lambda: inputs.model, precision=dtype if inputs.device.type == "cuda" else "float32"
+        )
+        self._sources = inputs.corpus.tokenizers.src.encode_batch(
+            [text.strip() for text in inputs.texts]
+        )
+        self._tokenizer, self._decode = inputs.corpus.tokenizers.tgt, inputs.config.decode
+
+    def __call__(self, size: int, beam: int) -> list[list[int]]:
+        """Search for everything."""
+        lengths = [len(source) + 1 for source in self._sources]
+        made: dict[int, list[int]] = {}
+        for group in group_by_length(
+            lengths,
+            batch_tokens=self._native.batch_tokens or 2048,
+            rows_per_sentence=beam,
+            max_rows=size or None,
+        ):
+            sources = [self._sources[number] for number in group]
+            limits = [
+                int(self._decode.max_length_ratio * len(source)) + self._decode.max_length_extra
+                for source in sources
+            ]
+            strategy = TranslationOptions(beam=beam).strategy(self._decode)
+            request = SearchRequest(
+                sources=sources,
+                limits=limits,
+                prefixes=[[]] * len(group),
+                strategy=strategy,
+                lines=group,
+                return_scores=False,
+            )
+            made |= {
+                number: found[0].tokens
+                for number, found in zip(group, self._native.generate(request), strict=True)
+            }
+        return [made[number] for number in range(len(lengths))]
+
+    def detokenize(self, found: list[list[int]]) -> list[str]:
+        """Turn ids into text as the translator does."""
+        return [replace_control_chars(text) for text in self._tokenizer.decode_batch(found)]
+
+
+class TransformersPeer:
+    """`transformers.generate`, by batches of like lengths; searches until nothing unfinished can still win, as ours does."""
+
+    name = "transformers"
+    early_stopping = False
+
+    def __init__(self, inputs: BenchmarkInputs, dtype: str) -> None:
+        import transformers
+
+        library: Any = transformers
+        with quiet_transformers():
+            self._model = (
+                library.MarianMTModel.from_pretrained(str(inputs.folder))
+                .to(inputs.device, DTYPES[dtype])
+                .eval()
+            )
+        self._tokenizer, self._decode, self._device = (
+            inputs.corpus.tokenizers.tgt,
+            inputs.config.decode,
+            inputs.device,
+        )
+        self._sources = [
+            [*ids, EOS]
+            for ids in inputs.corpus.tokenizers.src.encode_batch(
+                [text.strip() for text in inputs.texts]
+            )
+        ]
+        self._order = sorted(
+            range(len(inputs.texts)), key=lambda number: -len(self._sources[number])
+        )
+
+    @torch.inference_mode()
+    def __call__(self, size: int, beam: int) -> list[list[int]]:
+        """Generate for everything, and bring the ids to the host."""
+        made: dict[int, list[int]] = {}
+        for first in range(0, len(self._order), size):
+            numbers = self._order[first : first + size]
+            rows = [torch.tensor(self._sources[number]) for number in numbers]
+            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(
+                self._device
+            )
+            longest = (
+                int(self._decode.max_length_ratio * (ids.shape[1] - 1))
+                + self._decode.max_length_extra
+            )
+            settings = {
+                "num_beams": beam,
+                "do_sample": False,
+                "max_length": None,
+                "forced_eos_token_id": None,
+            }
+            settings |= (
+                {"length_penalty": 0.0, "early_stopping": self.early_stopping} if beam > 1 else {}
+            )
+            found = self._model.generate(
+                input_ids=ids, attention_mask=ids != PAD, max_new_tokens=longest + 1, **settings
+            )
+            made |= dict(zip(numbers, found[:, 1:].tolist(), strict=True))
+        return [made[number] for number in range(len(self._order))]
+
+    def detokenize(self, found: list[list[int]]) -> list[str]:
+        """Turn ids into text as ours does."""
+        # It knows one limit for a batch; an output that does not end is compared up to its own.
+        limits = [
+            int(self._decode.max_length_ratio * (len(source) - 1)) + self._decode.max_length_extra
+            for source in self._sources
+        ]
+        cut = [
+            ids[: ids.index(EOS)] if EOS in ids else ids[:limit]
+            for ids, limit in zip(found, limits, strict=True)
+        ]
+        spelt = self._tokenizer.decode_batch(
+            [[each for each in ids if each not in (PAD, BOS)] for ids in cut]
+        )
+        return [replace_control_chars(text) for text in spelt]
+
+
+class TransformersEarlyStopping(TransformersPeer):
+    """The same, ending a sentence when as many hypotheses are finished as the beam is wide: quicker, not always the best found."""
+
+    name = "transformers, early"
+    early_stopping = True

@@ -1,0 +1,146 @@
+"""A bundle in memory: its settings and texts at once, its model when somebody asks for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.bundle import format as layout
+from dragoman.bundle.golden import check_golden, has_discrete_attention
+from dragoman.bundle.reader import BundleContents, read_bundle
+from dragoman.config import Config
+from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
+from dragoman.models.block_rules import count_layers
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.factory import build_meta_model
+from dragoman.storage.tensor_files import check_finite, read_header, read_tensors
+from dragoman.text.tokenizer import Tokenizers
+
+
+class Bundle:
+    """A model directory, verified: all that is needed to use the model."""
+
+    def __init__(
+        self, contents: BundleContents, *, device: str | torch.device = "cpu", check: bool = True
+    ) -> None:
+        self.path, self.config, self.tokenizers = (
+            contents.path,
+            contents.config,
+            contents.tokenizers,
+        )
+        self.card, self.manifest, self.golden = contents.card, contents.manifest, contents.golden
+        self._device, self._check = torch.device(device), check
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, device: str | torch.device = "cpu", check_golden: bool = True
+    ) -> Bundle:
+        """Read and verify a bundle; its weights are hashed now and loaded when `model` is first asked for."""
+        return cls(read_bundle(Path(path)), device=device, check=check_golden)
+
+    def __repr__(self) -> str:
+        """Name the directory and the model's size in one short line."""
+        return f"Bundle({str(self.path)!r}, recipe {self.config.recipe or 'none':.60}, {self.parameters:,} parameters)"
+
+    @functools.cached_property
+    def model(self) -> EncoderDecoder:
+        """The model, ready to translate: weights loaded, golden vectors checked, dropout off."""
+        weights = read_weights(self.path / layout.WEIGHTS, self.config, self.tokenizers)
+        model = build_loaded_model(self.config, self.tokenizers, weights)
+        where = (
+            torch.device("cpu") if has_discrete_attention(model) else self._device
+        )  # rounding of another device may turn a choice
+        if self._check:
+            check_golden(
+                model.to(where), self.tokenizers, self.golden, str(self.path / layout.GOLDEN)
+            )
+        return model.to(self._device)
+
+    @property
+    def parameters(self) -> int:
+        """Count the model's weights without loading them, as the manifest has them; 0 where it does not say."""
+        count = self.manifest.get("parameters", 0)
+        return count if type(count) is int and 0 <= count <= layout.MAX_PARAMETERS else 0
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the manifest says besides the files: release, number of parameters, and what the writer added."""
+        return {
+            name: value
+            for name, value in self.manifest.items()
+            if name not in ("files", "manifest_sha256", "format")
+        }
+
+
+def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
+    """Build the architecture without memory, on the meta device; give the names, shapes and types of its weights."""
+    expected = dict(_build_meta(config, tokenizers).state_dict())
+    count = sum(tensor.numel() for tensor in expected.values())
+    if count > layout.MAX_PARAMETERS:
+        raise BundleError(
+            f"a model must have at most {layout.MAX_PARAMETERS:,} parameters",
+            found=f"{count:,}",
+            fix="check config.json",
+        )
+    return expected
+
+
+def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
+    """Read weights whose names, shapes and types are those of the architecture; checked before anything is allocated."""
+    least = (
+        4 * config.model.resolved_embedding_width * len(tokenizers.tgt)
+    )  # bytes of one embedding: what is built is in proportion to the file
+    if least > path.stat().st_size:
+        found = f"{path.stat().st_size} bytes for a model.width of {config.model.width}"
+        raise BundleError(
+            f"{path} must hold the model's embeddings, {least} bytes",
+            found=found,
+            fix="copy the model directory anew",
+        )
+    try:
+        _require_enough_tensors(path, config)
+        expected = expected_weights(config, tokenizers)
+    except ConfigError as error:
+        must = f"{path.parent / layout.CONFIG} must describe a model that can be built"
+        raise BundleError(
+            must, found="; ".join(error.problems), fix="use the dragoman that wrote it"
+        ) from error
+    weights = read_tensors(path, expected=expected)
+    try:
+        check_finite(weights, path.name)
+    except DivergedError as error:
+        raise CorruptError(
+            f"{path} must hold finite numbers", found=error.found, fix="restore it from a copy"
+        ) from error
+    return weights
+
+
+def _require_enough_tensors(path: Path, config: Config) -> None:
+    """Refuse a file with fewer tensors than the model has layers, before building them, which takes time even without memory."""
+    layers, tensors = count_layers(config.model), len(read_header(path))
+    if layers > tensors:
+        raise BundleError(
+            f"{path} must hold the weights of the model's {layers:,} layers",
+            found=f"{tensors:,} tensors",
+            fix="copy the model directory anew",
+        )
+
+
+def build_loaded_model(
+    config: Config, tokenizers: Tokenizers, weights: Mapping[str, Tensor]
+) -> EncoderDecoder:
+    """Build the model of a configuration around weights, on the CPU, in evaluation mode."""
+    model = _build_meta(config, tokenizers)
+    model.load_state_dict(dict(weights), assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def _build_meta(config: Config, tokenizers: Tokenizers) -> EncoderDecoder:
+    """Build the model on the meta device: no memory, no time, no random numbers."""
+    return build_meta_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )

@@ -1,0 +1,169 @@
+"""Reading a bundle that nobody vouches for: every byte is checked before anything is built from it.
+
+The list of files is closed, links are not followed, sizes are capped, JSON is strict, and no file can name another.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman.bundle import format as layout
+from dragoman.config import Config, from_dict
+from dragoman.errors import BundleError, ConfigError
+from dragoman.storage import manifest
+from dragoman.storage.atomic import open_regular, read_regular
+from dragoman.text.tokenizer import Tokenizers, load_tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class BundleContents:
+    """All of a bundle but its weights, verified."""
+
+    path: Path
+    manifest: dict[str, Any]
+    config: Config
+    tokenizers: Tokenizers
+    card: str
+    golden: dict[str, Any]
+
+
+def read_bundle(path: Path) -> BundleContents:
+    """Verify every file of a bundle against its manifest and read all but the weights."""
+    path = Path(path)
+    layout.require_bundle(path)
+    listed = _read_manifest(path)
+    _require_plain_folder(path / layout.TEXT)
+    _check_sizes(path, listed["files"])
+    _verify_files(path)
+    manifest.read_json(
+        path / layout.TEXT / "text.json"
+    )  # as strictly as the rest, before the tokenizer reads it
+    return BundleContents(
+        path=path,
+        manifest=listed,
+        config=_read_config(path / layout.CONFIG),
+        tokenizers=load_tokenizers(
+            path / layout.TEXT, [name.removeprefix(f"{layout.TEXT}/") for name in listed["files"]]
+        ),
+        card=_read_text(path / layout.CARD),
+        golden=manifest.read_json(
+            path / layout.GOLDEN, max_bytes=layout.MAX_FILE_BYTES[layout.GOLDEN]
+        ),
+    )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest and hold it against the closed list."""
+    content = manifest.read_manifest(path)
+    where = path / manifest.MANIFEST_NAME
+    if content.get("kind") != layout.MANIFEST_KIND:
+        found = f"kind {content.get('kind')!r:.80}"
+        raise BundleError(
+            f"{where} must be that of a {layout.MANIFEST_KIND}",
+            found=found,
+            fix="give a model's directory, not one inside it",
+        )
+    if content.get("bundle_format") != layout.FORMAT_VERSION:
+        raise BundleError(
+            f"{path} must have bundle format {layout.FORMAT_VERSION}",
+            found=f"format {content.get('bundle_format')!r:.80}",
+            fix="use a release of dragoman that knows it: `pip install --upgrade dragoman`",
+        )
+    names = set(content["files"])
+    for wrong, what in (
+        (names - set(layout.MAX_FILE_BYTES), "a file that no bundle has"),
+        (layout.REQUIRED - names, "no entry for"),
+    ):
+        if wrong:
+            found = f"{what}: {min(wrong)!r:.120}"
+            raise BundleError(
+                f"{where} must list a bundle's files and no others",
+                found=found,
+                fix="copy the model directory anew",
+            )
+    return content
+
+
+def _verify_files(path: Path) -> None:
+    """Hash every file of the bundle; strangers beside them are never opened, for nothing leads to them."""
+    ours = {name.partition("/")[0] for name in layout.MAX_FILE_BYTES}
+    unknown_files = {
+        name for name in os.listdir(path) if name not in ours and name != manifest.MANIFEST_NAME
+    }
+    for check in manifest.check_files(path, ignore=unknown_files):
+        if not check.ok and (
+            check.name in layout.MAX_FILE_BYTES or check.name == manifest.MANIFEST_NAME
+        ):
+            raise manifest.corrupt_file_error(path / check.name, check.problem)
+
+
+def _require_plain_folder(folder: Path) -> None:
+    """Refuse a folder that leads elsewhere."""
+    if folder.is_symlink() or not folder.is_dir():
+        found = (
+            "a symbolic link"
+            if folder.is_symlink()
+            else "nothing"
+            if not folder.exists()
+            else "a file"
+        )
+        raise BundleError(
+            f"{folder} must be a folder of the bundle itself",
+            found=found,
+            fix="copy the model directory with what it links to",
+        )
+
+
+def _check_sizes(path: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Refuse files that are links, not files, or too large, before any is read."""
+    for name in sorted(files):
+        try:
+            with open_regular(path / name) as descriptor:
+                size = os.fstat(descriptor).st_size
+        except OSError as error:
+            raise BundleError(
+                f"{path / name} must be a plain file of the bundle itself",
+                found=_describe_file_type(path / name) or (error.strerror or str(error)).lower(),
+                fix="copy the model directory anew, with what it links to",
+            ) from error
+        if size > layout.MAX_FILE_BYTES[name]:
+            raise BundleError(
+                f"{path / name} must have at most {layout.MAX_FILE_BYTES[name]} bytes",
+                found=f"{size}",
+                fix="copy the model directory anew",
+            )
+
+
+def _describe_file_type(path: Path) -> str:
+    """Say what stands where a plain file belongs."""
+    if path.is_symlink():
+        return "a symbolic link"
+    if path.is_dir():
+        return "a folder"
+    return "a pipe, a socket or a device" if path.exists() else "nothing"
+
+
+def _read_config(path: Path) -> Config:
+    """Read the resolved configuration; every value is checked against its range."""
+    try:
+        return from_dict(manifest.read_json(path))
+    except ConfigError as error:
+        found = "; ".join(error.problems[:3])
+        raise BundleError(
+            f"{path} must be a configuration that can be run",
+            found=found,
+            fix="use the dragoman that wrote it",
+        ) from error
+
+
+def _read_text(path: Path) -> str:
+    """Read a text file of at most its cap."""
+    try:
+        return read_regular(path, layout.MAX_FILE_BYTES[path.name]).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(
+            f"{path} must be UTF-8", found=str(error), fix="copy the model directory anew"
+        ) from error

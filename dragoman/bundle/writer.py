@@ -1,0 +1,144 @@
+"""Writing a bundle: everything beside first, then moved into place, the manifest last.
+
+The directory may hold a training run already. Until the manifest is in its place the directory is no bundle, and
+loading it says so; nothing of the run is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dragoman._version import __version__
+from dragoman.bundle import format as layout
+from dragoman.bundle.bundle import build_loaded_model
+from dragoman.bundle.card import Card, write_card
+from dragoman.bundle.golden import make_golden
+from dragoman.config import Config, to_dict
+from dragoman.config.config import file_names
+from dragoman.errors import BundleError
+from dragoman.storage import manifest
+from dragoman.storage.atomic import FileRecord, sync_directory, temporary_name, write_file
+from dragoman.storage.disk import os_errors_converted, require_writable
+from dragoman.storage.tensor_files import check_finite, write_tensors
+from dragoman.text.tokenizer import Tokenizers, save_tokenizers
+
+_LEFTOVER_PATTERN = re.compile(re.escape(layout.TEMPORARY_PREFIX) + r"\d+-[0-9a-f]{8}")
+
+
+def write_bundle(
+    path: str | Path,
+    *,
+    config: Config,
+    tokenizers: Tokenizers,
+    weights: Mapping[str, Tensor],
+    card: Card | str | None = None,
+    golden: Sequence[str] = (),
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a bundle into a directory, in place of one that is there; `golden` are inputs whose outputs are kept.
+
+    Of the files that the configuration names, the bundle keeps the base names: where they lay is nobody else's business.
+    `card` is the facts for the card, or its whole text. `facts` go into the manifest, for `dragoman info`.
+    """
+    path = Path(path)
+    config = strip_directories(config)
+    weights = {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
+    check_finite(weights, "weight")
+    model = build_loaded_model(config, tokenizers, weights)
+    parameters = sum(tensor.numel() for tensor in model.parameters())
+    if not isinstance(card, str):
+        card = write_card(card or Card(), config, parameters=parameters)
+    small_files = {
+        layout.CARD: card.encode("utf-8", "backslashreplace"),
+        layout.CONFIG: manifest.canonical_json(to_dict(config)),
+        layout.GOLDEN: manifest.canonical_json(make_golden(model, tokenizers, golden)),
+    }
+    fields = {
+        "kind": layout.MANIFEST_KIND,
+        "bundle_format": layout.FORMAT_VERSION,
+        "created_by": f"dragoman {__version__}",
+        "parameters": parameters,
+    }
+    require_writable(path)
+    if (path / layout.TEXT).is_symlink():
+        found = f"a symbolic link to {os.readlink(path / layout.TEXT)!r:.120}"
+        raise BundleError(
+            f"{path / layout.TEXT} must be a folder of the model itself",
+            found=found,
+            fix="remove the link",
+        )
+    with os_errors_converted(path):
+        _remove_leftovers(path)
+        temporary = path / temporary_name("bundle")
+        try:
+            _write_temporary(
+                temporary, tokenizers, weights, small_files, {**(facts or {}), **fields}
+            )
+            _move_into_place(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def strip_directories(config: Config) -> Config:
+    """Return a configuration with the base names of its corpus files, and without its cache folder."""
+    data: dict[str, object] = {"cache_dir": ""}
+    for name in ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs"):
+        names = tuple(Path(each).name for each in file_names(getattr(config.data, name)))
+        data[name] = names if len(names) > 1 else "".join(names)
+    return config.replace(data=data)
+
+
+def _write_temporary(
+    temporary: Path,
+    tokenizers: Tokenizers,
+    weights: Mapping[str, Tensor],
+    small_files: Mapping[str, bytes],
+    fields: Mapping[str, Any],
+) -> None:
+    """Write and sync every file into the temporary directory."""
+    files: dict[str, FileRecord] = {}
+    os.mkdir(temporary)
+    files[layout.WEIGHTS] = write_tensors(temporary / layout.WEIGHTS, weights)
+    for name, data in small_files.items():
+        files[name] = write_file(temporary / name, [data])
+    save_tokenizers(tokenizers, temporary / "unsynced")
+    os.mkdir(temporary / layout.TEXT)
+    for each in sorted((temporary / "unsynced").iterdir()):
+        files[f"{layout.TEXT}/{each.name}"] = write_file(
+            temporary / layout.TEXT / each.name, [each.read_bytes()]
+        )
+    sync_directory(temporary / layout.TEXT)
+    manifest.write_manifest(temporary, files, fields)
+    sync_directory(temporary)
+
+
+def _move_into_place(temporary: Path, path: Path) -> None:
+    """Take away the old manifest, move the files, and bring in the new manifest last."""
+    (path / manifest.MANIFEST_NAME).unlink(missing_ok=True)
+    sync_directory(path)
+    text = path / layout.TEXT
+    text.mkdir(exist_ok=True)
+    for old in layout.TEXT_FILES:
+        (text / old).unlink(missing_ok=True)
+    for each in (temporary / layout.TEXT).iterdir():
+        os.replace(each, text / each.name)
+    sync_directory(text)
+    for name in (layout.CARD, layout.CONFIG, layout.GOLDEN, layout.WEIGHTS):
+        os.replace(temporary / name, path / name)
+    sync_directory(path)
+    os.replace(temporary / manifest.MANIFEST_NAME, path / manifest.MANIFEST_NAME)
+    sync_directory(path)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what a write that was interrupted left behind."""
+    for each in path.glob(f"{layout.TEMPORARY_PREFIX}*"):
+        if _LEFTOVER_PATTERN.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)  # follows no links

@@ -1,0 +1,1 @@
+"""Checkpoints: file format, run directory, retention and averaging."""

@@ -1,0 +1,337 @@
+"""A checkpoint on disk: safetensors files, one per part or one per rank, with state.json and a manifest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dragoman.errors import CorruptError, DivergedError, StoppedError
+from dragoman.runtime import signals
+from dragoman.storage import fault_injection, manifest
+from dragoman.storage.atomic import (
+    FileRecord,
+    native_path,
+    publish_directory,
+    remove_flat_directory,
+    sync_directory,
+    temporary_name,
+    write_file,
+)
+from dragoman.storage.tensor_files import (
+    TensorInfo,
+    check_tensors_match,
+    corrupt_tensors_error,
+    read_header,
+    read_tensors,
+    write_tensors,
+)
+
+RowSelector = Callable[
+    [str], slice | None
+]  # a tensor's name -> which of its rows are wanted; None for all
+_SHARD_FILE = re.compile(r"(\w+)-(\d+)-of-(\d+)\.safetensors")
+
+
+def shard_file_names(part: str, names: Collection[str]) -> list[str]:
+    """List a part's files among a directory's, in order: one, or all of its pieces; empty where there are none or some are missing."""
+    if f"{part}.safetensors" in names:
+        return [f"{part}.safetensors"]
+    found = [match for match in map(_SHARD_FILE.fullmatch, names) if match and match[1] == part]
+    wanted = [f"{part}-{number}-of-{len(found)}.safetensors" for number in range(len(found))]
+    return wanted if set(wanted) <= set(names) else []
+
+
+class ShardedTensors:
+    """One part of a checkpoint, such as the weights, in one file or several."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._headers = {path: read_header(path) for path in self._paths}
+
+    @property
+    def header(self) -> dict[str, TensorInfo]:
+        """Give types and whole shapes; raises CorruptError where pieces do not fit together."""
+        whole: dict[str, TensorInfo] = {}
+        for path, header in self._headers.items():
+            for name, piece in header.items():
+                whole[name] = (
+                    piece if name not in whole else _concat_shapes(path, name, whole[name], piece)
+                )
+        return whole
+
+    def require_fit(self, expected: Mapping[str, Tensor]) -> None:
+        """Refuse what was made for another model."""
+        check_tensors_match(self._paths[0], self.header, expected)
+
+    def read(
+        self, *, expected: Mapping[str, Tensor] | None = None, rows: RowSelector | None = None
+    ) -> dict[str, Tensor]:
+        """Read all tensors, or only the wanted rows of each."""
+        if len(self._paths) == 1 and rows is None:
+            return read_tensors(self._paths[0], expected=expected)
+        if expected is not None:
+            self.require_fit(expected)
+        found: dict[str, list[Tensor]] = {}
+        row_offsets: dict[str, int] = {}
+        for path in self._paths:
+            for name, tensor, start in self._read_shards(path, row_offsets, rows):
+                found.setdefault(name, []).append(tensor)
+                row_offsets[name] = start
+        return {
+            name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in found.items()
+        }
+
+    def _read_shards(
+        self, path: Path, row_offsets: Mapping[str, int], rows: RowSelector | None
+    ) -> Iterator[tuple[str, Tensor, int]]:
+        """Give what is wanted of each tensor in a file, and the row that the next file begins at."""
+        try:
+            with native_path(path) as readable, safe_open(readable, framework="pt") as file:
+                for name, shape in self._headers[path].items():
+                    wanted = rows(name) if rows is not None else None
+                    if not shape.shape:
+                        yield name, file.get_tensor(name), 0
+                        continue
+                    start, count = row_offsets.get(name, 0), shape.shape[0]
+                    first, last = (
+                        (0, count)
+                        if wanted is None
+                        else (wanted.start - start, wanted.stop - start)
+                    )
+                    first, last = min(max(first, 0), count), min(max(last, 0), count)
+                    yield name, file.get_slice(name)[first:last], start + count
+        except (SafetensorError, OSError) as error:
+            raise corrupt_tensors_error(path, str(error)) from error
+
+
+def _concat_shapes(path: Path, name: str, above: TensorInfo, below: TensorInfo) -> TensorInfo:
+    """Put one piece's shape below another's."""
+    if (
+        above.dtype != below.dtype
+        or not above.shape
+        or not below.shape
+        or above.shape[1:] != below.shape[1:]
+    ):
+        found = f"{name} {below.dtype} {list(below.shape)} below {above.dtype} {list(above.shape)}"
+        fix = "restore it from a copy, or use an older checkpoint"
+        raise CorruptError(f"{path} must hold pieces that fit the others", found=found, fix=fix)
+    return TensorInfo(above.dtype, (above.shape[0] + below.shape[0], *above.shape[1:]))
+
+
+TENSOR_PARTS = ("weights", "optimizer", "ema")
+_STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
+_MAX_STATE_BYTES = 256 << 20  # bytes; learnt token caps and excluded examples make it grow
+_MAX_NUMBER = 1 << 62
+# Types of what is read of a step's manifest.
+_MANIFEST_TYPES: dict[str, Any] = {
+    "step": int,
+    "run_id": str,
+    "data_sha256": str,
+    "config_sha256": str,
+    "env": dict,
+    "metrics": dict,
+    "suspect": bool,
+}
+
+CheckpointTensors = Mapping[str, Mapping[str, Tensor] | None]
+WriteTensors = Callable[[Path, CheckpointTensors], Mapping[str, FileRecord]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published step whose files were verified."""
+
+    step: int
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything but tensors that the run resumes from, as whoever published it gave it."""
+        return manifest.read_json(self.path / "state.json", max_bytes=_MAX_STATE_BYTES)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The validation's figures at this step."""
+        return dict(self.manifest.get("metrics", {}))
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the run's bits depended on when this was written."""
+        return dict(self.manifest.get("env", {}))
+
+    def load_weights(
+        self, expected: Mapping[str, Tensor] | None = None, *, rows: RowSelector | None = None
+    ) -> dict[str, Tensor]:
+        """Read the model's weights, whole or some rows of each, however many ranks wrote them."""
+        return self._sharded_tensors("weights").read(expected=expected, rows=rows)
+
+    def load_optimizer(
+        self, expected: Mapping[str, Tensor] | None = None, *, rows: RowSelector | None = None
+    ) -> dict[str, Tensor]:
+        """Read the optimiser's tensors, named `<parameter>.<slot>`."""
+        return self._sharded_tensors("optimizer").read(expected=expected, rows=rows)
+
+    def load_ema(
+        self, expected: Mapping[str, Tensor] | None = None, *, rows: RowSelector | None = None
+    ) -> dict[str, Tensor] | None:
+        """Read the running average of the weights; None where none was kept."""
+        if not shard_file_names("ema", self.manifest["files"]):
+            return None
+        return self._sharded_tensors("ema").read(expected=expected, rows=rows)
+
+    def require_fit(self, expected: CheckpointTensors) -> None:
+        """Refuse a model that this checkpoint was not made for, before any tensor is read."""
+        for part, tensors in expected.items():
+            if tensors is not None:
+                self._sharded_tensors(part).require_fit(tensors)
+
+    def _sharded_tensors(self, part: str) -> ShardedTensors:
+        return ShardedTensors(
+            [
+                self.path / name
+                for name in shard_file_names(part, self.manifest["files"])
+                or [f"{part}.safetensors"]
+            ]
+        )
+
+
+def step_directory_name(step: int) -> str:
+    """Name a step's directory; the zeros make names sort as numbers do."""
+    return f"step-{step:08d}"
+
+
+def list_steps(run: Path) -> list[int]:
+    """List the steps in a directory by number, oldest first, unverified."""
+    names = os.listdir(run) if run.is_dir() else []
+    return sorted(
+        int(match[1])
+        for match in map(_STEP_DIRECTORY.fullmatch, names)
+        if match and step_directory_name(int(match[1])) == match[0]
+    )
+
+
+def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:
+    """Verify a step's directory and open it; raises CorruptError naming the first wrong file."""
+    if path.is_symlink():  # what it leads to is not ours to prune
+        raise manifest.corrupt_file_error(path, "a symbolic link")
+    content = manifest.verify_files(path, sizes_only=sizes_only)
+    names = set(content["files"])
+    known = {part: shard_file_names(part, names) for part in TENSOR_PARTS}
+    if not known["weights"] or names != {"state.json"}.union(*known.values()):
+        raise manifest.corrupt_file_error(
+            path / manifest.MANIFEST_NAME, f"the files {', '.join(sorted(names))}"
+        )
+    for field, kind in _MANIFEST_TYPES.items():
+        if not has_json_type(content.get(field, kind()), kind):
+            raise manifest.corrupt_file_error(
+                path / manifest.MANIFEST_NAME, f"{field} {content[field]!r:.100}"
+            )
+    if path.name != step_directory_name(content.get("step", -1)):
+        raise manifest.corrupt_file_error(
+            path / manifest.MANIFEST_NAME, f"step {content.get('step')} under the name {path.name}"
+        )
+    return Checkpoint(content["step"], path, content)
+
+
+def has_json_type(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is of a type, numbers being those that a run can count."""
+    if kind is int:
+        return type(value) is int and 0 <= value <= _MAX_NUMBER
+    if kind is float:
+        return (
+            type(value) in (int, float) and -_MAX_NUMBER <= value <= _MAX_NUMBER
+        )  # NaN is neither
+    if get_origin(kind) in (dict, list):
+        parts = value.values() if isinstance(value, dict) else value
+        return isinstance(value, get_origin(kind)) and all(
+            has_json_type(part, get_args(kind)[-1]) for part in parts
+        )
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+
+
+def write_tensor_files(
+    folder: Path, tensors: CheckpointTensors, *, file_suffix: str = ""
+) -> dict[str, FileRecord]:
+    """Write the parts into files of their own; a rank's `label`, such as "-0-of-2", tells its pieces from the others'."""
+    files = {}
+    for part in TENSOR_PARTS:
+        values = tensors.get(part)
+        if values is not None:
+            raise_if_urgent()
+            files[f"{part}{file_suffix}.safetensors"] = write_tensors(
+                folder / f"{part}{file_suffix}.safetensors",
+                values,
+                point=f"publish.write.{part}.safetensors",
+            )
+    return files
+
+
+def write_checkpoint(
+    run: Path,
+    step: int,
+    tensors: CheckpointTensors,
+    state: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    write: WriteTensors = write_tensor_files,
+) -> Checkpoint:
+    """Write a step into a temporary directory and publish it by one rename; `write` puts the tensors into it.
+
+    On any failure before the rename the temporary directory is removed. A step that is there already with the same
+    tensors is left as it is; with others, two histories have met and nothing is published.
+    """
+    final = run / step_directory_name(step)
+    temporary = run / temporary_name(f"{step:08d}")
+    try:
+        fault_injection.point("publish.mkdir")
+        os.mkdir(temporary)
+        files = dict(write(temporary, tensors))
+        files["state.json"] = write_file(
+            temporary / "state.json",
+            [manifest.canonical_json(state)],
+            point="publish.write.state.json",
+        )
+        content = manifest.write_manifest(temporary, files, {**fields, "step": step})
+        raise_if_urgent()
+        if final.exists():
+            return _require_same_tensors(open_checkpoint(final), content, temporary)
+        publish_directory(temporary, final)
+    except BaseException:
+        remove_flat_directory(temporary)
+        raise
+    return open_checkpoint(final, sizes_only=True)
+
+
+def _require_same_tensors(
+    published: Checkpoint, content: Mapping[str, Any], temporary: Path
+) -> Checkpoint:
+    """Keep what is published when it has the tensors that we were about to publish."""
+    # state.json may hold times for people, so it does not decide.
+    for name, record in content["files"].items():
+        if name != "state.json" and published.manifest["files"].get(name) != record:
+            raise DivergedError(
+                f"{published.path} must hold what this run computes for the step",
+                found=f"another {name} in it",
+                fix="train in another directory: two runs with different histories have met in this one",
+            )
+    remove_flat_directory(temporary)
+    sync_directory(published.path.parent)
+    return published
+
+
+def raise_if_urgent() -> None:
+    """Stop between two files when somebody asked a second time."""
+    if signals.is_stop_urgent():
+        raise StoppedError(
+            "a second request to stop publishes nothing",
+            found=signals.stop_reason(),
+            fix="run the same command again to go on from the last checkpoint",
+        )

@@ -1,0 +1,209 @@
+"""Which pairs form which batch: a pure function of (seed, epoch), so that a position is two numbers.
+
+Every pair comes exactly once an epoch. Pairs are shuffled, go to the smallest shape that holds them, and fill its batches; the batches are
+shuffled in turn. A corpus of more than 4 million pairs is planned in windows of that size, made of shuffled blocks, so
+that planning needs bounded memory and a resumed run need plan only the window it is in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.data.batch_shapes import (
+    MAX_SHAPES,
+    BatchShape,
+    LengthCounts,
+    ShapeAllocation,
+    allocate_batches,
+    assign_shapes,
+    choose_shapes,
+)
+from dragoman.errors import DataError
+from dragoman.runtime.counter_rng import derive_key, permutation, splitmix64_outputs
+
+BLOCK_PAIRS = 1 << 16  # pairs that stay together when blocks are shuffled
+WINDOW_BLOCKS = 64  # blocks planned at once
+
+
+class Cursor(NamedTuple):
+    """The next micro-batch: its epoch and its place in it, both counted from 0."""
+
+    epoch: int
+    batch: int
+
+
+class BatchPlan:
+    """Plans the micro-batches of every epoch from the pairs' lengths alone (pieces, without start and end).
+
+    `batch_tokens` bounds the padded slots of the longer side; a pair that is longer goes alone.
+    """
+
+    def __init__(
+        self,
+        src_lengths: NDArray[np.integer[Any]],
+        tgt_lengths: NDArray[np.integer[Any]],
+        *,
+        batch_tokens: int,
+        seed: int,
+        max_shapes: int = MAX_SHAPES,
+        block: int = BLOCK_PAIRS,
+        window: int = WINDOW_BLOCKS,
+    ) -> None:
+        if len(src_lengths) != len(tgt_lengths) or not len(src_lengths):
+            found = f"{len(src_lengths)} and {len(tgt_lengths)} lengths"
+            raise DataError(
+                "a plan needs pairs, both lengths of each", found=found, fix="check the corpus"
+            )
+        self.batch_tokens, self.seed = batch_tokens, seed
+        self._src_lengths, self._tgt_lengths = src_lengths, tgt_lengths
+        self._block, self._window = block, window
+        self.shapes = choose_shapes(
+            LengthCounts.of(src_lengths, tgt_lengths),
+            batch_tokens=batch_tokens,
+            max_shapes=max_shapes,
+        )
+        self._rows = [shape.rows(batch_tokens) for shape in self.shapes]
+        starts = range(0, len(src_lengths), block)
+        # Blocks move whole, so how many batches a window has is known from these counts without planning it.
+        self._counts = np.stack(
+            [
+                self._count(np.arange(start, min(start + block, len(src_lengths))))
+                for start in starts
+            ]
+        )
+        self._planned_batches: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+
+    @property
+    def examples(self) -> int:
+        """How many pairs an epoch has."""
+        return len(self._src_lengths)
+
+    def batches(self, epoch: int) -> int:
+        """Count an epoch's micro-batches."""
+        return sum(self._window_sizes(epoch))
+
+    def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
+        """List an epoch's micro-batches as arrays of pair numbers; every pair is in exactly one."""
+        return [
+            batch
+            for window in range(len(self._window_sizes(epoch)))
+            for batch in self._plan(epoch, window)
+        ]
+
+    def batch(self, cursor: Cursor) -> NDArray[np.int64]:
+        """Return one micro-batch, planning no more than its window."""
+        place = cursor.batch
+        for window, size in enumerate(self._window_sizes(cursor.epoch)):
+            if place < size:
+                if (cursor.epoch, window) not in self._planned_batches:
+                    self._planned_batches = {
+                        (cursor.epoch, window): self._plan(cursor.epoch, window)
+                    }
+                return self._planned_batches[cursor.epoch, window][place]
+            place -= size
+        raise IndexError(
+            f"epoch {cursor.epoch} has {self.batches(cursor.epoch)} batches; found number {cursor.batch}"
+        )
+
+    def shape(self, batch: NDArray[np.int64]) -> BatchShape:
+        """Say to which lengths a batch is padded, start and end included."""
+        src, tgt = int(self._src_lengths[batch].max()) + 1, int(self._tgt_lengths[batch].max()) + 1
+        return smallest_fitting_shape(self.shapes, src, tgt)
+
+    def padding_fraction(self, epoch: int) -> float:
+        """Say which share of an epoch's slots, of both sides, is padding."""
+        real = (
+            int(self._src_lengths.sum(dtype=np.int64) + self._tgt_lengths.sum(dtype=np.int64))
+            + 2 * self.examples
+        )
+        return 1.0 - real / sum(len(batch) * sum(self.shape(batch)) for batch in self.epoch(epoch))
+
+    def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Shuffle the blocks and cut them into windows."""
+        order = permutation(derive_key(self.seed, "blocks", epoch), len(self._counts))
+        return [order[start : start + self._window] for start in range(0, len(order), self._window)]
+
+    def _window_sizes(self, epoch: int) -> list[int]:
+        return [
+            sum(
+                allocation.batches
+                for allocation in self._allocate(self._counts[blocks].sum(axis=0))
+            )
+            for blocks in self._windows(epoch)
+        ]
+
+    def _plan(self, epoch: int, window: int) -> list[NDArray[np.int64]]:
+        blocks = self._windows(epoch)[window]
+        pairs = np.concatenate(
+            [
+                np.arange(start, min(start + self._block, self.examples))
+                for start in blocks * self._block
+            ]
+        )
+        shapes = self._assign(pairs)
+        order = np.lexsort(
+            (splitmix64_outputs(derive_key(self.seed, "pairs", epoch), pairs), shapes)
+        )
+        counts = np.bincount(shapes, minlength=len(self.shapes) + 1)
+        pools = [
+            list[NDArray[np.int64]]([part])
+            for part in np.split(pairs[order], np.cumsum(counts)[:-1])
+        ]
+        batches: list[NDArray[np.int64]] = []
+        for number, allocation in enumerate(self._allocate(counts)):
+            pool = np.concatenate(pools[number])
+            rows = self._rows[number] if number < len(self.shapes) else 1
+            if allocation.handed_up:
+                pools[allocation.larger_shape].append(pool[len(pool) - allocation.handed_up :])
+                pool = pool[: len(pool) - allocation.handed_up]
+            batches.extend(pool[start : start + rows] for start in range(0, len(pool), rows))
+        return [
+            batches[place]
+            for place in permutation(derive_key(self.seed, "batches", epoch, window), len(batches))
+        ]
+
+    def _allocate(self, counts: NDArray[np.int64]) -> list[ShapeAllocation]:
+        """Say for each shape how many batches it gets and how many pairs it hands up; the last are those that go alone."""
+        *held, alone = counts.tolist()
+        return [
+            *allocate_batches(self.shapes, held, self.batch_tokens),
+            ShapeAllocation(alone, 0, -1),
+        ]
+
+    def _assign(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        src, tgt = (
+            np.asarray(side[pairs], np.int64) + 1 for side in (self._src_lengths, self._tgt_lengths)
+        )
+        return assign_shapes(self.shapes, src, tgt)
+
+    def _count(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.bincount(self._assign(pairs), minlength=len(self.shapes) + 1)
+
+
+def smallest_fitting_shape(shapes: list[BatchShape], src: int, tgt: int) -> BatchShape:
+    """Find the smallest of the sorted shapes that holds these lengths; past them all, round up to multiples of 8."""
+    fits = (shape for shape in shapes if shape.src >= src and shape.tgt >= tgt)
+    return next(fits, BatchShape(-(-src // 8) * 8, -(-tgt // 8) * 8))
+
+
+class StepPlan(NamedTuple):
+    """The micro-batches of one update, and where the next one starts."""
+
+    batches: list[NDArray[np.int64]]
+    cursor: Cursor
+
+
+def plan_step(plan: BatchPlan, cursor: Cursor, gradient_accumulation: int) -> StepPlan:
+    """Take the next `accumulate` micro-batches, going on into the next epoch where one ends."""
+    batches = []
+    for _ in range(gradient_accumulation):
+        if cursor.batch >= plan.batches(cursor.epoch):
+            cursor = Cursor(cursor.epoch + 1, 0)
+        batches.append(plan.batch(cursor))
+        cursor = Cursor(cursor.epoch, cursor.batch + 1)
+    if cursor.batch >= plan.batches(cursor.epoch):
+        cursor = Cursor(cursor.epoch + 1, 0)
+    return StepPlan(batches, cursor)

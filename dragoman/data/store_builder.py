@@ -1,0 +1,277 @@
+"""Making a store: text in, piece ids out, on all cores, in bounded memory, visible only when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.config.config import DataConfig
+from dragoman.data.corpus import BadPair, Corpus
+from dragoman.data.text_stream import file_sha256
+from dragoman.data.tokenizer_workers import EncodedTexts, TextBlock, encode_blocks
+from dragoman.errors import CorruptError, DataError
+from dragoman.runtime.processes import is_process_alive
+from dragoman.storage.atomic import (
+    FileRecord,
+    publish_directory,
+    remove_flat_directory,
+    temporary_name,
+)
+from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.manifest import write_manifest
+from dragoman.text.special_tokens import UNK
+from dragoman.text.tokenizer import Tokenizers
+
+BLOCK_PAIRS = 8192  # pairs encoded in one go: some MB, whatever the corpus
+_MIN_PARALLEL_PAIRS = 40_000  # pairs below which starting processes takes longer than they save
+_MAX_REPORTED_LINES = 5  # line numbers kept for each reason
+
+
+class BuildProgress(NamedTuple):
+    """How far preparing is: pairs read, the share of the files, and seconds since the start."""
+
+    pairs: int
+    fraction: float
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class StoreReport:
+    """What became of a corpus: pairs kept, and pairs set aside by reason, with the first lines of each."""
+
+    read: int = 0
+    pairs: int = 0
+    src_tokens: int = 0
+    tgt_tokens: int = 0
+    unknown: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, list[int | str]] = field(
+        default_factory=dict
+    )  # text where several files are read: "12 of b.src"
+    parts: list[int] = field(default_factory=list)  # pairs read from each of several corpora
+
+    def record_skipped(self, reason: str, line: int | str) -> None:
+        """Count a pair that is left out; `line` is its place as Corpus.name_line returns it."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        named = self.lines.setdefault(reason, [])
+        if len(named) < _MAX_REPORTED_LINES:
+            named.append(line)
+
+    def summary(self) -> str:
+        """Say it in one line."""
+        parts = [
+            f"{count} {reason} (line{'s' if count > 1 else ''} {', '.join(map(str, self.lines[reason]))}{' …' if count > _MAX_REPORTED_LINES else ''})"
+            for reason, count in sorted(self.skipped.items())
+        ]
+        return f"{self.pairs} of {self.read} pairs kept" + (
+            f"; set aside: {'; '.join(parts)}" if parts else ""
+        )
+
+    def unknown_fraction(self) -> float:
+        """Say which share of the pieces is unknown; over 1 % means that the tokenizer does not fit the text."""
+        return self.unknown / max(1, self.src_tokens + self.tgt_tokens)
+
+
+def build_store(
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    *,
+    final: Path,
+    key: str,
+    digests: list[str],
+    data: DataConfig,
+    progress: Callable[[BuildProgress], None] | None,
+    workers: int | None,
+) -> None:
+    """Make the store's folder; a second process that makes the same one at the same time does no harm."""
+    with os_errors_converted(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(final.parent)
+        temporary = final.parent / temporary_name(f"{final.name}-{_host_id()}")
+        temporary.mkdir()
+        try:
+            with contextlib.ExitStack() as stack:
+                writer = _StoreWriter(temporary, corpus, tokenizers, data.max_length, stack)
+                _encode_corpus(writer, corpus, tokenizers, progress, workers)
+                files = writer.finish()
+            report = writer.report
+            report.parts = corpus.part_counts()
+            check_files_unchanged(corpus, digests)
+            if not report.pairs:
+                raise DataError(
+                    f"{' and '.join(map(str, corpus.files))} must hold a pair that can be used",
+                    found=report.summary(),
+                    fix="check the files and data.max_length",
+                )
+            fields = {"key": key, "id_bytes": writer.id_bytes, "report": dataclasses.asdict(report)}
+            write_manifest(temporary, files, fields)
+            try:
+                publish_directory(temporary, final)
+            except OSError:
+                if not final.exists():
+                    raise
+                remove_flat_directory(temporary)  # another process was first
+        except BaseException:
+            remove_flat_directory(temporary)
+            raise
+
+
+def _encode_corpus(
+    writer: _StoreWriter,
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    progress: Callable[[BuildProgress], None] | None,
+    workers: int | None,
+) -> None:
+    blocks = _text_blocks(corpus, writer.report)
+    first = [
+        block for _, block in zip(range(_MIN_PARALLEL_PAIRS // BLOCK_PAIRS), blocks, strict=False)
+    ]
+    count = (
+        workers
+        if workers is not None
+        else len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
+    if workers is None and len(first) * BLOCK_PAIRS < _MIN_PARALLEL_PAIRS - BLOCK_PAIRS:
+        count = 1
+    begun = time.monotonic()
+    for block, src, tgt in encode_blocks(_chain_releasing(first, blocks), tokenizers, count):
+        writer.add(block, src, tgt)
+        if progress:
+            progress(
+                BuildProgress(writer.report.read, corpus.fraction_read(), time.monotonic() - begun)
+            )
+
+
+def _chain_releasing(first: list[TextBlock], rest: Iterator[TextBlock]) -> Iterator[TextBlock]:
+    while first:
+        yield first.pop(0)
+    yield from rest
+
+
+def _text_blocks(corpus: Corpus, report: StoreReport) -> Iterator[TextBlock]:
+    """Gather good pairs into blocks; what is set aside before encoding is counted here."""
+    block = TextBlock([], [], [])
+    for record in corpus.records():
+        report.read += 1
+        if isinstance(record, BadPair):
+            if record.line.kind != "overlong" and corpus.on_bad_line == "stop":
+                raise record.line.error()
+            report.record_skipped(
+                "with an overlong line" if record.line.kind == "overlong" else "with a bad line",
+                corpus.describe_line(record.number),
+            )
+        elif not record.src.strip() or not record.tgt.strip():
+            report.record_skipped("with an empty side", corpus.describe_line(record.number))
+        else:
+            block.line_numbers.append(record.number)
+            block.src.append(record.src)
+            block.tgt.append(record.tgt)
+            if len(block.line_numbers) == BLOCK_PAIRS:
+                yield block
+                block = TextBlock([], [], [])
+    if block.line_numbers:
+        yield block
+
+
+class _StoreWriter:
+    """Appends encoded pairs to the store's files, hashing them on the way."""
+
+    def __init__(
+        self,
+        folder: Path,
+        corpus: Corpus,
+        tokenizers: Tokenizers,
+        max_length: int,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        names = [
+            f"{side}.{part}" for side in ("src", "tgt") for part in ("bin", "offsets", "lengths")
+        ] + ["numbers"]
+        self._files: dict[str, IO[bytes]] = {
+            name: stack.enter_context((folder / name).open("xb")) for name in names
+        }
+        self._hashes = {name: hashlib.sha256() for name in names}
+        self._ends = {"src": 0, "tgt": 0}
+        self._corpus, self._max_length = corpus, max_length
+        self.id_bytes = 2 if max(map(len, tokenizers)) <= 1 << 16 else 4
+        self.report = StoreReport()
+        for side in ("src", "tgt"):
+            self._write(f"{side}.offsets", np.zeros(1, np.uint64))
+
+    def add(self, block: TextBlock, src: EncodedTexts, tgt: EncodedTexts) -> None:
+        """Append the pairs of a block that are within the length limit."""
+        keep = (src.lengths <= self._max_length) & (tgt.lengths <= self._max_length)
+        keep &= (src.lengths > 0) & (tgt.lengths > 0)
+        for index in np.flatnonzero(~keep).tolist():
+            empty = not src.lengths[index] or not tgt.lengths[index]
+            reason = "with an empty side" if empty else f"over {self._max_length} pieces"
+            self.report.record_skipped(
+                reason, self._corpus.describe_line(block.line_numbers[index])
+            )
+        for side, encoded in (("src", src), ("tgt", tgt)):
+            ids = encoded.ids[np.repeat(keep, encoded.lengths)]
+            lengths = encoded.lengths[keep]
+            ends = self._ends[side] + np.cumsum(lengths, dtype=np.uint64)
+            self._ends[side] += len(ids)
+            self._write(f"{side}.bin", ids.astype(np.uint16 if self.id_bytes == 2 else np.uint32))
+            self._write(f"{side}.offsets", ends.astype(np.uint64))
+            self._write(f"{side}.lengths", lengths.astype(np.uint16))
+            self.report.unknown += int((ids == UNK).sum())
+        self.report.src_tokens, self.report.tgt_tokens = self._ends["src"], self._ends["tgt"]
+        self.report.pairs += int(keep.sum())
+        self._write("numbers", np.asarray(block.line_numbers, np.uint64)[keep])
+
+    def finish(self) -> dict[str, FileRecord]:
+        """Flush all to the disk and return what the manifest says of each file."""
+        records = {}
+        for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            records[name] = FileRecord(file.tell(), self._hashes[name].hexdigest())
+        return records
+
+    def _write(self, name: str, values: NDArray[np.integer[Any]]) -> None:
+        data = values.tobytes()
+        self._files[name].write(data)
+        self._hashes[name].update(data)
+
+
+def check_files_unchanged(corpus: Corpus, digests: list[str]) -> None:
+    """Compare what was read with what was hashed before, or what is made of it would have a wrong name."""
+    for stream, digest in zip(corpus.streams, digests, strict=True):
+        after = stream.digest or file_sha256(
+            stream.path
+        )  # a corpus that needs only its first lines stops reading
+        if after != digest:
+            raise CorruptError(
+                f"{stream.path} must stay as it is while it is prepared",
+                found=f"SHA-256 {digest[:12]}… before and {after[:12]}… after",
+                fix="start again when nothing writes to it",
+            )
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what processes of this machine that are gone left unfinished; a cache may be shared with other machines."""
+    for path in parent.glob(f".tmp-store-*-{_host_id()}-*"):
+        match = re.fullmatch(r"\.tmp-store-[0-9a-f]+-[0-9a-f]+-(\d+)-[0-9a-f]+", path.name)
+        if match and not is_process_alive(int(match[1])):
+            remove_flat_directory(path)
+
+
+def _host_id() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]

@@ -1,0 +1,274 @@
+"""Rows of a TSV, CSV or JSONL file, and which of their columns hold the source and the target."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dragoman.data.lines import BadLine
+from dragoman.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+_SRC_NAMES = ("src", "source", "src_text", "source_text", "source_sentence", "input", "original")
+_TGT_NAMES = (
+    "tgt",
+    "target",
+    "tgt_text",
+    "target_text",
+    "target_sentence",
+    "trg",
+    "output",
+    "translation",
+    "translated",
+)
+
+
+class TableRow(NamedTuple):
+    """A record's first line number and its columns: by place in TSV and CSV, by name in JSONL."""
+
+    number: int
+    values: Sequence[str] | Mapping[str, Any]
+
+
+class ColumnSelection(NamedTuple):
+    """What a person said about the columns; empty where nothing."""
+
+    src_field: str = ""
+    tgt_field: str = ""
+    src_lang: str = ""
+    tgt_lang: str = ""
+
+
+def read_tsv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableRow | BadLine]:
+    """Cut lines at tabs; quotes mean nothing in TSV."""
+    for number, line in enumerate(lines, 1):
+        yield line if isinstance(line, BadLine) else TableRow(number, line.split("\t"))
+
+
+def read_csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableRow | BadLine]:
+    """Read CSV with commas, or semicolons where only those cut the first line; quoted fields may hold line breaks."""
+    fed = 0
+    bad: list[BadLine] = []
+
+    def feed(first: str, source: Iterator[str | BadLine]) -> Iterator[str]:
+        nonlocal fed
+        fed = 1
+        yield first + "\n"
+        for line in source:
+            fed += 1
+            if isinstance(line, BadLine):
+                bad.append(line)
+            else:
+                yield line + "\n"
+
+    source = iter(lines)
+    first = next(source, None)
+    if first is None:
+        return
+    if isinstance(first, BadLine):
+        yield first
+        return
+    reader = csv.reader(feed(first, source), delimiter=detect_csv_delimiter(first), strict=True)
+    while True:
+        start = fed + 1
+        try:
+            values = next(reader, None)
+        except csv.Error as error:
+            found = f"{error} (by line {fed})"
+            yield BadLine(
+                path,
+                start,
+                "broken",
+                "must be a row of CSV",
+                found,
+                'write a quote inside a field as ""; close every quote',
+            )
+            continue
+        yield from bad
+        bad.clear()
+        if values is None:
+            return
+        yield TableRow(start, values)
+
+
+def detect_csv_delimiter(first: str) -> str:
+    """Return the delimiter of a CSV file: the comma, or the semicolon where only that cuts the first line into columns."""
+    if ";" not in first:
+        return ","
+    for each in (",", ";"):
+        try:
+            if len(next(csv.reader([first], delimiter=each, strict=True), [])) > 1:
+                return each
+        except csv.Error:  # a quote that does not end where this delimiter wants it to
+            continue
+    return ","
+
+
+def read_jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableRow | BadLine]:
+    """Read one JSON object a line; `{"translation": {...}}` stands for what is inside it."""
+    for number, line in enumerate(lines, 1):
+        if isinstance(line, BadLine):
+            yield line
+            continue
+        if not line.strip():
+            yield TableRow(number, {})
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield BadLine(
+                path,
+                number,
+                "broken",
+                "must be a JSON object",
+                str(error),
+                "write one object a line",
+            )
+            continue
+        if isinstance(value, dict) and isinstance(value.get("translation"), dict):
+            value = value["translation"]
+        if isinstance(value, dict):
+            yield TableRow(number, value)
+        else:
+            yield BadLine(
+                path,
+                number,
+                "broken",
+                "must be a JSON object",
+                f"{line:.60}",
+                'write {"src": "...", "tgt": "..."}',
+            )
+
+
+ROW_READERS: dict[str, Callable[[Path, Iterable[str | BadLine]], Iterator[TableRow | BadLine]]] = {
+    ".tsv": read_tsv_rows,
+    ".tab": read_tsv_rows,
+    ".csv": read_csv_rows,
+    ".jsonl": read_jsonl_rows,
+    ".ndjson": read_jsonl_rows,
+}
+"""How a file with both sides is read, by the end of its name."""
+
+
+class PairColumns(NamedTuple):
+    """Where the two sides are, and whether the first row only names the columns."""
+
+    src: int | str
+    tgt: int | str
+    header: bool
+    width: int
+
+
+def find_columns(path: Path, first: TableRow, wanted: ColumnSelection) -> PairColumns:
+    """Find the source's and the target's column from the first row and what was said."""
+    if isinstance(first.values, Mapping):
+        names = [str(name) for name in first.values]
+        src, tgt = _find_columns_by_name(path, names, wanted)
+        return PairColumns(names[src], names[tgt], False, 0)
+    width = len(first.values)
+    if width < 2:
+        fix = "give one pair a line with a tab (.tsv) or a comma (.csv) between, or use --src and --tgt for two files"
+        raise DataError(
+            f"{path} line {first.number} must have two columns or more", found=f"{width}", fix=fix
+        )
+    numbers = [_column_index(path, field, width) for field in (wanted.src_field, wanted.tgt_field)]
+    names = [value.strip() for value in first.values]
+    header = _looks_like_header(names, wanted)
+    if numbers[0] is not None and numbers[0] == numbers[1]:
+        raise DataError(
+            f"the source's and the target's column of {path} must be two",
+            found=f"{wanted.src_field} for both",
+            fix="name another for one",
+        )
+    if numbers[0] is not None and numbers[1] is not None:
+        return PairColumns(numbers[0], numbers[1], header, width)
+    if not header and not wanted.src_field and not wanted.tgt_field:
+        if width > 2:
+            _warn_first_two_columns(path, width)
+        return PairColumns(0, 1, False, width)
+    src, tgt = _find_columns_by_name(path, names, wanted)
+    return PairColumns(src, tgt, True, width)
+
+
+@functools.cache  # a corpus is read several times; once is enough
+def _warn_first_two_columns(path: Path, width: int) -> None:
+    """Tell which of many columns without names are taken."""
+    logger.warning(
+        "%s has %d columns without names: 1 is taken as source, 2 as target; for others, set data.src_field and data.tgt_field",
+        path,
+        width,
+    )
+
+
+def _column_index(path: Path, field: str, width: int) -> int | None:
+    if not field.isdecimal():
+        return None
+    if not 1 <= int(field) <= width:
+        raise DataError(
+            f"a column of {path} must be from 1 to {width}",
+            found=field,
+            fix="set data.src_field and data.tgt_field",
+        )
+    return int(field) - 1
+
+
+def _looks_like_header(names: list[str], wanted: ColumnSelection) -> bool:
+    known = {
+        *_column_names(wanted.src_lang, _SRC_NAMES),
+        *_column_names(wanted.tgt_lang, _TGT_NAMES),
+    }
+    return sum(name.lower() in known for name in names) >= 2 or bool(
+        {wanted.src_field, wanted.tgt_field} & set(names) - {""}
+    )
+
+
+def _column_names(language: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    code = language.lower()
+    return (*usual, code, f"text_{code}", f"{code}_text", f"sentence_{code}") if code else usual
+
+
+def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection) -> tuple[int, int]:
+    """Match the columns' names: those a person gave, languages, usual words, and the one that is left of two."""
+    found: list[int | None] = []
+    for field, language, usual in (
+        (wanted.src_field, wanted.src_lang, _SRC_NAMES),
+        (wanted.tgt_field, wanted.tgt_lang, _TGT_NAMES),
+    ):
+        lower = [name.lower() for name in names]
+        if field and not field.isdecimal() and field not in names:
+            shown = [f"{name:.30}…" if len(name) > 31 else name for name in names[:8]] + ["…"] * (
+                len(names) > 8
+            )
+            close = difflib.get_close_matches(field, names, n=1)
+            fix = (
+                f"did you mean {close[0]}?"
+                if close
+                else "name a column by its name in the first row, or by its number, from 1"
+            )
+            raise DataError(
+                f"a column of {path} must be called {field}", found=", ".join(shown), fix=fix
+            )
+        choices = (
+            (field.lower(),) if field else _column_names(language, usual)[::-1]
+        )  # languages say more than usual words
+        match = next((lower.index(choice) for choice in choices if choice in lower), None)
+        found.append(int(field) - 1 if field.isdecimal() else match)
+    if len(names) == 2 and found.count(None) == 1:
+        known = next(index for index in found if index is not None)
+        found = [1 - known if index is None else index for index in found]
+    src, tgt = found
+    if src is None or tgt is None or src == tgt:
+        example = [*names, "", ""][:2]
+        raise DataError(
+            f"the source's and the target's column of {path} must be known",
+            found=", ".join(names) or "no names",
+            fix=f"name them: --set data.src_field={example[0]} --set data.tgt_field={example[1]}",
+        )
+    return src, tgt

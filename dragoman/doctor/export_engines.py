@@ -1,0 +1,171 @@
+"""Exports that lie outside of a model's directory, opened as engines so that they are compared like the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman.bundle import Bundle
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.search import SearchStrategy
+from dragoman.errors import BundleError, CorruptError
+from dragoman.exchange.transformers_runner import TransformersRunner, quiet_transformers
+from dragoman.inference import Engine, SearchRequest
+from dragoman.inference.engine_directory import model_digest
+from dragoman.inference.engine_selection import decode_golden
+from dragoman.inference.engine_trust import is_trusted, record_trust, run_in_child
+from dragoman.runtime.optional_packages import require_packages
+from dragoman.storage import manifest
+from dragoman.text.special_tokens import UNK
+from dragoman.text.tokenizer import Tokenizers
+
+
+class HuggingFaceEngine:
+    """A directory for `transformers`, asked piece by piece: its numbers for our pieces come from its own vocabulary."""
+
+    name, workers, client_threads, batch_tokens = "huggingface", 1, 1, None
+
+    def __init__(self, directory: Path, tokenizers: Tokenizers) -> None:
+        self._runner, self._src = TransformersRunner(directory), tokenizers.src
+        self._ids = {
+            piece: number
+            for number, piece in enumerate(tokenizers.tgt.pieces(range(len(tokenizers.tgt))))
+        }
+
+    def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
+        """Only greedy search, within its positions."""
+        if not isinstance(strategy, GreedySearch):
+            return f"is run without {type(strategy).__name__.lower()}"
+        most = int(self._runner.model.config.max_position_embeddings)
+        return f"was exported for {most} positions" if longest >= most else ""
+
+    @torch.inference_mode()
+    def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        """Let `transformers` take the likeliest piece at each step; padding stays behind its attention mask."""
+        tokenizer, model = self._runner.tokenizer, self._runner.model
+        rows = [
+            [*tokenizer.convert_tokens_to_ids(self._src.pieces(source)), tokenizer.eos_token_id]
+            for source in request.sources
+        ]
+        inputs = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
+        options: dict[str, Any] = {
+            "num_beams": 1,
+            "do_sample": False,
+            "max_length": None,
+            "forced_eos_token_id": None,
+        }
+        with quiet_transformers():
+            generated = model.generate(
+                **inputs,
+                **options,
+                max_new_tokens=max(request.limits) + 1,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        log_probs = torch.stack(generated.logits, dim=1).log_softmax(-1)
+        return [
+            [self._hypothesis(generated.sequences[row, 1:].tolist(), log_probs[row], limit)]
+            for row, limit in enumerate(request.limits)
+        ]
+
+    def _hypothesis(self, ids: Sequence[int], log_probs: torch.Tensor, limit: int) -> Hypothesis:
+        """Cut an output at its end or its limit, and number its pieces as we do."""
+        end = self._runner.tokenizer.eos_token_id
+        finished = end in ids[: limit + 1]
+        kept = list(ids[: ids.index(end)] if finished else ids[:limit])
+        numbers = [
+            float(log_probs[place, token])
+            for place, token in enumerate([*kept, end] if finished else kept)
+        ]
+        pieces = self._runner.tokenizer.convert_ids_to_tokens(kept)
+        return Hypothesis(
+            [self._ids.get(piece, UNK) for piece in pieces], numbers, sum(numbers), finished
+        )
+
+
+def run_export_trial(path: str, directory: str) -> None:
+    """Load an export and search with it: a trial, to be run in a child process."""
+    bundle = Bundle.load(path)
+    decode_golden(open_export(Path(directory), bundle, trial=False)[1](), bundle)
+
+
+def open_export(
+    directory: Path, bundle: Bundle, *, trial: bool = True
+) -> tuple[str, Callable[[], Engine]]:
+    """Read what an export is; return its name and how to open it, after a trial in a child if it was not made here."""
+    facts = manifest.read_manifest(directory)
+    program = str(facts.get("program") or facts.get("engine"))
+    if program not in _OPENERS:
+        raise BundleError(
+            f"{directory} must be an export",
+            found=f"kind {facts.get('kind')!r:.80}",
+            fix="make one: dragoman export",
+        )
+
+    def opened() -> Engine:
+        for check in manifest.check_files(directory):
+            if not check.ok:
+                raise CorruptError(
+                    f"{directory / check.name} must be as it was written",
+                    found=check.problem,
+                    fix="export it again",
+                )
+        if facts.get("model_sha256") != model_digest(bundle):
+            raise BundleError(
+                f"{directory} must be made from this model",
+                found="one made from other weights",
+                fix="export it again",
+            )
+        digest = manifest.manifest_digest(facts)
+        if trial and not is_trusted(digest):
+            size = sum(record["bytes"] for record in facts["files"].values())
+            arguments = [str(bundle.path), str(directory)]
+            run_in_child(
+                "dragoman.doctor.export_engines:run_export_trial",
+                arguments,
+                label=str(directory),
+                bytes=size,
+            )
+            record_trust(digest)
+        return _OPENERS[program](directory, bundle, facts)
+
+    return f"{program}-{facts['quantisation']}" if "quantisation" in facts else program, opened
+
+
+def _open_onnx(directory: Path, bundle: Bundle, facts: dict[str, Any]) -> Engine:
+    """Open two graphs."""
+    require_packages("onnxruntime")
+    from dragoman.exchange.onnx_runner import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(directory)
+
+
+def _open_hugging_face(directory: Path, bundle: Bundle, facts: dict[str, Any]) -> Engine:
+    """Open a directory for `transformers`."""
+    require_packages("transformers")
+    return HuggingFaceEngine(directory, bundle.tokenizers)
+
+
+def _open_ctranslate2(directory: Path, bundle: Bundle, facts: dict[str, Any]) -> Engine:
+    """Open a directory for CTranslate2."""
+    require_packages("ctranslate2")
+    from dragoman.inference.ctranslate2_engine import CTranslate2Engine
+
+    return CTranslate2Engine(
+        directory,
+        bundle.tokenizers,
+        name="ctranslate2",
+        longest=int(facts["longest"]),
+        workers=torch.get_num_threads(),
+    )
+
+
+_OPENERS: dict[str, Callable[[Path, Bundle, dict[str, Any]], Engine]] = {
+    "onnx": _open_onnx,
+    "huggingface": _open_hugging_face,
+    "ctranslate2": _open_ctranslate2,
+}

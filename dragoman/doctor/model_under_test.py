@@ -1,0 +1,287 @@
+"""What is examined: a model with its tokenizers, sentences to try it on, and what it makes of them when left alone."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dragoman.bundle import Bundle
+from dragoman.bundle import format as layout
+from dragoman.bundle.bundle import build_loaded_model, expected_weights
+from dragoman.bundle.golden import read_golden_cases
+from dragoman.config import Config
+from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.padded_batch import pad_sources
+from dragoman.decoding.search import SearchStrategy, search
+from dragoman.doctor.check_result import NotApplicableError
+from dragoman.doctor.export_engines import open_export
+from dragoman.errors import BundleError, DragomanError
+from dragoman.inference import Engine, SearchRequest
+from dragoman.inference.engine_directory import list_engine_names
+from dragoman.inference.engine_selection import open_engine
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.runtime.device import choose_device, run_with_cpu_fallback
+from dragoman.storage.tensor_files import read_tensors
+from dragoman.text.special_tokens import SPECIAL_TOKENS
+from dragoman.text.tokenizer import Tokenizers
+
+DEFAULT_SENTENCES = (
+    16  # tried unless somebody asks for more: enough to see a mistake, few enough to wait for
+)
+EXTRA_PADDING = 4  # columns of it that are added where it must change nothing
+BEAM_SIZE = 4  # hypotheses that change places
+BATCH_ROWS = 8  # sentences of a batch: some of every length, so that there is padding
+RANDOM_LENGTHS = (1, 2, 5, 9, 3, 13)  # lengths of sources that stand in for text, or beside it
+MIN_DISTINCT_LENGTHS = (
+    4  # different ones that a batch should have: where all are equal nothing is padded
+)
+
+
+class ReferenceEngine:
+    """The reference: the model's own verbs under our search, whatever shortcuts the engines take."""
+
+    name, workers, client_threads, batch_tokens = "plain", 1, 1, None
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self._model = model
+
+    def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
+        """Refuse nothing."""
+        return ""
+
+    def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        """Encode a batch and search."""
+        device = next(self._model.parameters()).device
+        with torch.inference_mode():
+            memory = self._model.encode(*pad_sources(request.sources, device))
+        return search(
+            self._model, memory, limits=torch.tensor(request.limits), strategy=request.strategy
+        )
+
+
+class TokenPairs(NamedTuple):
+    """A batch to be read with its targets given, as rows of ids."""
+
+    sources: list[list[int]]
+    targets: list[list[int]]  # made up: what must hold holds for any
+
+
+class ModelUnderTest:
+    """A model under examination; `load` makes it, and is not called again where it fails."""
+
+    def __init__(
+        self,
+        load: Callable[[], EncoderDecoder],
+        *,
+        config: Config,
+        tokenizers: Tokenizers,
+        golden: Mapping[str, Any] | None = None,
+        texts: Sequence[str] = (),
+        engines: Mapping[str, Callable[[], Engine]] | None = None,
+        sentences: int = DEFAULT_SENTENCES,
+    ) -> None:
+        self._load, self.config, self.tokenizers = load, config, tokenizers
+        self.golden, self.engines = golden, dict(engines or {})
+        # Learned positions end somewhere; an end takes one as well, and padding some more.
+        self._max_positions = (
+            max(1, config.model.max_positions - 1 - EXTRA_PADDING)
+            if config.model.positions == "learned"
+            else sys.maxsize
+        )
+        longest = min(config.data.max_length, self._max_positions)
+        encoded = [
+            ids[:longest] for ids in tokenizers.src.encode_batch(list(texts)[:sentences]) if ids
+        ]
+        known = encoded or [case["src"][:longest] for case in self.cases()][:sentences]
+        lengths = RANDOM_LENGTHS if len(set(map(len, known))) < MIN_DISTINCT_LENGTHS else ()
+        more = [
+            _random_tokens(min(length, longest), len(tokenizers.src), at)
+            for at, length in enumerate(lengths)
+        ]
+        self.sources = known + more
+        self.origin = " and ".join(
+            filter(
+                None,
+                [
+                    _count_sentences(len(known), "given" if encoded else "golden"),
+                    _count_sentences(len(more), "made-up"),
+                ],
+            )
+        )
+
+    def cases(self) -> list[dict[str, Any]]:
+        """Give the golden cases, none where the file is not in order: its own check says so."""
+        if self.golden is None:
+            return []
+        try:
+            return read_golden_cases(
+                self.golden, len(self.tokenizers.src), len(self.tokenizers.tgt), layout.GOLDEN
+            )
+        except BundleError:
+            return []
+
+    @property
+    def model(self) -> EncoderDecoder:
+        """The model, or a reason to skip whatever needs it: that it does not load has a row of its own."""
+        loaded_or_error = self.loaded_or_error
+        if isinstance(loaded_or_error, DragomanError):
+            raise NotApplicableError("the model cannot be built")
+        return loaded_or_error
+
+    @functools.cached_property
+    def loaded_or_error(self) -> EncoderDecoder | DragomanError:
+        """The model, or the error that came instead."""
+        try:
+            return self._load()
+        except DragomanError as error:
+            return error
+
+    @property
+    def reference_engine(self) -> ReferenceEngine:
+        """What all engines are compared with, our own too."""
+        return ReferenceEngine(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Say where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether products are computed with all of float32's bits, as CPUs do."""
+        return self.device.type == "cpu"
+
+    @functools.cached_property
+    def single_outputs(self) -> list[Hypothesis]:
+        """The greedy output for every sentence, searched by itself: nothing is padded, nobody is beside it."""
+        return [
+            self.search(self.reference_engine, GreedySearch(), [number])[0]
+            for number in range(len(self.sources))
+        ]
+
+    @functools.cached_property
+    def batched_outputs(self) -> list[Hypothesis]:
+        """The greedy output for every sentence, searched in batches."""
+        return self.search_all(self.reference_engine, GreedySearch())
+
+    @functools.cached_property
+    def beam_outputs(self) -> list[Hypothesis]:
+        """The best output of a beam for every sentence, searched in batches."""
+        return self.search_all(self.reference_engine, BeamSearch(size=BEAM_SIZE))
+
+    def search_all(
+        self, engine: Engine, strategy: SearchStrategy, *, return_scores: bool = True
+    ) -> list[Hypothesis]:
+        """Ask an engine for the best output of every sentence, in batches of unlike lengths."""
+        numbers = range(len(self.sources))
+        groups = [numbers[at : at + BATCH_ROWS] for at in range(0, len(numbers), BATCH_ROWS)]
+        return [
+            best
+            for group in groups
+            for best in self.search(engine, strategy, group, return_scores=return_scores)
+        ]
+
+    def search(
+        self,
+        engine: Engine,
+        strategy: SearchStrategy,
+        numbers: Sequence[int],
+        *,
+        return_scores: bool = True,
+    ) -> list[Hypothesis]:
+        """Ask an engine for the best outputs of some sentences, as one batch."""
+        request = replace(self.request(strategy, numbers), return_scores=return_scores)
+        return [hypotheses[0] for hypotheses in engine.generate(request)]
+
+    def request(self, strategy: SearchStrategy, numbers: Sequence[int]) -> SearchRequest:
+        """Write down what is asked: outputs within the model's own limit and twice their source, for without training none ends."""
+        sources, decode = [self.sources[number] for number in numbers], self.config.decode
+        own = [
+            int(decode.max_length_ratio * len(source)) + decode.max_length_extra
+            for source in sources
+        ]
+        limits = [
+            min(limit, 2 * len(source) + 10, self._max_positions)
+            for limit, source in zip(own, sources, strict=True)
+        ]
+        return SearchRequest(
+            sources=sources,
+            limits=limits,
+            prefixes=[[] for _ in sources],
+            strategy=strategy,
+            lines=list(numbers),
+        )
+
+    def pairs(self) -> Iterator[TokenPairs]:
+        """Go through the sentences in batches, each with a target of a length of its own."""
+        for first in range(0, len(self.sources), BATCH_ROWS):
+            sources = self.sources[first : first + BATCH_ROWS]
+            lengths = [min(3 + 5 * at % 11, self._max_positions) for at in range(len(sources))]
+            targets = [
+                _random_tokens(length, len(self.tokenizers.tgt), 1000 + first + at)
+                for at, length in enumerate(lengths)
+            ]
+            yield TokenPairs(sources, targets)
+
+
+def load_model_under_test(
+    path: str | Path,
+    *,
+    texts: Sequence[str] = (),
+    sentences: int = DEFAULT_SENTENCES,
+    exports: Sequence[Path] = (),
+    device: str = "auto",
+) -> ModelUnderTest:
+    """Open a model directory for examination; what its files must be to be read at all is verified, the rest is left to the checks.
+
+    `exports` are directories outside of it that are to be compared as well.
+    """
+    chosen = choose_device(device)
+    bundle = Bundle.load(path, device=chosen, check_golden=False)
+
+    def load() -> EncoderDecoder:
+        # Not `bundle.model`, which refuses weights that are not finite: here they have a row in the table.
+        weights = read_tensors(
+            bundle.path / layout.WEIGHTS,
+            expected=expected_weights(bundle.config, bundle.tokenizers),
+        )
+        return run_with_cpu_fallback(
+            chosen,
+            lambda where: build_loaded_model(bundle.config, bundle.tokenizers, weights).to(where),
+        )
+
+    engines: dict[str, Callable[[], Engine]] = {
+        name: functools.partial(open_engine, bundle, name)
+        for name in list_engine_names(bundle.path)
+    }
+    for directory in exports:
+        name, opened = open_export(directory, bundle)
+        engines[f"{directory.name}: {name}" if name in engines else name] = opened
+    return ModelUnderTest(
+        load,
+        config=bundle.config,
+        tokenizers=bundle.tokenizers,
+        golden=bundle.golden,
+        texts=texts,
+        engines=engines,
+        sentences=sentences,
+    )
+
+
+def _count_sentences(number: int, kind: str) -> str:
+    """Say how many sentences are of a kind; nothing where there are none."""
+    return f"{number} {kind} sentence{'' if number == 1 else 's'}" if number else ""
+
+
+def _random_tokens(length: int, vocabulary: int, seed: int) -> list[int]:
+    """Draw ids that are no special pieces, the same ones each time."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(len(SPECIAL_TOKENS), vocabulary, (length,), generator=generator).tolist()

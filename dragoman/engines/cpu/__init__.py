@@ -1,1 +1,0 @@
-"""The native engine on a CPU: Transformers in kernels compiled for the machine, all else in torch's operations, weights laid out anew."""

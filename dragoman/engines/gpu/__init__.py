@@ -1,1 +1,0 @@
-"""The native engine on a GPU: a Transformer in half precision whose steps are recorded once and replayed."""

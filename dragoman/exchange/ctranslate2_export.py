@@ -1,0 +1,269 @@
+"""To CTranslate2: a Transformer's weights in the form that its engine reads, which on a CPU runs them several times as fast.
+
+Every setting that it can express is; anything else is refused with the reason. What was made is compared with our own numbers before
+it is kept (`dragoman.exchange.parity`), because two programs may mean different things by the same word.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dragoman.attention.positions import LearnedPositions
+from dragoman.attention.relative_positions import RotaryEmbedding, ShawRelativeKeys, T5RelativeBias
+from dragoman.config import Config
+from dragoman.config.engine_options import check_quantization
+from dragoman.errors import ConfigError
+from dragoman.exchange.transformer_spec import (
+    StackSpec,
+    TransformerSpec,
+    embedding_table,
+    export_problem,
+    output_matrix,
+    raise_problems,
+    read_transformer_spec,
+)
+from dragoman.layers.feed_forward import GEGLU, GELU, GatedActivation, ReLU, SwiGLU, Swish
+from dragoman.layers.norms import LayerNorm, RMSNorm, T5Norm
+from dragoman.layers.residual import PostNorm, PreNorm
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.transformer import TransformerLayer
+from dragoman.runtime.optional_packages import require_packages
+from dragoman.storage.atomic import native_path
+from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK
+from dragoman.text.tokenizer import Tokenizer, Tokenizers
+
+PROGRAM = "CTranslate2"
+MIN_TABLE_ROWS = 1024  # of a table of positions: room for prefixes, at next to no cost
+
+_ACTIVATIONS = {ReLU: "RELU", GELU: "GELU", Swish: "SWISH", SwiGLU: "SWISH", GEGLU: "GELU"}
+_RMS_NORMS = (RMSNorm, T5Norm)
+_SUPPORTED: dict[
+    str, dict[type | None, str]
+] = {  # settings with what CTranslate2 knows of them, by its name in the settings
+    "activation": {ReLU: "relu", GELU: "gelu", Swish: "swish", SwiGLU: "swiglu", GEGLU: "geglu"},
+    "residual": {PostNorm: "post", PreNorm: "pre"},
+    "norm_type": {LayerNorm: "layer", RMSNorm: "rms", T5Norm: "t5"},
+    "within": {
+        None: "sinusoidal, sinusoidal_halves, learned, none",
+        RotaryEmbedding: "rotary",
+        T5RelativeBias: "t5",
+        ShawRelativeKeys: "shaw",
+    },
+    "qk_norm": {None: "none"},  # it has one, which on trial gave other numbers
+}
+_SETTING_NAMES = {"norm_type": "norm", "within": "positions"}  # where the setting has another name
+
+
+def save_ctranslate2(
+    model: EncoderDecoder,
+    tokenizers: Tokenizers,
+    config: Config,
+    directory: Path,
+    *,
+    quantization: str,
+) -> None:
+    """Write a model into an existing directory as CTranslate2 reads it: `model.bin`, `config.json` and the vocabularies."""
+    check_quantization(quantization)
+    require_packages("ctranslate2")
+    shape = read_transformer_spec(model, PROGRAM)
+    raise_problems(_unsupported_settings(shape))
+    spec = _build_spec(shape, model, config)
+    for register, tokenizer in (
+        (spec.register_source_vocabulary, tokenizers.src),
+        (spec.register_target_vocabulary, tokenizers.tgt),
+    ):
+        register(vocabulary_tokens(tokenizer))
+    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = (
+        SPECIAL_TOKENS[each] for each in (BOS, EOS, UNK)
+    )
+    spec.config.decoder_start_token, spec.config.add_source_eos = SPECIAL_TOKENS[BOS], True
+    spec.config.layer_norm_epsilon = shape.encoder.epsilon
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    with native_path(directory) as folder:
+        spec.save(folder)
+
+
+def vocabulary_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Spell every piece; CTranslate2 knows pieces by their spelling, which must therefore be theirs alone."""
+    pieces = tokenizer.pieces(range(len(tokenizer)))
+    if len(set(pieces)) != len(pieces):
+        twice = next(piece for piece in pieces if pieces.count(piece) > 1)
+        raise ConfigError(
+            [
+                export_problem(
+                    PROGRAM, "every piece must have a spelling of its own", f"{twice!r} twice"
+                )
+            ]
+        )
+    return pieces
+
+
+def position_table_rows(config: Config) -> int:
+    """Count the places that a model may meet: its longest source, and the longest output to that."""
+    longest = config.data.max_length
+    return max(
+        MIN_TABLE_ROWS,
+        longest + 2,
+        int(config.decode.max_length_ratio * longest) + config.decode.max_length_extra + 2,
+    )
+
+
+def _unsupported_settings(shape: TransformerSpec) -> list[str]:
+    """Say what CTranslate2 cannot express."""
+    found: list[str] = []
+    for name, known in _SUPPORTED.items():
+        unsupported = {
+            getattr(side, name) for side in (shape.encoder, shape.decoder)
+        } - known.keys()
+        if unsupported:
+            must = (
+                f"model.{_SETTING_NAMES.get(name, name)} must be one of {', '.join(known.values())}"
+            )
+            found.append(
+                export_problem(
+                    PROGRAM, must, " and ".join(sorted(each.__name__ for each in unsupported))
+                )
+            )
+    if shape.encoder.window or shape.decoder.window:
+        windows = f"{shape.encoder.window} and {shape.decoder.window}"
+        found.append(export_problem(PROGRAM, "model.window must be 0, no limit", windows))
+    if shape.encoder.epsilon != shape.decoder.epsilon:
+        both = f"{shape.encoder.epsilon} and {shape.decoder.epsilon}"
+        found.append(export_problem(PROGRAM, "both stacks must have one norm_epsilon", both))
+    return found
+
+
+def _build_spec(shape: TransformerSpec, model: EncoderDecoder, config: Config) -> Any:
+    """Fill CTranslate2's description of a model with our weights."""
+    from ctranslate2.specs import transformer_spec as specs
+
+    encoder = specs.TransformerEncoderSpec(
+        len(shape.encoder.layers), shape.encoder.heads, **_spec_arguments(shape.encoder)
+    )
+    decoder = specs.TransformerDecoderSpec(
+        len(shape.decoder.layers), shape.decoder.heads, **_spec_arguments(shape.decoder)
+    )
+    rows = position_table_rows(config)
+    for spec, side in ((encoder, shape.encoder), (decoder, shape.decoder)):
+        _fill_positions(spec, side, rows)
+        for layer, block in zip(spec.layer, side.layers, strict=True):
+            _fill_layer(layer, block)
+        if side.norm is not None:
+            _fill_norm(spec.layer_norm, side.norm)
+        spec.pre_norm = issubclass(side.residual, PreNorm)
+    for spec, embeddings, name in (
+        (encoder, encoder.embeddings[0], "src"),
+        (decoder, decoder.embeddings, "tgt"),
+    ):
+        table, scale = embedding_table(model, name)
+        embeddings.weight = _copy_array(table)
+        spec.scale_embeddings = scale if scale != 1.0 else False
+    decoder.projection.weight = _copy_array(output_matrix(model))
+    if model.output_bias is not None:
+        decoder.projection.bias = _copy_array(model.output_bias)
+    return specs.TransformerSpec(encoder, decoder)
+
+
+def _spec_arguments(side: StackSpec) -> dict[str, Any]:
+    """Say in CTranslate2's words what a stack is made of."""
+    from ctranslate2.specs.common_spec import Activation
+
+    return {
+        "pre_norm": True,  # what makes room for a norm at the end, which its engine reads after post-norm layers as well
+        "no_final_norm": side.norm is None,
+        "activation": Activation[_ACTIVATIONS[side.activation]],
+        "ffn_glu": issubclass(side.activation, GatedActivation),
+        "rms_norm": side.norm_type in _RMS_NORMS,
+        "num_heads_kv": side.kv_heads if side.kv_heads != side.heads else None,
+        "head_dim": side.head_width
+        if side.heads * side.head_width != side.first.self.width
+        else None,
+        "relative_position": side.within is ShawRelativeKeys,
+        "relative_attention_bias": side.within is T5RelativeBias,
+        "rotary_dim": 0 if side.within is RotaryEmbedding else None,  # 0 is all of a head
+        "rotary_interleave": True,
+    }
+
+
+def _fill_positions(spec: Any, side: StackSpec, rows: int) -> None:
+    """Give the table of positions; without one, the engine would make its own, which is not ours."""
+    if side.within is not None:
+        if hasattr(
+            spec, "position_encodings"
+        ):  # an encoder's description has it even where attention tells places
+            del spec.position_encodings
+        return
+    positions = side.positions
+    table = positions.vectors(
+        0, positions.max_positions if isinstance(positions, LearnedPositions) else rows
+    )
+    spec.position_encodings.encodings = (
+        np.zeros((rows, positions.width), np.float32) if table is None else _copy_array(table)
+    )
+
+
+def _fill_layer(spec: Any, block: TransformerLayer) -> None:
+    """Fill one layer: self-attention, in a decoder attention to the source, feed-forward."""
+    _fill_linear(spec.self_attention.linear[0], block.self.query_key_value)
+    _fill_linear(spec.self_attention.linear[1], block.self.output)
+    _fill_norm(spec.self_attention.layer_norm, block.self_residual.norm)
+    within = block.self.within
+    if isinstance(within, T5RelativeBias):
+        spec.self_attention.relative_attention_bias = _copy_array(within.weight)
+        spec.self_attention.relative_attention_max_distance = np.dtype("int32").type(
+            within.max_distance
+        )
+    if isinstance(within, ShawRelativeKeys):
+        spec.self_attention.relative_position_keys = _copy_array(within.weight)
+        spec.self_attention.relative_position_values = np.zeros_like(_copy_array(within.weight))
+    if block.has_cross:
+        for part, linear in zip(
+            spec.attention.linear,
+            (block.cross.query, block.cross.key_value, block.cross.output),
+            strict=True,
+        ):
+            _fill_linear(part, linear)
+        _fill_norm(spec.attention.layer_norm, block.cross_residual.norm)
+    _fill_feed_forward(spec.ffn, block)
+
+
+def _fill_feed_forward(spec: Any, block: TransformerLayer) -> None:
+    """Fill a feed-forward layer; of a gated one, the half that bends stands first."""
+    inner = block.feedforward.inner
+    if isinstance(block.feedforward.activation, GatedActivation):
+        halves = (spec.linear_0, spec.linear_0_noact)
+        for part, weight in zip(halves, inner.weight.chunk(2), strict=True):
+            part.weight = _copy_array(weight)
+        for part, bias in (
+            zip(halves, inner.bias.chunk(2), strict=True) if inner.bias is not None else ()
+        ):
+            part.bias = _copy_array(bias)
+    else:
+        _fill_linear(spec.linear_0, inner)
+    _fill_linear(spec.linear_1, block.feedforward.outer)
+    _fill_norm(spec.layer_norm, block.feedforward_residual.norm)
+
+
+def _fill_linear(spec: Any, linear: nn.Linear) -> None:
+    """Fill a product, and its bias where it has one."""
+    spec.weight = _copy_array(linear.weight)
+    if linear.bias is not None:
+        spec.bias = _copy_array(linear.bias)
+
+
+def _fill_norm(spec: Any, norm: Any) -> None:
+    """Fill a norm: its scale, and its shift where it has one."""
+    spec.gamma = _copy_array(norm.weight)
+    if isinstance(norm, LayerNorm):
+        spec.beta = _copy_array(norm.bias)
+
+
+def _copy_array(tensor: Tensor) -> NDArray[np.float32]:
+    """Copy a tensor: quantising writes into what it is given, which would otherwise be the living model."""
+    return np.array(tensor.detach().float().cpu().numpy(), copy=True, order="C")

@@ -1,0 +1,245 @@
+"""Exporting a bundle: whole or not at all, and compared with the native engine before anybody relies on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dragoman.bundle import Bundle
+from dragoman.bundle.format import require_bundle
+from dragoman.config.engine_options import check_quantization
+from dragoman.errors import CorruptError
+from dragoman.evaluate.metrics import check_aligned
+from dragoman.exchange.ctranslate2_export import position_table_rows, save_ctranslate2
+from dragoman.exchange.huggingface_export import save_hugging_face
+from dragoman.exchange.onnx_export import raising_export_errors, save_onnx
+from dragoman.exchange.parity import Parity, compare_engine, compare_texts
+from dragoman.exchange.readme import write_readme
+from dragoman.exchange.transformers_runner import TransformersRunner
+from dragoman.inference.engine_directory import (
+    ENGINES_DIRECTORY,
+    MANIFEST_KIND,
+    model_digest,
+    publish_engine,
+    require_replaceable,
+)
+from dragoman.inference.engine_selection import golden_error
+from dragoman.runtime.optional_packages import require_packages
+from dragoman.storage.disk import require_disk_space, require_new_directory
+
+MIN_EQUAL_FLOAT32, MIN_EQUAL_QUANTIZED = (
+    0.995,
+    0.8,
+)  # shares of equal outputs below which something may be wrong
+MIN_EQUAL_FRACTION = 0.9  # the share of equal outputs below which it is another model
+LOG_PROB_TOLERANCE = (
+    1e-3  # of log-probability: what float32 may differ by between two programs that mean the same
+)
+
+
+class ExportResult(NamedTuple):
+    """What was made, and how it compares."""
+
+    path: Path
+    parity: Parity
+    min_equal_fraction: float = (
+        MIN_EQUAL_FLOAT32  # the share of equal outputs that may be expected of it
+    )
+
+
+def export_ctranslate2(
+    model: str | Path,
+    out: str | Path | None = None,
+    *,
+    quantization: str = "float32",
+    texts: Sequence[str] = (),
+    references: Sequence[str] | None = None,
+) -> ExportResult:
+    """Export a model to CTranslate2: into its own directory, where translating finds it, or to a new directory `out`.
+
+    Quantised to int8, translating uses it only where the precision int8 or that engine is asked for.
+    """
+    require_packages("ctranslate2")
+    from ctranslate2 import __version__ as release
+
+    from dragoman.inference.ctranslate2_engine import CTranslate2Engine
+
+    check_quantization(quantization)
+    name = f"ctranslate2-{quantization}"
+    final = Path(model) / ENGINES_DIRECTORY / name if out is None else new_directory_path(out)
+    if out is None:
+        require_bundle(Path(model))
+        require_replaceable(final)
+    bundle = Bundle.load(model)
+    require_aligned(texts, references)
+    require_disk_space(bundle.path, 6 * bundle.parameters, "an export")
+    facts: dict[str, Any] = {
+        "kind": MANIFEST_KIND,
+        "engine": "ctranslate2",
+        "quantisation": quantization,
+        "made_with": f"ctranslate2 {release}",
+    }
+    facts |= {"model_sha256": model_digest(bundle), "longest": exported_positions(bundle)}
+    with publish_engine(final, facts, replace=out is None) as folder:
+        save_ctranslate2(
+            bundle.model, bundle.tokenizers, bundle.config, folder, quantization=quantization
+        )
+        engine = CTranslate2Engine(
+            folder,
+            bundle.tokenizers,
+            name=name,
+            longest=facts["longest"],
+            workers=torch.get_num_threads(),
+        )
+        facts["golden_error"] = require_close_log_probs(
+            golden_error(engine.log_probs, bundle), exact=quantization == "float32"
+        )
+        parity = compare_engine(bundle, engine, texts or golden_texts(bundle), references)
+        if quantization == "float32":
+            require_parity(parity)
+        facts["parity"] = parity.facts()
+        if out is not None:
+            copy_tokenizers(bundle, folder)
+            write_readme(bundle, folder, "ctranslate2", precision=quantization)
+    return ExportResult(
+        final,
+        parity,
+        min_equal_fraction=MIN_EQUAL_FLOAT32 if quantization == "float32" else MIN_EQUAL_QUANTIZED,
+    )
+
+
+def golden_texts(bundle: Bundle) -> list[str]:
+    """Give the sentences that a bundle carries: few, but always there."""
+    return [case["input"] for case in bundle.golden["cases"]]
+
+
+def exported_positions(bundle: Bundle) -> int:
+    """Count the positions that an exported table has room for; schemes without a table are held to as many."""
+    model = bundle.config.model
+    return (
+        model.max_positions if model.positions == "learned" else position_table_rows(bundle.config)
+    )
+
+
+def require_close_log_probs(error: float, *, exact: bool) -> float:
+    """Refuse an export that computes something else: not a rounding, but a misunderstanding."""
+    most = LOG_PROB_TOLERANCE if exact else 1e3 * LOG_PROB_TOLERANCE
+    if not error <= most:
+        raise CorruptError(
+            f"an export must give the log-probabilities of the golden sentences within {most:g}",
+            found=f"{error:.4f} off",
+            fix="nothing was kept; use the native engine, and please report the model's settings",
+        )
+    return error
+
+
+def require_parity(parity: Parity) -> None:
+    """Refuse an exact export whose outputs, or what it thinks of them, are others."""
+    require_close_log_probs(parity.difference, exact=True)
+    if parity.equal_fraction < MIN_EQUAL_FRACTION:
+        raise CorruptError(
+            f"an export must write what the model writes, in {100 * MIN_EQUAL_FRACTION:.0f} % of the sentences at least",
+            found=f"{parity.equal} of {parity.sentences} equal",
+            fix="nothing was kept; use the native engine, and please report the model's settings",
+        )
+
+
+def new_directory_path(out: str | Path) -> Path:
+    """Return a path at which nothing is and that can be made; raise an error otherwise, before any work."""
+    require_new_directory(Path(out))
+    return Path(out)
+
+
+def copy_tokenizers(bundle: Bundle, folder: Path) -> None:
+    """Put the SentencePiece models beside an export that leaves home, under the names that other programs use."""
+    for tokenizer, name in (
+        (bundle.tokenizers.src, "source.spm"),
+        (bundle.tokenizers.tgt, "target.spm"),
+    ):
+        (folder / name).write_bytes(tokenizer.model)
+
+
+def export_hugging_face(
+    model: str | Path,
+    out: str | Path,
+    *,
+    texts: Sequence[str] = (),
+    references: Sequence[str] | None = None,
+) -> ExportResult:
+    """Export a model to a new directory that `transformers` loads: Marian's for a post-norm Transformer, Pegasus's for pre-norm."""
+    require_packages("transformers")
+    from transformers import __version__ as release
+
+    final, bundle = new_directory_path(out), Bundle.load(model)
+    require_aligned(texts, references)
+    facts: dict[str, Any] = {
+        "kind": "dragoman export",
+        "program": "huggingface",
+        "made_with": f"transformers {release}",
+    }
+    with publish_engine(final, facts) as folder:
+        save_hugging_face(bundle.model, bundle.tokenizers, bundle.config, folder)
+        translate = TransformersRunner(folder).translate
+        parity = compare_texts(
+            bundle, "huggingface", translate, texts or golden_texts(bundle), references
+        )
+        require_parity(parity)
+        write_readme(bundle, folder, "huggingface")
+        facts |= {"model_sha256": model_digest(bundle), "parity": parity.facts()}
+    return ExportResult(final, parity)
+
+
+def export_onnx(
+    model: str | Path,
+    out: str | Path,
+    *,
+    texts: Sequence[str] = (),
+    references: Sequence[str] | None = None,
+) -> ExportResult:
+    """Export a model to a new directory as two ONNX graphs, encoder and decoder step, with the SentencePiece models beside them."""
+    require_packages("onnx", "onnxscript", "onnxruntime")
+    from dragoman.exchange.onnx_runner import OnnxRuntimeEngine
+
+    final, bundle = new_directory_path(out), Bundle.load(model)
+    require_aligned(texts, references)
+    facts: dict[str, Any] = {
+        "kind": "dragoman export",
+        "program": "onnx",
+        "made_with": f"torch {torch.__version__}",
+    }
+    with publish_engine(final, facts) as folder:
+        save_onnx(bundle.model, bundle.config, folder)
+        with raising_export_errors(bundle.config):
+            parity = compare_engine(
+                bundle, OnnxRuntimeEngine(folder), texts or golden_texts(bundle), references
+            )
+        require_parity(parity)
+        copy_tokenizers(bundle, folder)
+        for name, tokenizer in (
+            ("source", bundle.tokenizers.src),
+            ("target", bundle.tokenizers.tgt),
+        ):
+            tokens = json.dumps(
+                tokenizer.pieces(range(len(tokenizer))), ensure_ascii=False, indent=0
+            )
+            (folder / f"{name}_vocabulary.json").write_text(tokens, encoding="utf-8")
+        write_readme(bundle, folder, "onnx")
+        facts |= {"model_sha256": model_digest(bundle), "parity": parity.facts()}
+    return ExportResult(final, parity)
+
+
+def require_aligned(texts: Sequence[str], references: Sequence[str] | None) -> None:
+    """Refuse references that are not one a sentence, before an hour of work."""
+    if references is not None:
+        check_aligned(texts, references)
+
+
+EXPORTERS: dict[str, Callable[..., ExportResult]] = {
+    "ctranslate2": export_ctranslate2,
+    "huggingface": export_hugging_face,
+    "onnx": export_onnx,
+}

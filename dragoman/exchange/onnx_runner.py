@@ -1,0 +1,133 @@
+"""Running exported ONNX graphs with `onnxruntime` alone, greedily. Only to compare with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.search import SearchStrategy
+from dragoman.exchange.onnx_export import DECODER_STEP, DESCRIPTION, ENCODER
+from dragoman.inference.engine import SearchRequest
+from dragoman.storage.atomic import native_path
+
+
+class OnnxRuntimeEngine:
+    """Two graphs behind the engine's face: a greedy loop, as short as it can be."""
+
+    name = "onnx"
+    workers = client_threads = 1
+    batch_tokens = None
+
+    def __init__(self, directory: Path) -> None:
+        import onnxruntime
+
+        runtime: Any = onnxruntime
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3  # errors alone
+        with native_path(directory) as folder:
+            self._encoder, self._step = (
+                runtime.InferenceSession(
+                    str(Path(folder, name)), options, providers=["CPUExecutionProvider"]
+                )
+                for name in (ENCODER, DECODER_STEP)
+            )
+        self._description = json.loads((directory / DESCRIPTION).read_text("utf-8"))
+        self._state = [each["name"] for each in self._description["state"]]
+        self._input_names = {
+            each.name for each in self._step.get_inputs()
+        }  # a graph drops what it has no use for
+        self._output_names = [each.name for each in self._step.get_outputs()]
+
+    def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
+        """Only greedy search, within the positions that were exported."""
+        if not isinstance(strategy, GreedySearch):
+            return f"is run without {type(strategy).__name__.lower()}"
+        most = self._description["most_positions"]
+        return f"was exported for {most} positions" if longest > most else ""
+
+    def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        """Take the likeliest piece at each step, for all rows until the last has ended."""
+        description, rows = self._description, len(request.sources)
+        sources = [[*source, description["eos"]] for source in request.sources]
+        longest = max(map(len, sources))
+        src = np.array(
+            [[*source, *[description["pad"]] * (longest - len(source))] for source in sources],
+            dtype=np.int64,
+        )
+        mask = np.arange(longest) < np.array([[len(source)] for source in sources])
+        state = dict(
+            zip(self._state, self._encoder.run(None, {"src": src, "mask": mask}), strict=True)
+        )
+        tokens = np.full(rows, description["bos"], dtype=np.int64)
+        limits = [
+            max(limit, len(prefix), 1)
+            for limit, prefix in zip(request.limits, request.prefixes, strict=True)
+        ]
+        written: list[list[int]] = [[] for _ in range(rows)]
+        log_probs: list[list[float]] = [[] for _ in range(rows)]
+        is_active, finished = np.ones(rows, dtype=bool), np.zeros(rows, dtype=bool)
+        for step in range(max(limits) + 1):
+            taken = {
+                name: value
+                for name, value in {"tokens": tokens, **state}.items()
+                if name in self._input_names
+            }
+            found = dict(zip(self._output_names, self._step.run(None, taken), strict=True))
+            scores = _log_softmax(found.pop("logits"))
+            state |= {name.removeprefix("new_"): value for name, value in found.items()}
+            tokens = _choose_tokens(scores, request, description, step)
+            for row in np.flatnonzero(is_active):
+                token = int(tokens[row])
+                ends = token == description["eos"]
+                if ends or step < limits[row]:
+                    log_probs[row].append(float(scores[row, token]))
+                    written[row] += [] if ends else [token]
+                finished[row] = ends
+                is_active[row] = not ends and step < limits[row]
+            if not is_active.any():
+                break
+        penalty = (
+            request.strategy.penalty
+            if isinstance(request.strategy, GreedySearch)
+            else GreedySearch().penalty
+        )
+        return [
+            [
+                Hypothesis(
+                    written[row],
+                    log_probs[row],
+                    penalty.score(sum(log_probs[row]), len(log_probs[row])),
+                    bool(finished[row]),
+                )
+            ]
+            for row in range(rows)
+        ]
+
+
+def _choose_tokens(
+    scores: Any, request: SearchRequest, description: dict[str, int], step: int
+) -> Any:
+    """Choose each row's likeliest piece that may be written, or the one that its prefix says."""
+    allowed = scores.copy()
+    allowed[:, [description["pad"], description["bos"], description["unk"]]] = -np.inf
+    if step < request.min_length:
+        allowed[:, description["eos"]] = -np.inf
+    best = allowed.argmax(axis=-1)
+    return np.array(
+        [
+            prefix[step] if step < len(prefix) else best[row]
+            for row, prefix in enumerate(request.prefixes)
+        ],
+        dtype=np.int64,
+    )
+
+
+def _log_softmax(logits: Any) -> Any:
+    """Normalise logits (B, V)."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

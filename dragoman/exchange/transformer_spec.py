@@ -1,0 +1,180 @@
+"""What a Transformer is made of, read from the built model: other programs want it said once for a whole stack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention.positions import Positions
+from dragoman.errors import ConfigError
+from dragoman.layers.embedding import Embedding
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.stack import Stack
+from dragoman.models.transformer import TransformerLayer
+
+NATIVE_HINT = "the native engine runs every model, and needs no export"
+
+
+# The weights of a layer that other programs know; a layer with more is something else.
+_WEIGHT_PATTERN = re.compile(
+    r"(self\.(query_key_value|output)|cross\.(query|key_value|output)|feedforward\.(inner|outer))\.(weight|bias)"
+    r"|(self|cross|feedforward)_residual\.norm\.(weight|bias)|self\.within\..*|(self|cross)\.(query|key)_norm\..*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StackSpec:
+    """One stack whose layers are all alike."""
+
+    layers: Sequence[TransformerLayer]
+    norm: nn.Module | None  # after the last layer
+    positions: Positions  # before the first
+    heads: int
+    kv_heads: int
+    head_width: int
+    window: int
+    activation: type
+    residual: type
+    norm_type: type  # of the norms around the layers
+    epsilon: float
+    within: type | None  # positions told inside attention
+    qk_norm: type | None
+
+    @property
+    def first(self) -> TransformerLayer:
+        """The first layer, which all others are like."""
+        return self.layers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerSpec:
+    """Both stacks."""
+
+    encoder: StackSpec
+    decoder: StackSpec
+
+
+def read_transformer_spec(model: EncoderDecoder, program: str) -> TransformerSpec:
+    """Read a Transformer; one that is none, or whose layers differ within a stack, is refused with every reason."""
+    problems: list[str] = []
+    sides = [
+        _read_stack(stack, entrance.positions, name, program, problems)
+        for name, stack, entrance in (
+            ("encoder", model.encoder, model.src_entrance),
+            ("decoder", model.decoder, model.tgt_entrance),
+        )
+    ]
+    raise_problems(problems)
+    encoder, decoder = sides
+    assert encoder is not None, "an encoder without a shape has a problem"
+    assert decoder is not None, "a decoder without a shape has a problem"
+    return TransformerSpec(encoder, decoder)
+
+
+class EmbeddingTable(NamedTuple):
+    """Vectors of pieces (V, D), and what they are multiplied by."""
+
+    vectors: Tensor
+    scale: float
+
+
+@torch.no_grad()
+def embedding_table(model: EncoderDecoder, side: str) -> EmbeddingTable:
+    """Give the embeddings of a side, `src` or `tgt`; what is more than a table and a factor is worked into the table."""
+    embedding = model.embeddings["shared" if "shared" in model.embeddings else side]
+    assert isinstance(embedding, Embedding), "embeddings must be of our kind"
+    if {name for name, _ in embedding.named_parameters()} == {"weight"}:
+        return EmbeddingTable(embedding.weight, embedding.scale)
+    return EmbeddingTable(
+        embedding(torch.arange(embedding.weight.size(0), device=embedding.weight.device)), 1.0
+    )
+
+
+@torch.no_grad()
+def output_matrix(model: EncoderDecoder) -> Tensor:
+    """Give the matrix (V, D) that scores the pieces, a step before it worked in."""
+    narrow = model.output.narrow
+    return model.output_weight if narrow is None else model.output_weight @ narrow.weight
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """End an export with all the reasons why it cannot be."""
+    if problems:
+        raise ConfigError(problems)
+
+
+def export_problem(program: str, must: str, found: object) -> str:
+    """Write one reason."""
+    return f"to be exported to {program} {must}; found {found}; {NATIVE_HINT}"
+
+
+def _read_stack(
+    stack: Stack, positions: Positions, name: str, program: str, problems: list[str]
+) -> StackSpec | None:
+    """Read one stack."""
+    layers = []
+    for number, block in stack.blocks():
+        if not isinstance(block, TransformerLayer):
+            found = f"{type(block).__name__} as block {number}"
+            problems.append(
+                export_problem(program, f"model.{name} must be made of self blocks alone", found)
+            )
+            return None
+        unknown_weights = [
+            part for part in block.state_dict() if not _WEIGHT_PATTERN.fullmatch(part)
+        ]
+        if unknown_weights:
+            problems.append(
+                export_problem(
+                    program,
+                    f"a layer of model.{name} must have the Transformer's weights alone",
+                    unknown_weights[0],
+                )
+            )
+            return None
+        layers.append(block)
+
+    def one(what: str, read: Callable[[TransformerLayer], Any]) -> Any:
+        found = list(dict.fromkeys(read(layer) for layer in layers))
+        if len(found) > 1:
+            shown = " and ".join(getattr(each, "__name__", str(each)) for each in found)
+            problems.append(
+                export_problem(
+                    program, f"all layers of model.{name} must have the same {what}", shown
+                )
+            )
+        return found[0]
+
+    return StackSpec(
+        layers=layers,
+        norm=stack.norm,
+        positions=positions,
+        heads=one("heads", lambda layer: layer.self.heads),
+        kv_heads=one("kv_heads", lambda layer: layer.self.kv_heads),
+        head_width=one("head_width", lambda layer: layer.self.head_width),
+        window=one("window", lambda layer: layer.self.window),
+        activation=one("activation", lambda layer: type(layer.feedforward.activation)),
+        residual=one("residual", lambda layer: type(layer.self_residual)),
+        norm_type=one("norm", lambda layer: type(getattr(layer.self_residual, "norm", None))),
+        epsilon=one(
+            "norm_epsilon", lambda layer: _epsilon(getattr(layer.self_residual, "norm", None))
+        ),
+        within=one(
+            "positions",
+            lambda layer: None if layer.self.within is None else type(layer.self.within),
+        ),
+        qk_norm=one(
+            "qk_norm",
+            lambda layer: None if layer.self.query_norm is None else type(layer.self.query_norm),
+        ),
+    )
+
+
+def _epsilon(norm: nn.Module | None) -> float:
+    """Read what keeps a norm from dividing by zero, under either of its names."""
+    return float(getattr(norm, "eps", getattr(norm, "epsilon", 0.0)))

@@ -1,0 +1,353 @@
+"""A Transformer made ready to translate on a CPU: the same function, its products laid out once, its caches never copied.
+
+It has the verbs of a model that a search and an engine use, `encode`, `start` and `step`, and nothing to train or to watch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.attention.multi_head import MultiHead
+from dragoman.inference.cpu.linear import LinearFunction
+from dragoman.inference.cpu.torch_kv_cache import INITIAL_SLOTS, TorchKVCache
+from dragoman.layers.feed_forward import ReLU
+from dragoman.layers.norms import LayerNorm
+from dragoman.layers.residual import PostNorm, PreNorm, Residual
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.stack import Stack
+from dragoman.models.transformer import TransformerLayer
+
+ENCODER_CHUNK_POSITIONS = 512  # source positions that go through the encoder at once
+
+
+class LinearFactory(Protocol):
+    """Makes a product of a matrix (E, D) and a bias (E,), the positive part of it with `relu`."""
+
+    def __call__(
+        self, weight: Tensor, bias: Tensor | None, *, relu: bool = False
+    ) -> LinearFunction:
+        """Make it."""
+        ...
+
+
+class TorchMemory(NamedTuple):
+    """Encoded sources."""
+
+    values: Tensor  # (B, S, D)
+    padding_bias: Tensor | None  # (B, S): minus infinity where a source is padded, else nought
+
+
+def has_finite_weights(model: nn.Module) -> bool:
+    """Whether all weights of a model are finite; a sum is quick, and each weight is looked at only where one is not."""
+    return all(
+        math.isfinite(float(weight.detach().sum())) or bool(weight.isfinite().all())
+        for weight in model.parameters()
+    )
+
+
+def torch_unsupported_reason(model: EncoderDecoder) -> str:
+    """Return why a model has no frozen form; empty where it has one.
+
+    One with weights that are not finite has none: quantisation would hide NaN and infinity, and whether they matter is for the
+    model as it is to show.
+    """
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for number, block in stack.blocks():
+            if type(block) is not TransformerLayer:
+                return f"{side}.{number} is a {type(block).__name__}"
+            within = block.self.within
+            if block.self.window or (within is not None and within.has_bias):
+                return f"{side}.{number} measures distances"
+            attentions: list[MultiHead] = (
+                [block.self, block.cross] if block.has_cross else [block.self]
+            )
+            for each in attentions:
+                if not each.fused or each.kv_heads != each.heads or each.query_norm is not None:
+                    return f"{side}.{number} has heads of another kind"
+    if not all(getattr(block, "has_cross", False) for _, block in model.decoder.blocks()):
+        return "the decoder sees no source"
+    return "" if has_finite_weights(model) else "its weights are not all finite"
+
+
+class TorchTransformer:
+    """What a model computes, from copies of its weights."""
+
+    def __init__(self, model: EncoderDecoder, make_linear: LinearFactory) -> None:
+        self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
+        self._src_input, self._tgt_input = model.src_entrance, model.tgt_entrance
+        self._encoder = [
+            _TorchLayer(block, make_linear) for block in _transformer_layers(model.encoder)
+        ]
+        self._decoder = [
+            _TorchLayer(block, make_linear) for block in _transformer_layers(model.decoder)
+        ]
+        self._encoder_norm, self._decoder_norm = (
+            _norm_function(model.encoder.norm),
+            _norm_function(model.decoder.norm),
+        )
+        narrow = model.output.narrow
+        self._narrow = None if narrow is None else make_linear(narrow.weight.detach(), None)
+        self._output = make_linear(model.output_weight.detach(), _detach(model.output_bias))
+
+    def encode(self, src: Tensor, mask: Tensor | None = None) -> TorchMemory:
+        """Read sources (B, S), real where `mask` (B, S) is True; those of one length go together, so that none is padded."""
+        if mask is None:
+            return TorchMemory(self._encode_batch(src), None)
+        lengths = mask.sum(dim=1)
+        padding_bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        values = torch.zeros(0)
+        for length in sorted(set(lengths.tolist())):
+            rows = (lengths == length).nonzero().squeeze(1)
+            encoded = self._encode_batch(src[rows, :length])
+            if not values.numel():
+                values = encoded.new_zeros(*src.shape, encoded.size(2))
+            values[rows, :length] = encoded
+        return TorchMemory(values, padding_bias)
+
+    def _encode_batch(self, src: Tensor) -> Tensor:
+        """Encode sources (B, S) without padding, a few at a time: what a layer widens should stay near the processor."""
+        rows_per_chunk = max(1, ENCODER_CHUNK_POSITIONS // src.size(1))
+        return (
+            torch.cat([self._encode_chunk(part) for part in torch.split(src, rows_per_chunk)])
+            if rows_per_chunk < src.size(0)
+            else self._encode_chunk(src)
+        )
+
+    def _encode_chunk(self, src: Tensor) -> Tensor:
+        """Encode sources (B, S)."""
+        x = self._src_input(self._src(src))
+        shape = x.shape
+        x = x.flatten(0, 1)
+        for layer in self._encoder:
+            x = layer.encode(x, shape[0])
+        return self._encoder_norm(x).view(shape)
+
+    def start(self, memory: TorchMemory) -> TorchKVCache:
+        """Stand before the first target position of every row."""
+        prepared = [layer.prepare(memory.values) for layer in self._decoder]
+        heads = self._decoder[0].heads
+        padding_bias = (
+            None
+            if memory.padding_bias is None
+            else memory.padding_bias.repeat_interleave(heads, dim=0).unsqueeze(1)
+        )
+        return TorchKVCache(
+            [each.new_empty(2, each.size(1), 0, each.size(3)) for each in prepared],
+            prepared,
+            heads,
+            padding_bias,
+        )
+
+    def step(self, tokens: Tensor, state: TorchKVCache) -> tuple[Tensor, TorchKVCache]:
+        """Take one more token a row, (N * F,), and score what comes next."""
+        x = self._tgt_input(self._tgt(tokens.unsqueeze(1)), first=state.steps).squeeze(1)
+        state = state.advance()
+        for number, layer in enumerate(self._decoder):
+            x = layer.extend(x, state, number)
+        x = self._decoder_norm(x)
+        return self._output(x if self._narrow is None else self._narrow(x)), state
+
+
+class _ResidualOps:
+    """The way around one part: a residual's two verbs, with fewer calls where they are the usual ones."""
+
+    def __init__(self, residual: Residual) -> None:
+        self.prepare_input: Callable[[Tensor], Tensor] = residual.prepare_input
+        self.add_output: Callable[[Tensor, Tensor], Tensor] = (
+            residual.add_output
+        )  # may write into the change
+        if type(residual) is PreNorm:
+            self.prepare_input, self.add_output = (
+                _norm_function(residual.norm),
+                lambda x, change: change.add_(x),
+            )
+        elif type(residual) is PostNorm:
+            norm = _norm_function(residual.norm)
+            self.prepare_input, self.add_output = _identity, lambda x, change: norm(change.add_(x))
+
+
+class _TorchLayer:
+    """One layer. The rows of its matrices stand head by head, so that what a head needs lies together."""
+
+    def __init__(self, block: TransformerLayer, make_linear: LinearFactory) -> None:
+        attention, feedforward = block.self, block.feedforward
+        self.heads, self.head_width = attention.heads, attention.head_width
+        self.within = attention.within
+        self.query_key_value = make_linear(
+            *self._reorder_by_heads(attention.query_key_value, 3, queries=1)
+        )
+        self.output = make_linear(*_weight_and_bias(attention.output))
+        self.self_residual, self.ffn_residual = (
+            _ResidualOps(block.self_residual),
+            _ResidualOps(block.feedforward_residual),
+        )
+        if block.has_cross:
+            self.query = make_linear(*self._reorder_by_heads(block.cross.query, 1, queries=1))
+            self.key_value = make_linear(
+                *self._reorder_by_heads(block.cross.key_value, 2, queries=0)
+            )
+            self.cross_output = make_linear(*_weight_and_bias(block.cross.output))
+            self.cross_residual = _ResidualOps(block.cross_residual)
+        self.has_fused_relu = type(feedforward.activation) is ReLU  # the product then bends as well
+        self.activation = feedforward.activation
+        self.inner = make_linear(*_weight_and_bias(feedforward.inner), relu=self.has_fused_relu)
+        self.outer = make_linear(*_weight_and_bias(feedforward.outer))
+
+    def encode(self, x: Tensor, rows: int) -> Tensor:
+        """Change every position of (B * S, D): an encoder's layer."""
+        parts = self.query_key_value(self.self_residual.prepare_input(x)).view(
+            rows, -1, self.heads, 3, self.head_width
+        )
+        query, key, value = parts.permute(3, 0, 2, 1, 4)  # (B, H, S, Dh) each
+        if self.within is not None:
+            query, key = self.within.rotate(query, None), self.within.rotate(key, None)
+        context = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+        x = self.self_residual.add_output(
+            x, self.output(context.transpose(1, 2).reshape(x.size(0), -1))
+        )
+        return self._feed_forward(x)
+
+    def prepare(self, memory: Tensor) -> Tensor:
+        """Make keys and values of (N, S, D), once a sentence: (2, N * H, S, Dh)."""
+        rows, length, _ = memory.shape
+        made = self.key_value(memory.flatten(0, 1)).view(
+            rows, length, self.heads, 2, self.head_width
+        )
+        return made.permute(3, 0, 2, 1, 4).reshape(2, rows * self.heads, length, self.head_width)
+
+    def extend(self, x: Tensor, state: TorchKVCache, number: int) -> Tensor:
+        """Take one more position a row (N * F, D): a decoder's layer."""
+        beams_per_sentence, slots, kv_cache = (
+            state.beams_per_sentence,
+            state.slots,
+            state.kv_cache[number],
+        )
+        made = self._split_beams(
+            self.query_key_value(self.self_residual.prepare_input(x)), beams_per_sentence, 3
+        )  # (3, N * H, F, Dh)
+        if self.within is not None:
+            made = self._rotate(made, state.steps - 1)
+        kv_cache.narrow(2, slots - beams_per_sentence, beams_per_sentence).copy_(made[1:])
+        context = _attend(made[0], kv_cache.narrow(2, 0, max(slots, INITIAL_SLOTS)), state.bias)
+        x = self.self_residual.add_output(
+            x, self.output(self._merge_heads(context, beams_per_sentence))
+        )
+        query = self._split_beams(
+            self.query(self.cross_residual.prepare_input(x)), beams_per_sentence, 1
+        )
+        context = _attend(query[0], state.memory[number], state.padding_bias)
+        return self._feed_forward(
+            self.cross_residual.add_output(
+                x, self.cross_output(self._merge_heads(context, beams_per_sentence))
+            )
+        )
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        """Widen, bend, narrow."""
+        ffn_hidden = self.inner(self.ffn_residual.prepare_input(x))
+        return self.ffn_residual.add_output(
+            x, self.outer(ffn_hidden if self.has_fused_relu else self.activation(ffn_hidden))
+        )
+
+    def _rotate(self, made: Tensor, position: int) -> Tensor:
+        """Turn queries and keys of (3, N * H, F, Dh), all of which stand at one place."""
+        assert self.within is not None, "only where positions turn"
+        rotated = self.within.rotate(
+            made[:2].reshape(-1, 1, 1, self.head_width), None, first=position
+        )
+        return torch.cat([rotated.view(2, *made.shape[1:]), made[2:]])
+
+    def _split_beams(self, x: Tensor, beams_per_sentence: int, parts: int) -> Tensor:
+        """Put the beams of a sentence beside each other, head by head: (N * F, H * P * Dh) gives (P, N * H, F, Dh)."""
+        if beams_per_sentence == 1:
+            return x.view(-1, parts, 1, self.head_width).transpose(0, 1)
+        shaped = x.view(-1, beams_per_sentence, self.heads, parts, self.head_width).permute(
+            3, 0, 2, 1, 4
+        )
+        return shaped.reshape(parts, -1, beams_per_sentence, self.head_width)
+
+    def _merge_heads(self, context: Tensor, beams_per_sentence: int) -> Tensor:
+        """Join the heads of (N * H, F, Dh): (N * F, D)."""
+        width = self.heads * self.head_width
+        if beams_per_sentence == 1:
+            return context.view(-1, width)
+        return (
+            context.view(-1, self.heads, beams_per_sentence, self.head_width)
+            .transpose(1, 2)
+            .reshape(-1, width)
+        )
+
+    def _reorder_by_heads(
+        self, linear: nn.Linear, parts: int, *, queries: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Read a product that makes `parts` vectors for each head, and put a head's together.
+
+        The first `queries` of them are divided by the root of a head's width, as their scores would be.
+        """
+        factor = torch.ones(parts, 1, 1)
+        factor[:queries] = self.head_width**-0.5
+
+        def ordered(x: Tensor) -> Tensor:
+            split = x.detach().view(parts, self.heads, -1) * factor
+            return (
+                split.view(parts, self.heads, self.head_width, -1)
+                .transpose(0, 1)
+                .reshape(x.shape)
+                .contiguous()
+            )
+
+        return ordered(linear.weight), None if linear.bias is None else ordered(linear.bias)
+
+
+def _attend(query: Tensor, key_value: Tensor, bias: Tensor | None) -> Tensor:
+    """Attend from (N * H, F, Dh) to keys and values (2, N * H, S, Dh), `bias` added to the scores: (N * H, F, Dh).
+
+    For few queries two batched products are quicker than the fused kernel, which is made for many.
+    """
+    key, value = key_value
+    key = key.transpose(1, 2)
+    scores = (
+        torch.bmm(query, key) if bias is None else torch.baddbmm(bias, query, key)
+    )  # (N * H, F, S)
+    return torch.bmm(scores.softmax(dim=-1), value)
+
+
+def _norm_function(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
+    """Give a norm as a function: torch's own with nothing around it where that is what it is."""
+    if norm is None:
+        return _identity
+    if type(norm) is LayerNorm:
+        shape, weight, bias, epsilon = (
+            norm.normalized_shape,
+            norm.weight.detach(),
+            _detach(norm.bias),
+            norm.eps,
+        )
+        return lambda x: torch.layer_norm(x, shape, weight, bias, epsilon)
+    return norm
+
+
+def _identity(x: Tensor) -> Tensor:
+    """Change nothing."""
+    return x
+
+
+def _transformer_layers(stack: Stack) -> list[TransformerLayer]:
+    """Read the layers of a stack that has nothing else."""
+    return [block for _, block in stack.blocks() if isinstance(block, TransformerLayer)]
+
+
+def _weight_and_bias(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Read a product's matrix and bias."""
+    return linear.weight.detach(), _detach(linear.bias)
+
+
+def _detach(tensor: Tensor | None) -> Tensor | None:
+    """Leave gradients behind."""
+    return None if tensor is None else tensor.detach()

@@ -1,0 +1,340 @@
+"""A Transformer for decoding on GPUs: matmuls in half precision, residual stream and norms in float32."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.attention.positions import LearnedPositions
+from dragoman.inference.cpu.torch_transformer import torch_unsupported_reason
+from dragoman.layers.feed_forward import FeedForward, ReLU
+from dragoman.layers.norms import LayerNorm, RMSNorm
+from dragoman.layers.residual import NoNorm, PostNorm, PreNorm, Residual
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.stack import Stack
+from dragoman.models.transformer import TransformerLayer
+from dragoman.ops.beam_attention import attend_kv_cache, attend_memory
+from dragoman.ops.fused_norm import AddNormOutput, NormParameters, add_norm
+
+
+class FusedResidual:
+    """A copy of the way around one layer, in float32 whatever the model's weights are kept in."""
+
+    def __init__(self, residual: Residual, dtype: torch.dtype) -> None:
+        self._residual = copy.deepcopy(residual).float().eval()
+        self._dtype = dtype
+        scale = _norm_parameters(getattr(self._residual, "norm", None))
+        self._pre_norm = (
+            scale if type(residual) is PreNorm else None
+        )  # what may be computed with the sum before it
+        self._post_norm = scale if type(residual) is PostNorm else None
+        self._is_plain_sum = type(residual) in (PreNorm, NoNorm)
+
+    @classmethod
+    def for_output(cls, norm: nn.Module | None, dtype: torch.dtype) -> FusedResidual:
+        """Make what stands behind a stack: its last norm, if it has one."""
+        return cls(NoNorm() if norm is None else PreNorm(norm), dtype)
+
+    def first_input(self, x: Tensor) -> AddNormOutput:
+        """Enter the first layer."""
+        x = x.contiguous()
+        if self._pre_norm is not None:
+            return add_norm(x, None, self._pre_norm, self._dtype, post_norm=False)
+        return AddNormOutput(x, self._layer_input(x))
+
+    def add_output(
+        self, x: Tensor, sublayer_output: Tensor, next_residual: FusedResidual
+    ) -> AddNormOutput:
+        """Join what a product made to the stream (..., D), and make what the next one, behind another way, reads of it."""
+        if self._is_plain_sum and next_residual._pre_norm is not None:
+            return add_norm(
+                x, sublayer_output, next_residual._pre_norm, self._dtype, post_norm=False
+            )
+        if self._post_norm is not None and type(next_residual._residual) in (PostNorm, NoNorm):
+            return add_norm(x, sublayer_output, self._post_norm, self._dtype, post_norm=True)
+        x = self._residual.add_output(x, sublayer_output)
+        return AddNormOutput(x, next_residual._layer_input(x))
+
+    def _layer_input(self, x: Tensor) -> Tensor:
+        """Make what a product reads of the stream."""
+        layer_input: Tensor = self._residual.prepare_input(x).to(self._dtype)
+        return layer_input
+
+
+def _norm_parameters(norm: nn.Module | None) -> NormParameters | None:
+    """Read a norm that can be computed with the sum before it; None for others."""
+    if type(norm) is LayerNorm and norm.weight is not None:
+        return NormParameters(norm.weight.detach(), norm.bias.detach(), norm.eps, True)
+    if type(norm) is RMSNorm and norm.weight is not None and norm.eps is not None:
+        return NormParameters(norm.weight.detach(), None, norm.eps, False)
+    return None
+
+
+LinearFunction = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
+
+
+class DecodeStepInputs(NamedTuple):
+    """What one step of N sentences with K beams each reads, and where it writes its keys and values."""
+
+    kv_cache: Tensor  # (N, L, 2, H, slots, Dh): the keys and values of each layer; those of step t are the slots from t * K
+    history_bias: (
+        Tensor  # (N, 1, K, slots): nought for a beam's own past with this step, else minus infinity
+    )
+    memory: Tensor  # (N, L, 2, H, S, Dh)
+    padding_bias: Tensor  # (N, 1, 1, S): minus infinity where a source is padded, else nought
+    step: Tensor  # ()
+    slots: Tensor  # (K,) those of this step
+    max_steps: int  # steps that there may be at the most
+
+
+def cuda_unsupported_reason(model: EncoderDecoder) -> str:
+    """Say why a model has no such form; empty where it has one."""
+    shapes = {
+        (block.self.heads, block.self.head_width, block.cross.heads, block.cross.head_width)
+        for block in _transformer_layers(model.decoder)
+    }
+    return torch_unsupported_reason(model) or (
+        "" if len(shapes) == 1 else "its layers have heads of different shapes"
+    )
+
+
+class CudaTransformer:
+    """What a model computes, from copies of its weights in one number format."""
+
+    def __init__(self, model: EncoderDecoder, dtype: torch.dtype) -> None:
+        self.dtype, self.device = dtype, model.output_weight.device
+        self._src, self._tgt = model._embedding("src"), model._embedding("tgt")
+        self._src_input, self._tgt_input = model.src_entrance, model.tgt_entrance
+        self._encoder = [_CudaLayer(block, dtype) for block in _transformer_layers(model.encoder)]
+        self._decoder = [_CudaLayer(block, dtype) for block in _transformer_layers(model.decoder)]
+        self._encoder_output, self._decoder_output = (
+            FusedResidual.for_output(stack.norm, dtype) for stack in (model.encoder, model.decoder)
+        )
+        self._narrow = (
+            None if model.output.narrow is None else _cast_linear(model.output.narrow, dtype)
+        )
+        self._output = _output_linear(model.output_weight.detach().to(dtype))
+        self.bias = (
+            None if model.output_bias is None else model.output_bias.detach().float()
+        )  # (V,) of the logits
+        cross_attentions = [block.cross for block in _transformer_layers(model.decoder)]
+        self._memory = _concat_linears([cross.key_value for cross in cross_attentions], dtype)
+        self.layers, self.heads, self.head_width = (
+            len(cross_attentions),
+            cross_attentions[0].heads,
+            cross_attentions[0].head_width,
+        )
+
+    def encode(self, src: Tensor, padding_bias: Tensor | None) -> Tensor:
+        """Read sources (B, S), `hidden` added to scores as in `Standing`; give keys and values for all layers: (B, L, 2, H, S, Dh)."""
+        x = self._src_input(self._src(src)).float()
+        first, *others = self._encoder
+        activations = first.self_residual.first_input(x)
+        for layer, next_residual in zip(
+            self._encoder,
+            [*(each.self_residual for each in others), self._encoder_output],
+            strict=True,
+        ):
+            activations = layer.encode(activations, padding_bias, next_residual)
+        made = self._memory(activations.layer_input)
+        return made.view(*src.shape, self.layers, 2, self.heads, self.head_width).permute(
+            0, 2, 3, 4, 1, 5
+        )
+
+    def step(self, tokens: Tensor, step_inputs: DecodeStepInputs) -> Tensor:
+        """Take one more token of every beam, (N, K), and score what comes next: logits (N * K, V) in float32, without their bias."""
+        x = self._embed_tokens(tokens.reshape(-1, 1), step_inputs).view(*tokens.shape, -1)
+        first, *others = self._decoder
+        activations = first.self_residual.first_input(x)
+        for number, (layer, next_residual) in enumerate(
+            zip(
+                self._decoder,
+                [*(each.self_residual for each in others), self._decoder_output],
+                strict=True,
+            )
+        ):
+            activations = layer.extend(activations, step_inputs, number, next_residual)
+        x = activations.layer_input.flatten(0, 1)
+        return self._output(x if self._narrow is None else self._narrow(x))
+
+    def _embed_tokens(self, tokens: Tensor, step_inputs: DecodeStepInputs) -> Tensor:
+        """Embed tokens (N * K, 1), all of which stand at one place that only the device knows."""
+        positions = self._tgt_input.positions
+        most = (
+            min(step_inputs.max_steps, positions.max_positions)
+            if isinstance(positions, LearnedPositions)
+            else step_inputs.max_steps
+        )
+        return self._tgt_input(
+            self._tgt(tokens), first=most - 1, position_ids=step_inputs.step.expand_as(tokens)
+        ).float()
+
+
+class _CudaLayer:
+    """One layer, over a stream in float32."""
+
+    def __init__(self, block: TransformerLayer, dtype: torch.dtype) -> None:
+        attention = block.self
+        self.heads, self.head_width, self.within = (
+            attention.heads,
+            attention.head_width,
+            attention.within,
+        )
+        self.query_key_value, self.output = (
+            _cast_linear(attention.query_key_value, dtype),
+            _cast_linear(attention.output, dtype),
+        )
+        self.self_residual, self.ffn_residual = (
+            FusedResidual(block.self_residual, dtype),
+            FusedResidual(block.feedforward_residual, dtype),
+        )
+        self.inner, self.outer = (
+            _linear_activation(block.feedforward, dtype),
+            _cast_linear(block.feedforward.outer, dtype),
+        )
+        if block.has_cross:
+            self.query, self.cross_output = (
+                _cast_linear(block.cross.query, dtype),
+                _cast_linear(block.cross.output, dtype),
+            )
+            self.cross_residual = FusedResidual(block.cross_residual, dtype)
+
+    def encode(
+        self, activations: AddNormOutput, padding_bias: Tensor | None, next_residual: FusedResidual
+    ) -> AddNormOutput:
+        """Change every position of (B, S, D): an encoder's layer."""
+        made = self.query_key_value(activations.layer_input)
+        query, key, value = made.view(*made.shape[:2], 3, self.heads, self.head_width).permute(
+            2, 0, 3, 1, 4
+        )  # (B, H, S, Dh) each
+        if self.within is not None:
+            query, key = self.within.rotate(query, None), self.within.rotate(key, None)
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=padding_bias)
+        activations = self.self_residual.add_output(
+            activations.residual, self.output(context.transpose(1, 2).flatten(2)), self.ffn_residual
+        )
+        return self._feed_forward(activations, next_residual)
+
+    def extend(
+        self,
+        activations: AddNormOutput,
+        step_inputs: DecodeStepInputs,
+        number: int,
+        next_residual: FusedResidual,
+    ) -> AddNormOutput:
+        """Take one more position of every beam, (N, K, D): a decoder's layer."""
+        count, beams_per_sentence, _ = activations.residual.shape
+        made = self.query_key_value(activations.layer_input).view(
+            count, beams_per_sentence, 3, self.heads, self.head_width
+        )
+        query, key_value = (
+            made[:, :, 0].transpose(1, 2),
+            made[:, :, 1:].permute(0, 2, 3, 1, 4),
+        )  # (N, H, K, Dh), (N, 2, H, K, Dh)
+        if self.within is not None:
+            position_ids = step_inputs.step.expand(count, beams_per_sentence)
+            query = self.within.rotate(query, position_ids, first=step_inputs.max_steps)
+            key_value = torch.stack(
+                [
+                    self.within.rotate(key_value[:, 0], position_ids, first=step_inputs.max_steps),
+                    key_value[:, 1],
+                ],
+                dim=1,
+            )
+        context = attend_kv_cache(
+            query,
+            key_value,
+            step_inputs.kv_cache[:, number],
+            step_inputs.history_bias,
+            step=step_inputs.step,
+            slots=step_inputs.slots,
+        )
+        activations = self.self_residual.add_output(
+            activations.residual, self.output(context), self.cross_residual
+        )
+        query = (
+            self.query(activations.layer_input)
+            .view(count, beams_per_sentence, -1, step_inputs.memory.size(-1))
+            .transpose(1, 2)
+        )
+        context = attend_memory(query, step_inputs.memory[:, number], step_inputs.padding_bias)
+        activations = self.cross_residual.add_output(
+            activations.residual, self.cross_output(context), self.ffn_residual
+        )
+        return self._feed_forward(activations, next_residual)
+
+    def _feed_forward(
+        self, activations: AddNormOutput, next_residual: FusedResidual
+    ) -> AddNormOutput:
+        """Widen, bend, narrow."""
+        return self.ffn_residual.add_output(
+            activations.residual, self.outer(self.inner(activations.layer_input)), next_residual
+        )
+
+
+def _transformer_layers(stack: Stack) -> list[TransformerLayer]:
+    """Read the layers of a stack that has nothing else."""
+    return [block for _, block in stack.blocks() if isinstance(block, TransformerLayer)]
+
+
+def _cast_linear(linear: nn.Linear, dtype: torch.dtype) -> LinearFunction:
+    """Multiply by a copy of a matrix in another number format."""
+    return _concat_linears([linear], dtype)
+
+
+def _linear_activation(feedforward: FeedForward, dtype: torch.dtype) -> LinearFunction:
+    """Widen and bend; a GPU takes the positive part while it writes the product, where torch lets it."""
+    inner, activation = feedforward.inner, feedforward.activation
+    plain = _cast_linear(inner, dtype)
+    if type(activation) is not ReLU or inner.bias is None or not inner.weight.is_cuda:
+        return lambda x: activation(plain(x))
+    weight, bias = inner.weight.detach().to(dtype).t(), inner.bias.detach().to(dtype)
+    sample = (
+        torch.linspace(-1.0, 1.0, 16 * weight.size(0), device=weight.device).view(16, -1).to(dtype)
+    )
+    try:
+        close = torch.allclose(
+            torch._addmm_activation(bias, sample, weight),
+            plain(sample).relu(),
+            atol=1e-2,
+            rtol=1e-2,
+        )
+    except (RuntimeError, AttributeError, TypeError):
+        close = False
+    if not close:
+        return lambda x: activation(plain(x))
+    return lambda x: torch._addmm_activation(bias, x.flatten(0, -2), weight).view(*x.shape[:-1], -1)
+
+
+def _concat_linears(linears: list[nn.Linear], dtype: torch.dtype) -> LinearFunction:
+    """Multiply by several matrices at once, what they make side by side."""
+    weight = torch.cat([each.weight.detach() for each in linears]).to(dtype)
+    biases = [each.bias.detach() for each in linears if each.bias is not None]
+    bias = torch.cat(biases).to(dtype) if biases else None
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _output_linear(weight: Tensor) -> LinearFunction:
+    """Multiply (N, D) by the matrix (V, D) of the vocabulary; what comes out is float32, which a GPU's products sum in anyway."""
+    can_widen = _can_output_float32(weight)
+    return lambda x: (
+        torch.mm(x, weight.t(), out_dtype=torch.float32)
+        if can_widen
+        else F.linear(x, weight).float()
+    )
+
+
+def _can_output_float32(weight: Tensor) -> bool:
+    """Say whether a product of half precision can come out in float32 here, by trying."""
+    if weight.dtype == torch.float32 or not weight.is_cuda:
+        return False
+    try:
+        torch.mm(weight[:16], weight[:16].t(), out_dtype=torch.float32)
+    except (RuntimeError, TypeError):
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""Engines inside a bundle: `engines/NAME/`, each with a manifest of its own, whole or absent.
+
+An engine is made from a model and belongs to it: its manifest names the model's files by their hashes, so that an engine which a
+newer training left behind is not used. Like all of a bundle it may be anybody's: the list of files is closed, links are
+not followed, and every byte is hashed before another program's code reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman._version import __version__
+from dragoman.bundle import Bundle
+from dragoman.bundle import format as layout
+from dragoman.errors import BundleError, CorruptError, DragomanError
+from dragoman.inference.engine_trust import record_trust
+from dragoman.storage import manifest
+from dragoman.storage.atomic import (
+    FileRecord,
+    hash_file,
+    open_regular,
+    publish_directory,
+    staged_directory,
+    sync_directory,
+    temporary_name,
+)
+from dragoman.storage.disk import (
+    os_errors_converted,
+    require_new_directory,
+    require_parent_writable,
+)
+
+ENGINES_DIRECTORY = "engines"
+MANIFEST_KIND = "dragoman engine"
+# By precision: what is asked for by default first.
+ENGINE_NAMES = ("ctranslate2-float32", "ctranslate2-int8", "ctranslate2-int8_float32")
+_TEMPORARY_LABEL = "engine"
+# The most bytes that each file of an engine may have; no other is opened.
+MAX_FILE_BYTES = {
+    "model.bin": 40 << 30,
+    "config.json": 1 << 20,
+    "shared_vocabulary.json": 64 << 20,
+    "source_vocabulary.json": 64 << 20,
+    "target_vocabulary.json": 64 << 20,
+}
+
+
+def list_engine_names(bundle: Path) -> list[str]:
+    """Name the engines that a model's directory holds, whatever their state; folders of other names are none of ours."""
+    folder = bundle / ENGINES_DIRECTORY
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(name for name in ENGINE_NAMES if (folder / name).is_dir())
+
+
+def engine_digest(folder: Path) -> str:
+    """Return the SHA-256 of an engine's manifest, by which it is trusted; raise CorruptError if that cannot be read."""
+    return manifest.manifest_digest(manifest.read_manifest(folder))
+
+
+def model_digest(bundle: Bundle) -> str:
+    """Hash what an engine is made from: the bundle's settings, weights and tokenizers, as its manifest lists them."""
+    files: dict[str, dict[str, Any]] = bundle.manifest["files"]
+    source_hashes = {
+        name: record["sha256"]
+        for name, record in files.items()
+        if name not in (layout.CARD, layout.GOLDEN)
+    }
+    return hashlib.sha256(manifest.canonical_json(source_hashes)).hexdigest()
+
+
+@contextlib.contextmanager
+def publish_engine(
+    final: Path, fields: Mapping[str, Any], *, replace: bool = False
+) -> Iterator[Path]:
+    """Yield a folder to be filled; afterwards its files are synced, listed in a manifest and renamed to `final`.
+
+    A failure leaves nothing behind. `fields` are read when the block ends, so that it may add to them. With `replace` an
+    engine may be at `final` already: exactly what its manifest lists is removed. What was made is recorded as trusted.
+    """
+    require_replaceable(final) if replace else require_new_directory(final)
+    with (
+        os_errors_converted(final.parent),
+        staged_directory(
+            final, _TEMPORARY_LABEL, _replace_engine if replace else publish_directory
+        ) as temporary,
+    ):
+        yield temporary
+        made = manifest.write_manifest(
+            temporary, _sync_files(temporary), {**fields, "created_by": f"dragoman {__version__}"}
+        )
+    record_trust(manifest.manifest_digest(made))
+
+
+def require_replaceable(final: Path) -> None:
+    """Raise BundleError unless a place for an engine is free, or holds one and nothing that its manifest does not list."""
+    for place in (final.parent, final):
+        if place.is_symlink():
+            found = f"a symbolic link to {os.readlink(place)!r:.120}"
+            raise BundleError(
+                f"{place} must be a folder of the model itself",
+                found=found,
+                fix="remove the link, or use --out",
+            )
+    if not final.exists():
+        require_parent_writable(final)
+        return
+    must, fix = (
+        f"{final} must hold an engine and nothing else, to be replaced",
+        "move it away or remove it, and export again",
+    )
+    if not final.is_dir():
+        raise BundleError(must, found="a file", fix=fix)
+    try:
+        listed = {*manifest.read_manifest(final)["files"], manifest.MANIFEST_NAME}
+    except DragomanError as error:
+        raise BundleError(
+            must, found=f"no manifest that can be read: {error.found}", fix=fix
+        ) from error
+    for entry in sorted(os.scandir(final), key=lambda entry: entry.name):
+        if entry.name not in listed:
+            raise BundleError(
+                must, found=f"{entry.name!r:.120}, which its manifest does not list", fix=fix
+            )
+        if entry.is_dir(follow_symlinks=False):
+            raise BundleError(must, found=f"a folder {entry.name!r:.120} in it", fix=fix)
+
+
+def _replace_engine(temporary: Path, final: Path) -> None:
+    """Rename a finished folder to `final`; the engine that was there is set aside first, and then removed."""
+    require_replaceable(final)
+    if not final.exists():
+        publish_directory(temporary, final)
+        return
+    old = manifest.read_manifest(final)
+    backup = final.parent / temporary_name(_TEMPORARY_LABEL)
+    os.rename(final, backup)
+    try:
+        publish_directory(temporary, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.rename(backup, final)
+        raise
+    with contextlib.suppress(OSError):  # somebody put something in meanwhile: that stays
+        for name in old["files"]:
+            (backup / name).unlink(missing_ok=True)
+        (backup / manifest.MANIFEST_NAME).unlink()
+        backup.rmdir()
+
+
+def verify_engine(folder: Path, bundle: Bundle) -> dict[str, Any]:
+    """Verify an engine of a bundle, byte by byte, and return its manifest."""
+    for place in (folder.parent, folder):
+        if place.is_symlink():
+            raise BundleError(
+                f"{place} must be a folder of the bundle itself",
+                found="a symbolic link",
+                fix="export the engine again",
+            )
+    content = manifest.read_manifest(folder)
+    if content.get("kind") != MANIFEST_KIND:
+        raise BundleError(
+            f"{folder} must hold an engine",
+            found=f"kind {content.get('kind')!r:.80}",
+            fix="export the engine again",
+        )
+    unknown = set(content["files"]) - MAX_FILE_BYTES.keys()
+    if unknown or not {"model.bin", "config.json"} <= set(content["files"]):
+        found = f"{min(unknown)!r:.120}" if unknown else "no model.bin or no config.json"
+        raise BundleError(
+            f"{folder} must list an engine's files and no others",
+            found=found,
+            fix="export the engine again",
+        )
+    for name in content["files"]:
+        _check_size(folder / name, MAX_FILE_BYTES[name])
+    for check in manifest.check_files(folder):
+        if not check.ok:
+            raise CorruptError(
+                f"{folder / check.name} must be as it was written",
+                found=check.problem,
+                fix="export the engine again",
+            )
+    if content.get("model_sha256") != model_digest(bundle):
+        raise BundleError(
+            f"{folder} must be made from this model",
+            found="one made from other weights",
+            fix="export the engine again",
+        )
+    return content
+
+
+def _check_size(path: Path, most: int) -> None:
+    """Refuse a file that is none, or too large, before it is read."""
+    try:
+        with open_regular(path) as descriptor:
+            size = os.fstat(descriptor).st_size
+    except OSError as error:
+        raise CorruptError(
+            f"{path} must be a plain file",
+            found=error.strerror or str(error),
+            fix="export the engine again",
+        ) from error
+    if size > most:
+        raise BundleError(
+            f"{path} must have at most {most} bytes", found=str(size), fix="export the engine again"
+        )
+
+
+def _sync_files(folder: Path) -> dict[str, FileRecord]:
+    """Make every file below a folder durable, and record it."""
+    records = {}
+    mode = (
+        os.stat(folder).st_mode & 0o666
+    )  # what the umask leaves: some libraries write for their owner alone
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        os.chmod(path, mode)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        records[path.relative_to(folder).as_posix()] = hash_file(path)
+    for each in folder.rglob("*"):
+        if each.is_dir():
+            sync_directory(each)
+    return records

@@ -1,0 +1,413 @@
+"""Choosing and opening the engine that runs a bundle."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from dragoman.bundle import Bundle
+from dragoman.bundle import format as layout
+from dragoman.bundle.golden import read_golden_cases
+from dragoman.config.engine_options import check_engine, check_precision
+from dragoman.data.corpus import Corpus
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.search import SearchStrategy
+from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
+from dragoman.inference.cpu.conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
+from dragoman.inference.cpu.shortlist import build_shortlist
+from dragoman.inference.cuda.cuda_backend import default_precision
+from dragoman.inference.engine import Engine, SearchRequest
+from dragoman.inference.engine_benchmark import select_fastest_engine
+from dragoman.inference.engine_directory import (
+    ENGINE_NAMES,
+    ENGINES_DIRECTORY,
+    engine_digest,
+    list_engine_names,
+    verify_engine,
+)
+from dragoman.inference.engine_trust import is_trusted, record_trust, run_in_child
+from dragoman.inference.native_engine import NativeEngine
+from dragoman.runtime.optional_packages import install_hint, missing_reason, require_packages
+from dragoman.storage import manifest
+
+logger = logging.getLogger(__name__)
+
+TokenRows = Sequence[Sequence[int]]
+
+CTRANSLATE2 = "ctranslate2"
+MAX_DRIFT_FACTOR = 2.0  # times the largest error at export that golden vectors may be off: another release or machine, not another model
+MIN_DRIFT = 2e-3  # of log-probability
+
+
+class UntrustedEngineError(BundleError):
+    """An engine that was not made on this machine and has passed no trial here."""
+
+
+class RejectedEngineError(BundleError):
+    """An engine that was asked for by name and failed its trial."""
+
+
+def choose_engine(
+    bundle: Bundle, requested: str, device: torch.device, precision: str | None = None
+) -> Engine | None:
+    """Open the engine that is wanted, in a precision if one is given; None stands for the native one.
+
+    `auto` changes no output: it takes an engine on a CPU only where that computes in the precision asked for, float32 by
+    default, searches as the native engine does, which is so for greedy search, and is trusted (`dragoman.inference.engine_trust`).
+    An engine asked for by name is tried in a child process first if it is not trusted. A damaged one is reported in one
+    line, and another or the native one is used.
+    """
+    if requested == "native":
+        return None
+    available = list_engine_names(bundle.path)
+    if requested == "auto":
+        candidates = [
+            name for name in available if engine_precision(name) == (precision or FLOAT32)
+        ]
+        if device.type != "cpu" or bundle.config.decode.beam > 1 or not candidates:
+            return None
+        return _open_first_usable(bundle, candidates, is_requested=False)
+    _check_engine_name(bundle, requested, available, precision)
+    if device.type != "cpu":
+        raise ConfigError(
+            [
+                f"the engine {requested} runs on a CPU; found the device {device}; add --device cpu, or leave out --engine"
+            ]
+        )
+    candidates = [
+        name
+        for name in ENGINE_NAMES
+        if name in available
+        and requested in (CTRANSLATE2, name)
+        and precision in (None, engine_precision(name))
+    ]
+    candidates = [
+        name for name in candidates if engine_precision(name) == engine_precision(candidates[0])
+    ]  # none stands in for one of another precision
+    engine = _open_first_usable(bundle, candidates, is_requested=True)
+    if (
+        engine is not None
+        and requested == CTRANSLATE2
+        and precision is None
+        and engine_precision(engine.name) != FLOAT32
+    ):
+        logger.info(
+            "the engine %s computes in int8: some outputs differ from those in float32", engine.name
+        )
+    return engine
+
+
+def engine_precision(name: str) -> str:
+    """Return the precision of an exported engine, which its name tells."""
+    return INT8 if "-int8" in name else FLOAT32
+
+
+def requires_cpu(requested: str, precision: str | None) -> bool:
+    """Say whether what is asked for is there on CPUs alone, so that `auto` must not choose a GPU."""
+    return precision == INT8 or requested.startswith(CTRANSLATE2)
+
+
+def open_engine(bundle: Bundle, name: str, *, allow_beam: bool = True) -> Engine:
+    """Verify and load one engine of a bundle, and compare it with the golden vectors.
+
+    Raise UntrustedError before anything of it is parsed if it is not trusted. Without `beams` it refuses beam search.
+    """
+    folder = bundle.path / ENGINES_DIRECTORY / name
+    if not is_trusted(engine_digest(folder)):
+        raise UntrustedEngineError(
+            f"the engine {name} must be made on this machine to be opened",
+            found="one that came with the model",
+            fix=f"--engine {name} tries it in a process of its own, and then it is trusted",
+        )
+    return _load_engine(bundle, name, allow_beam=allow_beam)
+
+
+def run_engine_trial(path: str, name: str) -> None:
+    """Load an engine of a bundle and search with it: a trial, to be run in a child process."""
+    bundle = Bundle.load(path)
+    decode_golden(_load_engine(bundle, name, allow_beam=True), bundle)
+
+
+def decode_golden(engine: Engine, bundle: Bundle) -> None:
+    """Search for the first golden sentence, as a trial of an engine."""
+    sources = [case["src"] for case in bundle.golden["cases"]][:1]
+    limits, prefixes = [len(source) + 10 for source in sources], [list[int]() for _ in sources]
+    if sources:
+        engine.generate(
+            SearchRequest(
+                sources=sources,
+                limits=limits,
+                prefixes=prefixes,
+                strategy=GreedySearch(),
+                lines=range(1),
+            )
+        )
+
+
+def _open_requested(bundle: Bundle, name: str) -> Engine:
+    """Open an engine; one that is not trusted is tried in a child process first and recorded, or RejectedError is raised."""
+    facts = verify_engine(bundle.path / ENGINES_DIRECTORY / name, bundle)
+    digest = manifest.manifest_digest(facts)
+    if is_trusted(digest):
+        return _load_engine(bundle, name, allow_beam=True)
+    require_packages(CTRANSLATE2)
+    logger.info(
+        "the engine %s was not made on this machine: trying it in a process of its own, once", name
+    )
+    size = sum(record["bytes"] for record in facts["files"].values())
+    try:
+        run_in_child(
+            "dragoman.inference.engine_selection:run_engine_trial",
+            [str(bundle.path), name],
+            label=f"the engine {name}",
+            bytes=size,
+        )
+    except BundleError as error:
+        raise RejectedEngineError(error.must, found=error.found, fix=error.fix) from error
+    record_trust(digest)
+    return _load_engine(bundle, name, allow_beam=True)
+
+
+def _load_engine(bundle: Bundle, name: str, *, allow_beam: bool) -> Engine:
+    """Verify and load an engine, whoever made it."""
+    from dragoman.inference.ctranslate2_engine import CTranslate2Engine
+
+    folder = bundle.path / ENGINES_DIRECTORY / name
+    facts = verify_engine(folder, bundle)
+    require_packages(CTRANSLATE2)
+    try:
+        longest, error = int(facts["longest"]), float(facts["golden_error"])
+        workers = torch.get_num_threads()
+        engine = CTranslate2Engine(
+            folder,
+            bundle.tokenizers,
+            name=name,
+            longest=longest,
+            workers=workers,
+            allow_beam=allow_beam,
+        )
+        found = golden_error(engine.log_probs, bundle)
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as problem:
+        raise BundleError(
+            f"{folder} must be one that ctranslate2 can read",
+            found=f"{problem!s:.200}",
+            fix="export it again",
+        ) from problem
+    if not found <= max(MIN_DRIFT, MAX_DRIFT_FACTOR * error):
+        raise CorruptError(
+            f"{folder} must compute what it did when it was made, within {max(MIN_DRIFT, MAX_DRIFT_FACTOR * error):.4f} of the golden vectors",
+            found=f"{found:.4f}",
+            fix="export it again",
+        )
+    return engine
+
+
+def golden_error(
+    score: Callable[[TokenRows, TokenRows], list[list[float]]], bundle: Bundle
+) -> float:
+    """Give the largest difference between what an engine thinks of the golden translations and what is written of them."""
+    cases = read_golden_cases(
+        bundle.golden,
+        len(bundle.tokenizers.src),
+        len(bundle.tokenizers.tgt),
+        str(bundle.path / layout.GOLDEN),
+    )
+    found = score([case["src"] for case in cases], [case["tgt"] for case in cases])
+    differences = [
+        abs(there - here)
+        for case, row in zip(cases, found, strict=True)
+        for there, here in zip(case["log_probs"], row, strict=False)
+    ]
+    return max(differences, default=0.0)
+
+
+def resolve_precision(precision: str | None, device: torch.device) -> str | None:
+    """Refuse a precision that is not known or belongs to another device; where the GPU that it belongs to is missing, take float32."""
+    check_precision(precision)
+    if precision == INT8 and device.type != "cpu":
+        raise ConfigError(
+            [
+                f"the precision int8 runs on a CPU; found the device {device}; add --device cpu, or leave out --precision"
+            ]
+        )
+    if precision in HALF_PRECISIONS and device.type != "cuda":
+        logger.warning(
+            "the precision %s runs on a GPU: %s computes in float32, and the result is the same but for rounding",
+            precision,
+            device,
+        )
+        return FLOAT32
+    return precision
+
+
+def _open_first_usable(
+    bundle: Bundle, names: Sequence[str], *, is_requested: bool
+) -> Engine | None:
+    """Open the first engine that can be used; what keeps others from it is one line, with what is used instead.
+
+    One that was `named` is tried in a child process where it is not trusted, and may search with a beam.
+    """
+    missing = missing_reason(CTRANSLATE2)
+    if missing:
+        reason = f"found {missing}; to have it: {install_hint(CTRANSLATE2)}"
+        logger.warning(
+            "the engine %s is not used (%s): %s",
+            names[0],
+            reason,
+            _fallback_message(names[0], None),
+        )
+        return None
+    problems: list[str] = []
+    engine = None
+    for name in names:
+        try:
+            engine = (
+                _open_requested(bundle, name)
+                if is_requested
+                else open_engine(bundle, name, allow_beam=False)
+            )
+            break
+        except RejectedEngineError:
+            raise
+        except UntrustedEngineError as error:
+            logger.info("%s", error)
+        except DragomanError as error:
+            problems.append(f"the engine {name} is not used ({error})")
+    if problems:
+        logger.warning("%s: %s", "; ".join(problems), _fallback_message(names[0], engine))
+    return engine
+
+
+def _fallback_message(name: str, engine: Engine | None) -> str:
+    """Say what is used in an engine's place."""
+    exact = "int8" not in name and (engine is None or "int8" not in engine.name)
+    used = "the native engine" if engine is None else engine.name
+    return f"{used} is used, and the result is the same{'' if exact else ' but for rounding'}"
+
+
+def _check_engine_name(
+    bundle: Bundle, requested: str, available: Sequence[str], precision: str | None
+) -> None:
+    """Raise ConfigError for an engine that is unknown, that a bundle does not hold, or that computes in another precision."""
+    check_engine(requested)
+    candidates = [name for name in available if requested in (CTRANSLATE2, name)]
+    quantization = (
+        requested.removeprefix(f"{CTRANSLATE2}-")
+        if requested in ENGINE_NAMES
+        else precision or FLOAT32
+    )
+    command = f"dragoman export {bundle.path} --to ctranslate2 --quantisation {quantization}"
+    if not candidates:
+        raise ConfigError(
+            [
+                f"{bundle.path} must hold the engine {requested}; found {', '.join(available) or 'none'}; make it: {command}"
+            ]
+        )
+    if precision is not None and all(engine_precision(name) != precision for name in candidates):
+        there = " and ".join(sorted({engine_precision(name) for name in candidates}))
+        fix = (
+            f"make one: {command}"
+            if requested == CTRANSLATE2
+            else "leave out --precision, or name another engine"
+        )
+        raise ConfigError(
+            [f"the engine {requested} must compute in {precision}; found one in {there}; {fix}"]
+        )
+
+
+class OpenedEngines(NamedTuple):
+    """The engine that can do everything, and the one that translates, which may be the same."""
+
+    native: NativeEngine
+    engine: Engine
+
+
+def open_engines(
+    bundle: Bundle,
+    device: torch.device,
+    *,
+    requested: str = "auto",
+    precision: str | None = None,
+    benchmark_strategy: SearchStrategy | None = None,
+    shortlist: Corpus | None = None,
+) -> OpenedEngines:
+    """Open what is wanted of a bundle; with a strategy to measure by, `auto` takes what is the quickest at it here.
+
+    A shortlist, made from the pairs of a corpus, is something that only the native engine has, on a CPU.
+    """
+    precision = resolve_precision(precision, device)
+    native = build_native_engine(bundle, device, precision)
+    if shortlist is not None:
+        if requested not in ("auto", "native"):
+            raise ConfigError(
+                [
+                    f"a shortlist needs the native engine; found {requested}; leave out --engine or --shortlist"
+                ]
+            )
+        if device.type != "cpu":
+            raise ConfigError(
+                [
+                    f"a shortlist needs a CPU; found the device {device}; add --device cpu, or leave out --shortlist"
+                ]
+            )
+        native.shortlist = build_shortlist(shortlist, bundle.tokenizers)
+        requested = "native"
+    other = choose_engine(bundle, requested, device, precision)
+    if other is None:
+        _ = native.model  # now, so that a damaged model is told before anything is read
+        return OpenedEngines(native, native)
+    if benchmark_strategy is None or requested != "auto":
+        return OpenedEngines(native, other)
+    return _select_fastest(bundle, native, other, benchmark_strategy)
+
+
+def build_native_engine(
+    bundle: Bundle, device: torch.device, precision: str | None = None
+) -> NativeEngine:
+    """Make the engine of a bundle: on a CPU a worker for each thread, which few cores share better than a batch."""
+    workers = torch.get_num_threads() if device.type == "cpu" else 1
+
+    def pairs() -> list[TokenPair]:
+        return [(case["src"], case["tgt"]) for case in bundle.golden["cases"]]
+
+    return NativeEngine(
+        lambda: bundle.model,
+        precision=precision or default_precision(device),
+        workers=workers,
+        pairs=pairs,
+    )
+
+
+def describe_engine(engine: Engine) -> str:
+    """Say what an engine is and how it divides its work."""
+    threads = max(1, torch.get_num_threads() // engine.workers)
+    return f"{engine.name} ({engine.workers} x {threads} {'thread' if threads == 1 else 'threads'})"
+
+
+def _select_fastest(
+    bundle: Bundle, native: NativeEngine, other: Engine, strategy: SearchStrategy
+) -> OpenedEngines:
+    """Measure which engine translates a bundle's own sentences the quickest, or remember it, and say what was measured."""
+    engines: dict[str, Engine] = {
+        describe_engine(each): each for each in (native, native.single_worker(), other)
+    }
+    try:
+        choice = select_fastest_engine(engines, bundle, strategy, precision=native.precision)
+    except RuntimeError as error:
+        reason = next(iter(str(error).splitlines()), "")[:160]
+        logger.warning(
+            "the engine %s failed (%s): the native engine is used, and the result is the same but for rounding",
+            other.name,
+            reason,
+        )
+        return OpenedEngines(native, native)
+    if choice is None:
+        return OpenedEngines(native, other)
+    if not choice.from_cache:
+        rates = ", ".join(f"{name} {rate:.0f}" for name, rate in choice.rates.items())
+        logger.info("%s is the quickest here; sentences a second: %s", choice.name, rates)
+    selected = engines[choice.name]
+    return OpenedEngines(selected if isinstance(selected, NativeEngine) else native, selected)

@@ -1,0 +1,184 @@
+"""Log-probabilities of given sentence pairs: one forward pass with teacher forcing, in batches of like lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dragoman.config import Config
+from dragoman.decoding.padded_batch import group_by_length, pad_batch, pad_sources
+from dragoman.errors import DataError, DivergedError
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.runtime.memory import is_out_of_memory, release_memory
+from dragoman.text.special_tokens import BOS, EOS, UNK
+from dragoman.text.tokenizer import Tokenizers
+
+_MAX_LOGITS = (
+    1 << 23
+)  # logits that are computed at once, 32 MiB: a long pair times a large vocabulary would fill the memory
+_MAX_TOKENS = 4096  # tokens of a side that are scored where the model was trained on shorter ones: attention grows with the square
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairScore:
+    """The log-probability of a target given its source, in natural logarithms."""
+
+    log_prob: float  # the sum over the target's tokens, its end included; NaN for a pair that the model cannot take
+    tokens: list[str]  # of the target, `</s>` last
+    log_probs: list[float]  # one a token
+    notes: Sequence[str] = ()  # whatever was out of the ordinary
+
+    @property
+    def per_token(self) -> float:
+        """The mean log-probability of a token."""
+        return self.log_prob / len(self.tokens)
+
+    def __repr__(self) -> str:
+        """Write the score in one short line."""
+        return f"PairScore(log_prob={self.log_prob:.4f}, tokens={len(self.tokens)})"
+
+
+class _EncodedPair(NamedTuple):
+    """A pair as token ids, with what is to be told of it."""
+
+    src: list[int]
+    tgt: list[int]
+    notes: list[str]
+    scored: bool
+
+
+def score_pairs(
+    model: EncoderDecoder,
+    tokenizers: Tokenizers,
+    config: Config,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    batch_size: int | None = None,
+) -> list[PairScore]:
+    """Return the log-probability of each target given its source, in order; batches never change more than rounding."""
+    if len(sources) != len(targets):
+        raise DataError(
+            "sources and targets must be equally many",
+            found=f"{len(sources):,} and {len(targets):,}",
+            fix="give one target a source",
+        )
+    pairs = _encode_pairs(tokenizers, config, sources, targets)
+    scorable = [number for number, pair in enumerate(pairs) if pair.scored]
+    lengths = [len(pairs[number].src) + len(pairs[number].tgt) + 2 for number in scorable]
+    found: dict[int, list[float]] = {}
+    for group in group_by_length(
+        lengths, batch_tokens=config.decode.batch_tokens, max_rows=batch_size
+    ):
+        numbers = [scorable[place] for place in group]
+        found |= dict(
+            zip(numbers, _score_batch(model, [pairs[number] for number in numbers]), strict=True)
+        )
+    return [
+        _build_pair_score(tokenizers, pair, found.get(number)) for number, pair in enumerate(pairs)
+    ]
+
+
+def _encode_pairs(
+    tokenizers: Tokenizers, config: Config, sources: Sequence[str], targets: Sequence[str]
+) -> list[_EncodedPair]:
+    """Encode both sides, and note what the model was not trained for; a source is stripped, as translating does."""
+    has_learned_positions = config.model.positions == "learned"
+    longest = (
+        config.model.max_positions - 1
+        if has_learned_positions
+        else max(_MAX_TOKENS, config.data.max_length)
+    )
+    trained = min(config.data.max_length, longest)
+    src_rows = tokenizers.src.encode_batch([text.strip() for text in sources])
+    tgt_rows = tokenizers.tgt.encode_batch([text if text.strip() else "" for text in targets])
+    pairs = []
+    for src, tgt in zip(src_rows, tgt_rows, strict=True):
+        notes = list(_pair_notes(src, tgt, longest=longest, trained=trained))
+        pairs.append(_EncodedPair(src, tgt, notes, max(len(src), len(tgt)) <= longest))
+    return pairs
+
+
+def _pair_notes(src: list[int], tgt: list[int], *, longest: int, trained: int) -> Iterator[str]:
+    """Yield what is out of the ordinary about a pair."""
+    if not src or not tgt:
+        yield f"its {' and '.join(name for name, row in (('source', src), ('target', tgt)) if not row)} is empty"
+    length = max(len(src), len(tgt))
+    if length > longest:
+        yield f"not scored: {length:,} tokens are more than the {longest:,} that can be scored at once"
+    elif length > trained:
+        yield f"{length:,} tokens are more than the {trained:,} that the model was trained on"
+    unknown = tgt.count(UNK)
+    if unknown:
+        yield f"{unknown:,} of its target tokens {'is' if unknown == 1 else 'are'} unknown to the model"
+
+
+def _score_batch(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> list[list[float]]:
+    """Score a batch; one that does not fit into the memory is halved."""
+    try:
+        return _target_log_probs(model, pairs)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error) or len(pairs) == 1:
+            raise
+    release_memory()
+    half = len(pairs) // 2
+    return [*_score_batch(model, pairs[:half]), *_score_batch(model, pairs[half:])]
+
+
+@torch.inference_mode()
+def _target_log_probs(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> list[list[float]]:
+    """Return the log-probability of each target token and of the end, by one forward pass."""
+    device = next(model.parameters()).device
+    memory = model.encode(*pad_sources([pair.src for pair in pairs], device))
+    tgt_in, mask = pad_batch([[BOS, *pair.tgt] for pair in pairs], device)
+    hidden = model.decode(tgt_in, memory, mask)  # (B, T, D)
+    rows = torch.cat(
+        [hidden[row, : len(pair.tgt) + 1] for row, pair in enumerate(pairs)]
+    )  # (N, D): no padding
+    wanted = torch.tensor([token for pair in pairs for token in (*pair.tgt, EOS)], device=device)
+    log_probs = _gather_log_probs(model, rows, wanted).tolist()
+    if not all(map(math.isfinite, log_probs)):
+        raise DivergedError(
+            "a model must give finite log-probabilities",
+            found=f"{next(each for each in log_probs if not math.isfinite(each))}",
+            fix="the weights are not sound: run dragoman doctor on the model",
+        )
+    ends = list(_pair_ends(pairs))
+    return [log_probs[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _gather_log_probs(model: EncoderDecoder, rows: Tensor, wanted: Tensor) -> Tensor:
+    """Return the log-probability of the wanted token at each row, projecting some thousand rows at a time."""
+    step = max(1, _MAX_LOGITS // model.output_weight.size(0))
+    parts = []
+    for start in range(0, len(rows), step):
+        logits = model.project(rows[start : start + step]).float()
+        parts.append(
+            logits.gather(1, wanted[start : start + step, None]).squeeze(1) - logits.logsumexp(1)
+        )
+    return torch.cat(parts).double().cpu()
+
+
+def _pair_ends(pairs: Sequence[_EncodedPair]) -> Iterator[int]:
+    """Yield where each pair's tokens end in the batch's row of them."""
+    total = 0
+    for pair in pairs:
+        total += len(pair.tgt) + 1
+        yield total
+
+
+def _build_pair_score(
+    tokenizers: Tokenizers, pair: _EncodedPair, log_probs: list[float] | None
+) -> PairScore:
+    """Return a pair's score; one that was not computed is NaN."""
+    tokens = tokenizers.tgt.pieces([*pair.tgt, EOS])
+    if log_probs is None:
+        return PairScore(log_prob=math.nan, tokens=tokens, log_probs=[], notes=pair.notes)
+    return PairScore(
+        log_prob=math.fsum(log_probs), tokens=tokens, log_probs=log_probs, notes=pair.notes
+    )

@@ -1,0 +1,220 @@
+"""From a configuration to a model: every name becomes an object here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dragoman.config import ModelConfig
+from dragoman.errors import ConfigError
+from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
+from dragoman.models.block import Block, BuildContext
+from dragoman.models.block_rules import resolve_block, stack_problems
+from dragoman.models.block_spec import BlockSpec, parse_blocks
+from dragoman.models.catalogue import BLOCKS
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
+from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
+from dragoman.models.stack import Stack
+from dragoman.registry import catalogue
+
+
+class LayerSummary(NamedTuple):
+    """One line of a model's description."""
+
+    path: str  # "encoder.0.self", as `record` names it
+    class_name: str  # the class, in a word
+    shapes: str  # the weights' shapes
+    parameters: int
+
+
+def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int) -> EncoderDecoder:
+    """Build a translator's model with fresh weights, the same after the same `torch.manual_seed`."""
+    problems = [
+        *config.problems(),
+        *stack_problems(config),
+    ]  # again, for a configuration that nobody read
+    if config.tie_embeddings == "all" and src_vocab_size != tgt_vocab_size:
+        problems.append(
+            f"model.tie_embeddings=all needs one vocabulary for both sides; found {src_vocab_size} source and {tgt_vocab_size} target pieces; "
+            "set model.tie_embeddings=target, or text.shared_vocab=true"
+        )
+    if problems:
+        raise ConfigError(problems)
+    scale = config.width**0.5 if config.scale_embeddings else 1.0
+    inner, fix_norm = config.embedding_width, config.fix_norm
+    sizes = (
+        {"shared": tgt_vocab_size}
+        if config.tie_embeddings == "all"
+        else {"src": src_vocab_size, "tgt": tgt_vocab_size}
+    )
+    model = EncoderDecoder(
+        embeddings={
+            side: Embedding(size, config.width, scale=scale, inner=inner, fix_norm=fix_norm)
+            for side, size in sizes.items()
+        },
+        src_entrance=_build_stack_input(config),
+        tgt_entrance=_build_stack_input(config),
+        encoder=_build_stack(
+            config, config.encoder, "model.encoder", causal=False, memory_width=None
+        ),
+        decoder=_build_stack(
+            config, config.decoder, "model.decoder", causal=True, memory_width=config.width
+        ),
+        output=OutputProjection(
+            tgt_vocab_size,
+            config.width,
+            tied=config.tie_embeddings != "none",
+            bias=config.output_bias,
+            inner=inner,
+            fix_norm=fix_norm,
+        ),
+    )
+    initialize_weights(model, DEPTH_SCALINGS[config.initialization])
+    kind = SHARED_LAYER_TYPES[config.share_layers]
+    if kind is not None:
+        for stack in (model.encoder, model.decoder):
+            share_layers(stack, kind)
+    return model
+
+
+def build_meta_model(
+    config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
+) -> EncoderDecoder:
+    """Build a model on the meta device: names, shapes and dtypes without memory, time or random numbers.
+
+    `load_state_dict(weights, assign=True)` then fills it.
+    """
+    with torch.device("meta"), _SkipInitialization():
+        return build_model(config, src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size)
+
+
+class _SkipInitialization(TorchFunctionMode):
+    """Leave tensors uninitialised: `nn.init` and random in-place fills return them as they are.
+
+    On the meta device these compute nothing, but their Python decompositions import torch._dynamo, which takes longer
+    than importing torch.
+    """
+
+    FACTORIES = frozenset({torch.randn, torch.rand})
+    FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_})
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Skip an initialisation; call anything else."""
+        kwargs = kwargs or {}
+        if func is torch.eye:
+            return torch.empty(args[0], args[-1], **kwargs)
+        if func in self.FACTORIES:
+            return torch.empty(*args, **kwargs)
+        if func in self.FILLS or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the weights, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def summarize_model(
+    config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
+) -> list[LayerSummary]:
+    """List the layers of a model with their shapes and sizes, allocating nothing."""
+    model = build_meta_model(config, src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size)
+    rows, seen = [], set[nn.Parameter]()
+    for path, module in _named_layers(model):
+        weights = dict(module.named_parameters())
+        if weights:
+            own = {name: weight for name, weight in weights.items() if weight not in seen}
+            shapes = ", ".join(
+                f"{name} {'x'.join(map(str, weight.shape))}"
+                for name, weight in own.items()
+                if weight.dim() > 1
+            )
+            rows.append(
+                LayerSummary(
+                    path,
+                    type(module).__name__,
+                    shapes if own else "shared",
+                    sum(weight.numel() for weight in own.values()),
+                )
+            )
+            seen.update(own.values())
+    return rows
+
+
+def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
+    """List the parts that a person would name: tables, layers of blocks, norms, output."""
+    parts: list[tuple[str, nn.Module]] = [
+        (f"embeddings.{name}", table) for name, table in model.embeddings.items()
+    ]
+    for side, entrance, stack in (
+        ("src", model.src_entrance, model.encoder),
+        ("tgt", model.tgt_entrance, model.decoder),
+    ):
+        parts.append((f"{side}_entrance.positions", entrance.positions))
+        role = "encoder" if stack is model.encoder else "decoder"
+        for number, block in stack.blocks():
+            for name, layer in block.named_children():
+                if name.isdecimal():  # a run of layers, each of which is drawn as one
+                    parts.extend(
+                        (f"{role}.{number}.{name}.{part}", inner)
+                        for part, inner in layer.named_children()
+                    )
+                else:
+                    parts.append((f"{role}.{number}.{name}", layer))
+        if stack.norm is not None:
+            parts.append((f"{role}.norm", stack.norm))
+    return [*parts, ("output", model.output)]
+
+
+def _build_stack_input(config: ModelConfig) -> StackInput:
+    """Build what stands before a stack."""
+    positions = catalogue("positions").load(config.positions)
+    return StackInput(
+        positions(width=config.width, max_positions=config.max_positions), dropout=config.dropout
+    )
+
+
+def _build_stack(
+    config: ModelConfig,
+    texts: Sequence[str],
+    setting: str,
+    *,
+    causal: bool,
+    memory_width: int | None,
+) -> Stack:
+    """Build a stack from its block list."""
+    build_context = BuildContext(config=config, causal=causal, memory_width=memory_width)
+    specs = parse_blocks(texts, setting)
+    blocks = [_build_block(spec, build_context, setting) for spec in specs]
+    ends_in_norm = {"auto": blocks[-1].final_norm, "on": True, "off": False}[config.final_norm]
+    norm = (
+        catalogue("norm").load(config.norm)(config.width, config.norm_epsilon)
+        if ends_in_norm
+        else None
+    )
+    return Stack(
+        blocks, norm, block_texts=[str(spec) for spec in specs], layer_drop=config.layer_drop
+    )
+
+
+def _build_block(spec: BlockSpec, build_context: BuildContext, setting: str) -> Block:
+    """Build one block; its options are settings of `model` that hold for it alone, or its own."""
+    kind = BLOCKS.load(spec.name)
+    assert issubclass(kind, Block), f"{spec.name} must be a Block"
+    config, options = resolve_block(
+        spec,
+        build_context.config,
+        setting,
+        memory=build_context.memory_width is not None,
+        causal=build_context.causal,
+    )
+    return kind.build(replace(build_context, config=config), **asdict(options))

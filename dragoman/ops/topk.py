@@ -1,0 +1,165 @@
+"""Top-k and argmax of logits: block-wise in PyTorch, and with log-probabilities in one Triton kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dragoman.ops.guarded_kernel import GuardedKernel
+
+ARGMAX_BLOCK, TOPK_BLOCK = (
+    256,
+    128,
+)  # numbers a block, where one is looked for and where several are
+MIN_BLOCKS_PER_RESULT = 4  # for each number looked for: below that, blocks gain nothing
+
+
+class TopK(NamedTuple):
+    """The largest numbers of each row, and where they stand."""
+
+    values: Tensor
+    ids: Tensor
+
+
+def blocked_argmax(x: Tensor) -> TopK:
+    """Find the largest of each row of (N, V), the first of equal ones, NaN above all: (N,) each."""
+    rows, width = x.shape
+    count = width // ARGMAX_BLOCK
+    if x.device.type != "cpu" or count < MIN_BLOCKS_PER_RESULT:
+        return TopK(*x.max(dim=-1))
+    blocked_width = count * ARGMAX_BLOCK
+    blocks = x[:, :blocked_width].view(rows, count, ARGMAX_BLOCK)
+    block = blocks.amax(dim=-1).argmax(dim=-1)  # the first of equal ones
+    found = blocks[torch.arange(rows), block].max(dim=-1)
+    values, ids = found.values, block * ARGMAX_BLOCK + found.indices
+    if blocked_width == width:
+        return TopK(values, ids)
+    rest = x[:, blocked_width:].max(dim=-1)
+    rest_is_larger = ~(values >= rest.values) & ~values.isnan()
+    return TopK(
+        torch.where(rest_is_larger, rest.values, values),
+        torch.where(rest_is_larger, rest.indices + blocked_width, ids),
+    )
+
+
+def blocked_topk(x: Tensor, count: int) -> TopK:
+    """Find the `count` largest of each row of (N, V), in falling order, any of equal ones: (N, count) each."""
+    width = x.size(1)
+    number = width // TOPK_BLOCK
+    if number < MIN_BLOCKS_PER_RESULT * count:
+        return TopK(*x.topk(count, dim=-1))
+    blocked_width = number * TOPK_BLOCK
+    blocks = x[:, :blocked_width].view(-1, number, TOPK_BLOCK)
+    # The largest are in the blocks with the largest maxima: as many blocks as numbers hold them all, whatever is equal.
+    chosen = blocks.amax(dim=-1).topk(count, dim=-1).indices  # (N, count)
+    rows = torch.arange(x.size(0), device=x.device).unsqueeze(1)
+    candidates = blocks[rows, chosen].flatten(1)
+    candidates = (
+        torch.cat([candidates, x[:, blocked_width:]], dim=1)
+        if blocked_width < width
+        else candidates
+    )
+    values, candidate_index = candidates.topk(count, dim=-1)
+    block = chosen.gather(1, (candidate_index // TOPK_BLOCK).clamp_(max=count - 1))
+    num_candidates = count * TOPK_BLOCK
+    ids = torch.where(
+        candidate_index < num_candidates,
+        block * TOPK_BLOCK + candidate_index % TOPK_BLOCK,
+        candidate_index - num_candidates + blocked_width,
+    )
+    return TopK(values, ids)
+
+
+MAX_FORBIDDEN_ID = 31  # ids below it can be forbidden: a bit each
+MAX_TOPK = 16  # pieces of a row: each is a round that the compiler writes out
+COMPARED_ROWS = 64  # rows, for the definition takes the memory of several tensors of logits
+
+TOPK_KERNEL = GuardedKernel("the ranking of logits")
+
+
+class TopKLogProbs(NamedTuple):
+    """The best pieces of each row, in falling order; of equal ones the lower comes first."""
+
+    log_probs: Tensor  # (N, K)
+    ids: Tensor  # (N, K)
+
+
+class TokenConstraints(NamedTuple):
+    """What may not come next, whatever its probability: it is not spread over the rest."""
+
+    forbidden: tuple[int, ...]  # pieces
+    eos: int  # the piece that may not come before `at_least` steps were taken
+    step: Tensor  # ()
+    min_length: Tensor  # ()
+
+
+def topk_log_probs(
+    logits: Tensor, count: int, constraints: TokenConstraints, *, bias: Tensor | None = None
+) -> TopKLogProbs | None:
+    """Find the `count` best pieces of each row of logits (N, V), a bias (V,) added, by Triton's kernel; None where it does not run."""
+    is_supported = (
+        logits.numel() > 0
+        and count <= min(MAX_TOPK, logits.size(1))
+        and logits.stride(1) == 1
+        and max(*constraints.forbidden, constraints.eos) < MAX_FORBIDDEN_ID
+    )
+    if not (is_supported and TOPK_KERNEL.can_run(logits)):
+        return None
+
+    def fused() -> TopKLogProbs:
+        from dragoman.ops.triton import topk_kernel
+
+        return TopKLogProbs(
+            *topk_kernel.topk_log_probs(
+                logits,
+                bias,
+                count,
+                constraints.forbidden,
+                constraints.eos,
+                constraints.step,
+                constraints.min_length,
+            )
+        )
+
+    def compared_logits() -> Tensor:
+        return add_bias(logits[:COMPARED_ROWS], bias)
+
+    def values(found: TopKLogProbs) -> tuple[Tensor, ...]:
+        """Show what stands at the ids: of nearly equal pieces either may come first."""
+        log_probs, ids = (each[:COMPARED_ROWS] for each in found)
+        return log_probs.masked_fill(log_probs == -torch.inf, 0.0), compared_logits().gather(1, ids)
+
+    variant = (logits.dtype, logits.size(1), count, bias is None)
+    found = TOPK_KERNEL.run(
+        variant,
+        fused,
+        lambda: topk_log_probs_reference(compared_logits(), count, constraints),
+        comparable=values,
+    )
+    return found if TOPK_KERNEL.is_enabled and len(found.ids) == len(logits) else None
+
+
+def add_bias(logits: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias (V,), if there is one, in float32."""
+    return logits.float() if bias is None else logits.float() + bias
+
+
+def topk_log_probs_reference(
+    logits: Tensor, count: int, constraints: TokenConstraints
+) -> TopKLogProbs:
+    """Do what `rank` does from its definition."""
+    scores = mask_forbidden_tokens(logits.float().log_softmax(dim=-1), constraints)
+    ordered = torch.sort(scores, dim=-1, descending=True, stable=True)
+    return TopKLogProbs(
+        *(each[:, :count].contiguous() for each in ordered)
+    )  # rows side by side, as whoever takes them expects
+
+
+def mask_forbidden_tokens(scores: Tensor, constraints: TokenConstraints) -> Tensor:
+    """Push what may not come out of sight of scores (N, V), which are changed."""
+    for piece in constraints.forbidden:
+        scores[:, piece].fill_(-torch.inf)
+    scores[:, constraints.eos].masked_fill_(constraints.step < constraints.min_length, -torch.inf)
+    return scores

@@ -1,0 +1,123 @@
+"""The end of a run: which weights the model takes, and what its card says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from dragoman.bundle import Card, CardScore
+from dragoman.bundle.card import format_command
+from dragoman.checkpoint.averaging import average_weights
+from dragoman.checkpoint.run_directory import Checkpoint, RunDirectory
+from dragoman.config import Config
+from dragoman.config.config import file_names
+from dragoman.data.corpus import SentencePair
+from dragoman.errors import CorruptError
+from dragoman.runs.data_preparation import PreparedData
+from dragoman.runs.time_budget import TimeBudget
+from dragoman.training.progress import format_duration
+from dragoman.training.trainer import TrainResult
+
+NUM_GOLDEN_SENTENCES = 3  # sentences whose translations the bundle keeps, to check itself by
+
+
+def select_weights(run: RunDirectory, config: Config) -> tuple[dict[str, Tensor], str]:
+    """Take the weights that the finished model will have, and say which they are."""
+    if config.train.average_checkpoints > 1:
+        newest = [
+            checkpoint
+            for _, checkpoint in zip(
+                range(config.train.average_checkpoints), run.verified_checkpoints(), strict=False
+            )
+        ]
+        if newest:
+            steps = ", ".join(str(checkpoint.step) for checkpoint in newest)
+            return average_weights(
+                [_ema_or_weights(checkpoint) for checkpoint in newest]
+            ), f"average of steps {steps}"
+    best = run.best() if config.train.final_checkpoint == "best" else None
+    checkpoint = best or next(run.verified_checkpoints(), None)
+    if checkpoint is None:
+        raise CorruptError(
+            "a finished run must have a checkpoint that verifies",
+            found=f"none in {run.path}",
+            fix="train again in another directory",
+        )
+    running = ", as a running average" if checkpoint.load_ema() is not None else ""
+    return _ema_or_weights(
+        checkpoint
+    ), f"step {checkpoint.step}, {'the best' if best else 'the last'}{running}"
+
+
+def select_golden_sentences(prepared: PreparedData) -> list[str]:
+    """Choose a few sentences of middling length that the bundle will check itself by."""
+    texts = sorted(
+        {pair.src.strip() for pair in prepared.sentences} - {""}, key=lambda text: (len(text), text)
+    )
+    if not texts:
+        ids = [
+            prepared.train.pair(index)[0].tolist()
+            for index in range(min(NUM_GOLDEN_SENTENCES, len(prepared.train)))
+        ]
+        return [text for text in prepared.tokenizers.src.decode_batch(ids) if text.strip()]
+    middle = len(texts) // 2
+    return texts[middle : middle + NUM_GOLDEN_SENTENCES]
+
+
+def build_model_card(
+    config: Config,
+    *,
+    prepared: PreparedData,
+    result: TrainResult,
+    chosen: str,
+    scores: Sequence[CardScore],
+    seconds: float,
+    machine: str,
+) -> Card:
+    """Gather the facts for the model card."""
+    data = config.data
+    names = [
+        Path(name).name for files in (data.src, data.tgt, data.pairs) for name in file_names(files)
+    ]
+    valid = [
+        Path(name).name
+        for files in (data.valid_src, data.valid_tgt, data.valid_pairs)
+        for name in file_names(files)
+    ]
+    report = prepared.train.report
+    facts = {"training pairs": f"{report.pairs:,} ({', '.join(names)})"}
+    if report.skipped:
+        facts["set aside"] = report.summary()
+    if prepared.valid is not None:
+        facts["validation pairs"] = (
+            f"{len(prepared.valid):,} ({', '.join(valid) or 'held out of the training pairs'})"
+        )
+    training = {
+        **({"fine-tuned from": config.train.init_from} if config.train.init_from else {}),
+        "updates": f"{result.step:,}",
+        "weights": chosen,
+        "time": f"{format_duration(seconds)} on {machine}",
+        "seed": str(config.train.seed),
+    }
+    return Card(
+        command=format_command(sys.argv[1:]), data=facts, training=training, scores=tuple(scores)
+    )
+
+
+def select_scored_sentences(
+    sentences: Sequence[SentencePair], time_budget: TimeBudget, seconds_each: float
+) -> list[SentencePair]:
+    """Take as many validation sentences as there is time to translate."""
+    if not time_budget.is_limited:
+        return list(sentences)
+    return list(
+        sentences[: int(time_budget.scoring_seconds_left() / max(1.2 * seconds_each, 1e-6))]
+    )
+
+
+def _ema_or_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Take a checkpoint's running average where it has one, over its weights: what validation judged."""
+    return {**checkpoint.load_weights(), **(checkpoint.load_ema() or {})}

@@ -1,0 +1,1 @@
+"""Runtime services: device selection, threads, memory, signals, standard streams and seeds."""

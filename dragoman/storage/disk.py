@@ -1,0 +1,126 @@
+"""What the file system answers: room, permission, and its errors in words that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from dragoman.errors import BundleError, DiskError, DragomanError, PermissionDeniedError
+
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PERMISSION_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class DiskFullError(DiskError):
+    """No room left: freeing some is worth a try, as with no other disk error."""
+
+
+def convert_os_error(error: OSError, path: Path) -> DragomanError:
+    """Turn the system's error into ours: no room and broken disks are 74, no permission is 77."""
+    name = error.filename or path
+    found = f"{error.strerror or error} at {name}"
+    if error.errno in DISK_FULL_ERRNOS:
+        return DiskFullError(
+            "the disk must have room for what is written",
+            found=found,
+            fix="free some space and run the same command again",
+        )
+    if error.errno == errno.EFBIG:  # what RLIMIT_FSIZE gives; no freed space helps
+        return DiskError(
+            "the file must be within the system's limit of size",
+            found=found,
+            fix="raise the limit, as with ulimit -f unlimited",
+        )
+    if error.errno in _PERMISSION_ERRNOS:
+        return PermissionDeniedError(
+            "the directory must be writable",
+            found=found,
+            fix="change its permissions or choose another directory",
+        )
+    return DiskError(
+        "reading and writing must succeed",
+        found=found,
+        fix="check the disk and run the same command again",
+    )
+
+
+@contextlib.contextmanager
+def os_errors_converted(path: Path) -> Iterator[None]:
+    """Let no bare OSError out of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise convert_os_error(error, path) from error
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Count the bytes that an ordinary user may still write where `path` lies."""
+    return shutil.disk_usage(path).free
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes as text for people, such as "1.5 GB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def require_disk_space(path: Path, needed: int, what: str) -> None:
+    """Refuse to begin what cannot be finished."""
+    free = free_disk_bytes(path)
+    if free < needed:
+        raise DiskFullError(
+            f"{what} must fit on the disk and takes {format_bytes(needed)}",
+            found=f"{format_bytes(free)} free at {path}",
+            fix="free some space, or choose a directory on another disk",
+        )
+
+
+def require_writable(directory: Path) -> None:
+    """Make the directory where it is missing, and refuse one that we may not write in, before any work is lost."""
+    with os_errors_converted(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+
+def require_new_directory(out: Path) -> None:
+    """Raise an error where something is at `out`, or it cannot be made; makes nothing."""
+    with os_errors_converted(out):
+        if os.path.lexists(out):
+            what = (
+                "a symbolic link"
+                if out.is_symlink()
+                else "a directory"
+                if out.is_dir()
+                else "a file"
+            )
+            if what == "a directory":
+                what = "a directory with files" if any(out.iterdir()) else "an empty directory"
+            raise BundleError(
+                "--out must be a new directory",
+                found=f"{what} at {out}",
+                fix="choose another place, or remove it first",
+            )
+    require_parent_writable(out)
+
+
+def require_parent_writable(path: Path) -> None:
+    """Raise an error unless `path` can be made, its missing parents included; makes nothing."""
+    with os_errors_converted(path):
+        nearest = next(each for each in path.absolute().parents if os.path.lexists(each))
+        if not nearest.is_dir():
+            what = "a broken link" if nearest.is_symlink() else "a file"
+            raise BundleError(
+                f"{path} must lie in a directory",
+                found=f"{what} at {nearest}",
+                fix="choose another place",
+            )
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))

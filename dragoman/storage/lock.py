@@ -1,0 +1,330 @@
+"""Directory locks: flock, with a lease file on file systems that ignore it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from dragoman.errors import LockedError
+from dragoman.runtime.processes import is_process_alive
+from dragoman.storage.atomic import open_run_file, read_regular
+from dragoman.storage.disk import os_errors_converted
+
+LEASE_HEARTBEAT_SECONDS = 10.0  # seconds between heartbeats
+LEASE_STALE_SECONDS = 120.0  # seconds without one after which the owner counts as dead
+
+
+class Lease:
+    """Ownership by a file that only one can create, kept fresh by a thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        beat: float = LEASE_HEARTBEAT_SECONDS,
+        stale: float = LEASE_STALE_SECONDS,
+    ) -> None:
+        self.path, self._beat, self._stale = path, beat, stale
+        self._token = secrets.token_hex(8)
+        self._released = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self) -> None:
+        """Create the file, or raise LockedError naming its living owner; a dead owner's file is set aside."""
+        with os_errors_converted(self.path):
+            while not self._create():
+                owner = _read_owner(self.path)
+                if owner is not None and self._is_owner_alive(owner):
+                    raise LockedError(
+                        f"only one process may train in {self.path.parent}",
+                        found=f"process {owner.get('pid')} on {owner.get('host')}, whose lease {self.path.name} is fresh",
+                        fix=f"stop it, or wait {self._stale:.0f} seconds after its end",
+                    )
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(
+                        self.path,
+                        self.path.with_name(f".del-lease-{os.getpid()}-{secrets.token_hex(4)}"),
+                    )
+        self._thread = threading.Thread(target=self._refresh, name="lease", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Stop the heartbeat and remove the file if it is still ours."""
+        self._released.set()
+        if self._thread is not None:
+            self._thread.join()
+        owner = _read_owner(self.path)
+        if owner is not None and owner.get("token") == self._token:
+            os.unlink(self.path)
+
+    def _create(self) -> bool:
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        content = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "boot": _boot_id(),
+            "token": self._token,
+        }
+        try:
+            os.write(descriptor, json.dumps(content).encode())
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _is_owner_alive(self, owner: dict[str, Any]) -> bool:
+        """Ask the system about a process of this machine; elsewhere, compare the file's age by the file server's clock."""
+        pid = owner.get("pid")
+        here = (
+            _boot_id()
+            and owner.get("boot") == _boot_id()
+            and owner.get("host") == socket.gethostname()
+        )
+        if (
+            here and isinstance(pid, int) and pid > 0
+        ):  # a boot id means Linux, where signal 0 only asks
+            return is_process_alive(pid)
+        # Touching a file of our own asks the server for its time, so that two machines' clocks need not agree.
+        probe = self.path.with_name(f".tmp-lease-{os.getpid()}-{secrets.token_hex(4)}")
+        probe.touch(exist_ok=False)
+        try:
+            return probe.stat().st_mtime - self.path.stat().st_mtime < self._stale
+        finally:
+            probe.unlink()
+
+    def _refresh(self) -> None:
+        while not self._released.wait(self._beat):
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+
+
+def _read_owner(path: Path) -> dict[str, Any] | None:
+    """Read an owner's lines; None when the file is gone, an empty one when it cannot be read."""
+    try:
+        content = json.loads(read_regular(path, 10_000))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):  # a link, a pipe, or not what we write: nobody's
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+try:
+    import fcntl
+except ImportError:  # a system without flock takes the lease
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+
+_held_locks: set[DirectoryLock] = (
+    set()
+)  # strong, so that a lock nobody refers to any more is still closed in a forked child
+
+
+class DirectoryLock:
+    """Ownership of a directory through `flock`, on the directory itself and on its file `lock`; without locks, a lease.
+
+    The directory's lock cannot be deleted from under its holder. The file's is for file systems that lock no directories, and
+    tells people who the holder is; one that was deleted is made anew at the next `check`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "lock"
+        self._descriptor = -1
+        self._directory = -1
+        self._lease: Lease | None = None
+
+    @property
+    def held(self) -> bool:
+        """Say whether we own the directory."""
+        return self._descriptor >= 0 or self._lease is not None
+
+    def acquire(self) -> None:
+        """Take the directory, or raise LockedError naming the process that has it; nothing is written then."""
+        if self.held:
+            return
+        self._lock_directory()
+        try:
+            descriptor = self._lock_file()
+            if not self._are_locks_honored():
+                os.close(descriptor)
+                logger.warning(
+                    "%s ignores file locks: using a lease file instead; a local disk would be safer",
+                    self.path.parent,
+                )
+                lease = Lease(self.path.with_name("lease"))
+                lease.acquire()
+                self._lease = lease
+                return
+        except BaseException:
+            self._close_directory()
+            raise
+        self._descriptor = descriptor
+        _held_locks.add(self)
+        self._write_holder()
+
+    def check(self) -> None:
+        """Make sure that we still own the directory: make a deleted lock file anew, or raise LockedError if another was quicker."""
+        if self._descriptor < 0 or _is_file_at(self._descriptor, self.path):
+            return
+        logger.warning(
+            "%s was deleted or replaced under a running training, and is made anew", self.path
+        )
+        descriptor = self._lock_file()
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._write_holder()
+
+    def require_unlocked(self) -> None:
+        """Raise LockedError if another process has the directory; nothing is written."""
+        if self.held or not self.path.parent.is_dir():
+            return
+        self._lock_directory()
+        self._close_directory()
+        try:
+            descriptor = os.open(
+                self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            )
+        except OSError:  # nobody has ever held it, or it is none that `acquire` would take
+            return
+        try:
+            if not _try_flock(descriptor):
+                raise _locked_error(self.path, os.pread(descriptor, 1000, 0))
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Give the directory back."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        """Close our descriptors; a forked child does so at birth, or it would hold the lock after its parent's death."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            _held_locks.discard(self)
+        self._close_directory()
+
+    def _lock_directory(self) -> None:
+        """Lock the directory itself, where the file system can."""
+        if not hasattr(os, "O_DIRECTORY"):
+            return
+        with os_errors_converted(self.path):
+            self._directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not _try_flock(self._directory):
+            self._close_directory()
+            raise _locked_error(self.path, _read_holder(self.path))
+
+    def _lock_file(self) -> int:
+        """Lock the file that has the lock's name, and not one that was deleted meanwhile; return its descriptor."""
+        while True:
+            with os_errors_converted(self.path):
+                descriptor = open_run_file(self.path, os.O_RDWR | os.O_CREAT)
+            if not _try_flock(descriptor):
+                holder = os.pread(descriptor, 1000, 0)
+                os.close(descriptor)
+                raise _locked_error(self.path, holder)
+            if _is_file_at(descriptor, self.path):
+                return descriptor
+            os.close(descriptor)
+
+    def _write_holder(self) -> None:
+        """Write who holds the lock, for people."""
+        text = json.dumps(
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            }
+        )
+        with os_errors_converted(self.path):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, text.encode() + b"\n", 0)
+
+    def _close_directory(self) -> None:
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def _are_locks_honored(self) -> bool:
+        """Try to lock what we hold a second time: success means that this file system ignores locks."""
+        descriptor = open_run_file(self.path, os.O_RDWR)
+        try:
+            return not _try_flock(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that a path names."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    ours = os.fstat(descriptor)
+    return (ours.st_dev, ours.st_ino) == (found.st_dev, found.st_ino)
+
+
+def _read_holder(path: Path) -> bytes:
+    """Return the text of a lock that another process holds; it is for people only."""
+    try:
+        return read_regular(path, 1000)
+    except OSError:
+        return b""
+
+
+def _try_flock(descriptor: int) -> bool:
+    """Try to take the lock; a system that knows no locks seems to give it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # ENOLCK, EOPNOTSUPP: the probe finds out
+        return True
+    return True
+
+
+def _locked_error(path: Path, holder: bytes) -> LockedError:
+    return LockedError(
+        f"only one process may train in {path.parent}",
+        found=_describe_holder(holder),
+        fix="wait for it to end, stop it, or choose another directory",
+    )
+
+
+def _describe_holder(holder: bytes) -> str:
+    """Read who holds the lock, for people only: the text is never trusted."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        content = json.loads(holder)
+        return f"process {int(content['pid'])} on {str(content['host'])[:80]} at work since {str(content['start'])[:40]}"
+    return "another process at work"
+
+
+def _close_all_in_child() -> None:
+    for lock in list(_held_locks):
+        lock.close_descriptors()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all_in_child)

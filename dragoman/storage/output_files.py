@@ -1,0 +1,121 @@
+"""Files that commands write for people: checked before the work, streamed to a temporary name, renamed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import shlex
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from dragoman.errors import ConfigError, PermissionDeniedError
+from dragoman.storage.atomic import sync_directory, temporary_name
+from dragoman.storage.disk import os_errors_converted
+
+
+def check_output_file(
+    option: str, path: Path, *, inputs: Iterable[Path] = (), others: Iterable[Path] = ()
+) -> None:
+    """Raise ConfigError or ForbiddenError if a file could not be written after the work, or is one of the command's inputs or outputs."""
+    real = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise ConfigError(
+            [f"{option} must name a file; found the directory {path}; add a file name to it"]
+        )
+    if not real.parent.is_dir():
+        found = f"a file at {real.parent}" if real.parent.exists() else f"no {real.parent}"
+        raise ConfigError(
+            [
+                f"{option} must lie in a directory that exists; found {found}; make it: mkdir -p {shlex.quote(str(real.parent))}"
+            ]
+        )
+    _check_writable(option, real if real.exists() and not real.is_file() else real.parent)
+    if real.is_file():
+        _check_writable(option, real)
+    for each in inputs:
+        if _is_same_file(real, Path(each)):
+            raise ConfigError(
+                [
+                    f"{option} must not be a file that the command reads; found {path}; write to another and rename it after"
+                ]
+            )
+    for each in others:
+        if _is_same_file(real, Path(each)):
+            raise ConfigError(
+                [
+                    f"each output must have a file of its own; found {path} twice; name another with {option}"
+                ]
+            )
+
+
+def _check_writable(option: str, place: Path) -> None:
+    """Raise ForbiddenError if we may not write there."""
+    if not os.access(place, os.W_OK | (os.X_OK if place.is_dir() else 0)):
+        raise PermissionDeniedError(
+            f"{option} must be writable",
+            found=f"no permission to write {place}",
+            fix="change its permissions or choose another place",
+        )
+
+
+def _is_same_file(real: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, whether it exists yet or not."""
+    try:
+        return os.path.samefile(real, other)
+    except OSError:
+        return real == Path(os.path.realpath(other))
+
+
+@contextlib.contextmanager
+def open_output(path: Path) -> Iterator[TextIO]:
+    """Open a text file for writing: .gz and .xz are compressed, and it has its name only when all is written.
+
+    Lines go to a temporary file beside it, which replaces an old one at the end and is removed after an error. A device or a pipe
+    is written to directly.
+    """
+    real = Path(os.path.realpath(path))
+    with os_errors_converted(real):
+        if real.exists() and not real.is_file():
+            with open(real, "wb") as device, _text_writer(device, path.suffix) as text:
+                yield text
+            return
+        temporary = real.with_name(temporary_name(real.name[:40]))
+        try:
+            with open(temporary, "xb") as file:
+                if real.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(real.stat().st_mode))
+                with _text_writer(file, path.suffix) as text:
+                    yield text
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, real)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        sync_directory(real.parent)
+
+
+@contextlib.contextmanager
+def _text_writer(file: IO[bytes], suffix: str) -> Iterator[TextIO]:
+    """Write UTF-8 through the compression that a name asks for."""
+    packed: Any = file
+    if suffix.lower() == ".gz":
+        packed = gzip.GzipFile(
+            "", "wb", 6, file, mtime=0
+        )  # without name and time, so that the same text gives the same bytes
+    elif suffix.lower() == ".xz":
+        packed = lzma.LZMAFile(file, "wb")  # noqa: SIM115 -- closed below, after the text that is written through it
+    text = io.TextIOWrapper(packed, encoding="utf-8", newline="\n")
+    try:
+        yield text
+        text.flush()
+    finally:
+        text.detach()
+        if packed is not file:
+            packed.close()

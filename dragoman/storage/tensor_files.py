@@ -1,0 +1,157 @@
+"""Tensors in safetensors files: written durably in bounded memory, read only when they are exactly what is expected."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dragoman.errors import BundleError, CorruptError, DivergedError
+from dragoman.storage.atomic import Bytes, FileRecord, native_path, open_regular, write_file
+from dragoman.storage.manifest import reject_duplicate_keys
+
+_MAX_HEADER_BYTES = 16 << 20
+_MAX_TENSORS = 100_000
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class TensorInfo(NamedTuple):
+    """What a file's header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], *, point: str = "publish.write.weights.safetensors"
+) -> FileRecord:
+    """Write a new safetensors file durably, one tensor in host memory at a time, readable by whoever the umask allows."""
+    # Not safetensors.save_file: it neither syncs nor minds the umask (mode 0600), and its writes cannot be made to fail
+    # in a test. A test holds our bytes against the library's.
+    return write_file(path, _file_chunks(tensors), point=point)
+
+
+def count_tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Count the bytes that tensors take in a file, the header aside."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse numbers that no later update could recover from."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = torch.aminmax(tensor.detach())  # a NaN anywhere makes both NaN
+            if not bool(torch.isfinite(low) & torch.isfinite(high)):
+                raise DivergedError(
+                    "only finite numbers are published",
+                    found=f"{where} {name} between {low.item()} and {high.item()}",
+                    fix="lower train.learning_rate or set train.max_grad_norm, and resume from the last checkpoint",
+                )
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Read names, types and shapes without touching the tensors; raises CorruptError naming the file."""
+    try:
+        with open_regular(path) as descriptor:
+            length = int.from_bytes(os.read(descriptor, 8), "little")
+            if length > _MAX_HEADER_BYTES:
+                raise corrupt_tensors_error(path, f"a header of {length} bytes")
+            text = os.read(descriptor, length)
+        entries = json.loads(text, object_pairs_hook=reject_duplicate_keys)
+        entries.pop("__metadata__", None)
+        header = {
+            name: TensorInfo(entry["dtype"], tuple(entry["shape"]))
+            for name, entry in entries.items()
+        }
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise corrupt_tensors_error(path, f"a header that cannot be read ({error})") from error
+    if len(header) > _MAX_TENSORS:
+        raise corrupt_tensors_error(path, f"{len(header)} tensors")
+    for name in header:
+        if "/" in name or "\0" in name or ".." in name:
+            raise corrupt_tensors_error(path, f"the tensor name {name[:80]!r}")
+    return header
+
+
+def read_tensors(
+    path: Path, *, expected: Mapping[str, Tensor] | None = None, device: str = "cpu"
+) -> dict[str, Tensor]:
+    """Read a safetensors file whose names, shapes and types are those of `expected` (tensors on the meta device do)."""
+    header = read_header(path)
+    if expected is not None:
+        check_tensors_match(path, header, expected)
+    try:
+        with native_path(path) as name:
+            return dict(load_file(name, device=device))
+    except (SafetensorError, OSError) as error:
+        raise corrupt_tensors_error(path, str(error)) from error
+
+
+def check_tensors_match(
+    path: Path, header: Mapping[str, TensorInfo], expected: Mapping[str, Tensor]
+) -> None:
+    """Refuse a file made for another model: it is whole, so the configuration is what differs."""
+    for name in sorted(header.keys() | expected.keys()):
+        found = header.get(name)
+        wanted = (
+            TensorInfo(_DTYPES[expected[name].dtype], tuple(expected[name].shape))
+            if name in expected
+            else None
+        )
+        if found != wanted:
+            raise BundleError(
+                f"{path} must fit the model, which has {_describe_tensor(name, wanted)}",
+                found=_describe_tensor(name, found),
+                fix="use the configuration that it was trained with, or another directory",
+            )
+
+
+def _file_chunks(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
+    """Give the file's bytes: the header's length, the header, then every tensor, widest numbers first to stay aligned."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        yield tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _describe_tensor(name: str, shape: TensorInfo | None) -> str:
+    return f"no {name}" if shape is None else f"{name} {shape.dtype} {list(shape.shape)}"
+
+
+def corrupt_tensors_error(path: Path, problem: str) -> CorruptError:
+    """Make the error that names a file of tensors which is not as it was written."""
+    return CorruptError(
+        f"{path} must be as it was written",
+        found=problem,
+        fix="restore it from a copy, or use an older checkpoint",
+    )

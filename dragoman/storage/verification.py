@@ -1,0 +1,93 @@
+"""Checking a directory that we wrote, byte by byte: a model with its checkpoints, a run, or one step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dragoman.errors import BundleError, CorruptError
+from dragoman.storage.manifest import MANIFEST_NAME, FileCheck, check_files, read_manifest
+
+
+def verify_directory(path: Path) -> list[FileCheck]:
+    """Compare every file below a directory with the SHA-256 written when it was made; names are relative to it."""
+    checks = [
+        check._replace(name=(place.relative_to(path) / check.name).as_posix())
+        for place in _directories_with_manifest(path)
+        for check in check_files(place, ignore=_unlisted_entries(place))
+    ]
+    if not checks:
+        found = (
+            f"no {MANIFEST_NAME} in it"
+            if path.is_dir()
+            else "a file"
+            if path.exists()
+            else "nothing there"
+        )
+        raise BundleError(
+            f"{path} must be a model or a run",
+            found=found,
+            fix="give the directory that train wrote",
+        )
+    return checks
+
+
+def list_unlisted_files(path: Path) -> list[str]:
+    """Name what lies in a model's directory, or beside its engines, without being part of it; a folder ends in a slash."""
+    if not (path / MANIFEST_NAME).exists():
+        return []
+    own = {MANIFEST_NAME, "training", "engines"}
+    with contextlib.suppress(CorruptError, BundleError):
+        own |= {name.split("/")[0] for name in read_manifest(path)["files"]}
+    found = [
+        name for name in sorted(os.listdir(path)) if name not in own or (path / name).is_symlink()
+    ]
+    if _is_real_directory(path / "engines"):
+        found += [
+            f"engines/{name}"
+            for name in sorted(os.listdir(path / "engines"))
+            if not _is_real_directory(path / "engines" / name)
+        ]
+    return [f"{name}/" if _is_real_directory(path / name) else name for name in found]
+
+
+def _is_real_directory(path: Path) -> bool:
+    """Whether a path is a folder itself, not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _directories_with_manifest(path: Path) -> Iterator[Path]:
+    """Find the directories that should have a manifest: the model, its engines, and the steps of its run. Links lead elsewhere."""
+    runs = [run for run in (path, path / "training") if run == path or _is_real_directory(run)]
+    folders = [
+        folder
+        for run in runs
+        for folder in (run, run / "keep")
+        if folder == run or _is_real_directory(folder)
+    ]
+    steps = [place for folder in folders for place in sorted(folder.glob("step-*"))]
+    engines = (
+        sorted(filter(_is_real_directory, path.glob("engines/[!.]*")))
+        if _is_real_directory(path / "engines")
+        else []
+    )
+    # A model that lost its manifest still has weights; that is damage, not another kind of directory.
+    if (path / MANIFEST_NAME).exists() or (path / "weights.safetensors").exists():
+        yield path
+    yield from engines
+    yield from steps
+
+
+def _unlisted_entries(place: Path) -> set[str]:
+    """Name what lies beside a model without being part of it: its run and engines, and a person's own files.
+
+    A step has no strangers: nobody has a reason to put anything there.
+    """
+    if place.name.startswith("step-"):
+        return set()
+    with contextlib.suppress(CorruptError, BundleError):
+        listed = {name.split("/")[0] for name in read_manifest(place)["files"]}
+        return {name for name in os.listdir(place) if name not in listed}
+    return set()

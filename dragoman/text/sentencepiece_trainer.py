@@ -1,0 +1,259 @@
+"""Learning the pieces: SentencePiece's trainer, made repeatable, with its refusals put into a person's words."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import sentencepiece
+
+from dragoman.config.config import TextConfig
+from dragoman.errors import DataError, DiskError
+from dragoman.runtime import signals
+from dragoman.runtime.counter_rng import splitmix64_outputs
+from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
+
+logger = logging.getLogger(__name__)
+
+_MODEL_TYPES = {"bpe": "bpe", "unigram": "unigram", "characters": "char"}
+# The trainer skips a line above a length without a word, and its BPE counts places within a word in 16 bits; so long
+# lines are handed over in parts of this many characters.
+_MAX_LINE_CHARACTERS = 4096
+_MIN_BYTE_FALLBACK_VOCAB = 256 + 4 + 1  # every byte, the special pieces, and the space
+_UNK_SURFACE = "\u2585"  # lines with the trainer's own mark for unknown are skipped by it; a space keeps the rest of the line
+# A fixed number, for the sums of unigram's expectations are added thread by thread and the result depends on the
+# number of threads, though not on their timing.
+_THREADS = {"bpe": 1, "unigram": 8, "characters": 1}
+# UTF-8 bytes of the sample, at most. SentencePiece needs about 5 bytes of memory for each with BPE and 25 with unigram,
+# whose suffix array holds every position: with these bounds a whole training stays below 1 GiB.
+MAX_SAMPLE_BYTES = {"bpe": 32 << 20, "unigram": 12 << 20, "characters": 32 << 20}
+_MAX_IN_PROCESS_BYTES = (
+    2 << 20
+)  # bytes of sample below which starting a process takes longer than learning
+_POLL_SECONDS = 0.2
+
+
+class VocabularyError(DataError):
+    """A vocabulary larger than the text allows."""
+
+    def __init__(self, largest: int, *, found: int) -> None:
+        super().__init__(
+            f"text.vocab_size must be at most {largest}, all that this text allows",
+            found=str(found),
+            fix=f"add --set text.vocab_size={largest}, or give more text",
+        )
+        self.largest = largest
+
+
+def train_sentencepiece(lines: Iterable[str], config: TextConfig) -> bytes:
+    """Learn a SentencePiece model from lines that are normalised already, and return its bytes."""
+    sample = sample_lines(lines, config.sample_lines, MAX_SAMPLE_BYTES[config.tokenizer])
+    if not any(line.strip() for line in sample.texts()):
+        found = f"{sample.seen:,} lines, all blank" if sample.seen else "no lines at all"
+        raise DataError(
+            "the training text must hold words", found=found, fix="check the training files"
+        )
+    options: dict[str, Any] = {
+        "model_type": _MODEL_TYPES[config.tokenizer],
+        "vocab_size": config.vocab_size,
+        "character_coverage": config.character_coverage,
+        "byte_fallback": config.byte_fallback,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "pad_id": PAD,
+        "bos_id": BOS,
+        "eos_id": EOS,
+        "unk_id": UNK,
+        "num_threads": _THREADS[config.tokenizer],
+        "max_sentence_length": 4 * _MAX_LINE_CHARACTERS + 16,
+        "shuffle_input_sentence": False,
+        "minloglevel": 2,
+    }
+    try:
+        if sample.bytes < _MAX_IN_PROCESS_BYTES:
+            return _run_trainer(sample.texts(), options)
+        return _train_in_subprocess(sample, options)
+    except RuntimeError as error:
+        raise _explain_trainer_error(str(error), config) from error
+
+
+class LineSample(NamedTuple):
+    """Lines in UTF-8, in their order, and how many were seen; `bytes` is their size together."""
+
+    lines: list[bytes]
+    bytes: int
+    seen: int
+
+    def texts(self) -> Iterator[str]:
+        """Yield the lines as text."""
+        return (line.decode("utf-8", "surrogatepass") for line in self.lines)
+
+
+def sample_lines(lines: Iterable[str], most_lines: int, most_bytes: int) -> LineSample:
+    """Keep at most so many lines and bytes, chosen evenly over the whole stream and always the same, in their order.
+
+    Every line has a rank that depends on its position alone; the lowest ranks stay. What is held is at most half as
+    much again as what is returned, however long the stream is.
+    """
+    kept: list[bytes] = []
+    ranks: list[int] = []
+    size = seen = 0
+    block: list[int] = []
+    cutoff = 1 << 64  # no rank from here on can be kept
+    for line in lines:
+        if not seen % 65_536:
+            block = splitmix64_outputs(0, np.arange(seen, seen + 65_536)).tolist()
+        rank = block[seen % 65_536]
+        seen += 1
+        if rank >= cutoff:
+            continue
+        raw = line.encode("utf-8", "surrogatepass")
+        kept.append(raw)
+        ranks.append(rank)
+        size += len(raw)
+        if len(kept) > 1.5 * most_lines + 1 or size > 1.5 * most_bytes:
+            kept, ranks, size, cutoff = _keep_lowest_ranks(
+                kept, ranks, most_lines, most_bytes, cutoff
+            )
+    kept, ranks, size, cutoff = _keep_lowest_ranks(kept, ranks, most_lines, most_bytes, cutoff)
+    if len(kept) < seen:
+        shown = f"{len(kept):,} lines ({size / 2**20:.1f} MiB)"
+        logger.info(
+            "the vocabulary is learnt from %s, spread evenly over %s (text.sample_lines)",
+            shown,
+            f"{seen:,}",
+        )
+    return LineSample(kept, size, seen)
+
+
+def _keep_lowest_ranks(
+    kept: list[bytes], ranks: list[int], most_lines: int, most_bytes: int, cutoff: int
+) -> tuple[list[bytes], list[int], int, int]:
+    """Keep the lines of the lowest ranks that fit, one at least; return them, their ranks, their size and the new cutoff."""
+    order = np.argsort(np.asarray(ranks, np.uint64), kind="stable")
+    sizes = np.cumsum(np.fromiter((len(kept[index]) for index in order), np.int64, len(order)))
+    fitting = min(most_lines, max(1, int(np.searchsorted(sizes, most_bytes, side="right"))))
+    if fitting >= len(order):
+        return kept, ranks, int(sizes[-1]) if len(sizes) else 0, cutoff
+    cutoff = ranks[order[fitting]]
+    chosen = np.sort(order[:fitting]).tolist()
+    return (
+        [kept[index] for index in chosen],
+        [ranks[index] for index in chosen],
+        int(sizes[fitting - 1]),
+        cutoff,
+    )
+
+
+def _run_trainer(lines: Iterable[str], options: dict[str, Any]) -> bytes:
+    """Run SentencePiece's trainer in this process."""
+    writer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=_split_long_lines(lines), model_writer=writer, **options
+    )
+    return writer.getvalue()
+
+
+def _train_in_subprocess(sample: LineSample, options: dict[str, Any]) -> bytes:
+    """Run the trainer in a process of its own: its memory goes back to the system, and a request to stop ends it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [
+        sys.executable,
+        "-c",
+        "from dragoman.text.sentencepiece_trainer import serve; serve()",
+    ]
+    with tempfile.TemporaryFile() as answer:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, env=environment)
+        assert child.stdin, "made with a pipe"
+        try:
+            with contextlib.suppress(
+                BrokenPipeError
+            ):  # a child that died; its exit code is looked at below
+                child.stdin.write(json.dumps(options).encode() + b"\n")
+                for line in sample.lines:
+                    child.stdin.write(len(line).to_bytes(4, "little") + line)
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+            while child.poll() is None:
+                signals.raise_if_stop_requested()
+                signals.wait_for_stop(_POLL_SECONDS)
+        finally:
+            child.kill()
+            child.wait()
+        answer.seek(0)
+        content = answer.read()
+    if child.returncode == _TRAINER_ERROR_EXIT:
+        raise RuntimeError(content.decode("utf-8", "replace"))
+    if child.returncode:
+        code = child.returncode
+        found = f"one that ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
+        raise DiskError(
+            "the process that learns the vocabulary must live",
+            found=found,
+            fix="free some memory, or lower text.sample_lines",
+        )
+    return content
+
+
+_TRAINER_ERROR_EXIT = 3  # exit code of the child where the trainer raised; its message is on stdout
+
+
+def serve() -> None:
+    """Train on the lines that come on standard input, as `_train_in_child` sends them, and write the model to stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends us
+    source = sys.stdin.buffer
+    options = json.loads(source.readline())
+
+    def lines() -> Iterator[str]:
+        while head := source.read(4):
+            yield source.read(int.from_bytes(head, "little")).decode("utf-8", "surrogatepass")
+
+    try:
+        content = _run_trainer(lines(), options)
+    except RuntimeError as error:
+        sys.stdout.buffer.write(str(error).encode())
+        raise SystemExit(_TRAINER_ERROR_EXIT) from None
+    sys.stdout.buffer.write(content)
+
+
+def _split_long_lines(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        clean = line.replace(_UNK_SURFACE, " ").replace("\0", " ")
+        for start in range(0, len(clean), _MAX_LINE_CHARACTERS):
+            yield clean[start : start + _MAX_LINE_CHARACTERS]
+
+
+def _explain_trainer_error(message: str, config: TextConfig) -> DataError:
+    """Turn the trainer's message into what must hold, what was found and what to do."""
+    too_high = re.search(r"Vocabulary size too high \((\d+)\).*<= (\d+)", message)
+    if too_high:
+        return VocabularyError(int(too_high[2]), found=config.vocab_size)
+    too_low = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
+    if too_low:
+        return DataError(
+            f"text.vocab_size must be at least {too_low[2]} to hold this text's characters",
+            found=str(config.vocab_size),
+            fix=f"add --set text.vocab_size={int(too_low[2]) + 100}, or lower text.character_coverage",
+        )
+    if config.byte_fallback and config.vocab_size < _MIN_BYTE_FALLBACK_VOCAB:
+        return DataError(
+            f"text.vocab_size must be at least {_MIN_BYTE_FALLBACK_VOCAB} with text.byte_fallback, whose bytes take 256",
+            found=str(config.vocab_size),
+            fix="raise it, or set text.byte_fallback=false",
+        )
+    return DataError(
+        "a vocabulary must be learnable from the training text",
+        found=message,
+        fix="check the training files",
+    )

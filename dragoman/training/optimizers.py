@@ -1,0 +1,110 @@
+"""Optimisers, and their state by parameter name.
+
+Only torch's fused forms are used: besides being fast, they take the gradient's divisor and a "not finite" flag as
+tensors (`grad_scale`, `found_inf`), so that scaling, clipping and skipping need neither another pass over the
+gradients nor a word from the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer
+
+from dragoman.config import TrainConfig
+from dragoman.errors import CorruptError
+
+
+def build_adam(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """Make Adam, Kingma and Ba (2015)."""
+    return Adam(_parameter_groups(model, config), **_adam_arguments(config))
+
+
+def build_adamw(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """Make AdamW, Loshchilov and Hutter (2019)."""
+    return AdamW(_parameter_groups(model, config), **_adam_arguments(config))
+
+
+def state_dict(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Name every tensor of the state `<parameter>.<slot>`, so that a new order of parameters cannot swap moments."""
+    return {
+        f"{name}.{slot}": value.detach()
+        for name, parameter in _trainable_parameters(model)
+        for slot, value in sorted(optimizer.state.get(parameter, {}).items())
+    }
+
+
+def load_state_dict(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put exported tensors back where they were; every parameter must find all of its own."""
+    owners = dict(_trainable_parameters(model))
+    slots: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, slot = key.rpartition(".")
+        if name not in owners:
+            raise CorruptError(
+                "an optimiser's state must belong to the model's parameters",
+                found=key,
+                fix="resume with the configuration of the run",
+            )
+        slots.setdefault(name, {})[slot] = value
+    missing = [name for name in owners if name not in slots]
+    if tensors and missing:
+        raise CorruptError(
+            "every parameter must have its optimiser state",
+            found=f"none for {missing[0]}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
+            fix="resume with the configuration of the run",
+        )
+    for name, parameter in owners.items():
+        for slot, value in slots.get(name, {}).items():
+            if slot != "step" and value.shape != parameter.shape:
+                raise CorruptError(
+                    f"{name}.{slot} must have the parameter's shape {tuple(parameter.shape)}",
+                    found=str(tuple(value.shape)),
+                    fix="resume with the configuration of the run",
+                )
+        optimizer.state[parameter] = {
+            slot: value.to(device=parameter.device, copy=True)
+            for slot, value in slots.get(name, {}).items()
+        }
+
+
+def apply_gradients(
+    optimizer: Optimizer, *, learning_rate: float, divisor: Tensor, nonfinite: Tensor
+) -> None:
+    """Apply the gradients divided by `divisor`, or nothing at all where `nonfinite` is 1; both are 0-d float32 tensors."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    scaled: Any = optimizer  # torch reads these two attributes in every fused step
+    scaled.grad_scale, scaled.found_inf = divisor, nonfinite
+    optimizer.step()
+
+
+def _trainable_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """Go through the parameters that are trained; one that is shared has its first name."""
+    return (
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    )
+
+
+def _parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """Let weight decay pull on matrices only: a bias or a norm's gain has no excess to be rid of."""
+    matrices = [parameter for _, parameter in _trainable_parameters(model) if parameter.ndim > 1]
+    vectors = [parameter for _, parameter in _trainable_parameters(model) if parameter.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _adam_arguments(config: TrainConfig) -> dict[str, Any]:
+    """Translate the settings into torch's names."""
+    return {
+        "lr": config.learning_rate,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.epsilon,
+        "fused": True,
+    }

@@ -1,0 +1,124 @@
+"""Multi-head attention against PyTorch's own, and its two paths against each other."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.attention import CrossAttention, ScaledDotScore, SelfAttention, record
+from dragoman.attention.multi_head import _warn_not_fused
+from dragoman.errors import DragomanError
+
+
+def twin(attention: SelfAttention | CrossAttention) -> nn.MultiheadAttention:
+    """Give PyTorch's attention the same weights."""
+    theirs = nn.MultiheadAttention(attention.width, attention.heads, batch_first=True)
+    if isinstance(attention, SelfAttention):
+        weight, bias = attention.query_key_value.weight, attention.query_key_value.bias
+    else:
+        weight = torch.cat([attention.query.weight, attention.key_value.weight])
+        bias = torch.cat([attention.query.bias, attention.key_value.bias])
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(weight)
+        theirs.in_proj_bias.copy_(bias)
+        theirs.out_proj.weight.copy_(attention.output.weight)
+        theirs.out_proj.bias.copy_(attention.output.bias)
+    return theirs
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_self_attention_equals_pytorchs(padded: bool, causal: bool) -> None:
+    torch.manual_seed(0)
+    ours = SelfAttention(12, 3)
+    nn.init.normal_(ours.query_key_value.bias)
+    x = torch.randn(2, 5, 12)
+    mask = torch.tensor([[True] * 5, [True, True, True, False, False]]) if padded else None
+    theirs, weights = twin(ours)(
+        x,
+        x,
+        x,
+        key_padding_mask=None if mask is None else ~mask,
+        attn_mask=torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None,
+        average_attn_weights=False,
+    )
+    with record(ours) as notes:
+        plain = ours(x, mask=None if mask is None else mask.unsqueeze(1), causal=causal)
+    torch.testing.assert_close(
+        ours(x, mask=None if mask is None else mask.unsqueeze(1), causal=causal), theirs
+    )
+    torch.testing.assert_close(plain, theirs)
+    torch.testing.assert_close(notes[""].weights, weights)
+
+
+def test_cross_attention_equals_pytorchs() -> None:
+    torch.manual_seed(0)
+    ours = CrossAttention(12, 4)
+    x, memory = torch.randn(2, 3, 12), torch.randn(2, 6, 12)
+    mask = torch.tensor([[True] * 6, [True, True, False, False, False, False]])
+    theirs, _ = twin(ours)(x, memory, memory, key_padding_mask=~mask, need_weights=False)
+    torch.testing.assert_close(ours(x, memory, mask=mask.unsqueeze(1)), theirs)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_rows_that_share_a_sentence_read_it_as_if_each_had_its_own(watched: bool) -> None:
+    torch.manual_seed(0)
+    cross = CrossAttention(8, 2)
+    memory, x = torch.randn(2, 5, 8), torch.randn(6, 2, 8)  # 3 rows a sentence
+    mask = torch.tensor([[[True] * 5], [[True, True, False, False, False]]])
+    expected = cross(x, memory.repeat_interleave(3, 0), mask=mask.repeat_interleave(3, 0))
+    if watched:
+        with record(cross) as notes:
+            found = cross.read(x, cross.prepare(memory), mask=mask)
+        assert notes[""].weights.shape == (6, 2, 2, 5)  # by row, not by sentence
+    else:
+        found = cross.read(x, cross.prepare(memory), mask=mask)
+    torch.testing.assert_close(found, expected)
+
+
+def test_memory_may_have_another_width() -> None:
+    assert CrossAttention(8, 2, memory_width=6)(
+        torch.randn(1, 2, 8), torch.randn(1, 3, 6)
+    ).shape == (1, 2, 8)
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(DragomanError, match="found 3 heads and width 8"):
+        SelfAttention(8, 3)
+
+
+class SlowDot(ScaledDotScore):
+    """The same numbers without a fused kernel."""
+
+    fused = False
+
+
+def test_another_score_takes_the_plain_path_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _warn_not_fused.cache_clear()
+    torch.manual_seed(0)
+    with caplog.at_level(logging.WARNING):
+        slow = SelfAttention(8, 2, score=SlowDot(query_width=4, key_width=4))
+        SelfAttention(8, 2, score=SlowDot(query_width=4, key_width=4))
+    assert [record.getMessage().split(" ")[0] for record in caplog.records] == ["SlowDot"]
+    fast = SelfAttention(8, 2)
+    fast.load_state_dict(slow.state_dict())
+    x = torch.randn(2, 4, 8)
+    torch.testing.assert_close(slow(x, causal=True), fast(x, causal=True))
+
+
+def test_dropout_acts_in_training_only() -> None:
+    torch.manual_seed(0)
+    attention = SelfAttention(8, 2, dropout=0.5)
+    x = torch.randn(1, 6, 8)
+
+    def differ() -> Tensor:
+        return (attention(x) - attention(x)).abs().max()
+
+    assert differ() > 0
+    attention.eval()
+    assert differ() == 0

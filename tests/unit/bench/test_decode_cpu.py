@@ -1,0 +1,372 @@
+"""The race of engines on a CPU runs at its smallest size, and gives all contenders the same work."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.inference.cpu.kernel_library import load_kernel_library
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("bench.decode_cpu")
+
+
+def test_batches_hold_every_sentence_once_by_length(bench: Any) -> None:
+    from bench import workload
+
+    drawn = workload.sentences(50, 500)
+    batches = workload.batch_by_length(drawn, 16)
+    assert sorted(each for batch in batches for each in batch) == sorted(drawn)
+    assert [len(each) for batch in batches for each in batch] == sorted(
+        map(len, drawn), reverse=True
+    )
+    assert workload.sentences(50, 500) == drawn
+
+
+def test_nobody_to_race_is_told(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench import decode_cpu
+
+    monkeypatch.setattr(sys, "argv", ["decode_cpu.py", "--only", "nobody"])
+    with pytest.raises(SystemExit, match="2"):
+        decode_cpu.main()
+    told = capsys.readouterr().err
+    assert "found ['nobody']" in told
+    assert "native float32" in told
+
+
+def test_every_search_takes_as_many_steps_as_its_batch_says(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers' outputs have a piece for each step; of ours the last step may only be an end."""
+    from bench import benchmark_worker, workload
+    from dragoman.inference import NativeEngine
+    from dragoman.inference.cpu.cpp_kv_cache import CppKVCache
+
+    found, advances = [], []
+    generate, advance = NativeEngine.generate, CppKVCache.advance
+    monkeypatch.setattr(CppKVCache, "advance", lambda self: advances.append(1) or advance(self))
+    monkeypatch.setattr(
+        NativeEngine,
+        "generate",
+        lambda self, request: found.append(generate(self, request)) or found[-1],
+    )
+    batch = workload.sentences(4, 500)
+    [begin] = benchmark_worker.core_layouts("native float32", "tiny", 2, 1, tmp_path)
+    begin()([batch])
+    assert {len(best.tokens) for [best] in found[0]} == {workload.output_length(batch) - 1}
+    if load_kernel_library() is not None:
+        assert len(advances) == workload.output_length(batch)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("program", ["transformers", "torch.nn.Transformer"])
+def test_peers_give_outputs_as_long_as_they_are_told(
+    bench: Any, tmp_path: Path, program: str, beam: int
+) -> None:
+    from bench import benchmark_worker, workload
+
+    translate = benchmark_worker.peer_loader(program, "tiny", "float32", beam, tmp_path)()
+    batch = workload.sentences(3, 500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # prototypes of torch's
+        found = translate(batch, 6)
+        alone = translate(batch[1:2], 6)
+    assert [len(each) for each in found] == [6, 6, 6]
+    assert alone[0] == found[1]  # whoever stands beside it
+
+
+def test_a_search_without_a_cache_finds_better_outputs_with_more_beams(
+    bench: Any, tmp_path: Path
+) -> None:
+    """Score what was found by torch's own model, teacher-forced."""
+    from bench import benchmark_worker, workload
+    from bench.local_systems import build_model_and_config, pad_with_eos
+    from bench.peers import TorchTransformer
+    from dragoman.text.special_tokens import BOS
+
+    batch = workload.sentences(4, 500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {
+            beam: benchmark_worker.peer_loader(
+                "torch.nn.Transformer", "tiny", "float32", beam, tmp_path
+            )()(batch, 5)
+            for beam in (1, 8)
+        }
+        torch.manual_seed(0)
+        _, config = build_model_and_config("tiny")
+        model = TorchTransformer(config.model, 1, 500).eval()
+        scores = {}
+        for beam, outputs in found.items():
+            tgt_in = torch.tensor([[BOS, *output[:-1]] for output in outputs])
+            src = pad_with_eos(batch)
+            with torch.inference_mode():
+                log_probs = model(src, src != 0, tgt_in).log_softmax(-1)
+            scores[beam] = log_probs.gather(2, torch.tensor(outputs)[:, :, None]).sum(dim=(1, 2))
+    assert (scores[8] >= scores[1] - 1e-4).all()
+    assert (scores[8] > scores[1] + 1e-3).any()
+
+
+def test_outputs_of_another_length_are_not_timed(bench: Any) -> None:
+    from bench.core_layouts import translate_checked
+
+    translate_checked(lambda batch, length: [[1] * length] * len(batch), [[5, 6], [7]])
+    with pytest.raises(RuntimeError, match=r"must be 4 pieces long, found \[3, 4\]"):
+        translate_checked(lambda batch, length: [[1] * length, [1] * 3], [[5, 6], [7]])
+
+
+WORKERS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from bench.core_layouts import ProcessPerCore, SingleProcess
+def load():
+    def translate(batch, length):
+        with open(sys.argv[2], "a") as file:
+            file.write(f"{os.getpid()} {len(batch)}\\n")
+        if batch == [[13]]:
+            raise ValueError("unlucky")
+        return [[1] * length for _ in batch]
+    return translate
+for kind in (ProcessPerCore, SingleProcess):
+    arranged = kind(load, 2)
+    arranged([[[5, 6]]] * 6)
+    assert arranged.peak_mib() > 1
+    print(arranged.label, arranged.words)
+    try:
+        arranged([[[13]]])
+    except (RuntimeError, ValueError) as problem:
+        print(problem)
+    arranged.close()
+def broken():
+    raise ImportError("no such toolkit")
+try:
+    ProcessPerCore(broken, 2)
+except RuntimeError as problem:
+    print(problem)
+"""
+
+
+def test_batches_are_spread_over_processes_or_threads(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WORKERS, str(ROOT), str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == [
+        "2 x 1 2 processes",
+        "ValueError: unlucky",
+        "1 x 2 as it comes (2 threads)",
+        "unlucky",
+        "ImportError: no such toolkit",
+    ], done.stderr
+    written = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
+    assert len(written) == 14
+    assert len(set(written)) == 3  # two processes, and then their parent alone
+
+
+STAND_IN = """
+import argparse, json, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--be")
+name = parser.parse_known_args()[0].be
+if name.startswith("eole"):
+    raise SystemExit("ImportError: no module named aiohttp")
+seconds = {"native float32": [0.5], "native int8": [0.25], "ctranslate2 float32 workers": [0.8]}
+seconds |= {"OpenNMT-py float32": [1.0], "transformers float32": [2.0, 1.25], "JoeyNMT float32": [30.0]}
+shown = [("1 x 2", "as it comes (2 threads)"), ("2 x 1", "2 processes")] if len(seconds[name]) > 1 else [("2 x 1", "")]
+ways = [{"arrangement": label, "words": words, "rows": 32} for label, words in shown]
+print(json.dumps({"version": "1.0", "core_layouts": ways}), flush=True)
+for number, line in enumerate(sys.stdin):
+    if name.startswith("OpenNMT") and number == 1:
+        raise SystemExit("out of memory")
+    print(json.dumps({"seconds": seconds[name][int(line)], "peak_mib": 100}), flush=True)
+"""
+
+
+@pytest.fixture
+def stand_ins(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Let a script speak for every contender."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "stand_in.py"))
+    toolkits = importlib.import_module("bench.toolkit_environments")
+    monkeypatch.setattr(toolkits, "toolkit_python", lambda name, version: Path(sys.executable))
+
+    def run(*options: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["bench/decode_cpu.py", "--sentences", "10", *options])
+        bench.main()
+
+    return run
+
+
+def test_a_contender_that_fails_is_a_line_and_the_race_goes_on(
+    stand_ins: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_ins("--only", "native float32", "OpenNMT-py", "eole", "JoeyNMT", "--patience", "40")
+    told = capsys.readouterr()
+    found = {row["system"]: row for row in json.loads(told.out.splitlines()[-1])["rows"]}
+    assert found["native float32"]["rounds"] == [20.0] * 3
+    assert found["OpenNMT-py float32"]["rounds"] == [10.0]
+    assert found["OpenNMT-py float32"]["error"] == "out of memory"
+    assert found["eole float32"]["error"] == "ImportError: no module named aiohttp"
+    assert len(found["JoeyNMT float32"]["rounds"]) == 2  # no patience for a third
+    assert "eole float32: left out: ImportError: no module named aiohttp\n" in told.err
+    assert "OpenNMT-py float32: failed: out of memory\n" in told.err
+    assert (
+        "OpenNMT-py float32        10.0     10.0  2 x 1    32    100           -     2.00      -\n"
+        in told.out
+    )
+
+
+def test_both_arrangements_run_in_every_round_and_are_compared_with_ours(
+    stand_ins: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_ins("--only", "native", "ctranslate2 float32 workers", "transformers float32")
+    told = capsys.readouterr()
+    found = {row["system"]: row for row in json.loads(told.out.splitlines()[-1])["rows"]}
+    assert list(found)[3:] == [
+        "transformers float32, as it comes (2 threads)",
+        "transformers float32, 2 processes",
+    ]
+    rates = {"as it comes (2 threads)": 5.0, "2 processes": 8.0}
+    for words, rate in rates.items():
+        row = found[f"transformers float32, {words}"]
+        assert row["rounds"] == [rate] * 3
+        assert row["native_is"] == {"float32": 20 / rate, "int8": 40 / rate}
+        assert row["times_ctranslate2"] == pytest.approx(rate / 12.5)
+        assert f"{row['system']:45s}         {rate}" in told.out
+    assert found["native float32"]["times_ctranslate2"] == pytest.approx(1.6)
+    assert found["native int8"]["times_ctranslate2"] is None
+
+
+def test_a_toolkit_that_cannot_be_installed_is_left_out(
+    stand_ins: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toolkits = importlib.import_module("bench.toolkit_environments")
+
+    def fail(name: str, version: str) -> Path:
+        raise toolkits.InstallError(f"{name} could not be installed: no network")
+
+    monkeypatch.setattr(toolkits, "toolkit_python", fail)
+    stand_ins("--only", "native float32", "JoeyNMT")
+    told = capsys.readouterr()
+    assert "JoeyNMT float32: left out: JoeyNMT could not be installed: no network\n" in told.err
+    assert "JoeyNMT float32 failed: JoeyNMT could not be installed: no network\n" in told.out
+    assert "native float32         20.0" in told.out
+
+
+def test_toolkits_take_part_when_all_peers_are_asked_for(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    some = bench.select_systems(argparse.Namespace(peers="some", only=None))
+    every = bench.select_systems(argparse.Namespace(peers="all", only=None))
+    assert [name for name in every if name not in some] == list(bench.TOOLKIT_SYSTEMS)
+    assert bench.select_systems(argparse.Namespace(peers="some", only=["eole"])) == ["eole float32"]
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    assert bench.select_systems(argparse.Namespace(peers="some", only=["transformers int8"])) == []
+    assert capsys.readouterr().err == "transformers int8: left out: transformers is not installed\n"
+
+
+def entered(
+    monkeypatch: pytest.MonkeyPatch, arrangements: str, numbers: Iterable[int]
+) -> list[dict[str, Any]]:
+    """Be a contender that can be arranged in two ways, of which stand-ins take the places, on a clock of their own."""
+    from bench import benchmark_worker
+
+    class Arranged:
+        def __init__(self, label: str, quick: bool) -> None:
+            self.label, self.words, self.quick, self.closed = label, f"as {label}", quick, False
+
+        def __call__(self, batches: Any) -> None:
+            assert not self.closed
+            clock.append(
+                clock[-1] + (1 if self.quick else 2) * (len(batches) + (len(batches[0]) > 32))
+            )
+
+        def peak_mib(self) -> int:
+            return 7 if self.quick else 8
+
+        def close(self) -> None:
+            self.closed = True
+
+    clock = [0.0]
+    monkeypatch.setattr(benchmark_worker.time, "perf_counter", lambda: clock[-1])
+    monkeypatch.setattr(
+        benchmark_worker,
+        "core_layouts",
+        lambda *_: [lambda: Arranged("slow", False), lambda: Arranged("quick", True)],
+    )
+    given = argparse.Namespace(
+        size="tiny",
+        beam=1,
+        sentences=160,
+        cores=2,
+        folder=None,
+        patience=1e3,
+        arrangements=arrangements,
+    )
+    return list(benchmark_worker.worker_replies("native float32", given, numbers))
+
+
+def test_an_entrant_gets_every_arrangement_ready_and_runs_the_one_that_it_is_asked_for(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, quick, slow = entered(monkeypatch, "both", [0, 1])
+    assert [each["arrangement"] for each in ready["core_layouts"]] == [
+        "quick",
+        "slow",
+    ]  # what is begun last comes first
+    assert [each["words"] for each in ready["core_layouts"]] == ["as quick", "as slow"]
+    assert [each["rows"] for each in ready["core_layouts"]] == [32, 32]
+    assert quick == {"seconds": 5.0, "peak_mib": 7}
+    assert slow == {"seconds": 10.0, "peak_mib": 8}
+
+
+def test_an_entrant_keeps_the_better_arrangement_if_asked(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, quick = entered(monkeypatch, "better", [0])
+    assert [each["arrangement"] for each in ready["core_layouts"]] == ["quick"]
+    assert quick == {"seconds": 5.0, "peak_mib": 7}
+
+
+@pytest.mark.slow
+def test_the_race_prints_a_table_and_a_line_of_json() -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "bench" / "decode_cpu.py"),
+        "--size",
+        "tiny",
+        "--sentences",
+        "16",
+        "--rounds",
+        "2",
+        "--cores",
+        "1",
+    ]
+    run = subprocess.run(
+        [*command, "--only", "native"],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    told = json.loads(run.stdout.splitlines()[-1])
+    assert [row["system"] for row in told["rows"]] == ["native float32", "native int8"]
+    assert all(len(row["rounds"]) == 2 and row["peak_mib"] > 50 for row in told["rows"])

@@ -1,0 +1,489 @@
+"""Writing and reading bundles: whole or not at all, and what is said of directories that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from sync_kit import SyncRecorder
+
+from dragoman.bundle import Bundle, Card, CardScore, write_bundle
+from dragoman.bundle import format as layout
+from dragoman.bundle.card import format_command, write_card
+from dragoman.bundle.golden import _case_problem, check_golden, make_golden
+from dragoman.config import Config
+from dragoman.errors import BundleError, CorruptError, DivergedError, PermissionDeniedError
+from dragoman.models.factory import build_model
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+
+LINES = ["ein mann geht", "eine frau steht", "zwei kinder spielen"] * 10
+
+
+def make(
+    *, joint: bool = True, seed: int = 0, encoder: str = "transformer"
+) -> tuple[Config, Tokenizers, dict[str, torch.Tensor]]:
+    sizes = {
+        "width": 16,
+        "heads": 2,
+        "ffn_width": 16,
+        "encoder": (encoder,),
+        "decoder": ("transformer",),
+    }
+    config = Config().replace(
+        text={"vocab_size": 300, "shared_vocab": joint},
+        model={**sizes, "tie_embeddings": "all" if joint else "target"},
+    )
+    tokenizers = train_tokenizers(LINES, [line.upper() for line in LINES], config.text)
+    torch.manual_seed(seed)
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    )
+    return config, tokenizers, model.state_dict()
+
+
+def write(path: Path, **options) -> None:
+    config, tokenizers, weights = make(
+        **{key: options.pop(key) for key in ("joint", "seed", "encoder") if key in options}
+    )
+    write_bundle(path, config=config, tokenizers=tokenizers, weights=weights, **options)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_what_is_written_is_read(tmp_path: Path, joint: bool) -> None:
+    config, tokenizers, weights = make(joint=joint)
+    write_bundle(
+        tmp_path / "m",
+        config=config,
+        tokenizers=tokenizers,
+        weights=weights,
+        golden=["ein mann"],
+        facts={"steps": 7},
+    )
+    bundle = Bundle.load(tmp_path / "m")
+    assert bundle.config == config
+    assert bundle.tokenizers.joint is joint
+    assert bundle.tokenizers.src.digest == tokenizers.src.digest
+    assert bundle.facts()["steps"] == 7
+    assert bundle.parameters == sum(each.numel() for each in bundle.model.parameters())
+    for name, tensor in bundle.model.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
+    assert not bundle.model.training
+
+
+def test_a_bundle_keeps_base_names_of_its_makers_files(tmp_path: Path) -> None:
+    """Where somebody's corpus lay, and under which user's name, is nobody else's business."""
+    config, tokenizers, weights = make()
+    files = {
+        name: f"/home/somebody/secret/{name}.txt"
+        for name in ("src", "tgt", "valid_src", "valid_tgt")
+    }
+    config = config.replace(data={**files, "cache_dir": "/home/somebody/cache"})
+    named = [
+        "--src",
+        files["src"],
+        f"--tgt={files['tgt']}",
+        "--set",
+        f"data.cache_dir={config.data.cache_dir}",
+    ]
+    card = Card(command=format_command(["train", *named, "--budget", "1h"]))
+    write_bundle(tmp_path / "m", config=config, tokenizers=tokenizers, weights=weights, card=card)
+    for each in (tmp_path / "m").rglob("*"):
+        assert not each.is_file() or b"somebody" not in each.read_bytes(), each
+    bundle = Bundle.load(tmp_path / "m")
+    assert (bundle.config.data.src, bundle.config.data.valid_tgt, bundle.config.data.cache_dir) == (
+        "src.txt",
+        "valid_tgt.txt",
+        "",
+    )
+    assert (
+        "dragoman train --src src.txt --tgt=tgt.txt --set data.cache_dir=cache --budget 1h"
+        in bundle.card
+    )
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["shared.pieces.json", "source.pieces.json", "source.model"])
+@pytest.mark.parametrize("what", ["a pipe", "a device", "another list"])
+def test_files_that_the_manifest_does_not_list_are_not_opened(
+    tmp_path: Path, name: str, what: str
+) -> None:
+    write(tmp_path / "m")
+    path = tmp_path / "m" / "text" / name
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text('{"pieces": []}')
+    if name in layout.TEXT_FILES:
+        with pytest.raises(
+            CorruptError, match=f"{name} must be as it was written; found not listed"
+        ):
+            Bundle.load(tmp_path / "m")
+    else:
+        assert len(Bundle.load(tmp_path / "m").tokenizers.src) == 300
+
+
+def test_the_files_are_those_of_the_design(tmp_path: Path) -> None:
+    write(tmp_path / "m")
+    found = sorted(
+        str(each.relative_to(tmp_path / "m"))
+        for each in (tmp_path / "m").rglob("*")
+        if each.is_file()
+    )
+    assert found == [
+        "card.md",
+        "config.json",
+        "golden.json",
+        "manifest.json",
+        "text/shared.model",
+        "text/text.json",
+        "weights.safetensors",
+    ]
+
+
+def test_a_bundle_is_written_beside_a_training_run_that_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "log.jsonl").write_text("{}\n")
+    write(tmp_path)
+    assert Bundle.load(tmp_path).model
+    assert (tmp_path / "training" / "log.jsonl").read_text() == "{}\n"
+
+
+def test_a_bundle_replaces_another_with_other_files(tmp_path: Path) -> None:
+    write(tmp_path, joint=False)
+    write(tmp_path, joint=True, seed=1)
+    assert Bundle.load(tmp_path).tokenizers.joint
+    assert not (tmp_path / "text" / "source.model").exists()
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+@pytest.mark.parametrize("moves", range(6))
+def test_a_write_that_is_interrupted_leaves_no_bundle_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    """At every file that is moved into place; what was there before never passes for the new one."""
+    write(tmp_path)
+    done = 0
+    replace = os.replace
+
+    def failing(src, dst) -> None:
+        nonlocal done
+        if done == moves:
+            raise KeyboardInterrupt
+        done += 1
+        replace(src, dst)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, seed=1)
+    monkeypatch.undo()
+    with pytest.raises(BundleError, match=r"half-written: it has no manifest\.json"):
+        Bundle.load(tmp_path)
+    write(tmp_path, seed=1)
+    assert Bundle.load(tmp_path).model
+
+
+def test_every_file_is_durable_before_the_manifest_is_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss must not leave a manifest beside files of which it tells something else."""
+    write(tmp_path)
+    old = (tmp_path / "manifest.json").stat().st_ino
+    recorder = SyncRecorder(monkeypatch)
+    write(tmp_path, seed=1)
+    names = [
+        each for each in tmp_path.rglob("*") if each.is_file() and each.name != "manifest.json"
+    ]
+    moves, last = (
+        [recorder.moved(path) for path in names],
+        recorder.moved(tmp_path / "manifest.json"),
+    )
+    removed = recorder.removed(old)
+    assert len(names) == 6
+    assert removed < min(moves)
+    assert max(moves) < last
+    for path, moved in zip(names, moves, strict=True):
+        assert recorder.synced(path)[0] < removed, f"{path} was moved before it was synced"
+        assert any(moved < at < last for at in recorder.synced(path.parent)), (
+            f"the name {path} was not durable before the manifest's"
+        )
+    assert recorder.synced(tmp_path / "manifest.json")[0] < removed
+    directory = recorder.synced(tmp_path)
+    assert any(removed < at < min(moves) for at in directory), (
+        "the old manifest must be gone for good before anything changes"
+    )
+    assert max(directory) > last
+
+
+def test_only_leftovers_of_our_own_are_removed(tmp_path: Path) -> None:
+    write(tmp_path)
+    ours, theirs = tmp_path / ".tmp-bundle-77-00ff00ff", tmp_path / ".tmp-bundle-of-mine"
+    for folder in (ours, theirs):
+        folder.mkdir()
+        (folder / "notes.txt").write_text("mine")
+    (tmp_path / ".tmp-bundle-78-00ff00ff").write_text("a file")
+    (tmp_path / ".tmp-bundle-79-00ff00ff").symlink_to(theirs)
+    write(tmp_path, seed=1)
+    assert sorted(path.name for path in tmp_path.glob(".tmp-bundle*")) == [
+        ".tmp-bundle-78-00ff00ff",
+        ".tmp-bundle-79-00ff00ff",
+        ".tmp-bundle-of-mine",
+    ]
+    assert (theirs / "notes.txt").read_text() == "mine"
+
+
+def test_a_write_that_fails_before_anything_moved_leaves_the_old_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    before = (tmp_path / "weights.safetensors").read_bytes()
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device", "weights.safetensors")
+
+    monkeypatch.setattr("dragoman.bundle.writer.write_tensors", full)
+    with pytest.raises(Exception, match="No space left on device"):
+        write(tmp_path, seed=1)
+    monkeypatch.undo()
+    assert Bundle.load(tmp_path).model
+    assert (tmp_path / "weights.safetensors").read_bytes() == before
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    with pytest.raises(PermissionDeniedError, match=re.escape(str(tmp_path))):
+        write(tmp_path)
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
+    config, tokenizers, weights = make()
+    name = next(iter(weights))
+    weights[name] = torch.full_like(weights[name], torch.nan)
+    with pytest.raises(DivergedError, match=f"{name} between nan"):
+        write_bundle(tmp_path / "m", config=config, tokenizers=tokenizers, weights=weights)
+    assert not (tmp_path / "m").exists()
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=f"found nothing at {tmp_path}/m; check the path"):
+        Bundle.load(tmp_path / "m")
+
+
+def test_a_near_name_is_offered(tmp_path: Path) -> None:
+    write(tmp_path / "my-model")
+    with pytest.raises(BundleError, match=f"perhaps you mean {tmp_path}/my-model"):
+        Bundle.load(tmp_path / "mymodel")
+    with pytest.raises(BundleError, match=f"perhaps you mean {tmp_path}/my-model"):
+        Bundle.load(tmp_path)
+
+
+def test_a_file_in_place_of_a_directory(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(BundleError, match=f"found the file .*; give its directory, {tmp_path}"):
+        Bundle.load(tmp_path / "weights.safetensors")
+
+
+def test_an_empty_directory_and_one_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="which is empty"):
+        Bundle.load(tmp_path)
+    (tmp_path / "holiday.jpg").touch()
+    with pytest.raises(BundleError, match=r"with holiday\.jpg"):
+        Bundle.load(tmp_path)
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    with pytest.raises(BundleError, match=r"has not finished.*--resume.*dragoman average"):
+        Bundle.load(tmp_path)
+
+
+def test_another_toolkits_model_is_not_opened(tmp_path: Path) -> None:
+    """Pickled weights are another program's (fairseq#5610)."""
+    (tmp_path / "checkpoint_best.pt").write_bytes(b"\x80\x02")
+    with pytest.raises(BundleError, match=r"checkpoint_best\.pt, another program's model"):
+        Bundle.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "card.md",
+        "config.json",
+        "weights.safetensors",
+        "text/shared.model",
+        "golden.json",
+        "manifest.json",
+    ],
+)
+def test_every_flipped_bit_is_noticed_and_the_file_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    data = bytearray((tmp_path / name).read_bytes())
+    for place in range(0, len(data), max(1, len(data) // 9)):
+        data[place] ^= 4
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises((CorruptError, BundleError), match=re.escape(name)):
+            _ = Bundle.load(tmp_path).model
+        data[place] ^= 4
+
+
+def test_golden_vectors_notice_a_model_that_computes_something_else(tmp_path: Path) -> None:
+    write(tmp_path, golden=["ein mann", "zwei frauen"])
+    bundle = Bundle.load(tmp_path)
+    model = bundle.model
+    check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.01)
+    with pytest.raises(
+        CorruptError,
+        match=r"golden\.json, case 1 \('ein mann'\): piece 1 must have log-probability .*; found -",
+    ):
+        check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
+
+
+def test_models_that_choose_are_compared_where_their_vectors_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's rounding puts a vector near a border into another bucket, which is no fault of the bytes or of the release."""
+    checked = []
+    monkeypatch.setattr(
+        "dragoman.bundle.bundle.check_golden",
+        lambda model, *_: checked.append(next(model.parameters()).device.type),
+    )
+    for encoder in ("reformer", "transformer"):
+        write(tmp_path / encoder, encoder=encoder)
+        assert (
+            next(Bundle.load(tmp_path / encoder, device="meta").model.parameters()).device.type
+            == "meta"
+        )
+    assert checked == ["cpu", "meta"]
+
+
+def test_golden_vectors_notice_another_tokenizer(tmp_path: Path) -> None:
+    config, tokenizers, weights = make()
+    write_bundle(
+        tmp_path, config=config, tokenizers=tokenizers, weights=weights, golden=["ein mann"]
+    )
+    bundle = Bundle.load(tmp_path)
+    other = train_tokenizers(
+        ["other text"] * 30, ["words of it"] * 30, Config().replace(text={"vocab_size": 300}).text
+    )
+    with pytest.raises(CorruptError, match=r"case 1 .*: pieces must be .*found"):
+        check_golden(bundle.model, other, bundle.golden, "golden.json")
+
+
+def test_golden_vectors_are_made_even_when_nobody_gave_inputs(tmp_path: Path) -> None:
+    write(tmp_path)
+    golden = json.loads((tmp_path / "golden.json").read_text())
+    assert len(golden["cases"]) >= 2
+    assert all(
+        len(case["log_probs"]) == len(case["tgt"]) + case["finished"] for case in golden["cases"]
+    )
+
+
+def test_blank_golden_inputs_are_left_out() -> None:
+    config, tokenizers, weights = make()
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    ).eval()
+    model.load_state_dict(weights)
+    assert [
+        case["input"] for case in make_golden(model, tokenizers, ["", "ein mann"])["cases"]
+    ] == ["ein mann"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (lambda golden: golden.update(format=9), "found 9"),
+        (lambda golden: golden.update(cases={}), "found dict"),
+        (lambda golden: golden["cases"][0].pop("tgt"), "found fields are missing"),
+        (
+            lambda golden: golden["cases"][0].update(finished=1),
+            "found text or flag of another type",
+        ),
+        (lambda golden: golden["cases"][0].update(src=[]), "found an empty source"),
+        (lambda golden: golden["cases"][0].update(src=[True]), "found src that is not a list"),
+        (lambda golden: golden["cases"][0].update(tgt=[5] * 600), "found tgt that is not a list"),
+        (
+            lambda golden: golden["cases"][0]["log_probs"].pop(),
+            "found log_probs that are not one a piece",
+        ),
+        (
+            lambda golden: golden["cases"][0]["log_probs"].__setitem__(0, "x"),
+            "found log_probs that are not numbers",
+        ),
+    ],
+)
+def test_golden_vectors_of_another_form_are_refused_before_the_model_runs(
+    tmp_path: Path, spoil, found: str
+) -> None:
+    write(tmp_path, golden=["ein mann"])
+    bundle = Bundle.load(tmp_path, check_golden=False)
+    golden = json.loads(json.dumps(bundle.golden))
+    spoil(golden)
+    with pytest.raises(BundleError, match=found):
+        check_golden(bundle.model, bundle.tokenizers, golden, "golden.json")
+
+
+@pytest.mark.parametrize(("finished", "count"), [(True, 3), (False, 2)])
+def test_a_golden_case_has_a_number_for_each_token_and_for_its_end(
+    finished: bool, count: int
+) -> None:
+    for numbers in range(5):
+        case = {
+            "input": "a",
+            "src": [5],
+            "tgt": [6, 7],
+            "finished": finished,
+            "output": "b",
+            "log_probs": [-0.5] * numbers,
+        }
+        assert _case_problem(case, 8, 8) == (
+            "" if numbers == count else "log_probs that are not one a piece"
+        )
+    assert _case_problem(case | {"log_probs": [-0.5] * count}, 8, 7).startswith(
+        "tgt that is not a list"
+    )
+
+
+def test_the_text_of_a_card_may_be_given_whole(tmp_path: Path) -> None:
+    write(tmp_path, card="# Mine\n")
+    assert Bundle.load(tmp_path).card == "# Mine\n"
+
+
+def test_the_card_carries_scores_with_signatures_and_says_what_is_unknown() -> None:
+    """A figure without its signature cannot be compared (fairseq#2593, #637, #3245)."""
+    config = Config().replace(data={"src_lang": "no", "tgt_lang": "en"})
+    card = Card(
+        command="dragoman train --src a --tgt b",
+        data={"training pairs": "29,000 | train.de"},
+        scores=(CardScore("BLEU", 38.25, "nrefs:1|case:mixed|tok:13a", "test_2016"),),
+        license="CC-BY-4.0",
+    )
+    text = write_card(card, config, parameters=1_234_567)
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["language"] == ["no", "en"]  # not False: Norway is not a boolean
+    assert head["license"] == "CC-BY-4.0"
+    assert "1,234,567 parameters" in text
+    assert "| BLEU | 38.25 | test_2016 | `nrefs:1\\|case:mixed\\|tok:13a` |" in text
+    assert "29,000 \\| train.de" in text
+    bare = write_card(Card(), Config(), parameters=1)
+    for said in ("Not recorded", "was not recorded", "None were measured", "Not stated"):
+        assert said in bare
+
+
+def test_loading_a_bundle_leaves_torchs_generator_alone(tmp_path: Path) -> None:
+    write(tmp_path)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    _ = Bundle.load(tmp_path).model
+    assert torch.equal(torch.rand(3), expected)

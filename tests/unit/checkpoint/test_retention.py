@@ -1,0 +1,215 @@
+"""What a run directory keeps: the newest and the best, and as much as the disk has room for."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+import torch
+from run_kit import flip, save_checkpoint, tensors
+
+from dragoman.checkpoint.retention import prune_oldest
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.errors import CorruptError, DiskError
+from dragoman.runtime import signals
+from dragoman.storage import disk, fault_injection
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    yield
+    fault_injection.arm_faults("")
+    signals.uninstall_handlers()
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory(tmp_path / "training", keep_checkpoints=2) as directory:
+        yield directory
+
+
+def test_prune_keeps_the_newest(run):
+    save_checkpoint(run, 1, 2, 3, 4)
+    assert run.prune() == [1, 2]
+    assert run.prune(1) == [3]
+    assert run.prune(1) == []
+    assert run.newest().step == 4
+
+
+def test_the_best_outlives_pruning(run):
+    """`keep_checkpoint 1` keeps the last and loses the best (OpenNMT-py#1856)."""
+    save_checkpoint(run, 1)
+    run.keep_best(1)
+    save_checkpoint(run, 2, 3, 4)
+    run.prune()
+    assert run.steps() == [3, 4]
+    assert run.best().step == 1
+    assert torch.equal(run.best().load_weights()["layer.weight"], torch.full((8, 4), 1.0))
+    run.keep_best(4)
+    assert run.best().step == 4
+    assert os.listdir(run.path / "keep") == ["step-00000004"]
+    assert not list(run.path.glob(".*"))
+
+
+def test_the_best_shares_its_bytes(run):
+    save_checkpoint(run, 1)
+    run.keep_best(1)
+    run.keep_best(1)
+    assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 2
+
+
+def test_the_best_is_copied_where_links_are_not_to_be_had(run, monkeypatch):
+    def link(*args, **kwargs) -> None:
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    save_checkpoint(run, 1)
+    run.keep_best(1)
+    assert run.best().step == 1
+    assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 1
+
+
+def test_a_crash_between_publishing_and_keeping_is_made_good(run):
+    save_checkpoint(run, 1)
+    run.keep_best(1)
+    save_checkpoint(run, 2)
+    run.ensure_best_kept(0)  # none known
+    run.ensure_best_kept(7)  # not there any more
+    assert run.best().step == 1
+    run.ensure_best_kept(2)
+    assert run.best().step == 2
+    save_checkpoint(run, 3)
+    flip(run.path / "step-00000003" / "weights.safetensors")
+    run.ensure_best_kept(3)
+    assert run.best().step == 2
+
+
+def test_a_damaged_best_is_replaced(run):
+    save_checkpoint(run, 1, 2)
+    run.keep_best(2)
+    kept = run.path / "keep" / "step-00000002" / "weights.safetensors"
+    data = kept.read_bytes()
+    kept.unlink()
+    kept.write_bytes(data[:-1])
+    assert run.best() is None
+    run.keep_best(2)
+    assert run.best().step == 2
+
+
+def test_a_best_of_another_history_is_replaced(run):
+    save_checkpoint(run, 2)
+    run.keep_best(2)
+    os.rename(run.path / "step-00000002", run.path.parent / "gone")
+    run.save_checkpoint(2, tensors(9), {})
+    run.keep_best(2)
+    assert torch.equal(run.best().load_weights()["layer.weight"], torch.full((8, 4), 9.0))
+
+
+def test_a_damaged_step_is_not_kept_as_the_best(run):
+    save_checkpoint(run, 1)
+    flip(run.path / "step-00000001" / "weights.safetensors")
+    with pytest.raises(CorruptError, match=r"weights\.safetensors"):
+        run.keep_best(1)
+    assert run.best() is None
+
+
+def test_prune_never_touches_what_another_run_wrote(tmp_path):
+    """TensorFlow's manager deleted checkpoints that it had not written (tensorflow#34234)."""
+    with RunDirectory(tmp_path / "a", keep_checkpoints=1) as first:
+        save_checkpoint(first, 1, 2)
+    with RunDirectory(tmp_path / "b", keep_checkpoints=1) as run:
+        os.rename(tmp_path / "a" / "step-00000001", run.path / "step-00000001")
+        save_checkpoint(run, 3, 4)
+        assert run.prune() == [3]
+        assert run.steps() == [1, 4]
+
+
+def test_prune_leaves_what_does_not_verify(run):
+    save_checkpoint(run, 1, 2, 3)
+    os.truncate(run.path / "step-00000001" / "weights.safetensors", 3)
+    assert run.prune(1) == [2]
+    assert run.steps() == [1, 3]
+
+
+def test_the_last_step_before_a_spike_is_not_pruned(run):
+    save_checkpoint(run, 1)
+    save_checkpoint(run, 2, 3, 4, suspect=True)
+    assert run.prune(1) == [2, 3]
+    assert run.steps() == [1, 4]
+
+
+def test_a_full_disk_gives_up_old_steps_one_at_a_time(run, caplog):
+    save_checkpoint(run, 1, 2, 3)
+    fault_injection.arm_faults(
+        "publish.write.optimizer.safetensors:1:enospc,publish.manifest:1:enospc"
+    )
+    with caplog.at_level(logging.WARNING):
+        assert save_checkpoint(run, 4).step == 4
+    assert run.steps() == [3, 4]
+    assert "step-00000001 was removed to make room for step-00000004" in caplog.text
+
+
+def test_a_full_disk_never_costs_the_newest(run):
+    save_checkpoint(run, 1)
+    fault_injection.arm_faults("publish.write.weights.safetensors:1:enospc")
+    with pytest.raises(DiskError, match="No space left on device") as caught:
+        save_checkpoint(run, 2)
+    assert caught.value.exit_code == 74
+    assert run.newest().step == 1
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_old_steps_are_not_given_up_where_that_cannot_help(run, monkeypatch):
+    save_checkpoint(run, 1, 2, 3)
+    monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 10)
+    monkeypatch.setattr("dragoman.checkpoint.retention.free_disk_bytes", lambda path: 10)
+    monkeypatch.setattr("dragoman.checkpoint.retention._freed_bytes", lambda checkpoint: 1)
+    with pytest.raises(DiskError, match="found 10 bytes free"):
+        save_checkpoint(run, 4)
+    assert run.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("gain", "removed", "left"), [(44, None, [1, 2, 3]), (45, "step-00000001", [2, 3])]
+)
+def test_old_steps_are_given_up_only_where_all_of_them_are_room_enough(
+    run, monkeypatch, gain, removed, left
+):
+    """With 10 bytes free and two old steps, 100 bytes fit if the two give back 90."""
+    save_checkpoint(run, 1, 2, 3)
+    monkeypatch.setattr("dragoman.checkpoint.retention.free_disk_bytes", lambda path: 10)
+    monkeypatch.setattr("dragoman.checkpoint.retention._freed_bytes", lambda checkpoint: gain)
+    assert prune_oldest(run.path, run.run_id, 100) == removed
+    assert run.steps() == left
+
+
+def test_patience_with_a_full_disk_ends(run, caplog):
+    fault_injection.arm_faults(
+        ",".join(f"publish.write.weights.safetensors:{n}:enospc" for n in range(1, 9))
+    )
+    with caplog.at_level(logging.WARNING):
+        assert [save_checkpoint(run, step, tolerate_disk_errors=True) for step in (1, 2, 3)] == [
+            None
+        ] * 3
+    assert "step 1 was not saved" in caplog.text
+    with pytest.raises(DiskError, match="No space left"):
+        save_checkpoint(run, 4, tolerate_disk_errors=True)
+    assert not any(record.get("event") == "checkpoint" for record in run.records())
+
+
+def test_patience_starts_anew_after_a_success(run):
+    fault_injection.arm_faults(",".join(f"publish.mkdir:{n}:eio" for n in (1, 2, 4, 5, 6)))
+    assert [
+        save_checkpoint(run, step, tolerate_disk_errors=True) is None for step in (1, 2, 3, 4, 5)
+    ] == [True, True, False, True, True]
+    with pytest.raises(DiskError, match="Input/output error"):
+        save_checkpoint(run, 6, tolerate_disk_errors=True)
+
+
+def test_room_is_asked_for_at_the_start(run, monkeypatch):
+    run.require_checkpoint_space(tensors(1))
+    monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 1000)
+    with pytest.raises(DiskError, match="3 checkpoints") as caught:
+        run.require_checkpoint_space(tensors(1))
+    assert "1.0 kB free" in str(caught.value)

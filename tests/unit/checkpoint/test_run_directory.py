@@ -1,0 +1,446 @@
+"""The run directory: what is published is whole, and what is damaged is named and set aside."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_kit import flip, save_checkpoint, tensors
+
+from dragoman.checkpoint import run_directory as checkpoints
+from dragoman.checkpoint.checkpoint import write_tensor_files
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
+from dragoman.runtime import signals
+from dragoman.storage import fault_injection, manifest
+from dragoman.storage.atomic import FileRecord, hash_file
+from dragoman.training.train_state import read_train_state
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    yield
+    fault_injection.arm_faults("")
+    signals.uninstall_handlers()
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory(tmp_path / "training", keep_checkpoints=2) as directory:
+        yield directory
+
+
+def test_what_is_published_comes_back(run):
+    save_checkpoint(run, 1, 7)
+    newest = run.newest(tensors(7))
+    assert newest.step == 7
+    assert newest.state == {"step": 7, "cursor": [0, 7]}
+    assert newest.metrics == {"loss": 1 / 7}
+    assert torch.equal(newest.load_weights()["layer.weight"], torch.full((8, 4), 7.0))
+    assert torch.equal(newest.load_optimizer()["layer.weight.exp_avg"], torch.full((8, 4), 3.5))
+    assert torch.equal(newest.load_ema()["layer.weight"], torch.full((8, 4), 7.0) / 3)
+    assert newest.manifest["parent"]["step"] == 1
+    assert newest.manifest["parent"]["manifest_sha256"] == run.at(1).manifest["manifest_sha256"]
+
+
+def test_no_average_no_file(run):
+    run.save_checkpoint(1, tensors(1) | {"ema": None}, {})
+    assert run.newest().load_ema() is None
+    assert sorted(os.listdir(run.newest().path)) == [
+        "manifest.json",
+        "optimizer.safetensors",
+        "state.json",
+        "weights.safetensors",
+    ]
+
+
+def test_nothing_is_pickled(run):
+    """No file of a run can carry code (fairseq#5610)."""
+    save_checkpoint(run, 1)
+    run.keep_best(1)
+    for folder, _, files in os.walk(run.path):
+        for name in files:
+            assert name == "lock" or name.endswith((".json", ".jsonl", ".safetensors")), (
+                f"{folder}/{name}"
+            )
+
+
+def test_an_empty_directory_has_no_newest(run):
+    assert run.newest() is None
+    assert run.best() is None
+    assert run.steps() == []
+    assert RunDirectory(run.path / "nowhere").newest() is None
+
+
+def test_a_damaged_step_is_set_aside_and_the_previous_used(run, caplog):
+    save_checkpoint(run, 1, 2, 3)
+    flip(run.path / "step-00000003" / "optimizer.safetensors")
+    with caplog.at_level(logging.WARNING):
+        assert run.newest().step == 2
+    assert "optimizer.safetensors" in caplog.text
+    [bad] = run.path.glob("bad-step-00000003-*")
+    assert "optimizer.safetensors" in (bad / "WHY.txt").read_text()
+    assert run.newest().step == 2
+    assert save_checkpoint(run, 3).step == 3  # the same number can be published again
+
+
+def in_shards(folder, values):
+    """Write the tensors of a step as two ranks do, a half of the rows each."""
+    halves = [
+        {
+            part: {name: tensor.chunk(2)[rank] for name, tensor in named.items()}
+            for part, named in values.items()
+        }
+        for rank in (0, 1)
+    ]
+    return {
+        name: record
+        for rank in (0, 1)
+        for name, record in write_tensor_files(
+            folder, halves[rank], file_suffix=f"-{rank}-of-2"
+        ).items()
+    }
+
+
+def changed_digits(path):
+    """Give the file with one digit changed, for every digit of JSON; of tensors, with one byte changed, some of the header's too."""
+    good = path.read_bytes()
+    binary = path.suffix == ".safetensors"
+    for at in (
+        [*range(8, len(good), 17), len(good) - 1]
+        if binary
+        else [at for at, byte in enumerate(good) if chr(byte).isdigit()]
+    ):
+        changed = good[at] ^ 1 if binary else ord("0") + (good[at] - ord("0") + 1) % 10
+        yield good[:at] + bytes([changed]) + good[at + 1 :]
+
+
+@pytest.mark.parametrize("write", [write_tensor_files, in_shards])
+def test_a_changed_digit_in_any_file_of_a_step_is_noticed_before_it_is_used(run, write):
+    save_checkpoint(run, 1)
+    checkpoint = save_checkpoint(run, 12, write=write)
+    run.keep_best(1)  # so that no hard link shares the bytes
+    names = sorted(os.listdir(checkpoint.path))
+    labels = [""] if write is write_tensor_files else ["-0-of-2", "-1-of-2"]
+    parts = [
+        f"{part}{file_suffix}.safetensors"
+        for part in ("ema", "optimizer", "weights")
+        for file_suffix in labels
+    ]
+    assert names == sorted(["manifest.json", "state.json", *parts])
+    for name in names:
+        path = checkpoint.path / name
+        good, tried = path.read_bytes(), 0
+        for tried, changed in enumerate(changed_digits(path), start=1):
+            path.write_bytes(changed)
+            with pytest.raises(CorruptError) as caught:
+                run.at(12)
+            assert str(path) in str(caught.value)
+            assert RunDirectory(run.path).newest().step == 1 or tried > 1  # once a file is enough
+        assert tried > 2, name
+        path.write_bytes(good)
+    assert run.at(12).state == {"step": 12, "cursor": [0, 12]}
+
+
+def test_without_the_lock_nothing_is_moved(run):
+    save_checkpoint(run, 1, 2)
+    flip(run.path / "step-00000002" / "weights.safetensors")
+    assert RunDirectory(run.path).newest().step == 1
+    assert [each.step for each in RunDirectory(run.path).verified_checkpoints()] == [1]
+    assert (run.path / "step-00000002").is_dir()
+
+
+def test_a_run_never_restarts_silently(run):
+    """All steps damaged: exit 65, nothing deleted."""
+    save_checkpoint(run, 1, 2)
+    for step in (1, 2):
+        flip(run.path / f"step-0000000{step}" / "weights.safetensors")
+    for _ in range(2):
+        with pytest.raises(CorruptError, match="2 checkpoints, none valid") as caught:
+            run.newest()
+    assert caught.value.exit_code == 65
+    assert len(list(run.path.glob("bad-step-*/weights.safetensors"))) == 2
+
+
+def test_a_run_whose_steps_were_deleted_does_not_restart_silently(run):
+    save_checkpoint(run, 1)
+    os.rename(run.path / "step-00000001", run.path.parent / "elsewhere")
+    with pytest.raises(CorruptError, match="0 checkpoints, none valid"):
+        run.newest()
+
+
+def test_a_step_under_another_s_name_is_damage(run):
+    save_checkpoint(run, 1, 2)
+    os.rename(run.path / "step-00000002", run.path / "step-00000009")
+    assert run.newest().step == 1
+    [bad] = run.path.glob("bad-step-00000009-*")
+    assert "step 2 under the name step-00000009" in (bad / "WHY.txt").read_text()
+
+
+def test_a_file_where_a_step_belongs_is_set_aside(run):
+    save_checkpoint(run, 1)
+    (run.path / "step-00000002").write_text("not a directory")
+    assert run.newest().step == 1
+
+
+def test_another_configuration_is_no_damage(run):
+    """A wider model does not fit: exit 2, and the checkpoints stay."""
+    save_checkpoint(run, 1)
+    with pytest.raises(
+        BundleError, match=r"which has layer.weight F32 \[16, 4\]; found layer.weight F32 \[8, 4\]"
+    ) as caught:
+        run.newest(tensors(1, width=16))
+    assert caught.value.exit_code == 2
+    assert run.steps() == [1]
+
+
+def test_another_corpus_is_refused(tmp_path):
+    with RunDirectory(tmp_path, data_digest="a" * 64) as run:
+        save_checkpoint(run, 1)
+    with (
+        RunDirectory(tmp_path, data_digest="b" * 64) as run,
+        pytest.raises(CorruptError, match="found data bbbbbbbbbbbb… where step-00000001"),
+    ):
+        run.newest()
+
+
+def test_a_change_of_threads_is_told(tmp_path, caplog):
+    environment = {"threads": 1, "torch": "2.13.0"}
+    with RunDirectory(tmp_path, environment=lambda: environment) as run:
+        save_checkpoint(run, 1)
+        with caplog.at_level(logging.WARNING):
+            assert run.newest().step == 1
+            assert caplog.text == ""
+            environment["threads"] = 2
+            newest = run.newest()
+        assert "resume is not bit-exact: threads 1 -> 2" in caplog.text
+        assert run.environment_changes_since(newest) == ["threads 1 -> 2"]
+
+
+def test_the_environment_has_what_the_bits_depend_on(run):
+    save_checkpoint(run, 1)
+    assert run.newest().environment.keys() == {
+        "torch",
+        "threads",
+        "simd",
+        "device",
+        "world",
+        "deterministic",
+    }
+
+
+@pytest.mark.parametrize("part", ["weights", "optimizer", "ema"])
+def test_no_tensor_that_is_not_finite_is_published(run, part):
+    bad = tensors(2)
+    next(iter(bad[part].values()))[3, 1] = float("nan")
+    with pytest.raises(DivergedError, match=f"{part} layer.weight"):
+        run.save_checkpoint(2, bad, {})
+    assert run.steps() == []
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_publishing_the_same_again_is_nothing(run):
+    save_checkpoint(run, 5)
+    before = (run.path / "step-00000005").stat().st_ino
+    assert save_checkpoint(run, 5).step == 5
+    assert (run.path / "step-00000005").stat().st_ino == before
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_two_histories_are_told_apart(run):
+    save_checkpoint(run, 5)
+    with pytest.raises(DivergedError, match=r"another weights\.safetensors in it") as caught:
+        run.save_checkpoint(5, tensors(6), {})
+    assert caught.value.exit_code == 70
+    assert torch.equal(run.newest().load_weights()["layer.weight"], torch.full((8, 4), 5.0))
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_a_damaged_step_is_published_again_over(run):
+    save_checkpoint(run, 5)
+    flip(run.path / "step-00000005" / "weights.safetensors")
+    assert save_checkpoint(run, 5).step == 5
+    assert run.newest().step == 5
+    assert len(list(run.path.glob("bad-step-00000005-*"))) == 1
+
+
+def test_only_one_trainer_a_directory(run):
+    with pytest.raises(LockedError, match=f"process {os.getpid()}"):
+        RunDirectory(run.path).lock()
+
+
+def test_leftovers_of_ours_go_and_others_stay(tmp_path):
+    path = tmp_path / "training"
+    ours = path / ".tmp-00000003-123-0a1b2c3d"
+    ours.mkdir(parents=True)
+    (ours / "weights.safetensors").write_bytes(b"part")
+    (path / ".tmp-status.json-123-0a1b2c3d").write_bytes(b"{")
+    odd = path / ".del-00000001-123-0a1b2c3d"
+    (odd / "folder").mkdir(parents=True)
+    theirs = path / ".tmp-mine"
+    theirs.mkdir()
+    with RunDirectory(path):
+        assert not ours.exists()
+        assert odd.exists()
+        assert theirs.exists()
+        assert not (path / ".tmp-status.json-123-0a1b2c3d").exists()
+
+
+def test_a_second_request_to_stop_publishes_nothing(run):
+    save_checkpoint(run, 1)
+    signals.request_stop("SIGTERM")
+    assert save_checkpoint(run, 2).step == 2
+    signals.request_stop("SIGTERM")
+    with pytest.raises(StoppedError, match="SIGTERM, SIGTERM"):
+        save_checkpoint(run, 3)
+    assert run.steps() == [1, 2]
+    assert not list(run.path.glob(".tmp-*"))
+
+
+def test_the_log_is_cut_to_the_last_published_update(run):
+    save_checkpoint(run, 1, 2)
+    run.log({"step": 3})
+    assert run.truncate_log(run.newest().step) == 1
+    assert [record["step"] for record in run.records()] == [1, 1, 2, 2]
+
+
+def test_status_is_replaced_whole_and_not_too_often(run):
+    run.status(state="running", step=0)
+    run.status(now=False, step=1)
+    assert json.loads((run.path / "status.json").read_text())["step"] == 0
+    run.status(state="stopped", exit_code=75, reason="SIGTERM")
+    content = json.loads((run.path / "status.json").read_text())
+    assert {key: content[key] for key in ("state", "step", "exit_code", "reason", "pid")} == {
+        "state": "stopped",
+        "step": 1,
+        "exit_code": 75,
+        "reason": "SIGTERM",
+        "pid": os.getpid(),
+    }
+
+
+def test_a_status_that_cannot_be_written_ends_nothing(run, monkeypatch, caplog):
+    def fail(path, data) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dragoman.checkpoint.retention.replace_file", fail)
+    with caplog.at_level(logging.WARNING):
+        run.status(state="running")
+    assert "No space left" in caplog.text
+
+
+def test_a_run_is_begun_once(tmp_path):
+    with RunDirectory(tmp_path, config_digest="c" * 64) as run:
+        first = run.run_id
+    with RunDirectory(tmp_path) as run:
+        assert run.run_id == first
+    assert json.loads((tmp_path / "run.json").read_text())["config_sha256"] == "c" * 64
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(CorruptError, match=r"run\.json"):
+        RunDirectory(tmp_path).lock()
+
+
+def test_names_that_others_import():
+    assert set(checkpoints.__all__) == {"Checkpoint", "RunDirectory", "CheckpointTensors"}
+
+
+def rewrite_signed(step: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a step's JSON file and sign its manifest anew, as somebody who means harm would."""
+    content = json.loads((step / name).read_bytes())
+    change(content)
+    listed = (
+        content
+        if name == manifest.MANIFEST_NAME
+        else json.loads((step / manifest.MANIFEST_NAME).read_bytes())
+    )
+    if name != manifest.MANIFEST_NAME:
+        (step / name).write_bytes(manifest.canonical_json(content))
+        listed["files"][name] = hash_file(step / name)._asdict()
+    listed.pop("manifest_sha256")
+    files = {each: FileRecord(**record) for each, record in listed.pop("files").items()}
+    (step / manifest.MANIFEST_NAME).unlink()
+    manifest.write_manifest(step, files, listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", None),
+        ("step", True),
+        ("step", -1),
+        ("batch", 1 << 70),
+        ("seconds", "1"),
+        ("metrics", []),
+        ("metrics", {"loss": "low"}),
+        ("best", {"step": [4]}),
+        ("token_limits", {"8x8": None}),
+        ("precision", 7),
+        ("divergence", {"recent_skips": True}),
+        ("divergence", {"excluded_steps": ["4"]}),
+        ("divergence", {"mean": {}}),
+    ],
+)
+def test_a_state_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        save_checkpoint(run, 4)
+    step = tmp_path / "run" / "step-00000004"
+    rewrite_signed(step, "state.json", lambda state: state.update({name: value}))
+    wrong = value if name != "divergence" else next(iter(value.values()))
+    with pytest.raises(CorruptError) as caught:
+        read_train_state(RunDirectory(tmp_path / "run").at(4))
+    assert f"state.json must be as it was written; found {name}" in str(caught.value)
+    assert repr(wrong) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", [4]),
+        ("step", 4.0),
+        ("env", []),
+        ("metrics", "x"),
+        ("data_sha256", 7),
+        ("run_id", None),
+        ("suspect", 1),
+    ],
+)
+def test_a_manifest_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        save_checkpoint(run, 4)
+    rewrite_signed(
+        tmp_path / "run" / "step-00000004",
+        manifest.MANIFEST_NAME,
+        lambda content: content.update({name: value}),
+    )
+    with pytest.raises(CorruptError, match=re.escape(f"found {name} {value!r}")):
+        RunDirectory(tmp_path / "run").at(4)
+
+
+def test_a_linked_step_is_set_aside_and_nothing_behind_it_is_touched(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        save_checkpoint(run, 2, 4)
+        outside = tmp_path / "outside"
+        (tmp_path / "run" / "step-00000004").rename(outside)
+        (tmp_path / "run" / "step-00000004").symlink_to(outside)
+        before = sorted(each.name for each in outside.iterdir())
+        newest = run.newest()
+        assert newest is not None
+        assert newest.step == 2
+        assert run.prune(keep_checkpoints=1) == []
+    assert sorted(each.name for each in outside.iterdir()) == before
+    [bad] = (tmp_path / "run").glob("bad-step-*")
+    assert bad.is_symlink()
+
+
+def test_other_spellings_of_a_step_are_not_steps(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        save_checkpoint(run, 4)
+        (tmp_path / "run" / f"step-{'0' * 30}9").mkdir()
+        assert run.steps() == [4]

@@ -1,0 +1,134 @@
+"""The run's log: every line whole, and none of an update that is done again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from sync_kit import SyncRecorder
+
+from dragoman.checkpoint.training_log import TrainingLog
+from dragoman.errors import DiskError
+
+
+def write(log: TrainingLog, *updates: int) -> None:
+    for update in updates:
+        log.append({"step": update, "loss": 1 / update})
+
+
+def test_lines_come_back_in_order(tmp_path):
+    log = TrainingLog(tmp_path)
+    write(log, 1, 2, 3)
+    log.sync()
+    assert [record["step"] for record in log.records()] == [1, 2, 3]
+    assert log.path.read_text().splitlines()[1] == '{"update": 2, "loss": 0.5}'
+    log.close()
+
+
+def test_a_resumed_run_counts_no_update_twice(tmp_path):
+    """Replayed updates are not logged twice (joeynmt#172 restarts its count)."""
+    log = TrainingLog(tmp_path)
+    write(log, 1, 2, 3, 4, 5)
+    assert log.truncate(3) == 2
+    write(log, 4, 5, 6)
+    log.close()
+    assert [record["step"] for record in log.records()] == [1, 2, 3, 4, 5, 6]
+    assert [json.loads(line)["step"] for line in log.discarded.read_text().splitlines()] == [4, 5]
+
+
+def test_lines_are_durable_after_a_sync_and_kept_before_they_are_taken_back(tmp_path, monkeypatch):
+    log, recorder = TrainingLog(tmp_path), SyncRecorder(monkeypatch)
+    write(log, 1, 2, 3)
+    assert not recorder.events
+    log.sync()
+    assert recorder.synced(log.path) == [0]
+    log.truncate(1)
+    assert recorder.synced(log.discarded) == [1]
+    assert recorder.synced(log.path) == [2]  # cut only when the lines are safe elsewhere
+
+
+def test_a_line_cut_off_by_a_crash_is_taken_back(tmp_path):
+    log = TrainingLog(tmp_path)
+    write(log, 1, 2)
+    log.close()
+    with log.path.open("ab") as file:
+        file.write(b'{"update": 3, "lo')
+    assert [record["step"] for record in log.records()] == [1, 2]
+    assert log.truncate(2) == 1
+    assert log.path.read_bytes().endswith(b'"loss": 0.5}\n')
+    assert log.discarded.read_bytes() == b'{"update": 3, "lo\n'
+
+
+def test_nothing_to_take_back(tmp_path):
+    log = TrainingLog(tmp_path)
+    assert log.truncate(0) == 0
+    write(log, 1)
+    assert log.truncate(1) == 0
+    assert not log.discarded.exists()
+
+
+def test_numbers_that_are_not_finite_stay_readable(tmp_path):
+    log = TrainingLog(tmp_path)
+    log.append({"step": 1, "loss": float("nan"), "grad_norm": float("inf")})
+    log.close()
+    assert list(log.records()) == [{"step": 1, "loss": "nan", "grad_norm": "inf"}]
+
+
+def failing(monkeypatch, number: int) -> None:
+    def write(descriptor: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", write)
+
+
+def test_a_full_disk_holds_lines_back(tmp_path, monkeypatch):
+    log = TrainingLog(tmp_path)
+    write(log, 1)
+    with monkeypatch.context() as patch:
+        failing(patch, errno.ENOSPC)
+        write(log, 2, 3)
+        with pytest.raises(DiskError, match="No space left on device"):
+            log.sync()
+    assert [record["step"] for record in log.records()] == [1]
+    write(log, 4)
+    log.close()
+    assert [record["step"] for record in log.records()] == [1, 2, 3, 4]
+
+
+def test_lines_are_not_held_back_for_ever(tmp_path, monkeypatch):
+    log = TrainingLog(tmp_path)
+    failing(monkeypatch, errno.ENOSPC)
+    with pytest.raises(DiskError, match="No space left"):
+        log.append({"step": 1, "text": "x" * (1 << 20)})
+
+
+def test_another_disk_error_is_told_at_once(tmp_path, monkeypatch):
+    log = TrainingLog(tmp_path)
+    failing(monkeypatch, errno.EIO)
+    with pytest.raises(DiskError, match="Input/output error"):
+        write(log, 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"update": null}',
+        '{"update": [1]}',
+        '{"update": 1e999}',
+        '{"update": true}',
+        "[" * 100_000,
+        "[1]",
+    ],
+)
+def test_a_line_of_another_form_goes_to_the_discarded_ones(tmp_path: Path, line: str) -> None:
+    log = TrainingLog(tmp_path)
+    log.append({"step": 1})
+    log.close()
+    with log.path.open("a") as file:
+        file.write(line + "\n")
+    assert log.truncate(5) == 1
+    assert log.path.read_text() == '{"update": 1}\n'
+    assert log.discarded.read_text() == line + "\n"

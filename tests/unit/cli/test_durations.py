@@ -1,0 +1,64 @@
+"""Spans of time as people type them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.cli.durations import format_duration, parse_duration
+from dragoman.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("30m", 1800),
+        ("1h", 3600),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("1h 30m", 5400),
+        ("2d", 172_800),
+        (" 10M ", 600),
+        ("10 minutes", 600),
+        ("2 hours 5 mins", 7500),
+        ("1hr", 3600),
+    ],
+)
+def test_times_are_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "m",
+        "thirty minutes",
+        "30x",
+        "30m later",
+        "-5m",
+        "0s",
+        "1:30",
+        "0",
+        "30ms",
+        "1e3s",
+        "9" * 400 + "d",
+    ],
+)
+def test_what_is_no_time_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="a time must be a number with its unit") as caught:
+        parse_duration(text)
+    assert f"found {text!r}" in str(caught.value)
+
+
+def test_a_bare_number_is_asked_back() -> None:
+    with pytest.raises(ConfigError, match="found '30'; did you mean 30s or 30m"):
+        parse_duration("30")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4.25, "4.2 s"), (45, "45 s"), (600, "10 min"), (5400, "90 min"), (11_100, "3 h 05 min")],
+)
+def test_times_are_said(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

@@ -1,0 +1,51 @@
+"""How commands show things."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dragoman.cli import output
+
+
+def test_results_and_notes_go_different_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_result("a result")
+    output.print_note("a note")
+    output.print_error("a complaint")
+    captured = capsys.readouterr()
+    assert captured.out == "a result\n"
+    assert captured.err == "dragoman: a note\ndragoman: error: a complaint\n"
+
+
+def test_json_keeps_scripts_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json({"text": "早上好"})
+    out = capsys.readouterr().out
+    assert out == '{"text": "早上好"}\n'
+    assert json.loads(out) == {"text": "早上好"}
+
+
+def test_a_table_in_a_pipe_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(
+        ["name", "number"], [("x" * 100, 1), ("[bold]y[/bold]", 20)], right=["number"]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[1].split() == ["x" * 100, "1"]
+    assert lines[2].split() == ["[bold]y[/bold]", "20"], (
+        "text is shown as it is, not read as markup"
+    )
+    assert len(lines[1]) == len(lines[2]), "numbers are flush right"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 lines"), (1, "1 line"), (1200, "1,200 lines")])
+def test_counts_agree_with_their_noun(number: int, text: str) -> None:
+    assert output.format_count(number, "line") == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(12, "12 bytes"), (2048, "2.0 KiB"), (5 << 20, "5.0 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_sizes(amount: int, text: str) -> None:
+    assert output.format_bytes(amount) == text

@@ -1,0 +1,370 @@
+"""`data check`: each fault is found, counted and placed, and a clean corpus is called clean."""
+
+from __future__ import annotations
+
+import lzma
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.data import misalignment
+from dragoman.data.corpus import Corpus, ParallelFiles, TabularCorpus
+from dragoman.data.corpus_checks import CorpusFinding, check_corpus, overlap_key
+from dragoman.data.misalignment import LineFeatures, Misalignment, find_misalignment, line_features
+from dragoman.errors import DataError
+from dragoman.runtime.counter_rng import splitmix64_outputs
+
+DATA = Path(
+    os.environ.get("DRAGOMAN_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")
+)
+needs_data = pytest.mark.skipif(
+    not (DATA / "multi30k").is_dir(), reason=f"no corpora at {DATA} (set DRAGOMAN_DATA)"
+)
+
+
+def sentences(count: int) -> tuple[list[str], list[str]]:
+    """Pairs of varied lengths, unlike one another."""
+    import numpy as np
+
+    sizes = (splitmix64_outputs(1, np.arange(count)) % np.uint64(15) + np.uint64(4)).tolist()
+    src = [
+        " ".join(f"wort{(i * 7 + k) % 991}" for k in range(size)) for i, size in enumerate(sizes)
+    ]
+    tgt = [
+        " ".join(f"word{(i * 7 + k) % 991}" for k in range(size)) for i, size in enumerate(sizes)
+    ]
+    return src, tgt
+
+
+def corpus_of(
+    folder: Path, src: list[str], tgt: list[str], name: str = "x", **options: object
+) -> ParallelFiles:
+    (folder / f"{name}.de").write_text("".join(f"{line}\n" for line in src), encoding="utf-8")
+    (folder / f"{name}.en").write_text("".join(f"{line}\n" for line in tgt), encoding="utf-8")
+    return ParallelFiles(folder / f"{name}.de", folder / f"{name}.en", **options)  # type: ignore[arg-type]
+
+
+def found(corpus: Corpus, held_out: Corpus | None = None) -> dict[str, CorpusFinding]:
+    return {finding.check: finding for finding in check_corpus(corpus, held_out=held_out)}
+
+
+def problems(corpus: Corpus, held_out: Corpus | None = None) -> dict[str, tuple[int, list[int]]]:
+    return {
+        name: (each.count, each.lines)
+        for name, each in found(corpus, held_out).items()
+        if not each.ok
+    }
+
+
+def test_a_clean_corpus_has_a_row_for_every_check_and_no_problem(tmp_path: Path) -> None:
+    rows = check_corpus(corpus_of(tmp_path, *sentences(500)))
+    assert [row.check for row in rows] == [
+        "line counts",
+        "misaligned lines",
+        "invalid UTF-8 or NUL",
+        "overlong lines",
+        "empty lines",
+        "duplicate pairs",
+        "length ratio",
+        "source equals target",
+        "already tokenised text",
+    ]
+    assert all(row.ok and not row.lines and not row.advice for row in rows)
+
+
+def test_empty_lines(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    src[10], tgt[20], src[30], tgt[30] = "", "  ", "", ""
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"empty lines": (3, [11, 21, 31])}
+
+
+def test_duplicates(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    src[100], tgt[100] = src[3], tgt[3]
+    src[200], tgt[200] = src[3] + " ", tgt[3]
+    tgt[250] = tgt[3]
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"duplicate pairs": (2, [101, 201])}
+
+
+def test_length_ratio(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    tgt[50] = " ".join(["very long indeed"] * 30)
+    src[60] = "x"
+    tgt[70] = "y" * 19  # too short to say anything
+    src[70] = "z"
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"length ratio": (2, [51, 61])}
+
+
+def test_scripts_of_different_density_are_no_outliers(tmp_path: Path) -> None:
+    _, tgt = sentences(300)
+    src = ["中" * (len(line) // 5) for line in tgt]
+    assert "length ratio" not in problems(corpus_of(tmp_path, src, tgt))
+
+
+def test_copies(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    tgt[5] = src[5]
+    src[6], tgt[6] = "1984", "1984"
+    assert problems(corpus_of(tmp_path, src, tgt)) == {"source equals target": (1, [6])}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What 's your name ?",
+        "Yes , of course .",
+        "I do n't know",
+        "ge@@ trennt",
+        "rock @-@ solid",
+        "it &apos;s here",
+        "the end .",
+    ],
+)
+def test_tokenised_text(tmp_path: Path, text: str) -> None:
+    """A model that learns "What 's your name ?" writes it, too (mozilla/translations#53)."""
+    src, tgt = sentences(300)
+    tgt[40] = text + " " + tgt[40] if "." not in text else tgt[40] + text[-2:]
+    assert problems(corpus_of(tmp_path, src, tgt))["already tokenised text"] == (1, [41])
+
+
+@pytest.mark.parametrize(
+    "text", ["Où ça ? Là !", "it's 3.5 p.m., isn't it?", "a . 5", "Rock 'n' roll"]
+)
+def test_ordinary_text_is_not_called_tokenised(tmp_path: Path, text: str) -> None:
+    src, tgt = sentences(300)
+    tgt[40] = f"{tgt[40]} {text}"
+    if text != "a . 5":
+        assert "already tokenised text" not in problems(corpus_of(tmp_path, src, tgt))
+
+
+def test_bad_and_overlong_lines_are_counted_not_fatal(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    tgt[12] = "y" * 5000
+    corpus = corpus_of(tmp_path, src, tgt, max_line_bytes=2000)
+    lines = corpus.src.read_bytes().split(b"\n")
+    lines[7], lines[8] = b"caf\xe9", b"a\x00b"
+    corpus.src.write_bytes(b"\n".join(lines))
+    assert problems(corpus) == {"invalid UTF-8 or NUL": (2, [8, 9]), "overlong lines": (1, [13])}
+
+
+def test_unequal_counts_and_the_place(tmp_path: Path) -> None:
+    src, tgt = sentences(1000)
+    del tgt[500]
+    rows = found(corpus_of(tmp_path, src, tgt))
+    assert (rows["line counts"].count, rows["line counts"].lines) == (1, [1000])
+    assert "1000 and 999 lines" in rows["line counts"].advice
+    misalignment = rows["misaligned lines"]
+    assert misalignment.count == 1
+    assert abs(misalignment.lines[0] - 501) <= 5
+    assert "source seems to have 1 line too many" in misalignment.advice
+
+
+@pytest.mark.parametrize("shift", [1, -1, 2, 3])
+def test_files_of_equal_length_that_slip(tmp_path: Path, shift: int) -> None:
+    """A drift detector warns about shifted pairs (EdinburghNLP/code-docstring-corpus#12, stefan-it/nmt-en-vi#6)."""
+    src, tgt = sentences(1000)
+    late, early = (tgt, src) if shift > 0 else (src, tgt)
+    late[400:400] = ["an added line of some length"] * abs(shift)
+    early += ["an added line at the end"] * abs(shift)
+    misalignment = found(corpus_of(tmp_path, src, tgt))["misaligned lines"]
+    assert abs(misalignment.lines[0] - 401) <= 8
+    side = "target" if shift > 0 else "source"
+    assert (
+        f"the {side} seems to have {abs(shift)} line{'s' if abs(shift) > 1 else ''} too many"
+        in misalignment.advice
+    )
+
+
+def test_numbers_alone_show_a_slip() -> None:
+    pairs = [(f"am Tag {i * 37} war es", f"on day {i * 37} it was") for i in range(1000, 1600)]
+    src, tgt = [a for a, _ in pairs], [b for _, b in pairs]
+    del src[300]
+    misalignment = find_misalignment(
+        (line_features(a), line_features(b)) for a, b in zip(src, tgt, strict=False)
+    )
+    assert misalignment is not None
+    assert abs(misalignment.line - 301) <= 3
+
+
+def test_short_and_uniform_files_are_not_accused() -> None:
+    assert find_misalignment([]) is None
+    same = (line_features("ein Wort"), line_features("one word"))
+    assert find_misalignment([same] * 1000) is None
+    assert find_misalignment([same] * 10) is None
+
+
+def table(*lengths: float, numbers: tuple[int, ...] = ()) -> list[LineFeatures]:
+    return [
+        LineFeatures(length, number)
+        for length, number in zip(lengths, [*numbers, *[0] * len(lengths)], strict=False)
+    ]
+
+
+@pytest.mark.parametrize(("gain", "shift"), [(0.299, 0), (0.301, 2)])
+def test_another_shift_must_fit_clearly_better(
+    monkeypatch: pytest.MonkeyPatch, gain: float, shift: int
+) -> None:
+    """By 0.3 of a correlation: sound corpora stay under 0.1."""
+    rows = np.array(table(*range(60)))
+    fits = iter([0.4, 0.1, 0.1, 0.4 + gain, 0.1, 0.1, 0.1])  # of the shifts 0, 1, -1, 2, -2, 3, -3
+    compared: list[tuple[list[float], list[float]]] = []
+
+    def fit(src: Any, tgt: Any) -> float:
+        compared.append((src[:, 0].tolist(), tgt[:, 0].tolist()))
+        return next(fits)
+
+    monkeypatch.setattr(misalignment, "_correlation", fit)
+    assert misalignment._best_shift(misalignment._Window(1, rows, rows)) == (
+        shift,
+        pytest.approx(gain),
+    )
+    # All shifts are tried on the same lines, those whose neighbours are in the window, each beside another's.
+    lines = np.arange(3, 57)
+    assert compared == [(lines.tolist(), (lines + by).tolist()) for by in (0, 1, -1, 2, -2, 3, -3)]
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ([(1, 0.44)], None),  # the only one, and not clear enough to be believed alone
+        ([(1, 0.46)], Misalignment(7, 1)),
+        ([(1, 0.31), (1, 0.31)], Misalignment(7, 1)),  # two in a row confirm each other
+        ([(1, 0.31), (2, 0.31)], None),
+        ([(1, 0.31), (0, 0.0), (1, 0.31)], None),
+        ([(0, 0.0), (2, 0.46)], Misalignment(7, 2)),
+        ([(2, 0.9), (0, 0.0)], None),  # the files are in step again
+    ],
+)
+def test_a_slip_is_confirmed_by_a_second_window_or_is_clear(
+    monkeypatch: pytest.MonkeyPatch, windows: list[tuple[int, float]], expected: Misalignment | None
+) -> None:
+    found = iter(windows)
+    monkeypatch.setattr(misalignment, "_best_shift", lambda window: next(found))
+    monkeypatch.setattr(
+        misalignment, "_locate", lambda before, window, shift: Misalignment(7, shift)
+    )
+    assert (
+        find_misalignment(
+            [(line_features("a"), line_features("b"))] * (misalignment._WINDOW * len(windows))
+        )
+        == expected
+    )
+
+
+def test_the_last_lines_count_if_they_are_a_quarter_of_a_window() -> None:
+    pair = (line_features("a"), line_features("b"))
+    whole, quarter = misalignment._WINDOW, misalignment._WINDOW // 4
+    found = {
+        count: [(each.start, len(each.src)) for each in misalignment._windows([pair] * count)]
+        for count in (quarter - 1, quarter, whole)
+    }
+    assert found == {quarter - 1: [], quarter: [(1, quarter)], whole: [(1, whole)]}
+    assert [
+        (each.start, len(each.tgt))
+        for each in misalignment._windows([pair] * (2 * whole + quarter))
+    ] == [
+        (1, whole),
+        (1 + whole, whole),
+        (1 + 2 * whole, quarter),
+    ]
+
+
+def test_numbers_count_from_five_lines_on() -> None:
+    """The fit is the correlation of the lengths, and the rate of lines whose numbers are the same, of those with numbers."""
+    lengths = (3.0, 1.0, 2.0, 5.0, 4.0, 6.0)
+    plain = np.array(table(*lengths))
+    assert misalignment._correlation(plain, plain) == pytest.approx(1.0)
+    assert misalignment._correlation(plain, -plain) == pytest.approx(-1.0)
+    assert misalignment._correlation(
+        np.array(table(*lengths, numbers=(1, 2, 3, 4))), plain
+    ) == pytest.approx(1.0)
+    five = np.array(table(*lengths, numbers=(1, 2, 3, 4, 5)))
+    assert misalignment._correlation(five, plain) == pytest.approx(1.0)
+    assert misalignment._correlation(
+        five, np.array(table(*lengths, numbers=(1, 2, 3, 9, 9)))
+    ) == pytest.approx(1.6)
+    assert misalignment._correlation(
+        five, np.array(table(*lengths, numbers=(1, 2, 3, 4, 0, 6)))
+    ) == pytest.approx(1 + 4 / 6)
+
+
+@pytest.mark.parametrize("line", [61, 201, 333])
+@pytest.mark.parametrize("shift", [1, -2, 3])
+def test_a_slip_is_placed_on_its_line(line: int, shift: int) -> None:
+    """With lengths that are all different, the place is exact where lines are missing and near it where they were added."""
+    src, tgt = sentences(800)
+    pairs = [[line_features(text) for text in side] for side in (src, tgt)]
+    late = pairs[1] if shift > 0 else pairs[0]
+    late[line - 1 : line - 1] = [LineFeatures(0.0, 1)] * abs(shift)
+    misalignment = find_misalignment(zip(*pairs, strict=False))
+    assert misalignment is not None
+    assert misalignment.shift == shift
+    assert line <= misalignment.line <= line + abs(shift)
+
+
+def test_leakage_is_found_after_folding_case_punctuation_and_width(tmp_path: Path) -> None:
+    src, tgt = sentences(300)
+    src[5], tgt[5] = "Ein Hund — läuft!", "A dog runs."
+    src[9], tgt[9] = "Ｅｉｎ hund läuft", "a DOG, runs"
+    src[11], tgt[11] = "ein Hund läuft?", "something else entirely here"
+    held_out = corpus_of(
+        tmp_path,
+        ["ein hund läuft", "...", "nie gesehen"],
+        ["A dog runs", "!", "never seen"],
+        name="test",
+    )
+    result = problems(corpus_of(tmp_path, src, tgt), held_out)
+    assert result["held-out pairs in the corpus"] == (2, [6, 10])
+    assert result["held-out sources in the corpus"] == (3, [6, 10, 12])
+
+
+def test_overlap_keys() -> None:
+    assert (
+        overlap_key("Ｅｉｎ Hund — läuft_2!") == overlap_key("EIN HUND LÄUFT 2") == "einhundläuft2"
+    )
+    assert overlap_key("¿...?") == ""
+    assert overlap_key("Straße") == overlap_key("STRASSE")
+
+
+def test_rows_name_the_lines_of_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('src,tgt\n"a\nb",c\nsame,same\n,empty\n', encoding="utf-8")
+    assert problems(TabularCorpus(path)) == {
+        "source equals target": (1, [4]),
+        "empty lines": (1, [5]),
+    }
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[int] = []
+    check_corpus(corpus_of(tmp_path, ["a b"] * 25_000, ["c d"] * 25_000), progress=told.append)
+    assert told == [10_000, 20_000, 25_000], "the last is the whole"
+
+
+def test_an_empty_corpus_has_no_problem_of_its_own(tmp_path: Path) -> None:
+    assert problems(corpus_of(tmp_path, [], [])) == {}
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.de.gz").write_bytes(b"\x1f\x8b broken")
+    (tmp_path / "x.en").write_bytes(b"a\n")
+    with pytest.raises(DataError, match=r"x\.de\.gz must be a sound gzip file"):
+        check_corpus(ParallelFiles(tmp_path / "x.de.gz", tmp_path / "x.en"))
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["multi30k", "tatoeba_ende"])
+def test_published_corpora_do_not_slip(tmp_path: Path, name: str) -> None:
+    src, tgt = (
+        lzma.decompress((DATA / name / f"train.{side}.xz").read_bytes())
+        .decode()
+        .split("\n")[:30_000]
+        for side in ("de", "en")
+    )
+    rows = found(corpus_of(tmp_path, src, tgt))
+    assert rows["misaligned lines"].ok
+    assert rows["length ratio"].count < 30
+    assert rows["already tokenised text"].count < 100

@@ -1,0 +1,196 @@
+"""Prepared data that was damaged, changed meanwhile, or left half made: noticed, named and made anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_kit import ENGLISH, GERMAN, corpus_of, prepared
+from sync_kit import SyncRecorder
+
+from dragoman.config.config import TextConfig
+from dragoman.data import store_builder
+from dragoman.data.corpus import ParallelFiles
+from dragoman.data.token_store import TokenStore
+from dragoman.errors import CorruptError, DiskError, PermissionDeniedError
+from dragoman.storage.atomic import hash_file
+from dragoman.storage.manifest import read_manifest
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+
+FILES = [f"{side}.{part}" for side in ("src", "tgt") for part in ("bin", "offsets", "lengths")] + [
+    "numbers"
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return train_tokenizers(
+        GERMAN * 20, ENGLISH * 20, TextConfig(vocab_size=330, character_coverage=1.0)
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_cut_file_is_noticed_at_opening_and_made_anew(
+    tmp_path: Path, tokenizers: Tokenizers, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    store = prepared(corpus, tokenizers, tmp_path / "cache")
+    size = (store.folder / name).stat().st_size
+    os.truncate(store.folder / name, size - 1)
+    with pytest.raises(
+        CorruptError, match=f"{name} must have {size} bytes; found {size - 1} bytes; delete"
+    ):
+        TokenStore.open(store.folder)
+    again = prepared(corpus, tokenizers, tmp_path / "cache")
+    again.verify()
+    assert "is made anew" in caplog.text
+    assert len(list((tmp_path / "cache").glob("*.damaged-*"))) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_noticed_before_it_is_used(
+    tmp_path: Path, tokenizers: Tokenizers, name: str
+) -> None:
+    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    path = store.folder / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(bytes(data))
+    with pytest.raises(
+        CorruptError, match=f"{name} must be as it was written; found SHA-256 "
+    ) as caught:
+        TokenStore.open(store.folder).pair(0)
+    assert caught.value.exit_code == 65
+
+
+def test_every_file_is_durable_and_hashed_before_the_store_is_visible(
+    tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = SyncRecorder(monkeypatch)
+    folder = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache").folder
+    recorder.check_published(folder)
+    content = read_manifest(folder)
+    assert sorted(content["files"]) == sorted(FILES)
+    for name in FILES:
+        assert content["files"][name] == hash_file(folder / name)._asdict()
+
+
+def test_a_missing_file_and_an_edited_manifest_are_noticed(
+    tmp_path: Path, tokenizers: Tokenizers
+) -> None:
+    store = prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    copy = tmp_path / "copy"
+    shutil.copytree(store.folder, copy)
+    (copy / "tgt.bin").unlink()
+    with pytest.raises(CorruptError, match=r"tgt\.bin must have .*; found no such file"):
+        TokenStore.open(copy)
+    manifest = json.loads((store.folder / "manifest.json").read_text())
+    manifest["report"]["pairs"] = 2
+    (store.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CorruptError, match=r"manifest\.json"):
+        TokenStore.open(store.folder)
+
+
+def test_a_folder_without_a_manifest_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(CorruptError, match=r"manifest\.json.*No such file"):
+        TokenStore.open(tmp_path)
+
+
+def test_a_corpus_that_changes_between_hashing_and_reading_is_refused(
+    tmp_path: Path, tokenizers: Tokenizers
+) -> None:
+    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    real = corpus.records
+
+    def edited():
+        corpus.src.write_text("".join(f"{line}!\n" for line in GERMAN), encoding="utf-8")
+        return real()
+
+    corpus.records = edited  # type: ignore[method-assign]
+    with pytest.raises(
+        CorruptError,
+        match=r"x\.de must stay as it is while it is prepared; found SHA-256 \w+… before and \w+… after",
+    ):
+        prepared(corpus, tokenizers, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_corpus_that_stops_reading_early_is_still_checked(
+    tmp_path: Path, tokenizers: Tokenizers
+) -> None:
+    class Half(ParallelFiles):
+        def records(self):
+            for record in super().records():
+                if record.number > 2:
+                    return
+                yield record
+
+    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    assert len(prepared(Half(*corpus.files), tokenizers, tmp_path / "cache")) == 2
+
+
+def test_what_a_dead_process_left_is_removed(tmp_path: Path, tokenizers: Tokenizers) -> None:
+    cache = tmp_path / "cache"
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    mine = store_builder._host_id()
+    for host, pid in ((mine, dead), (mine, str(os.getpid())), ("00000000", dead)):
+        leftover = cache / f".tmp-store-0a1b-{host}-{pid}-00ff"
+        leftover.mkdir(parents=True)
+        (leftover / "src.bin").write_bytes(b"half")
+    prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, cache)
+    left = {path.name for path in cache.iterdir() if path.name.startswith(".tmp")}
+    assert left == {
+        f".tmp-store-0a1b-{mine}-{os.getpid()}-00ff",
+        f".tmp-store-0a1b-00000000-{dead}-00ff",
+    }
+
+
+def test_two_processes_may_make_the_same_store(
+    tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    real = store_builder.publish_directory
+
+    def beaten(temporary: Path, final: Path) -> None:
+        shutil.copytree(temporary, final)
+        real(temporary, final)
+
+    monkeypatch.setattr(store_builder, "publish_directory", beaten)
+    store = prepared(corpus, tokenizers, tmp_path / "cache")
+    assert len(store) == 3
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [store.folder.name]
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store_builder, "write_manifest", full)
+    with pytest.raises(DiskError, match=r"must have room.*found No space left on device") as caught:
+        prepared(corpus_of(tmp_path, GERMAN, ENGLISH), tokenizers, tmp_path / "cache")
+    assert caught.value.exit_code == 74
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_cache_that_may_not_be_written_exits_77(
+    tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(PermissionDeniedError, match="Permission denied"):
+        prepared(corpus, tokenizers, tmp_path / "cache")

@@ -1,0 +1,282 @@
+"""Beam search on the device against beam search on the host, which is tested against slow references: the same."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from kernel_kit import needs_gpu
+from torch import Tensor
+
+from dragoman.config import ModelConfig
+from dragoman.decoding import device_beam_search
+from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.beam_state import BeamState
+from dragoman.decoding.device_beam_search import DeviceBeamSearch
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.padded_batch import pad_sources
+from dragoman.decoding.search import IncrementalDecoder, SearchConstraints, search
+from dragoman.errors import DivergedError
+from dragoman.models.factory import build_model
+from dragoman.text.special_tokens import EOS
+
+
+@dataclass(frozen=True)
+class Resident:
+    """The strategy that `Beam` becomes on a GPU, here on any device."""
+
+    size: int = 4
+    nbest: int = 1
+    penalty: WuLengthPenalty = field(default_factory=WuLengthPenalty)
+
+    def run(
+        self, model: IncrementalDecoder, state: Any, rows: SearchConstraints
+    ) -> list[list[Hypothesis]]:
+        return DeviceBeamSearch(
+            rows, size=self.size, nbest=self.nbest, penalty=self.penalty, device=state.device
+        ).run(model, state)
+
+
+@dataclass(frozen=True)
+class HashState:
+    """A source number a sentence and all tokens so far a row."""
+
+    sources: Tensor
+    history: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.sources.device
+
+    @property
+    def beams_per_sentence(self) -> int:
+        return len(self.history) // len(self.sources)
+
+    def reorder(self, rows: Tensor) -> HashState:
+        return HashState(self.sources, self.history[rows])
+
+    def keep(self, sentences: Tensor) -> HashState:
+        rows = (
+            sentences[:, None] * self.beams_per_sentence + torch.arange(self.beams_per_sentence)
+        ).flatten()
+        return HashState(self.sources[sentences], self.history[rows])
+
+
+class HashModel:
+    """Logits from a hash of everything before; coarse ones, so that many are equal."""
+
+    def __init__(self, *, end: float = 0.0, coarse: bool = False, vocabulary: int = 9) -> None:
+        self.end, self.coarse, self.vocabulary, self.rows = end, coarse, vocabulary, 0
+
+    def start(self, memory: Tensor) -> HashState:
+        return HashState(memory, torch.empty(len(memory), 0, dtype=torch.long))
+
+    def step(self, tokens: Tensor, state: HashState) -> tuple[Tensor, HashState]:
+        self.rows += len(tokens)
+        history = torch.cat([state.history, tokens[:, None]], dim=1)
+        sources = state.sources.repeat_interleave(state.beams_per_sentence).tolist()
+        rows = [
+            self.logits(source, words)
+            for source, words in zip(sources, history.tolist(), strict=True)
+        ]
+        return torch.tensor(rows), HashState(state.sources, history)
+
+    def logits(self, source: int, history: list[int]) -> list[float]:
+        digest = hashlib.sha256(repr((source, history)).encode()).digest()
+        values = [
+            digest[at] // 64 * 1.0 if self.coarse else digest[at] / 40.0
+            for at in range(self.vocabulary)
+        ]
+        values[EOS] += self.end
+        return values
+
+
+def both(
+    model: Any,
+    memory: Any,
+    limits: list[int],
+    *,
+    size: int,
+    nbest: int,
+    alpha: float = 0.6,
+    within: float = 1e-9,
+    **options: Any,
+) -> None:
+    """Search on the host and as on a device, and compare everything."""
+    penalty = WuLengthPenalty(alpha)
+    expected = search(
+        model,
+        memory,
+        limits=torch.tensor(limits),
+        strategy=BeamSearch(size=size, nbest=nbest, penalty=penalty),
+        **options,
+    )
+    found = search(
+        model,
+        memory,
+        limits=torch.tensor(limits),
+        strategy=Resident(size=size, nbest=nbest, penalty=penalty),
+        **options,
+    )
+    assert [[h.tokens for h in row] for row in found] == [
+        [h.tokens for h in row] for row in expected
+    ]
+    for row, other in zip(found, expected, strict=True):
+        for one, two in zip(row, other, strict=True):
+            assert one.finished == two.finished
+            assert one.score == pytest.approx(two.score, abs=within)
+            assert one.log_probs == pytest.approx(two.log_probs, abs=within)
+
+
+@given(data=some.data())
+def test_the_device_finds_what_the_host_finds(data: Any) -> None:
+    count = data.draw(some.integers(1, 6))
+    size = data.draw(some.integers(1, 5))
+    both(
+        HashModel(end=data.draw(some.sampled_from([-2.0, 0.0, 2.0, 4.0]))),
+        torch.arange(count) + data.draw(some.integers(0, 50)),
+        [data.draw(some.integers(1, 11)) for _ in range(count)],
+        size=size,
+        nbest=data.draw(some.integers(1, size)),
+        alpha=data.draw(some.sampled_from([0.0, 0.6, 1.5])),
+        min_length=data.draw(some.integers(0, 3)),
+    )
+
+
+def test_prefixes_are_forced_row_by_row() -> None:
+    both(
+        HashModel(end=1.0),
+        torch.arange(3),
+        [6, 2, 7],
+        size=3,
+        nbest=2,
+        prefixes=[[4, 5], [6, 7, 8], []],
+    )
+
+
+def test_equal_candidates_go_to_the_lower_token() -> None:
+    """In bfloat16 many logits are equal, and `topk` may take any of them."""
+    both(HashModel(coarse=True, vocabulary=7), torch.arange(4), [4, 5, 3, 6], size=3, nbest=3)
+
+
+def test_ties_of_several_parents_go_to_the_lower_token_then_to_the_better_parent() -> None:
+    model = HashModel(vocabulary=7)
+    model.logits = lambda source, history: [0.0] * 7  # type: ignore[method-assign]  # three words, equally likely
+    for size in (3, 4, 5, 9):
+        strategy = Resident(size=size, nbest=size, penalty=WuLengthPenalty(0.0))
+        [found] = search(
+            model, torch.arange(1), limits=torch.tensor([2]), strategy=strategy, min_length=2
+        )
+        assert [h.tokens for h in found] == [
+            [first, second] for second in (4, 5, 6) for first in (4, 5, 6)
+        ][:size]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_limits_are_met_exactly_with_and_without_a_prefix(limit: int) -> None:
+    found = search(
+        HashModel(end=-1000.0),
+        torch.arange(2),
+        limits=torch.tensor([limit] * 2),
+        strategy=Resident(size=2),
+        prefixes=[[], [4, 5]],
+    )
+    assert [len(row[0].tokens) for row in found] == [limit, max(limit, 2)]
+
+
+def test_a_beam_wider_than_the_vocabulary_works() -> None:
+    both(HashModel(vocabulary=6), torch.arange(2), [3, 4], size=9, nbest=2)
+
+
+def test_a_board_has_rows_for_nobody_past_its_sentences() -> None:
+    beam_state = BeamState(
+        sentences=5, steps=4, size=2, nbest=1, penalty=WuLengthPenalty(), device=torch.device("cpu")
+    )
+    beams = beam_state.reset(np.array([3, 2]), beams_per_sentence=2, rows=4)
+    assert beams.alive.tolist() == [True, True, False, False]
+    assert beams.sentences.tolist() == [0, 1, 2, 3]
+    assert beams.log_prob_sums.tolist() == [[0.0, -float("inf")]] * 4
+    assert beam_state.limits.tolist() == [3, 2, 0, 0, 0, 0]
+
+
+def test_done_sentences_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_beam_search, "SYNC_EVERY_STEPS", 2)
+    model = HashModel(end=-9.0)  # goes on to the limit
+    limits = [2] * 9 + [30]
+    search(model, torch.arange(10), limits=torch.tensor(limits), strategy=Resident(size=2))
+    assert model.rows < 10 * 2 * 8 + 2 * 31, "nine of ten sentences must not be computed to the end"
+
+
+def test_outputs_that_are_not_numbers_are_an_error() -> None:
+    class Broken(HashModel):
+        def logits(self, source: int, history: list[int]) -> list[float]:
+            return [float("nan")] * self.vocabulary
+
+    with pytest.raises(DivergedError, match="NaN at output position"):
+        search(Broken(), torch.arange(2), limits=torch.tensor([5, 5]), strategy=Resident())
+
+
+SOURCES = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9], [7, 7]]
+MODELS: dict[str, dict[str, Any]] = {
+    "transformer": {"encoder": ("transformer*2",), "decoder": ("transformer*2",)},
+    "recurrent": {
+        "encoder": ("bigru",),
+        "decoder": ("gru(attention=additive, decoder=bahdanau)",),
+        "positions": "none",
+    },
+    "convolutional": {"encoder": ("conv",), "decoder": ("conv*2",), "positions": "learned"},
+    "monotonic": {
+        "encoder": ("lstm",),
+        "decoder": ("lstm(attention=monotonic)", "transformer"),
+        "positions": "none",
+    },
+}
+
+
+def models(name: str, device: str = "cpu") -> tuple[Any, Any]:
+    torch.manual_seed(5)
+    model = build_model(
+        ModelConfig(width=16, heads=2, ffn_width=32, **MODELS[name]),
+        src_vocab_size=12,
+        tgt_vocab_size=12,
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.0)  # so that it has opinions, and beams change places
+        model.to(device)
+        return model, model.encode(*pad_sources(SOURCES, device))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", [1, 4])
+def test_caches_of_every_family_follow_the_beams(name: str, size: int) -> None:
+    model, memory = models(name)
+    both(
+        model, memory, [6, 9, 3, 12, 1], size=size, nbest=size, within=1e-5
+    )  # products round differently when done rows stay
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "strategy", [GreedySearch(), BeamSearch(size=4, nbest=2)], ids=["greedy", "beam"]
+)
+def test_a_gpu_finds_what_a_cpu_finds(name: str, strategy: Any) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        model, memory = models(name, device)
+        found.append(
+            search(model, memory, limits=torch.tensor([6, 9, 3, 12, 1]), strategy=strategy)
+        )
+    assert [[h.tokens for h in row] for row in found[0]] == [
+        [h.tokens for h in row] for row in found[1]
+    ]

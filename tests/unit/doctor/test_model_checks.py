@@ -1,0 +1,396 @@
+"""The doctor's checks can fail: a model is broken on purpose, and the right row says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from doctor_kit import LINES, Parts, make_parts, make_tokenizers
+from torch import Tensor
+
+from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.doctor import CHECKS, CheckResult, ModelUnderTest, model_checks, run_checks
+from dragoman.doctor.check_result import Measurement, NotApplicableError
+from dragoman.doctor.model_under_test import ReferenceEngine
+from dragoman.errors import BundleError
+from dragoman.inference import NativeEngine, SearchRequest
+from dragoman.models.context import Memory
+from dragoman.models.decoder_state import DecoderState
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.factory import build_model
+from dragoman.text.special_tokens import UNK
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return make_tokenizers()
+
+
+@pytest.fixture
+def parts(tokenizers: Tokenizers) -> Parts:
+    return make_parts(tokenizers)
+
+
+def failed(verdicts: Mapping[str, str]) -> set[str]:
+    """Name the rows that failed."""
+    return {name for name, verdict in verdicts.items() if verdict == "FAIL"}
+
+
+def test_a_sound_model_passes_all(parts: Parts) -> None:
+    verdicts = parts.verdicts()
+    assert list(verdicts) == [*CHECKS, "exported engines"]
+    assert {name for name, verdict in verdicts.items() if verdict != "PASS"} == {"exported engines"}
+
+
+def test_a_look_into_the_future_is_seen(parts: Parts) -> None:
+    whole = parts.model.decode
+
+    def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+        hidden = whole(tgt_in, memory, mask)
+        return hidden + 0.1 * torch.cat([hidden[:, 1:], hidden[:, -1:]], 1)
+
+    parts.model.decode = decode  # type: ignore[method-assign]
+    verdicts = parts.verdicts()
+    assert "no look ahead" in failed(verdicts)
+    assert (
+        verdicts["beam 1 = greedy"]
+        == verdicts["source padding"]
+        == verdicts["batched = single"]
+        == "PASS"
+    )
+
+
+def test_padding_of_sources_that_is_read_is_seen(parts: Parts) -> None:
+    """Masks that are dropped on the way (fairseq#427, pytorch/translate#308)."""
+    read = parts.model.encode
+    parts.model.encode = lambda src, mask=None: read(src)  # type: ignore[method-assign, assignment]
+    assert failed(parts.verdicts()) == {
+        "source padding",
+        "batched = single",
+        "batch neighbours",
+        "beam scores",
+    }
+
+
+def test_padding_of_targets_that_is_read_is_seen(parts: Parts) -> None:
+    whole = parts.model.decode
+
+    def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+        hidden = whole(tgt_in, memory, mask)
+        return hidden + 0.05 * hidden[:, -1:]
+
+    parts.model.decode = decode  # type: ignore[method-assign]
+    assert "target padding" in failed(parts.verdicts())
+
+
+def test_neighbours_that_are_read_are_seen(parts: Parts) -> None:
+    """A sentence's numbers are its own (OpenNMT-py#2208)."""
+    read = parts.model.encode
+
+    def encode(src: Tensor, mask: Tensor | None = None) -> Memory:
+        memory = read(src, mask)
+        return memory._replace(
+            values=memory.values + 0.2 * memory.values[:, :1].mean(0, keepdim=True)
+        )
+
+    parts.model.encode = encode  # type: ignore[method-assign, assignment]
+    verdicts = parts.verdicts()
+    assert {"batch neighbours", "batched = single"} <= failed(verdicts)
+    assert verdicts["source padding"] == verdicts["no look ahead"] == "PASS"
+
+
+def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The incremental decoder and teacher forcing must agree (tensor2tensor#917): here positions are off by one after the first."""
+    placed = parts.model.tgt_entrance.forward
+
+    def forward(embedded: Tensor, *, first: int = 0, position_ids: Tensor | None = None) -> Tensor:
+        return placed(embedded, first=first + (first > 0), position_ids=position_ids)
+
+    monkeypatch.setattr(parts.model.tgt_entrance, "forward", forward)
+    assert failed(parts.verdicts()) == {"cached = uncached", "beam scores"}
+
+
+def test_caches_that_stay_behind_when_beams_change_places_are_seen(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reorder = DecoderState.reorder
+    monkeypatch.setattr(
+        DecoderState, "reorder", lambda state, rows: reorder(state, rows.sort().values)
+    )
+    assert failed(parts.verdicts()) == {
+        "beam scores",
+        "native engine",
+    }  # the engine's own caches do not move
+
+
+def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Second(BeamSearch):
+        """Gives the second best."""
+
+        def run(self, model: Any, state: Any, rows: Any) -> list[list[Hypothesis]]:
+            return [hypotheses[1:] for hypotheses in BeamSearch(2, 2).run(model, state, rows)]
+
+    monkeypatch.setattr(model_checks, "BeamSearch", Second)
+    assert failed(parts.verdicts()) == {"beam 1 = greedy"}
+
+
+def test_a_native_engine_that_takes_a_wrong_shortcut_is_seen(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(self: NativeEngine, request: SearchRequest) -> list[list[Hypothesis]]:
+        found = ReferenceEngine(self.model).generate(request)
+        return [
+            [
+                Hypothesis(each.tokens, each.log_probs, each.score - 0.01, each.finished)
+                for each in row
+            ]
+            for row in found
+        ]
+
+    monkeypatch.setattr(NativeEngine, "generate", generate)
+    assert failed(parts.verdicts()) == {"native engine"}
+
+
+def test_a_native_engine_that_is_wrong_without_scores_is_seen(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = NativeEngine.generate
+
+    def shortened(self: NativeEngine, request: SearchRequest) -> list[list[Hypothesis]]:
+        found = generate(self, request)
+        return (
+            found
+            if request.return_scores
+            else [[Hypothesis(each.tokens[:-1], [], 0.0, False) for each in row] for row in found]
+        )
+
+    monkeypatch.setattr(NativeEngine, "generate", shortened)
+    assert failed(parts.verdicts()) == {"native engine"}
+
+
+def damaged_number(golden: dict[str, Any]) -> None:
+    golden["cases"][2]["log_probs"][1] += 0.1
+
+
+def damaged_pieces(golden: dict[str, Any]) -> None:
+    golden["cases"][0]["src"] = golden["cases"][0]["src"][::-1]
+
+
+def damaged_text(golden: dict[str, Any]) -> None:
+    golden["cases"][0]["output"] += "!"
+
+
+def damaged_form(golden: dict[str, Any]) -> None:
+    golden["cases"][0]["tgt"] = [10**6]
+
+
+@pytest.mark.parametrize(
+    ("damage", "note"),
+    [
+        (damaged_number, "4 sentences"),
+        (damaged_pieces, "other pieces or text for 'ein mann geht'"),
+        (damaged_text, "other pieces or text for 'ein mann geht'"),
+        (damaged_form, "found tgt that is not a list"),
+    ],
+)
+def test_damaged_golden_vectors_are_seen(
+    parts: Parts, damage: Callable[[dict[str, Any]], None], note: str
+) -> None:
+    golden = json.loads(json.dumps(parts.golden))
+    damage(golden)
+    subject = parts.subject(golden=golden)
+    findings = {finding.name: finding for finding in run_checks(subject)}
+    assert failed({name: finding.verdict for name, finding in findings.items()}) == {
+        "golden vectors"
+    }
+    assert note in findings["golden vectors"].note
+    if damage is damaged_number:
+        assert findings["golden vectors"].error == pytest.approx(0.1, abs=1e-3)
+
+
+def test_weights_that_are_no_numbers_are_counted(parts: Parts) -> None:
+    parts.model.get_parameter("decoder.1.cross.query.weight")[3, 4:6] = math.nan
+    findings = {finding.name: finding for finding in run_checks(parts.subject())}
+    assert (findings["weights finite"].passed, findings["weights finite"].error) == (False, 2)
+    assert "decoder.1.cross.query.weight" in findings["weights finite"].note
+    assert findings["cached = uncached"].passed is False, "NaN is never within a tolerance"
+    assert math.isnan(findings["no look ahead"].error or 0)
+    assert "found NaN at output position 1" in findings["batched = single"].note
+
+
+def test_vocabularies_of_another_size_are_seen(parts: Parts) -> None:
+    fewer = train_tokenizers(
+        LINES * 3, LINES * 3, parts.config.replace(text={"vocab_size": 290}).text
+    )
+    findings = {
+        finding.name: finding
+        for finding in run_checks(parts.subject(tokenizers=fewer, golden=None))
+    }
+    assert (findings["vocabularies fit"].passed, findings["vocabularies fit"].error) == (False, 10)
+    assert findings["golden vectors"].verdict == findings["text comes back"].verdict == "SKIP"
+
+
+def test_a_model_that_cannot_be_built_is_told_once_and_not_tried_again(parts: Parts) -> None:
+    asked = []
+
+    def load() -> EncoderDecoder:
+        asked.append(1)
+        raise BundleError("weights must fit the model", found="F32 [300, 32]", fix="copy it")
+
+    subject = ModelUnderTest(
+        load, config=parts.config, tokenizers=parts.tokenizers, golden=parts.golden
+    )
+    findings = {finding.name: finding for finding in run_checks(subject)}
+    assert findings["vocabularies fit"].verdict == "FAIL"
+    assert "found F32 [300, 32]" in findings["vocabularies fit"].note
+    assert findings["text comes back"].verdict == "PASS", "what needs no model is still checked"
+    others = [
+        finding
+        for name, finding in findings.items()
+        if name not in ("vocabularies fit", "text comes back", "exported engines")
+    ]
+    assert {(finding.verdict, finding.note) for finding in others} == {
+        ("SKIP", "the model cannot be built")
+    }
+    assert asked == [1]
+
+
+def test_text_that_does_not_come_back_is_seen(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        type(parts.tokenizers.src),
+        "decode",
+        lambda self, ids: "".join(self.pieces(ids)).replace("▁", ""),
+    )
+    finding = next(
+        finding for finding in run_checks(parts.subject()) if finding.name == "text comes back"
+    )
+    assert finding.passed is False
+    assert "'ein mann geht' does not" in finding.note
+
+
+def test_letters_that_the_vocabulary_lacks_are_left_out_of_the_round_trip(parts: Parts) -> None:
+    text = parts.config.replace(
+        text={"tokenizer": "characters", "byte_fallback": False, "vocab_size": 40}
+    ).text
+    letters = train_tokenizers(LINES * 3, LINES * 3, text)
+    case = {
+        "input": "日",
+        "src": [UNK],
+        "tgt": [],
+        "finished": True,
+        "output": "語",
+        "log_probs": [0.0],
+    }
+    golden = {"format": 1, "cases": [case]}
+    finding = next(
+        finding
+        for finding in run_checks(parts.subject(tokenizers=letters, golden=golden))
+        if finding.name == "text comes back"
+    )
+    assert (finding.verdict, finding.note) == (
+        "SKIP",
+        "the vocabulary lacks letters of every golden sentence",
+    )
+
+
+def test_a_model_that_few_bits_ruin_fails_there(parts: Parts) -> None:
+    """Weights so large that every softmax is a choice, and logits in the hundreds: a rounding turns into another answer."""
+    for weight in parts.model.parameters():
+        if weight.dim() > 1:
+            weight.mul_(16.0)
+    subject = parts.subject(golden=None, texts=[*LINES, *(line[::-1] for line in LINES)])
+    findings = list(
+        run_checks(
+            subject, {name: CHECKS[name] for name in ("bfloat16", "int8", "beam 1 = greedy")}
+        )
+    )
+    assert [finding.verdict for finding in findings] == ["FAIL", "FAIL", "PASS"]
+
+
+def test_a_check_that_a_model_crashes_fails_and_the_next_one_is_made(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(tgt_in: Tensor, memory: Memory, mask: Tensor | None = None) -> Tensor:
+        raise IndexError("index 300 is out of range")
+
+    monkeypatch.setattr(parts.model, "decode", decode)
+    findings = {finding.name: finding for finding in run_checks(parts.subject())}
+    assert (findings["no look ahead"].verdict, findings["no look ahead"].note) == (
+        "FAIL",
+        "IndexError: index 300 is out of range",
+    )
+    assert findings["batched = single"].verdict == "PASS", "a search never decodes at once"
+
+
+def test_a_decoder_without_a_cache_is_skipped(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(memory: Memory) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(parts.model, "start", start)
+    [finding] = run_checks(parts.subject(), {"cached = uncached": model_checks.check_kv_cache})
+    assert (finding.verdict, finding.note) == ("SKIP", "this decoder has no cache")
+
+
+def test_sentences_are_the_given_ones_or_the_golden_ones_or_made_up(parts: Parts) -> None:
+    given = parts.subject(texts=[*LINES, "der letzte"], sentences=4)
+    assert given.sources == parts.tokenizers.src.encode_batch(LINES)
+    assert given.origin == "4 given sentences"
+    assert parts.subject().sources == given.sources
+    assert parts.subject().origin == "4 golden sentences"
+    few = parts.subject(texts=["hunde"])
+    assert few.origin == "1 given sentence and 6 made-up sentences"
+    alone = parts.subject(golden=None)
+    assert alone.origin == "6 made-up sentences"
+    assert len(set(map(len, alone.sources))) >= 4
+    assert alone.sources == parts.subject(golden=None).sources, "the same each time"
+
+
+def test_long_sentences_are_cut_to_what_learned_positions_reach(parts: Parts) -> None:
+    config = parts.config.replace(model={"positions": "learned", "max_positions": 16})
+    torch.manual_seed(0)
+    model = build_model(config.model, src_vocab_size=300, tgt_vocab_size=300).eval()
+    subject = ModelUnderTest(
+        lambda: model, config=config, tokenizers=parts.tokenizers, texts=[" ".join(LINES)]
+    )
+    assert max(map(len, subject.sources)) == 11  # 16, less an end and what is padded
+    assert failed({finding.name: finding.verdict for finding in run_checks(subject)}) == set()
+
+
+def test_a_finding_is_judged_in_one_place() -> None:
+    assert CheckResult.from_measurement("it", Measurement(0.5, 0.5)).verdict == "PASS"
+    assert CheckResult.from_measurement("it", Measurement(0.6, 0.5)).verdict == "FAIL"
+    assert CheckResult.from_measurement("it", Measurement(math.nan, math.inf)).verdict == "FAIL"
+    assert (
+        json.loads(
+            json.dumps(CheckResult.from_measurement("it", Measurement(math.inf, 1.0)).facts())
+        )["error"]
+        == "inf"
+    )
+
+
+def test_a_new_check_is_a_function_and_a_line(parts: Parts) -> None:
+    def few_sentences(subject: ModelUnderTest) -> Measurement:
+        return Measurement(len(subject.sources), 3)
+
+    def not_here(subject: ModelUnderTest) -> Measurement:
+        raise NotApplicableError("it is Sunday")
+
+    told: list[str] = []
+    found = list(
+        run_checks(parts.subject(), {"few": few_sentences, "other": not_here}, on_check=told.append)
+    )
+    assert [(finding.verdict, finding.note) for finding in found] == [
+        ("FAIL", ""),
+        ("SKIP", "it is Sunday"),
+    ]
+    assert told == ["few", "other"]

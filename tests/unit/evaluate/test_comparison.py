@@ -1,0 +1,84 @@
+"""Comparing systems: sacreBLEU's paired bootstrap, and the sentences that moved."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.errors import ConfigError, DataError
+from dragoman.evaluate.comparison import compare_systems, largest_changes
+
+REFERENCES = [
+    f"The {animal} number {n} sleeps on the old mat."
+    for n, animal in enumerate(["cat", "dog", "bird"] * 20)
+]
+GOOD = list(REFERENCES)
+BAD = [text.replace("sleeps on", "is lying at") for text in REFERENCES]
+
+
+def test_a_real_difference_is_clear() -> None:
+    found = compare_systems({"bad": BAD, "good": GOOD}, REFERENCES, samples=100)
+    by_name = {(each.system, each.metric): each for each in found.results}
+    assert by_name["bad", "BLEU"].p is None, "the first system is the baseline"
+    assert by_name["good", "BLEU"].is_significant
+    assert by_name["good", "BLEU"].value == pytest.approx(100.0)
+    assert not by_name["bad", "BLEU"].is_significant
+    assert by_name["good", "TER"].value == pytest.approx(0.0)
+
+
+def test_the_same_output_twice_is_chance() -> None:
+    found = compare_systems({"one": BAD, "two": list(BAD)}, REFERENCES, samples=100)
+    assert not any(each.is_significant for each in found.results)
+    assert found.moved == ()
+
+
+def test_signatures_say_how_it_was_resampled() -> None:
+    found = compare_systems({"bad": BAD, "good": GOOD}, REFERENCES, samples=50)
+    assert "bs:50" in found.signatures["BLEU"]
+    assert "seed:" in found.signatures["BLEU"]
+    assert set(found.signatures) == {"BLEU", "chrF2", "TER"}
+
+
+@pytest.mark.parametrize("by", ["chrf", "bleu"])
+def test_the_largest_change_comes_first(by: str) -> None:
+    after = list(BAD)
+    after[7] = REFERENCES[7]  # a gain
+    after[11] = "x"  # a loss, and the largest change of all
+    moved = largest_changes(BAD, after, REFERENCES, by=by)
+    assert {each.line for each in moved} == {8, 12}
+    assert abs(moved[0].change) >= abs(moved[1].change)
+    gain = next(each for each in moved if each.line == 8)
+    assert gain.change > 0
+    assert (gain.before, gain.after, gain.reference) == (BAD[7], REFERENCES[7], REFERENCES[7])
+
+
+def test_no_more_sentences_than_asked_for() -> None:
+    assert len(largest_changes(BAD, GOOD, REFERENCES, show=4)) == 4
+
+
+def test_ter_cannot_rank_sentences() -> None:
+    with pytest.raises(ConfigError, match="--by must be chrf or bleu; found 'ter'"):
+        largest_changes(BAD, GOOD, REFERENCES, by="ter")
+
+
+def test_one_system_is_not_a_comparison() -> None:
+    with pytest.raises(DataError, match="found 1; name at least two"):
+        compare_systems({"one": BAD}, REFERENCES)
+
+
+def test_a_short_file_is_named_with_the_numbers() -> None:
+    with pytest.raises(
+        DataError, match="short must have as many lines as the reference; found 59 and 60"
+    ):
+        compare_systems({"bad": BAD, "short": GOOD[:-1]}, REFERENCES)
+
+
+def test_a_comparison_turns_into_plain_values() -> None:
+    values = compare_systems({"bad": BAD, "good": GOOD}, REFERENCES, samples=50, show=1).as_dict()
+    assert values["samples"] == 50
+    assert values["results"][0] == {
+        **values["results"][0],
+        "system": "bad",
+        "metric": "BLEU",
+        "p": None,
+    }
+    assert values["moved"][0]["line"] >= 1

@@ -1,0 +1,193 @@
+"""The library's Transformer with other people's weights gives other people's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from model_kit import shaken
+from torch import Tensor, nn
+
+from dragoman.config import ModelConfig
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.factory import build_model
+from dragoman.recipes.transformer import vaswani2017_base
+
+
+def from_torch(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """Rename the weights of `torch.nn.Transformer`."""
+    ours: dict[str, Tensor] = {}
+    for side, norms in (
+        ("encoder", ("self", "feedforward")),
+        ("decoder", ("self", "cross", "feedforward")),
+    ):
+        for part in ("weight", "bias"):
+            for n in range(layers):
+                layer, old = f"{side}.{n}", f"{side}.layers.{n}"
+                ours[f"{layer}.self.query_key_value.{part}"] = theirs[
+                    f"{old}.self_attn.in_proj_{part}"
+                ]
+                ours[f"{layer}.self.output.{part}"] = theirs[f"{old}.self_attn.out_proj.{part}"]
+                ours[f"{layer}.feedforward.inner.{part}"] = theirs[f"{old}.linear1.{part}"]
+                ours[f"{layer}.feedforward.outer.{part}"] = theirs[f"{old}.linear2.{part}"]
+                for number, name in enumerate(norms, start=1):
+                    ours[f"{layer}.{name}_residual.norm.{part}"] = theirs[
+                        f"{old}.norm{number}.{part}"
+                    ]
+                if side == "decoder":
+                    fused = theirs[f"{old}.multihead_attn.in_proj_{part}"]
+                    width = fused.size(0) // 3
+                    ours[f"{layer}.cross.query.{part}"] = fused[:width]
+                    ours[f"{layer}.cross.key_value.{part}"] = fused[width:]
+                    ours[f"{layer}.cross.output.{part}"] = theirs[
+                        f"{old}.multihead_attn.out_proj.{part}"
+                    ]
+            ours[f"{side}.norm.{part}"] = theirs[f"{side}.norm.{part}"]
+    return ours
+
+
+def test_base_model_with_the_weights_of_torch_nn_transformer() -> None:
+    torch.manual_seed(0)
+    theirs = shaken(
+        nn.Transformer(512, 8, 6, 6, 2048, dropout=0.0, batch_first=True, activation="relu")
+    )
+    # PyTorch has biases and a norm after each stack, which the paper does not.
+    config = (
+        vaswani2017_base()
+        .replace(
+            model={"attention_bias": True, "final_norm": "on", "norm_epsilon": 1e-5, "dropout": 0.0}
+        )
+        .model
+    )
+    ours = build_model(config, src_vocab_size=100, tgt_vocab_size=100)
+    missing, unexpected = ours.load_state_dict(from_torch(theirs.state_dict(), 6), strict=False)
+    assert (missing, unexpected) == (["embeddings.shared.weight"], [])
+    src, tgt = torch.randint(4, 100, (3, 9)), torch.randint(4, 100, (3, 7))
+    mask = torch.arange(9) < torch.tensor([[9], [4], [7]])
+    with torch.no_grad():
+        expected = theirs(
+            ours.src_entrance(ours.embeddings["shared"](src)),
+            ours.tgt_entrance(ours.embeddings["shared"](tgt)),
+            tgt_mask=torch.ones(7, 7, dtype=torch.bool).triu(1),
+            src_key_padding_mask=~mask,
+            memory_key_padding_mask=~mask,
+        )
+        memory = ours.encode(src, mask)
+        torch.testing.assert_close(ours.decode(tgt, memory), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            ours.extend(tgt, ours.start(memory)).logits,
+            ours.project(expected),
+            atol=1e-5,
+            rtol=1e-5,
+        )
+
+
+def from_marian(theirs: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """Rename the weights of a Hugging Face Marian model whose embeddings are shared."""
+    ours = {
+        "embeddings.shared.weight": theirs["model.shared.weight"],
+        "output.bias": theirs["final_logits_bias"][0],
+    }
+    for side in ("encoder", "decoder"):
+        for n in range(layers):
+            layer, old = f"{side}.{n}", f"model.{side}.layers.{n}"
+            for part in ("weight", "bias"):
+
+                def fused(attention: str, names: str, part: str = part, old: str = old) -> Tensor:
+                    return torch.cat(
+                        [theirs[f"{old}.{attention}.{name}_proj.{part}"] for name in names]
+                    )
+
+                ours[f"{layer}.self.query_key_value.{part}"] = fused("self_attn", "qkv")
+                ours[f"{layer}.self.output.{part}"] = theirs[f"{old}.self_attn.out_proj.{part}"]
+                ours[f"{layer}.self_residual.norm.{part}"] = theirs[
+                    f"{old}.self_attn_layer_norm.{part}"
+                ]
+                ours[f"{layer}.feedforward.inner.{part}"] = theirs[f"{old}.fc1.{part}"]
+                ours[f"{layer}.feedforward.outer.{part}"] = theirs[f"{old}.fc2.{part}"]
+                ours[f"{layer}.feedforward_residual.norm.{part}"] = theirs[
+                    f"{old}.final_layer_norm.{part}"
+                ]
+                if side == "decoder":
+                    ours[f"{layer}.cross.query.{part}"] = fused("encoder_attn", "q")
+                    ours[f"{layer}.cross.key_value.{part}"] = fused("encoder_attn", "kv")
+                    ours[f"{layer}.cross.output.{part}"] = theirs[
+                        f"{old}.encoder_attn.out_proj.{part}"
+                    ]
+                    ours[f"{layer}.cross_residual.norm.{part}"] = theirs[
+                        f"{old}.encoder_attn_layer_norm.{part}"
+                    ]
+    return ours
+
+
+def marian_pair(
+    width: int, layers: int, heads: int, feedforward: int, vocabulary: int
+) -> tuple[nn.Module, EncoderDecoder]:
+    """Make a Marian model with random weights, and ours with the same."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MarianConfig(
+        vocab_size=vocabulary,
+        d_model=width,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=feedforward,
+        decoder_ffn_dim=feedforward,
+        activation_function="swish",
+        scale_embedding=True,
+        max_position_embeddings=64,
+        pad_token_id=vocabulary - 1,
+        decoder_start_token_id=vocabulary - 1,
+        eos_token_id=0,
+        forced_eos_token_id=0,
+        dropout=0.0,
+    )
+    theirs = transformers.MarianMTModel(config).eval()
+    shaken(theirs.model.encoder.layers)
+    shaken(theirs.model.decoder.layers)
+    with torch.no_grad():
+        theirs.final_logits_bias.normal_()
+        theirs.model.shared.weight.normal_(std=width**-0.5)[-1] = (
+            0  # the padding row starts a sentence: it must be nought
+        )
+    settings = ModelConfig(
+        encoder=(f"transformer*{layers}",),
+        decoder=(f"transformer*{layers}",),
+        width=width,
+        heads=heads,
+        ffn_width=feedforward,
+        activation="swish",
+        positions="sinusoidal_halves",
+        output_bias=True,
+    )
+    ours = build_model(settings, src_vocab_size=vocabulary, tgt_vocab_size=vocabulary).eval()
+    ours.load_state_dict(from_marian(theirs.state_dict(), layers))
+    return theirs, ours
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param((32, 2, 4, 64, 50), id="small"),
+        pytest.param((512, 6, 8, 2048, 1000), id="realistic"),
+    ],
+)
+def test_logits_with_the_weights_of_a_marian_model(sizes: tuple[int, int, int, int, int]) -> None:
+    torch.manual_seed(0)
+    theirs, ours = marian_pair(*sizes)
+    last = sizes[-1] - 1
+    src, tgt = torch.randint(1, last, (3, 9)), torch.randint(1, last, (3, 6))
+    tgt[:, 0] = last  # a Marian sentence starts with padding
+    mask = torch.arange(9) < torch.tensor([[9], [4], [7]])
+    with torch.no_grad():
+        expected = theirs(input_ids=src, attention_mask=mask.long(), decoder_input_ids=tgt).logits
+        torch.testing.assert_close(ours(src, tgt, mask), expected, atol=1e-4, rtol=0)
+        state = ours.start(ours.encode(src, mask))
+        stepped = []
+        for column in tgt.unbind(1):
+            logits, state = ours.step(column, state)
+            stepped.append(logits)
+        torch.testing.assert_close(torch.stack(stepped, 1), expected, atol=1e-4, rtol=0)
+    assert expected.std() > 0.5  # numbers of a size at which agreement means something

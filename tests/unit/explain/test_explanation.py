@@ -1,0 +1,185 @@
+"""Explanations as data and as pictures: right labels beside right numbers, in any script, without a warning."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from dragoman.config import ModelConfig
+from dragoman.errors import DataError
+from dragoman.explain import Explanation
+from dragoman.explain.attention_maps import align_batch, record_attention
+from dragoman.explain.attention_plot import escape_undrawable, font_families, save_attention_map
+from dragoman.explain.explanation import is_cross_attention
+from dragoman.explain.terminal_plot import render_attention
+from dragoman.models.factory import build_model
+from dragoman.text.special_tokens import BOS, EOS
+
+SRC, TGT = ["▁Ein", "▁Mann", "</s>"], ["▁A", "▁man", ".", "</s>"]
+
+
+def weights(rows: int, columns: int) -> np.ndarray:
+    values = np.random.default_rng(0).random((rows, columns)).astype(np.float32)
+    return values / values.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    config = ModelConfig(
+        width=16, heads=2, ffn_width=32, encoder=("transformer*2",), decoder=("transformer*3",)
+    )
+    return build_model(config, src_vocab_size=30, tgt_vocab_size=30).eval()
+
+
+def test_watching_changes_nothing_and_sees_every_head(model) -> None:
+    """The explicit path gives the numbers of the fused one (OpenNMT-py#2490, pytorch#88810, transformers#31990)."""
+    seen = record_attention(model, [5, 6, 7], [8, 9])
+    with torch.no_grad():
+        plain = model(torch.tensor([[5, 6, 7, EOS]]), torch.tensor([[BOS, 8, 9]])).log_softmax(-1)[
+            0
+        ]
+    assert seen.log_probs == pytest.approx(
+        [float(plain[at, token]) for at, token in enumerate([8, 9, EOS])], abs=1e-5
+    )
+    assert sorted(seen.attentions) == [
+        *(f"decoder.{layer}.{kind}" for layer in range(3) for kind in ("cross", "self")),
+        *(f"encoder.{layer}.self" for layer in range(2)),
+    ]
+    assert seen.attentions["decoder.0.cross"].shape == (2, 3, 4)
+    assert np.triu(seen.attentions["decoder.0.self"], k=1).max() == 0.0  # nothing sees its future
+
+
+def test_alignment_is_the_mean_over_layers_and_heads(model) -> None:
+    """Averages are called averages, and heads are by head (fairseq#3365)."""
+    seen = record_attention(model, [5, 6, 7], [8, 9])
+    crosses = np.stack([each for path, each in seen.attentions.items() if is_cross_attention(path)])
+    [aligned] = align_batch(model, [[5, 6, 7]], [[8, 9]])
+    np.testing.assert_allclose(aligned, crosses.mean(axis=(0, 1))[:2], atol=1e-6)
+
+
+def test_alignment_of_a_padded_batch_is_that_of_each_row_alone(model) -> None:
+    """Padding is never looked at (tensor2tensor#526)."""
+    sources, targets = [[5, 6, 7, 8, 9], [5]], [[10], [11, 12, 13]]
+    for row, aligned in enumerate(align_batch(model, sources, targets)):
+        [alone] = align_batch(model, [sources[row]], [targets[row]])
+        assert aligned.shape == (len(targets[row]), len(sources[row]) + 1)
+        np.testing.assert_allclose(aligned, alone, atol=1e-6)
+
+
+def explanation() -> Explanation:
+    return Explanation(
+        text="Ein Mann",
+        translation="A man.",
+        score=-1.5,
+        src_tokens=SRC,
+        tgt_tokens=TGT,
+        log_probs=[-0.1, -0.2, -0.3, -0.4],
+        attentions={
+            "encoder.0.self": np.stack([weights(3, 3)] * 2),
+            "decoder.0.self": np.stack([weights(4, 4)] * 2),
+            "decoder.0.cross": np.stack([weights(4, 3)] * 2),
+            "decoder.1.cross": np.stack([weights(4, 3)] * 2),
+        },
+    )
+
+
+def test_an_explanation_goes_through_json(tmp_path: Path) -> None:
+    """Every matrix is saved, not only printed (OpenNMT-py#897, #736, #623)."""
+    read = json.loads(explanation().to_json())
+    assert read["src_tokens"] == SRC
+    assert set(read["attentions"]) == set(explanation().attentions)
+    np.testing.assert_allclose(
+        read["attentions"]["decoder.0.cross"],
+        explanation().attentions["decoder.0.cross"],
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(np.sum(read["alignment"], axis=1), 1.0, atol=1e-4)
+
+
+def test_a_model_without_cross_attention_has_no_alignment() -> None:
+    bare = Explanation(
+        text="", translation="", score=0.0, src_tokens=SRC, tgt_tokens=TGT, log_probs=[]
+    )
+    assert bare.alignment is None
+    assert json.loads(bare.to_json())["alignment"] is None
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt"),
+    [
+        (SRC, TGT),
+        (["1", "9", "年", "月", "日", "</s>"], ["▁", "1", "$x$", "{", "\\", "_"]),
+        (["مرحبا", "नमस्ते", "<0xE4>", "\n", "\u200b", "🙂"], ["a"]),
+        (["x" * 200] * 130, ["y"] * 130),
+    ],
+)
+def test_pictures_of_any_script_draw_without_a_warning(
+    tmp_path: Path, src: list[str], tgt: list[str]
+) -> None:
+    """Warnings are errors here: a missing glyph would fail (bertviz#82 for the size)."""
+    path = tmp_path / "map.png"
+    save_attention_map(
+        path, weights(len(tgt), len(src)), src_tokens=src, tgt_tokens=tgt, title="年 $a$ → b"
+    )
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">2I", head[16:24])
+    assert width > 100
+    assert height > 100
+
+
+def test_what_no_font_has_is_spelt_out() -> None:
+    assert "DejaVu Sans" in font_families()  # matplotlib brings it
+    assert escape_undrawable("▁Haus") == "␣Haus"
+    assert escape_undrawable("\U0010abcd") == "<10ABCD>"
+    assert escape_undrawable("$") == r"\$"
+
+
+def lines(rows: int, columns: list[str], width: int = 80) -> list[str]:
+    text = render_attention(
+        weights(rows, len(columns)), src_tokens=columns, tgt_tokens=["t"] * rows, width=width
+    )
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(text)
+    return capture.get().splitlines()
+
+
+def test_the_terminal_picture_has_a_row_a_piece_and_fits_the_window() -> None:
+    drawn = lines(5, ["a"] * 60, width=50)
+    assert max(len(line) for line in drawn) <= 50
+    assert sum(line.startswith("t │") for line in drawn) == 5 * 3  # sixty columns in three bands
+
+
+def test_the_terminal_picture_darkens_where_the_model_looked() -> None:
+    text = render_attention(
+        np.eye(3, dtype=np.float32), src_tokens=["a", "▁b", "年"], tgt_tokens=["x", "yy", "</s>"]
+    ).plain
+    rows = text.splitlines()[-3:]
+    assert [row.split("│")[1].rstrip() for row in rows] == ["██", "  ██", "    ██"]
+    assert [row.split("│")[0].strip() for row in rows] == ["x", "yy", "</s>"]
+    assert "年" in text.splitlines()[1]
+    assert render_attention(
+        np.zeros((1, 1), dtype=np.float32), src_tokens=["a"], tgt_tokens=["b"]
+    ).plain.strip()
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    text = render_attention(weights(1, 2), src_tokens=["\x1b[2J", "\n"], tgt_tokens=["\r"]).plain
+    assert "\x1b" not in text
+    assert "\r" not in text
+
+
+@pytest.mark.parametrize(
+    "draw", [save_attention_map, lambda path, values, **labels: render_attention(values, **labels)]
+)
+def test_labels_that_do_not_fit_are_refused(tmp_path: Path, draw) -> None:
+    with pytest.raises(DataError, match=r"found shape \(3, 3\) for 4 target and 3 source pieces"):
+        draw(tmp_path / "map.png", weights(3, 3), src_tokens=SRC, tgt_tokens=TGT)

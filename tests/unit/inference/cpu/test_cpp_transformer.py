@@ -1,0 +1,371 @@
+"""The compiled form of a Transformer: the same function as the model, and no row's numbers depend on its neighbours."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_kit import shaken
+
+from dragoman.config import Config
+from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.padded_batch import pad_sources
+from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.search import search
+from dragoman.inference import NativeEngine
+from dragoman.inference.cpu import kernel_library
+from dragoman.inference.cpu.conversion import FLOAT32, INT8, PRECISIONS, convert_model
+from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppTransformer
+from dragoman.inference.cpu.kernel_library import load_kernel_library
+from dragoman.inference.cpu.packed_weights import cpp_unsupported_reason
+from dragoman.inference.cpu.torch_transformer import TorchTransformer
+from dragoman.inference.engine import SearchRequest
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.factory import build_model
+
+VOCABULARY = 37
+SOURCES = [[5, 6, 7, 8, 9], [9, 8], [11, 12, 13, 4, 5, 6, 7], [20], [21, 22, 23, 24, 25]]
+STRATEGIES = [GreedySearch(), BeamSearch(4, 4), BeamSearch(3), Sampling(samples=2)]
+needs_kernels = pytest.mark.skipif(load_kernel_library() is None, reason="no C++ compiler")
+
+WIRINGS: dict[str, dict[str, Any]] = {
+    "post": {"residual": "post_norm"},
+    "pre": {"residual": "pre_norm"},
+    "rms": {"residual": "pre_norm", "norm": "rms"},
+    "t5 norm": {"residual": "pre_norm", "norm": "t5"},
+    "no norm": {"residual": "no_norm"},
+    "no biases": {"ffn_bias": False, "attention_bias": False},
+    "learned": {"positions": "learned", "max_positions": 64},
+    "no positions": {"positions": "none"},
+    "wide heads": {"head_width": 24},
+    "odd sizes": {"width": 48, "heads": 3, "ffn_width": 41},
+    "narrow embeddings": {"embedding_width": 9},
+    "unlike stacks": {"encoder": ["transformer*1"], "decoder": ["transformer*3"]},
+}
+
+
+def make(**settings: Any) -> EncoderDecoder:
+    torch.manual_seed(0)
+    shape = {
+        "encoder": ["transformer*2"],
+        "decoder": ["transformer*2"],
+        "width": 32,
+        "heads": 4,
+        "ffn_width": 48,
+        "dropout": 0.1,
+    }
+    return shaken(
+        build_model(
+            Config().replace(model={**shape, **settings}).model,
+            src_vocab_size=VOCABULARY,
+            tgt_vocab_size=VOCABULARY,
+        )
+    ).eval()
+
+
+def compiled(model: EncoderDecoder, precision: str = FLOAT32) -> CppTransformer:
+    found = convert_model(model, precision).frozen
+    if not isinstance(found, CppTransformer):
+        pytest.skip(f"this processor has no compiled {precision}")
+    return found
+
+
+def run(
+    model: Any, strategy: Any, sources: Any = SOURCES, *, return_scores: bool = True
+) -> list[Any]:
+    limits = torch.tensor([24, 3, 40, 1, 24])
+    with torch.inference_mode():
+        memory = model.encode(*pad_sources(sources))
+    prefixes = [[], [], [7, 8] if return_scores else [], [], []]
+    return search(
+        model,
+        memory,
+        limits=limits,
+        strategy=strategy,
+        prefixes=prefixes,
+        return_scores=return_scores,
+    )
+
+
+@needs_kernels
+@pytest.mark.parametrize("wiring", WIRINGS)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda each: type(each).__name__)
+def test_a_compiled_model_finds_what_the_model_finds(wiring: str, strategy: Any) -> None:
+    """Long enough that caches grow, rows leave at different steps, and beams change places."""
+    model = make(**WIRINGS[wiring])
+    for ours, theirs in zip(run(compiled(model), strategy), run(model, strategy), strict=True):
+        assert [each.tokens for each in ours] == [each.tokens for each in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one.log_probs, other.log_probs, atol=1e-4, rtol=1e-4)
+
+
+@needs_kernels
+def test_many_and_long_sources_are_read_as_the_model_reads_them() -> None:
+    """More positions than go through the encoder at once, and a source that is longer than that by itself."""
+    model = make()
+    sources = [
+        [4 + (at * number) % 30 for at in range(length)]
+        for number, length in enumerate((300, 1, 250, ENCODER_CHUNK_POSITIONS + 9, 40), 1)
+    ]
+    with torch.inference_mode():
+        packed = pad_sources(sources)
+        theirs, ours = model.encode(*packed), compiled(model).encode(*packed)
+    assert packed.mask is not None
+    torch.testing.assert_close(ours.values, theirs.values[packed.mask], atol=1e-4, rtol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names instructions of x86")
+@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
+def test_processors_with_shorter_vectors_find_the_same(without: str, tmp_path: Path) -> None:
+    library = tmp_path / "kernels.so"
+    compiler = next(filter(None, map(shutil.which, kernel_library.COMPILERS)))
+    flags = ["-O1" if each == "-O3" else each for each in kernel_library.COMPILER_FLAGS]
+    subprocess.run(
+        [
+            compiler,
+            *flags,
+            "-march=native",
+            without,
+            "-Wno-psabi",
+            "-o",
+            library,
+            kernel_library.SOURCE_DIRECTORY / kernel_library.MAIN_SOURCE,
+        ],
+        check=True,
+    )
+    shorter = kernel_library._open_library(library)
+    assert shorter.dragoman_panel_width() == {"-mno-avx512f": 16, "-mno-avx": 8}[without]
+    assert not shorter.dragoman_has_int8()
+    model = make(width=48, heads=3, ffn_width=41)
+    for ours, theirs in zip(
+        run(CppTransformer(model, shorter), BeamSearch(3)), run(model, BeamSearch(3)), strict=True
+    ):
+        assert [each.tokens for each in ours] == [each.tokens for each in theirs]
+        torch.testing.assert_close(ours[0].log_probs, theirs[0].log_probs, atol=1e-4, rtol=1e-4)
+    quickly, plainly = (
+        run(each, GreedySearch(), return_scores=False)
+        for each in (CppTransformer(model, shorter), model)
+    )
+    assert [each[0].tokens for each in quickly] == [each[0].tokens for each in plainly]
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_row_has_the_same_numbers_in_every_batch(precision: str) -> None:
+    """To the last bit, for every number of rows that a kernel treats in a way of its own."""
+    form = compiled(make(), precision)
+    sources = [[4 + (3 * at + number) % 30 for at in range(1 + number % 5)] for number in range(27)]
+    tokens = torch.arange(4, 31)
+
+    def steps(numbers: range) -> torch.Tensor:
+        with torch.inference_mode():
+            state = form.start(form.encode(*pad_sources([sources[number] for number in numbers])))
+            for _ in range(3):
+                logits, state = form.step(tokens[list(numbers)], state)
+        return logits
+
+    together = steps(range(27))
+    for count in range(1, 26):
+        assert torch.equal(steps(range(count)), together[:count]), count
+    assert torch.equal(steps(range(26, 27)), together[26:])
+
+
+@needs_kernels
+def test_reordering_beams_is_what_copying_their_caches_would_be() -> None:
+    model = make()
+    form = compiled(model)
+    with torch.inference_mode():
+        verbs: list[Any] = [form, model]
+        states = [each.start(each.encode(*pad_sources(SOURCES[:2]))) for each in verbs]
+        generator = torch.Generator().manual_seed(1)
+        fan = 1
+        for step, wider in enumerate([3, 3, 2, 4, 4, 1, 2, 2, 9, 9, 9]):
+            tokens = torch.randint(4, VOCABULARY, (2 * fan,), generator=generator)
+            (ours, mine), (theirs, plainly) = (
+                form.step(tokens, states[0]),
+                model.step(tokens, states[1]),
+            )
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, msg=f"step {step}")
+            rows = (
+                torch.arange(2)[:, None] * fan
+                + torch.randint(0, fan, (2, wider), generator=generator)
+            ).flatten()
+            states, fan = [mine.reorder(rows), plainly.reorder(rows)], wider
+        last, tokens = torch.tensor([1]), torch.arange(4, 4 + fan)
+        ours, theirs = (
+            each.step(tokens, state.keep(last))[0]
+            for each, state in zip(verbs, states, strict=True)
+        )
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@needs_kernels
+def test_rows_of_beams_become_sentences_of_their_own() -> None:
+    """Also two of one sentence, which then write different things into what was one cache."""
+    form = compiled(make())
+    with torch.inference_mode():
+        state = form.start(form.encode(*pad_sources(SOURCES[:2])))
+        _, state = form.step(torch.tensor([4, 5]), state)
+        _, state = form.step(torch.tensor([6, 7, 8, 9]), state.reorder(torch.tensor([0, 0, 1, 1])))
+        chosen = [3, 0, 2]
+        apart = state.select(torch.tensor(chosen))
+        _, after = form.step(torch.tensor([10, 11, 12, 13]), state)
+        expected, _ = form.step(torch.tensor([20, 20, 20, 20]), after)
+        _, apart = form.step(torch.tensor([10, 11, 12, 13])[chosen], apart)
+        found, _ = form.step(torch.tensor([20, 20, 20]), apart)
+    assert torch.equal(found, expected[chosen])
+
+
+@needs_kernels
+def test_int8_is_close_to_the_model_and_to_what_torch_makes_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make()
+    form = compiled(model, INT8)
+    monkeypatch.setattr("dragoman.inference.cpu.conversion.load_kernel_library", lambda: None)
+    plainly = convert_model(model, INT8).frozen
+    assert isinstance(plainly, TorchTransformer)
+
+    def after_two(each: Any) -> torch.Tensor:
+        with torch.inference_mode():
+            _, state = each.step(
+                torch.tensor([4, 5, 6, 7, 8]), each.start(each.encode(*pad_sources(SOURCES)))
+            )
+            return each.step(torch.tensor([9, 9, 9, 9, 9]), state)[0].log_softmax(-1)
+
+    exact, ours, torchs = after_two(model), after_two(form), after_two(plainly)
+    assert 1e-5 < (ours - exact).abs().max() < 0.25
+    assert (ours - torchs).abs().mean() < 0.02
+
+
+@needs_kernels
+@pytest.mark.parametrize("width", [3, 16, 63, 64, 130, 4001])
+def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
+    logits_backend = compiled(make()).logits_backend
+    torch.manual_seed(width)
+    x = 5.0 * torch.randn(9, width)
+    x[1, :2], x[2, 1:3], x[3, : width // 2], x[4] = (
+        -torch.inf,
+        x[2].max() + 1.0,
+        -torch.inf,
+        x[4].round(),
+    )
+    torch.testing.assert_close(
+        logits_backend.log_sum_exp(x), x.logsumexp(dim=-1, keepdim=True), atol=1e-5, rtol=1e-6
+    )
+    for count in (1, 2, 3):
+        values, ids = logits_backend.topk(x, count)
+        assert torch.equal(values, x.topk(count).values)
+        assert torch.equal(
+            ids, x.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        )  # of equal ones the first
+    first = logits_backend.argmax(x)
+    assert torch.equal(first.values, x.amax(dim=-1))
+    assert torch.equal(first.ids, ids[:, 0])
+
+
+@needs_kernels
+@pytest.mark.parametrize("at", [0, 70, 129])
+def test_what_is_no_number_is_told(at: int) -> None:
+    logits_backend = compiled(make()).logits_backend
+    x = torch.linspace(3.0, 0.0, 130).repeat(2, 1)
+    x[1, at] = torch.nan
+    for count in (1, 4):
+        values = logits_backend.topk(x, count).values
+        assert values.isnan().any(dim=1).tolist() == [False, True]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"activation": "swiglu"}, "encoder.0 bends by SwiGLU"),
+        ({"positions": "rotary"}, "encoder.0 turns positions"),
+        ({"residual": "scaled"}, "encoder.0 is joined in another way"),
+        ({"residual": "pre_norm", "norm": "scale"}, "encoder.0 is joined in another way"),
+        ({"width": 36}, "encoder.0 is 36 wide, no multiple of 16"),
+    ],
+)
+def test_what_the_kernels_do_not_know_is_frozen(settings: dict[str, Any], found: str) -> None:
+    model = make(**settings)
+    assert cpp_unsupported_reason(model) == found
+    assert isinstance(convert_model(model, FLOAT32).frozen, TorchTransformer)
+
+
+def request() -> SearchRequest:
+    many = len(SOURCES)
+    return SearchRequest(
+        sources=SOURCES,
+        limits=[24] * many,
+        prefixes=[[]] * many,
+        strategy=GreedySearch(),
+        lines=range(many),
+    )
+
+
+@pytest.mark.parametrize("compiler", ["", "not-a-compiler", "fails"])
+def test_without_a_compiler_the_result_is_the_same_and_that_is_said(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make()
+    expected = [each[0].tokens for each in NativeEngine(lambda: model).generate(request())]
+    if compiler == "fails":
+        compiler = str(_program(tmp_path / "cxx", "echo 'sorry: cannot do that' >&2; exit 1"))
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernel_library, "COMPILERS", ())
+    with caplog.at_level(logging.INFO, logger="dragoman"):
+        native = NativeEngine(lambda: model)
+        found = [[each[0].tokens for each in native.generate(request())] for _ in range(2)]
+    assert found == [expected, expected]
+    told = [
+        each.message for each in caplog.records if "torch's operations are used" in each.message
+    ]
+    assert len(told) == 1
+    said = {"": "no C++ compiler", "not-a-compiler": "the compiler not-a-compiler is not there"}
+    assert said.get(compiler, "sorry: cannot do that") in told[0]
+
+
+@needs_kernels
+def test_kernels_are_compiled_once_and_again_when_they_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    compile_ = kernel_library._compile
+
+    def noted(compiler: str, library: Path) -> None:
+        made.append(library)
+        compile_(compiler, library)
+
+    monkeypatch.setattr(kernel_library, "_compile", noted)
+    monkeypatch.setattr(
+        kernel_library,
+        "COMPILER_FLAGS",
+        tuple("-O0" if each == "-O3" else each for each in kernel_library.COMPILER_FLAGS),
+    )
+    for _ in range(2):
+        kernel_library._load_kernel_library.cache_clear()
+        assert kernel_library._load_kernel_library(tmp_path, "") is not None
+    assert len(made) == 1
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / made[0].name).write_bytes(b"not a library")
+    assert kernel_library._load_kernel_library(other, "") is not None
+    assert len(made) == 2
+    assert sorted(path.suffix for path in other.iterdir()) == [".sha256", ".so"]
+
+
+def _program(path: Path, script: str) -> Path:
+    """Write a program that stands for a compiler."""
+    path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path

@@ -1,0 +1,217 @@
+"""The face of engines: what the translator asks of one, and what it does where one cannot."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dragoman.config import Config
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.search import SearchStrategy
+from dragoman.inference import NativeEngine, SearchRequest, Translator
+from dragoman.models.factory import build_model
+from dragoman.runtime.threads import map_in_threads
+from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+
+LINES = [
+    "ein mann geht",
+    "eine frau geht schnell",
+    "",
+    "zwei hunde",
+    "ein hund und ein mann sehen eine frau",
+]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    model = {
+        "encoder": ["transformer"],
+        "decoder": ["transformer"],
+        "width": 16,
+        "heads": 2,
+        "ffn_width": 32,
+        "dropout": 0.0,
+    }
+    return Config().replace(
+        model=model,
+        text={"vocab_size": 300},
+        decode={"beam": 1, "max_length_extra": 6, "max_length_ratio": 1.0},
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizers(config: Config) -> Tokenizers:
+    return train_tokenizers(LINES * 3, [line.upper() for line in LINES] * 3, config.text)
+
+
+@pytest.fixture(scope="module")
+def native(config: Config, tokenizers: Tokenizers) -> NativeEngine:
+    torch.manual_seed(0)
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    ).eval()
+    return NativeEngine(lambda: model)
+
+
+class Echo:
+    """An engine that repeats its source, slower for the longer ones, and cannot sample."""
+
+    name = "echo"
+    workers = client_threads = 3
+    batch_tokens = 48
+
+    def __init__(self, together: int = 1) -> None:
+        self.asked: list[SearchRequest] = []
+        self.together = threading.Barrier(together)
+
+    def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
+        if isinstance(strategy, Sampling):
+            return "cannot sample"
+        return f"ends at 12 pieces, not {longest}" if longest > 40 else ""
+
+    def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        self.asked.append(request)
+        if len(self.asked) <= self.together.parties:
+            self.together.wait(timeout=60)  # nobody goes on before as many are here
+        time.sleep(0.001 * max(map(len, request.sources)))
+        return [
+            [Hypothesis(list(source), [0.0] * (len(source) + 1), 0.0, True)]
+            for source in request.sources
+        ]
+
+
+def test_batches_go_to_several_threads_and_lines_come_back_in_order(
+    native: NativeEngine, tokenizers: Tokenizers, config: Config
+) -> None:
+    echo = Echo(together=3)
+    assert Translator(native, tokenizers, config, engine=echo).translate(LINES * 8) == LINES * 8
+    sizes = [(len(request.sources), 1 + max(map(len, request.sources))) for request in echo.asked]
+    assert max(rows for rows, _ in sizes) > 1
+    assert all(rows == 1 or rows * longest <= echo.batch_tokens for rows, longest in sizes)
+
+
+def test_scores_are_asked_for_where_somebody_sees_them(
+    native: NativeEngine, tokenizers: Tokenizers, config: Config
+) -> None:
+    echo = Echo()
+    translator = Translator(native, tokenizers, config, engine=echo)
+    translator.translate(["ein mann"])
+    list(translator.stream(["ein mann"]))
+    assert [request.return_scores for request in echo.asked] == [False, True]
+
+
+def test_what_an_engine_cannot_do_the_native_one_does_and_that_is_said_once(
+    native: NativeEngine, tokenizers: Tokenizers, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    echo = Echo()
+    translator, alone = (
+        Translator(native, tokenizers, config, engine=echo),
+        Translator(native, tokenizers, config),
+    )
+    with caplog.at_level(logging.INFO, logger="dragoman"):
+        for _ in range(2):
+            assert translator.translate(LINES, sample=True, seed=3) == alone.translate(
+                LINES, sample=True, seed=3
+            )
+            assert translator.translate(["ein mann"], prefix="frau " * 60) == alone.translate(
+                ["ein mann"], prefix="frau " * 60
+            )
+            assert (
+                translator.explain("ein mann").translation == alone.explain("ein mann").translation
+            )
+    assert not echo.asked
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("the engine")
+    ]
+    assert len(said) == 3
+    assert "the engine echo cannot sample: the native engine does it" in said
+
+
+def test_a_native_engine_loads_its_model_when_it_is_needed(
+    native: NativeEngine, tokenizers: Tokenizers, config: Config
+) -> None:
+    loaded = []
+
+    def load() -> torch.nn.Module:
+        loaded.append(1)
+        return native.model
+
+    translator = Translator(NativeEngine(load), tokenizers, config, engine=Echo())  # type: ignore[arg-type]
+    translator.translate(["ein mann"])
+    assert not loaded
+    assert next(translator.stream(["ein mann"], alignment=True)).alignment is not None
+    assert translator.model is native.model
+    assert loaded == [1]
+
+
+def test_longest_counts_prefixes_sources_and_an_end() -> None:
+    request = SearchRequest(
+        sources=[[5, 6], [7]],
+        limits=[3, 1],
+        prefixes=[[], [8] * 9],
+        strategy=GreedySearch(),
+        lines=[0, 1],
+    )
+    assert request.longest == 10
+
+
+@pytest.mark.parametrize(("workers", "run_ahead"), [(1, False), (1, True), (4, False)])
+def test_spread_keeps_order_and_hands_on_errors_in_their_place(
+    workers: int, run_ahead: bool
+) -> None:
+    def work(item: int) -> int:
+        time.sleep(0.002 * (item % 3))
+        if item == 6:
+            raise ValueError("six")
+        return item * item
+
+    results = map_in_threads(work, range(12), workers, run_ahead=run_ahead)
+    assert [next(results) for _ in range(6)] == [0, 1, 4, 9, 16, 25]
+    with pytest.raises(ValueError, match="six"):
+        next(results)
+
+
+def test_one_worker_that_goes_ahead_has_begun_the_next_before_the_last_is_taken() -> None:
+    second = threading.Event()
+    results = map_in_threads(
+        lambda item: second.set() if item else None, range(3), 1, run_ahead=True
+    )
+    next(results)
+    assert second.wait(10)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_spread_answers_what_came_before_its_items_failed(workers: int) -> None:
+    """A line that is no text must not swallow the translations of those before it."""
+
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise ValueError("no sixth")
+
+    results = map_in_threads(lambda item: item + 1, items(), workers)
+    assert [next(results) for _ in range(5)] == [1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="no sixth"):
+        next(results)
+
+
+def test_one_item_needs_no_thread() -> None:
+    assert list(map_in_threads(lambda item: threading.current_thread(), [1], 4)) == [
+        threading.current_thread()
+    ]
+
+
+def test_spread_does_not_run_ahead_of_whoever_listens() -> None:
+    begun = []
+    results = map_in_threads(lambda item: begun.append(item), range(100), 2)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert len(begun) <= 4

@@ -1,0 +1,163 @@
+"""Which engine is the quickest: measured once, remembered, and said; and what is refused of a precision."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.bundle import Bundle, write_bundle
+from dragoman.config import Config
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.errors import ConfigError
+from dragoman.inference import NativeEngine, SearchRequest, Translator
+from dragoman.inference import engine_selection as opening_module
+from dragoman.inference.engine_benchmark import measure_throughput, select_fastest_engine
+from dragoman.inference.engine_selection import describe_engine, open_engines
+from dragoman.models.factory import build_model
+from dragoman.text.tokenizer import train_tokenizers
+
+LINES = ["ein mann geht", "eine frau geht schnell", "zwei hunde"]
+
+
+class Sleeper:
+    """An engine that takes its time, and counts how often it was asked."""
+
+    workers = client_threads = 1
+    batch_tokens = None
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self.name, self.seconds, self.asked = name, seconds, 0
+
+    def unsupported_reason(self, strategy: Any, longest: int = 0) -> str:
+        return ""
+
+    def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        self.asked += 1
+        time.sleep(self.seconds)
+        return [[Hypothesis(list(source), [], 0.0, True)] for source in request.sources]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {
+        "encoder": ["transformer"],
+        "decoder": ["transformer"],
+        "width": 16,
+        "heads": 2,
+        "ffn_width": 32,
+    }
+    config = Config().replace(
+        model=shape,
+        text={"vocab_size": 300},
+        decode={"beam": 1, "max_length_extra": 6, "max_length_ratio": 1.0},
+    )
+    tokenizers = train_tokenizers(LINES * 5, [line.upper() for line in LINES] * 5, config.text)
+    torch.manual_seed(0)
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    ).eval()
+    out = tmp_path_factory.mktemp("measuring") / "model"
+    write_bundle(
+        out, config=config, tokenizers=tokenizers, weights=model.state_dict(), golden=LINES
+    )
+    return out
+
+
+def test_the_quickest_is_measured_once_and_remembered(path: Path, tmp_path: Path) -> None:
+    bundle = Bundle.load(path)
+    for expected in (False, True):
+        engines = {"slow": Sleeper("slow", 0.05), "quick": Sleeper("quick", 0.001)}
+        choice = select_fastest_engine(engines, bundle, GreedySearch(), cache=tmp_path)
+        assert choice is not None
+        assert (choice.name, choice.from_cache) == ("quick", expected)
+        assert choice.rates["quick"] > 2 * choice.rates["slow"]
+        assert bool(engines["slow"].asked) is not expected
+    another = {"slow": Sleeper("slow", 0.001), "other": Sleeper("other", 0.001)}
+    again = select_fastest_engine(another, bundle, GreedySearch(), cache=tmp_path)
+    assert again is not None
+    assert not again.from_cache
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{broken", "\xff"])
+def test_a_memory_that_is_damaged_is_measured_again(
+    path: Path, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "engines.json").write_bytes(content.encode("latin-1"))
+    choice = select_fastest_engine(
+        {"one": Sleeper("one", 0.0)}, Bundle.load(path), GreedySearch(), cache=tmp_path
+    )
+    assert choice is not None
+    assert not choice.from_cache
+    assert json.loads((tmp_path / "engines.json").read_text("utf-8"))
+
+
+def test_a_place_that_cannot_be_written_costs_nothing_but_time(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", "utf-8")
+    choice = select_fastest_engine(
+        {"one": Sleeper("one", 0.0)},
+        Bundle.load(path),
+        GreedySearch(),
+        cache=tmp_path / "file" / "below",
+    )
+    assert choice is not None
+
+
+def test_all_workers_are_measured_together() -> None:
+    engine = Sleeper("two", 0.02)
+    engine.workers = engine.client_threads = 2  # type: ignore[misc]
+    assert measure_throughput(engine, [[5, 6]], GreedySearch(), seconds=0.05) > measure_throughput(
+        Sleeper("one", 0.02), [[5, 6]], GreedySearch(), seconds=0.05
+    )
+
+
+def test_auto_takes_and_names_the_quickest(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bundle, cpu = Bundle.load(path), torch.device("cpu")
+    other = Sleeper("exported", 10.0)
+    monkeypatch.setattr(opening_module, "choose_engine", lambda *_: other)
+    assert open_engines(bundle, cpu).engine is other, (
+        "whoever does not ask for a measurement gets the exported one"
+    )
+    other.seconds = 0.3
+    with caplog.at_level(logging.INFO, logger="dragoman"):
+        native, engine = open_engines(bundle, cpu, benchmark_strategy=GreedySearch())
+        open_engines(bundle, cpu, benchmark_strategy=GreedySearch())
+    assert engine is native
+    [said] = [record.getMessage() for record in caplog.records if "quickest" in record.getMessage()]
+    assert said.startswith("native (")
+    assert "is the quickest here; sentences a second: native (" in said
+    assert "exported (1 x " in said
+
+
+def test_described_says_how_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert describe_engine(NativeEngine(lambda: None, workers=4)) == "native (4 x 1 thread)"  # type: ignore[arg-type,return-value]
+    assert (
+        describe_engine(NativeEngine(lambda: None, precision="int8"))
+        == "native-int8 (1 x 4 threads)"
+    )  # type: ignore[arg-type,return-value]
+
+
+def test_a_translator_in_int8_translates(path: Path) -> None:
+    translator = Translator.load(path, device="cpu", precision="int8")
+    assert translator.engine.name == "native-int8"
+    assert len(translator.translate(LINES)) == len(LINES)
+    assert translator.translate(LINES, batch_size=1) == translator.translate(LINES, batch_size=3)
+
+
+def test_a_precision_must_be_known_and_there(path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="must be one of float32, int8, float16, bfloat16; found 'int4'"
+    ):
+        Translator.load(path, device="cpu", precision="int4")
+    with pytest.raises(ConfigError, match="runs on a CPU; found the device cuda"):
+        open_engines(Bundle.load(path), torch.device("cuda"), precision="int8")

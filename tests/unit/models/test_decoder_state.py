@@ -1,0 +1,183 @@
+"""The decoding state by itself: choosing rows, growing caches, places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dragoman.models.context import ForwardContext, Memory
+from dragoman.models.decoder_state import MIN_CACHE_GROWTH, DecoderState
+from dragoman.models.joining import join
+
+
+def cached(rows: int = 4, sentences: int = 2, length: int = 3, width: int = 2) -> DecoderState:
+    """Make a state by appending numbers that tell row and slot."""
+    state = DecoderState(
+        recurrent={"last": torch.arange(rows).float().unsqueeze(1)},
+        cache={"key": torch.empty(rows, 1, 0, width)},
+        memory={
+            "key": torch.arange(sentences).float().view(sentences, 1, 1).expand(sentences, 5, width)
+        },
+    )
+    for slot in range(length):
+        state = state.append("key", slots(rows, slot, width))
+    return state
+
+
+def slots(rows: int, slot: int, width: int = 2) -> torch.Tensor:
+    return (torch.arange(rows).float() * 100 + slot).view(rows, 1, 1, 1).expand(rows, 1, 1, width)
+
+
+def test_a_cache_holds_what_was_appended() -> None:
+    state = cached(length=30)
+    assert state.length == 30
+    assert state.filled("key").shape == (4, 1, 30, 2)
+    assert state.filled("key")[2, 0, :, 0].tolist() == [200.0 + slot for slot in range(30)]
+    assert (
+        state.filled("key").size(-2)
+        <= state.cache["key"].size(-2)
+        <= 30 + 30 // 4 + MIN_CACHE_GROWTH
+    )
+
+
+def test_caches_grow_in_place_while_there_is_room() -> None:
+    state = cached(length=1)
+    pointers = []
+    for slot in range(1, 100):
+        state = state.append("key", slots(4, slot))
+        pointers.append(state.cache["key"].data_ptr())
+    assert len(set(pointers)) < 20  # a few growths, not one a step
+    assert state.filled("key")[1, 0, :, 1].tolist() == [100.0 + slot for slot in range(100)]
+
+
+def test_several_slots_at_once() -> None:
+    new = torch.randn(4, 1, 9, 2)
+    state = cached(length=2).append("key", new)
+    assert state.length == 11
+    torch.testing.assert_close(state.filled("key")[:, :, 2:], new)
+
+
+def test_rows_and_sentences_are_counted() -> None:
+    state = cached(rows=6, sentences=3)
+    assert (state.rows, state.sentences, state.device.type) == (6, 3, "cpu")
+    nested = DecoderState(children={"decoder": DecoderState(children={"0": state})})
+    assert (nested.rows, nested.sentences, nested.device.type) == (6, 3, "cpu")
+    assert (DecoderState().rows, DecoderState().sentences) == (0, 0)
+    assert cached(rows=3, sentences=3).select(torch.tensor([0])).rows == 1
+
+
+def test_select_takes_any_rows_with_their_sentences() -> None:
+    state = cached().select(torch.tensor([3, 0, 0]))
+    assert state.recurrent["last"].flatten().tolist() == [3, 0, 0]
+    assert state.filled("key")[:, 0, 1, 0].tolist() == [301, 1, 1]
+    assert state.memory["key"][:, 0, 0].tolist() == [1, 0, 0]
+
+
+def test_reorder_leaves_the_memory_where_it_is() -> None:
+    before = cached()
+    state = before.reorder(torch.tensor([1, 1, 3, 2]))
+    assert state.recurrent["last"].flatten().tolist() == [1, 1, 3, 2]
+    assert state.memory["key"] is before.memory["key"]
+
+
+def test_keep_drops_sentences_with_all_their_rows() -> None:
+    state = cached().keep(torch.tensor([1]))
+    assert state.recurrent["last"].flatten().tolist() == [2, 3]
+    assert state.memory["key"][:, 0, 0].tolist() == [1]
+
+
+def test_a_tensor_that_parts_share_is_taken_once() -> None:
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    state = DecoderState(
+        children={
+            str(n): DecoderState(recurrent={"x": torch.zeros(2, 1)}, memory={"mask": mask})
+            for n in range(3)
+        }
+    )
+    chosen = state.select(torch.tensor([1, 0]))
+    assert len({id(part.memory["mask"]) for part in chosen.children.values()}) == 1
+
+
+def test_a_selected_state_is_independent_of_the_old_one() -> None:
+    old = cached(length=2)
+    kept = old.select(torch.arange(4))
+    old.append("key", slots(4, 77))
+    after = kept.append("key", slots(4, 55))
+    assert after.filled("key")[:, 0, 2, 0].tolist() == [55, 155, 255, 355]
+
+
+def test_rows_at_different_places_write_and_see_their_own() -> None:
+    state = join(cached(rows=1, sentences=1, length=5), cached(rows=1, sentences=1, length=2))
+    assert (state.length, state.position_ids.tolist()) == (5, [5, 2])  # type: ignore[union-attr]
+    assert state.visible(1) is not None
+    state = state.append("key", torch.full((2, 1, 2, 2), 9.0))
+    assert (state.length, state.position_ids.tolist()) == (7, [7, 4])  # type: ignore[union-attr]
+    assert state.filled("key")[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 9, 9]
+    assert state.filled("key")[1, 0, :4, 0].tolist() == [0, 1, 9, 9]
+    seen = state.visible(2)
+    assert seen.sum(-1).tolist() == [[6, 7], [3, 4]]  # type: ignore[union-attr]
+
+
+def test_level_states_stay_level_when_joined() -> None:
+    state = join(cached(), cached())
+    assert state.position_ids is None
+    assert state.visible(1) is None
+    assert (state.rows, state.sentences) == (8, 4)
+    assert "mask" not in state.memory
+
+
+def test_joining_hides_what_a_shorter_source_lacks() -> None:
+    short = DecoderState(recurrent={"x": torch.zeros(1, 1)}, memory={"key": torch.ones(1, 2, 4)})
+    long = DecoderState(recurrent={"x": torch.zeros(1, 1)}, memory={"key": torch.ones(1, 5, 4)})
+    joined = join(short, long)
+    assert joined.memory["mask"].tolist() == [[True, True, False, False, False], [True] * 5]
+    assert joined.memory["key"].shape == (2, 5, 4)
+    masked = DecoderState(
+        recurrent={"x": torch.zeros(1, 1)},
+        memory={"key": torch.ones(1, 2, 4), "mask": torch.tensor([[True, False]])},
+    )
+    assert join(masked, long).memory["mask"][0].tolist() == [True, False, False, False, False]
+
+
+def test_joining_states_of_different_fans_gives_each_row_its_sentence() -> None:
+    joined = join(cached(rows=4, sentences=2), cached(rows=2, sentences=2))
+    assert (joined.rows, joined.sentences) == (6, 6)
+    assert joined.memory["key"][:, 0, 0].tolist() == [0, 0, 1, 1, 0, 1]
+
+
+def test_a_state_without_memory_works_too() -> None:
+    """A language model has the same verbs."""
+    state = DecoderState(recurrent={"hidden": torch.arange(3).float().unsqueeze(1)})
+    assert state.sentences == 3
+    assert state.reorder(torch.tensor([2, 2])).recurrent["hidden"].flatten().tolist() == [2, 2]
+    assert state.keep(torch.tensor([1])).recurrent["hidden"].flatten().tolist() == [1]
+    assert join(state, state).rows == 6
+
+
+def test_gradients_pass_through_a_cache() -> None:
+    new = torch.randn(1, 1, 1, 2, requires_grad=True)
+    state = (
+        DecoderState(cache={"key": torch.empty(1, 1, 0, 2)})
+        .append("key", new)
+        .append("key", new * 2)
+    )
+    state.filled("key").sum().backward()
+    assert new.grad.tolist() == [[[[3.0, 3.0]]]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([[True, True], [True, False]])])
+def test_memory_rows_are_selected_with_all_that_belongs_to_them(mask: torch.Tensor | None) -> None:
+    memory = Memory(torch.arange(4.0).view(2, 2, 1), mask, torch.zeros(2, 2, 1))
+    chosen = memory.select(torch.tensor([1, 1, 0]))
+    assert chosen.rows == 3
+    assert chosen.values[:, 0, 0].tolist() == [2, 2, 0]
+    assert (chosen.mask is None) == (mask is None)
+    assert chosen.segment_ids is None
+
+
+def test_added_losses_are_summed_by_name() -> None:
+    context = ForwardContext()
+    context.add_loss("coverage", torch.tensor(1.0))
+    context.add_loss("coverage", torch.tensor(2.0))
+    assert {name: value.item() for name, value in context.losses.items()} == {"coverage": 3.0}
+    assert context.memory_mask() is None

@@ -1,0 +1,168 @@
+"""The loss's kernel: the same loss and gradients as step by step, in Triton's interpreter and on a GPU, and done without where it fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
+from torch import Tensor
+
+from dragoman.ops import IGNORE_INDEX, linear_cross_entropy, linear_cross_entropy_reference
+from dragoman.ops import cross_entropy as loss_module
+
+SIZES = [(1, 5), (6, 16), (5, 40), (7, 1000), (3, 9000)]  # rows, pieces
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    """Switch the kernel on for each test, whatever another left behind."""
+    loss_module._fused_enabled = True
+    yield
+    loss_module._fused_enabled = True
+
+
+def inputs(
+    rows: int, pieces: int, device: str = "cpu", width: int = 24
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw hidden states, a matrix and targets, one of them missing where there are several."""
+    generator = torch.Generator().manual_seed(rows * pieces)
+    hidden, weight = (torch.randn(count, width, generator=generator) for count in (rows, pieces))
+    targets = torch.randint(0, pieces, (rows,), generator=generator)
+    if rows > 1:
+        targets[1] = IGNORE_INDEX
+    return (
+        hidden.to(device).requires_grad_(),
+        weight.to(device).requires_grad_(),
+        targets.to(device),
+    )
+
+
+def differences(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[float]:
+    """Compare loss, nll and gradients with the definition in float64, each against its largest number or a tenth."""
+    with torch.autocast(hidden.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=smoothing, chunk=4)
+    grads = torch.autograd.grad(ours.loss, [hidden, weight])
+    exact = [each.detach().double().requires_grad_() for each in (hidden, weight)]
+    plain = linear_cross_entropy_reference(exact[0], exact[1], None, targets, smoothing=smoothing)
+    expected = [plain.loss, plain.nll, *torch.autograd.grad(plain.loss, exact)]
+    found = [ours.loss, ours.nll, *grads]
+    return [
+        ((one.double() - other).abs().max() / other.abs().max().clamp(min=0.1)).item()
+        for one, other in zip(found, expected, strict=True)
+    ]
+
+
+@needs_triton
+def test_the_kernel_in_tritons_interpreter() -> None:
+    run_interpreted(__file__)
+
+
+@interpreted
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "pieces"), SIZES)
+def test_the_interpreted_kernel_is_the_definition(
+    monkeypatch: pytest.MonkeyPatch, rows: int, pieces: int, smoothing: float
+) -> None:
+    monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
+    assert max(differences(*inputs(rows, pieces), smoothing)) < 1e-5
+    assert max(differences(*inputs(rows, pieces), smoothing, dtype=torch.float16)) < 5e-3
+    assert loss_module._fused_enabled, "the kernel must not have failed"
+
+
+@interpreted
+@pytest.mark.parametrize("pieces", [512, 513, 1000])
+def test_the_interpreted_kernel_reads_a_row_twice_that_it_cannot_hold(
+    monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    from dragoman.ops.triton import cross_entropy_kernel
+
+    monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
+    monkeypatch.setattr(cross_entropy_kernel, "MAX_BLOCK", 128)
+    assert max(differences(*inputs(5, pieces), 0.1)) < 1e-5
+    assert loss_module._fused_enabled, "the kernel must not have failed"
+
+
+@interpreted
+def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets = inputs(6, 50)
+    with torch.no_grad():
+        plain = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
+        monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
+        ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
+    torch.testing.assert_close(ours, plain)
+    assert loss_module._fused_enabled, "the kernel must not have failed"
+
+
+@needs_triton
+@pytest.mark.parametrize(("pieces", "block", "warps"), [(8192, 8192, 8), (65_536, 8192, 8)])
+def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(
+    pieces: int, block: int, warps: int
+) -> None:
+    """Numbers are read and written sixteen bytes at a time, which decides how fast it is; a row that is held is read once."""
+    from dragoman.ops.triton import cross_entropy_kernel
+
+    kernel = cross_entropy_kernel._cross_entropy_kernel
+    constants = {"COMPUTE_GRADIENT": True, "VOCAB_SIZE": pieces, "BLOCK": block}
+    types = {
+        "logits": "*bf16",
+        "targets": "*i64",
+        "loss": "*fp32",
+        "nll": "*fp32",
+        "off_target_prob": "fp32",
+        "target_extra_prob": "fp32",
+    }
+    built = compile_for_hopper(
+        kernel, constants, types, aligned=("logits", "stride", "targets"), num_warps=warps
+    )
+    assert "ld.global.v4" in built.asm["ptx"]
+    assert "st.global.v4" in built.asm["ptx"]
+    if pieces == block:
+        assert built.asm["ptx"].count("ld.global.v4") * 8 * 32 * warps == pieces
+        assert built.asm["ptx"].count("ex2.") <= pieces // (32 * warps)
+
+
+def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: loss_module._fused_enabled)
+    monkeypatch.setitem(
+        sys.modules, "dragoman.ops.triton.cross_entropy_kernel", None
+    )  # importing it fails
+    monkeypatch.delattr("dragoman.ops.triton.cross_entropy_kernel", raising=False)
+    for _ in range(2):
+        assert max(differences(*inputs(9, 40), 0.1)) < 1e-5
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "cross_entropy_kernel" in told[0]  # what was found
+    assert "PyTorch's are used" in told[0]
+
+
+def test_a_cpu_and_an_output_with_a_bias_go_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not loss_module._can_run_fused(torch.ones(2, 3))
+    monkeypatch.setattr(
+        loss_module, "_can_run_fused", lambda logits: pytest.fail("the kernel knows no bias")
+    )
+    hidden, weight, targets = inputs(4, 10)
+    ours = linear_cross_entropy(hidden, weight, torch.ones(10), targets)
+    plain = linear_cross_entropy_reference(hidden, weight, torch.ones(10), targets)
+    torch.testing.assert_close(ours.loss, plain.loss)
+
+
+@needs_gpu
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "pieces"), [*SIZES, (100, 32_768), (9, 50_001)])
+def test_the_kernel_on_a_gpu_is_the_definition(rows: int, pieces: int, smoothing: float) -> None:
+    torch.set_float32_matmul_precision("highest")
+    assert max(differences(*inputs(rows, pieces, "cuda"), smoothing)) < 1e-4
+    assert max(differences(*inputs(rows, pieces, "cuda"), smoothing, dtype=torch.bfloat16)) < 0.03
+    assert loss_module._fused_enabled, "the kernel must not have failed"

@@ -1,0 +1,200 @@
+"""The way back through a norm, a sum and dropout at once: PyTorch's gradients by a kernel of our own, done without where that fails."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
+from torch import Tensor
+from torch.nn import functional as F
+
+from dragoman.layers.norms import LayerNorm, RMSNorm
+from dragoman.layers.residual import PostNorm
+from dragoman.ops import enable_short_attention
+from dragoman.ops.dropout import apply_hashed_dropout
+from dragoman.ops.guarded_kernel import GuardedKernel
+
+module = importlib.import_module(
+    "dragoman.ops.fused_norm"
+)  # the package has its function by that name
+RATE, EPSILON = 0.3, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    """Switch the kernel on for each test, and forget what was compared before."""
+    enable_short_attention(True)
+    module.NORMED.is_enabled = True
+    module.NORMED._verified.clear()
+    yield
+    enable_short_attention(False)
+    module.NORMED.is_enabled = True
+
+
+def inputs(rows: int, width: int, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+    """Draw a gradient, a sum, seeds and a scale."""
+    generator = torch.Generator().manual_seed(rows)
+    outer, total = (
+        torch.randn(rows, 3, width, generator=generator).to(device, dtype) for _ in range(2)
+    )
+    weight = (1 + 0.2 * torch.randn(width, generator=generator)).to(device, dtype)
+    seeds = torch.randint(-(2**31), 2**31 - 1, (2,), generator=generator).to(device)
+    return [outer, total * 2 + 1, seeds, weight]
+
+
+def error(given: list[Tensor]) -> float:
+    """Give the largest difference to autograd's gradients in float64, each against its largest number if past 1; dropped ones are exact."""
+    outer, total, seeds, weight = given
+    grad, thinned, sums = torch.ops.dragoman.dropout_add_norm_backward(*given, RATE, EPSILON)
+    exact = [
+        total.double().requires_grad_(),
+        weight.double().requires_grad_(),
+        torch.zeros_like(weight).double().requires_grad_(),
+    ]
+    normed = F.layer_norm(exact[0], weight.shape, exact[1], exact[2], EPSILON)
+    theirs = torch.autograd.grad(normed, exact, outer.double())
+    torch.testing.assert_close(thinned, apply_hashed_dropout(grad, seeds, RATE), rtol=1e-3, atol=0)
+    assert torch.equal(thinned == 0, apply_hashed_dropout(grad, seeds, RATE) == 0)
+    ours = [grad, *sums.sum(dim=0).unbind()]
+    return max(
+        ((one.double() - other).abs().max() / other.abs().max().clamp(min=1)).item()
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("width", [128, 48])
+def test_its_equations_are_autograds(width: int) -> None:
+    assert error(inputs(5, width, torch.float64)) < 1e-12
+    assert error(inputs(5, width, torch.bfloat16)) < 0.01
+
+
+def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
+    torch.library.opcheck(
+        torch.ops.dragoman.dropout_add_norm_backward.default,
+        (*inputs(2, 16, torch.float32), RATE, EPSILON),
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
+def test_compiled_layers_take_this_way_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers are dropped on both ways, forward and back, for all lengths by one graph."""
+    torch.manual_seed(0)
+    residual = PostNorm(LayerNorm(16), dropout=RATE)
+    found: dict[bool, list[Tensor]] = {}
+    for packed in (True, False):
+        monkeypatch.setattr(module, "_may", lambda x, packed=packed: packed)
+        torch._dynamo.reset()
+        add_output = torch.compile(
+            residual.add_output, backend="aot_eager", dynamic=True, fullgraph=True
+        )
+        found[packed] = []
+        for length in (4, 7):
+            torch.manual_seed(length)
+            x, change, outer = (torch.randn(3, length, 16, requires_grad=True) for _ in range(3))
+            torch.manual_seed(1)
+            normed = add_output(x, change)
+            found[packed] += [
+                normed,
+                *torch.autograd.grad(normed, [x, change, *residual.parameters()], outer),
+            ]
+    for one, other in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert (found[True][2] == 0).double().mean() == pytest.approx(RATE, abs=0.1), (
+        "the change's gradient is dropped as it was"
+    )
+
+
+@pytest.mark.parametrize(
+    "residual",
+    [
+        PostNorm(RMSNorm(16), dropout=RATE),
+        PostNorm(LayerNorm(16), dropout=RATE).eval(),
+        PostNorm(LayerNorm(16)),
+    ],
+)
+def test_others_go_the_plain_way(residual: PostNorm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_may", lambda x: True)
+    monkeypatch.setattr(module._NormedSum, "apply", lambda *_: pytest.fail("not for this"))
+    x = torch.ones(2, 3, 16)
+    assert residual.add_output(x, x).shape == x.shape
+
+
+def test_only_compiled_half_precision_of_known_widths_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.ones(2, 128, dtype=torch.bfloat16)
+    monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
+    assert not module._may(x), "nothing is compiled"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert module._may(x)
+    assert not module._may(x.float())
+    assert not module._may(x[:, :100])
+    enable_short_attention(False)
+    assert not module._may(x)
+
+
+def test_what_does_not_run_is_told_of_once_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
+    monkeypatch.setitem(
+        sys.modules, "dragoman.ops.triton.dropout_add_norm_kernel", None
+    )  # importing it fails
+    monkeypatch.delattr("dragoman.ops.triton.dropout_add_norm_kernel", raising=False)
+    for _ in range(2):
+        assert error(inputs(3, 128, torch.float32)) < 1e-5
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "dropout_add_norm_kernel" in told[0]  # what was found
+    assert "PyTorch's are used" in told[0]
+
+
+@needs_triton
+def test_the_kernel_in_tritons_interpreter() -> None:
+    run_interpreted(__file__)
+
+
+@interpreted
+@pytest.mark.parametrize(("rows", "width"), [(1, 128), (7, 128), (15, 512)])
+def test_the_interpreted_kernel_is_autograds(
+    rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
+    monkeypatch.setattr(module, "ROW_PARTITIONS", 4)
+    assert error(inputs(rows, width, torch.float32)) < 1e-5
+    assert error(inputs(rows, width, torch.float16)) < 0.003
+    assert module.NORMED.is_enabled
+    assert len(module.NORMED._verified) == 2, "both ways were taken"
+
+
+@needs_triton
+@pytest.mark.parametrize("width", module.WIDTHS)
+def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(width: int) -> None:
+    """Numbers are read and written in wide pieces, which decides how fast it is, and nothing spills."""
+    from dragoman.ops.triton import dropout_add_norm_kernel
+
+    kernel = dropout_add_norm_kernel._backward_kernel
+    constants = {"WIDTH": width, "ROWS": dropout_add_norm_kernel.ROWS_PER_STEP}
+    types = dict.fromkeys(
+        ("grad_output", "residual_sum", "weight", "grad", "grad_sublayer"), "*bf16"
+    ) | {
+        "partial_grads": "*fp32",
+        "seeds": "*i64",
+    }
+    types |= {"keep_scale": "fp32", "epsilon": "fp32"}
+    aligned = [name for name, kind in types.items() if kind.startswith("*")]
+    built = compile_for_hopper(kernel, constants, types, aligned=aligned, num_warps=4)
+    assert "st.global.v4" in built.asm["ptx"] or width < 256
+    assert "st.global.v2" in built.asm["ptx"] or width >= 256
+
+
+@needs_gpu
+@pytest.mark.parametrize(("rows", "width"), [(1, 128), (700, 512), (9000, 512), (50, 1024)])
+def test_the_kernel_on_a_gpu_is_autograds(rows: int, width: int) -> None:
+    assert error(inputs(rows, width, torch.bfloat16, "cuda")) < 0.02
+    assert module.NORMED.is_enabled, "the kernel must not have failed"

@@ -1,0 +1,349 @@
+"""Attention for short sentences: as an operator it is the plain one, its Triton kernels agree, and without them nothing is lost.
+
+The kernels run here in Triton's interpreter where Triton is installed, which multiplies float16 and float32 but not bfloat16;
+on a GPU they run as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton, run_interpreted
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from dragoman.ops import attend, attend_reference, enable_short_attention, short_attention
+from dragoman.ops.short_attention import attend_short, can_attend_short
+
+SHAPES = [  # queries, keys, head width
+    (1, 1, 16), (5, 5, 16), (16, 16, 64), (17, 9, 32), (9, 17, 64), (1, 30, 64),
+    (33, 33, 64), (40, 24, 64), (3, 128, 32), (128, 5, 32), (64, 64, 128), (128, 128, 64),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def switched_on() -> Iterator[None]:
+    """Switch the kernels on for each test, whatever another left behind."""
+    enable_short_attention(True)
+    yield
+    enable_short_attention(False)
+
+
+def heads(
+    queries: int,
+    keys: int,
+    width: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    rows: int = 2,
+    count: int = 3,
+) -> list[Tensor]:
+    """Cut queries, keys and values out of products, as multi-head attention does: none of them lies in one piece."""
+    generator = torch.Generator().manual_seed(queries * 1000 + keys)
+    asked, told = (
+        torch.randn(rows, length, 3 * count * width, generator=generator)
+        for length in (queries, keys)
+    )
+    parts = [
+        x.to(device, dtype).view(rows, x.size(1), 3, count, width).permute(0, 2, 3, 1, 4)
+        for x in (asked, told)
+    ]
+    return [
+        parts[0][:, 0].requires_grad_(),
+        parts[1][:, 1].requires_grad_(),
+        parts[1][:, 2].requires_grad_(),
+    ]
+
+
+def key_mask(name: str, keys: int, device: str = "cpu", rows: int = 2) -> Tensor | None:
+    """Make a mask of a kind for rows of keys."""
+    if name == "none":
+        return None
+    lengths = torch.tensor([keys] + [max(1, keys // 2)] * (rows - 1))
+    mask = torch.arange(keys) < lengths.unsqueeze(1)
+    if name == "holes":
+        mask = torch.rand(rows, keys, generator=torch.Generator().manual_seed(keys)) > 0.4
+    if name == "nothing":
+        mask[-1] = False
+    return mask.unsqueeze(1).to(device)
+
+
+def errors(
+    inputs: list[Tensor],
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float | None = None,
+    attending: Any = attend_short,
+) -> float:
+    """Give the largest difference to plain attention in float64, of context and gradients, each against its largest number if past 1."""
+    context = attending(*inputs, mask=mask, causal=causal, scale=scale)
+    outer = torch.randn(context.shape, generator=torch.Generator().manual_seed(0)).to(context)
+    ours = [context, *torch.autograd.grad(context, inputs, outer)]
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    plain = attend_reference(*exact, mask=mask, causal=causal, scale=scale).context
+    theirs = [plain, *torch.autograd.grad(plain, exact, outer.double())]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        assert one.isfinite().all()
+    return max(
+        ((one.double() - other).abs().max() / other.abs().max().clamp(min=1)).item()
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["none", "ends", "holes", "nothing"])
+@pytest.mark.parametrize(("queries", "keys", "width"), SHAPES[:6])
+def test_the_operators_equations_are_plain_attention(
+    queries: int, keys: int, width: int, name: str, causal: bool
+) -> None:
+    assert (
+        errors(heads(queries, keys, width, torch.float64), key_mask(name, keys), causal=causal)
+        < 1e-12
+    )
+
+
+def test_the_operator_rounds_once() -> None:
+    """In half precision what is returned is rounded, and nothing in between: half a unit of the last place."""
+    assert errors(heads(20, 20, 64, torch.bfloat16), key_mask("ends", 20), causal=True) < 2**-8
+
+
+def test_scale_and_masks_of_four_axes() -> None:
+    inputs = heads(6, 6, 16, torch.float64)
+    assert errors(inputs, None, causal=True, scale=0.3) < 1e-12
+    mask = key_mask("holes", 6)
+    assert mask is not None
+    assert torch.equal(
+        attend_short(*inputs, mask=mask.unsqueeze(1)), attend_short(*inputs, mask=mask)
+    )
+    shared = mask[:1]  # one row for all sentences
+    torch.testing.assert_close(
+        attend_short(*inputs, mask=shared), attend_reference(*inputs, mask=shared).context
+    )
+
+
+def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
+    """Shapes and strides without computing, no change to the inputs, gradients registered: PyTorch's own checks."""
+    inputs = heads(5, 7, 16, torch.float32)
+    mask = torch.rand(2, 7) > 0.3
+    torch.library.opcheck(torch.ops.dragoman.short_attention.default, (*inputs, mask, False, 0.25))
+    outer = torch.randn(2, 3, 5, 16)
+    torch.library.opcheck(
+        torch.ops.dragoman.short_attention_backward.default, (outer, *(x.detach() for x in inputs), None, True, 0.25)
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
+def test_a_compiled_graph_has_it_in_one_piece() -> None:
+    inputs = heads(5, 7, 16, torch.float64)
+    mask = key_mask("ends", 7)
+    compiled = torch.compile(attend_short, backend="aot_eager", fullgraph=True)
+    assert errors(inputs, mask, causal=True, attending=compiled) < 1e-12
+
+
+def test_nothing_is_kept_for_the_way_back_but_what_went_in() -> None:
+    inputs, kept = heads(5, 7, 16, torch.float32), []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: (kept.append(x.data_ptr()), x)[1], lambda x: x
+    ):
+        context = attend_short(*inputs)
+    assert set(kept) == {each.data_ptr() for each in inputs}
+    assert context.transpose(1, 2).is_contiguous()  # joining the heads copies nothing
+
+
+def test_who_is_short() -> None:
+    """Only what the kernels were made for goes to them; a GPU's tensors are pretended here."""
+
+    def asked(queries: int = 20, keys: int = 20, width: int = 64, **changed: Any) -> bool:
+        dtype, device = changed.pop("dtype", torch.bfloat16), changed.pop("device", "cuda")
+        grad = changed.pop("grad", True)
+        query, key, value = (
+            torch.empty(2, 4, n, width, dtype=dtype, device=device, requires_grad=grad)
+            for n in (queries, keys, keys)
+        )
+        return can_attend_short(
+            query, key, value, **{"mask": None, "dropout": 0.0, "bias": None, **changed}
+        )
+
+    with FakeTensorMode():
+        assert asked()
+        assert asked(dtype=torch.float16)
+        assert asked(64, 64)
+        assert asked(mask=torch.empty(2, 1, 20, dtype=torch.bool, device="cuda"))
+        assert asked(mask=torch.empty(1, 1, 1, 20, dtype=torch.bool, device="cuda"))
+        assert not asked(device="cpu")
+        assert not asked(dtype=torch.float32)
+        assert not asked(65, 20)
+        assert not asked(20, 65)
+        assert not asked(20, 0)
+        assert not asked(width=48)
+        assert not asked(100, 100, width=128)  # four tiles of it would not fit
+        assert not asked(grad=False)
+        assert not asked(dropout=0.1)
+        assert not asked(bias=torch.empty(1, 4, 20, 20, device="cuda"))
+        assert not asked(mask=torch.empty(2, 20, 20, dtype=torch.bool, device="cuda"))
+        assert not asked(mask=torch.empty(2, 4, 1, 20, dtype=torch.bool, device="cuda"))
+        assert not asked(mask=torch.empty(20, 20, dtype=torch.bool, device="cuda"))
+        enable_short_attention(False)
+        assert not asked()
+
+
+def test_attend_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "dragoman.ops.attention.is_short", lambda *_, **named: asked.update(named) or True
+    )
+    inputs, mask = heads(6, 7, 16, torch.float64), key_mask("nothing", 7)
+    context = attend(*inputs, mask=mask, causal=True, scale=0.3, dropout=0.0)
+    assert asked == {"mask": mask, "dropout": 0.0, "bias": None}
+    assert context.grad_fn is not None
+    assert "short_attention" in context.grad_fn.name()
+    assert errors(inputs, mask, causal=True, scale=0.3, attending=attend) < 1e-12
+
+
+def test_kernels_that_do_not_run_are_told_of_once_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A missing package, a missing compiler, a driver too old: all end here, and the result is the same."""
+    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: short_attention._enabled)
+    monkeypatch.setitem(
+        sys.modules, "dragoman.ops.triton.short_attention_kernels", None
+    )  # importing it fails
+    monkeypatch.delattr("dragoman.ops.triton.short_attention_kernels", raising=False)
+    for _ in range(2):
+        assert errors(heads(5, 5, 16, torch.float64), None, causal=True) < 1e-12
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "Error" in told[0]
+    assert "short_tiles" in told[0]  # what was found
+    assert "PyTorch's own is used" in told[0]
+
+
+def test_kernels_that_fail_on_the_way_back_are_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inputs = heads(5, 5, 16, torch.float64)
+    context = attend_short(*inputs)
+    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: short_attention._enabled)
+    monkeypatch.setitem(sys.modules, "dragoman.ops.triton.short_attention_kernels", None)
+    monkeypatch.delattr("dragoman.ops.triton.short_attention_kernels", raising=False)
+    grads = torch.autograd.grad(context.sum(), inputs)
+    plain = torch.autograd.grad(attend_reference(*inputs).context.sum(), inputs)
+    for one, other in zip(grads, plain, strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(caplog.records) == 1
+
+
+@needs_triton
+def test_the_kernels_in_tritons_interpreter() -> None:
+    run_interpreted(__file__)
+
+
+@interpreted
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["none", "ends", "holes", "nothing"])
+@pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
+def test_interpreted_kernels_are_plain_attention(
+    monkeypatch: pytest.MonkeyPatch, queries: int, keys: int, width: int, name: str, causal: bool
+) -> None:
+    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: True)
+    for dtype, bound in [(torch.float32, 1e-5), (torch.float16, 0.002)]:
+        assert (
+            errors(heads(queries, keys, width, dtype), key_mask(name, keys), causal=causal) < bound
+        )
+    assert short_attention._enabled, "the kernels must not have failed"
+
+
+@interpreted
+def test_interpreted_kernels_take_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads whose numbers do not lie side by side, repeated heads, a gradient that is one number everywhere."""
+    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: True)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 3, 16, 5, generator=generator).mT.requires_grad_()
+    key, value = (
+        torch.randn(2, 1, 7, 16, generator=generator).expand(2, 3, 7, 16).requires_grad_()
+        for _ in range(2)
+    )
+    mask = (torch.rand(2, 1, 14, generator=generator) > 0.3)[..., ::2]
+    assert errors([query, key, value], mask, causal=False, scale=0.7) < 1e-5
+    grads = torch.autograd.grad(attend_short(query, key, value).sum(), [query, key, value])
+    plain = torch.autograd.grad(
+        attend_reference(query, key, value).context.sum(), [query, key, value]
+    )
+    for one, other in zip(grads, plain, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert short_attention._enabled, "the kernels must not have failed"
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("name", "rows", "warps"),
+    [("_forward", 32, 1), ("_backward", 32, 2), ("_forward", 128, 4), ("_backward", 128, 8)],
+)
+def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(
+    name: str, rows: int, warps: int
+) -> None:
+    """The interpreter takes Python that the compiler does not; the assembler for compute capability 9.0 comes with Triton."""
+    from dragoman.ops.triton import short_attention_kernels
+
+    kernel = getattr(short_attention_kernels, name)
+    constants = {"CAUSAL": True, "MASKED": True, "TILE_T": rows, "TILE_S": rows, "WIDTH": 64}
+    types = {"mask": "*u8", "scale": "fp32", "log2_scale": "fp32"}
+    types |= dict.fromkeys(
+        ("query", "key", "value", "context", "grad_output", "grad_query", "grad_key", "grad_value"),
+        "*bf16",
+    )
+    built = compile_for_hopper(kernel, constants, types, num_warps=warps, num_stages=1)
+    assert "mma" in built.asm["ptx"]  # tensor cores
+    assert (
+        built.metadata.shared <= 99 * 1024
+    )  # what the smallest cards of the last years give a program
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["none", "ends", "holes", "nothing"])
+@pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
+def test_kernels_on_a_gpu_are_plain_attention(
+    queries: int, keys: int, width: int, name: str, causal: bool, dtype: torch.dtype
+) -> None:
+    inputs = heads(queries, keys, width, dtype, "cuda", rows=3, count=4)
+    bound = 0.016 if dtype is torch.bfloat16 else 0.002
+    assert (
+        errors(inputs, key_mask(name, keys, "cuda", rows=3), causal=causal, attending=attend)
+        < bound
+    )
+    assert short_attention._enabled, "the kernels must not have failed"
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_kernels_on_a_gpu_compiled_and_recorded() -> None:
+    """In a compiled graph without a break, and replayed from a recording with other numbers."""
+    inputs = heads(20, 20, 64, torch.bfloat16, "cuda", rows=3)
+    assert (
+        errors(inputs, None, causal=True, attending=torch.compile(attend, fullgraph=True)) < 0.016
+    )
+    query, key, value = (x.detach().clone().requires_grad_() for x in inputs)
+    attend(query, key, value).sum().backward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    query.grad = key.grad = value.grad = None
+    with torch.cuda.graph(graph):
+        context = attend(query, key, value)
+        grads = torch.autograd.grad(context.square().sum(), [query, key, value])
+    with torch.no_grad():
+        for each in (query, key, value):
+            each.copy_(torch.randn_like(each))
+    graph.replay()
+    exact = [x.detach().double().requires_grad_() for x in (query, key, value)]
+    plain = attend_reference(*exact).context
+    torch.testing.assert_close(context.double(), plain, atol=0.03, rtol=0.03)
+    for one, other in zip(grads, torch.autograd.grad(plain.square().sum(), exact), strict=True):
+        assert (one.double() - other).norm() < 0.02 * other.norm()

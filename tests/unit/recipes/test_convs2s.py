@@ -1,0 +1,89 @@
+"""ConvS2S's recipe says what the paper and its released code say, and its model learns when made small."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+import torch
+
+from dragoman.config import apply_overrides, from_dict, read_config, to_dict
+from dragoman.models.factory import build_model, count_parameters
+from dragoman.recipes import convs2s
+from dragoman.recipes.convs2s import gehring2017
+from dragoman.registry import catalogue
+
+
+def test_the_recipe_has_the_released_numbers() -> None:
+    """`fconv_iwslt_de_en`, and the paper where the code leaves it alone."""
+    config = gehring2017()
+    assert (config.model.encoder, config.model.decoder) == (
+        ("conv(kernel_size=3)*4",),
+        ("conv(kernel_size=3, layers=3, scale_encoder_grad=true)",),
+    )
+    assert (config.model.width, config.model.dropout, config.model.max_positions) == (
+        256,
+        0.2,
+        1024,
+    )
+    assert (config.model.residual, config.model.positions, config.model.tie_embeddings) == (
+        "scaled",
+        "learned",
+        "none",
+    )
+    assert not config.model.scale_embeddings
+    assert (
+        config.train.max_grad_norm,
+        config.train.batch_tokens,
+        config.train.label_smoothing,
+    ) == (0.1, 4000, 0.1)
+    assert (config.decode.beam, config.decode.length_penalty) == (5, 1.0)
+
+
+def test_the_recipe_is_found_by_name_and_builds() -> None:
+    config = read_config(recipe="gehring2017")
+    assert config.problems() == []
+    assert from_dict(to_dict(config)) == config
+    with torch.device("meta"):
+        model = build_model(config.model, src_vocab_size=10_000, tgt_vocab_size=10_000)
+    width, kernel, vocabulary = 256, 3, 10_000
+    layer = 2 * width * (width * kernel + 2)  # directions, lengths and biases
+    attention = 2 * width * (width + 2)
+    tables = 3 * vocabulary * width + vocabulary + 2 * 1024 * width
+    assert count_parameters(model) == 7 * layer + 3 * attention + tables
+
+
+def test_the_rate_stays_and_then_falls() -> None:
+    train = gehring2017().train
+    rate = catalogue("schedule").load(train.schedule)
+    assert rate(1, train, 256) == rate(40_000, train, 256) == 1e-3
+    assert 0 < rate(50_000, train, 256) < 1e-6
+
+
+def test_settings_can_be_changed_on_top() -> None:
+    config = apply_overrides(
+        read_config(recipe="gehring2017"),
+        ["model.encoder=[conv*2, transformer*1]", "model.width=64"],
+    )
+    assert config.problems() == []
+    with torch.device("meta"):
+        build_model(config.model, src_vocab_size=100, tgt_vocab_size=100)
+
+
+def test_embeddings_start_near_the_papers_tenth() -> None:
+    """Section 3.5: N(0, 0.1). Embeddings of size one would saturate attention, whose dot product has no divisor."""
+    torch.manual_seed(0)
+    model = build_model(gehring2017().model, src_vocab_size=100, tgt_vocab_size=100).eval()
+    assert model.embeddings["src"].weight.std().item() == pytest.approx(1 / 16, rel=0.1)  # type: ignore[operator]
+
+
+def test_every_line_of_the_recipe_says_why() -> None:
+    """A setting without a source is a superstition."""
+    source = inspect.getsource(convs2s)
+    lines = source.splitlines()
+    keywords = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.keyword)]
+    settings = [node for node in keywords if not isinstance(node.value, ast.Call)]
+    assert len(settings) > 20
+    for node in settings:
+        assert "#" in lines[node.value.end_lineno - 1], lines[node.value.end_lineno - 1]  # type: ignore[operator]

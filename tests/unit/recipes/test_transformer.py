@@ -1,0 +1,115 @@
+"""The recipes say what the paper says, and build."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dragoman.config import apply_overrides, from_dict, read_config, to_dict
+from dragoman.models.factory import build_model, count_parameters
+from dragoman.recipes import transformer
+from dragoman.recipes.catalogue import RECIPES
+from dragoman.recipes.transformer import vaswani2017_base, vaswani2017_big
+from dragoman.registry import catalogue
+
+MILLIONS = {"tiny": 1.4, "small": 9.4, "vaswani2017_base": 63, "vaswani2017_big": 214}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_holds_together_and_builds(name: str) -> None:
+    config = read_config(recipe=name)
+    assert config.problems() == []
+    assert from_dict(to_dict(config)) == config
+    with torch.device("meta"):
+        model = build_model(
+            config.model,
+            src_vocab_size=config.text.vocab_size,
+            tgt_vocab_size=config.text.vocab_size,
+        )
+    if name in MILLIONS:
+        assert count_parameters(model) / 1e6 == pytest.approx(MILLIONS[name], rel=0.03)
+
+
+def test_the_paper_models_have_the_papers_numbers() -> None:
+    base, big = vaswani2017_base(), vaswani2017_big()
+    assert (base.model.width, base.model.heads, base.model.ffn_width, base.model.dropout) == (
+        512,
+        8,
+        2048,
+        0.1,
+    )
+    assert (big.model.width, big.model.heads, big.model.ffn_width, big.model.dropout) == (
+        1024,
+        16,
+        4096,
+        0.3,
+    )
+    for config in (base, big):
+        assert (config.model.encoder, config.model.decoder, config.model.residual) == (
+            ("transformer*6",),
+            ("transformer*6",),
+            "post",
+        )
+        assert (
+            config.train.beta1,
+            config.train.beta2,
+            config.train.epsilon,
+            config.train.warmup_steps,
+        ) == (0.9, 0.98, 1e-9, 4000)
+        assert (config.train.schedule, config.train.label_smoothing) == ("noam", 0.1)
+        assert (config.decode.beam, config.decode.length_penalty) == (4, 0.6)
+        peak = catalogue("schedule").load("noam")(
+            config.train.warmup_steps, config.train, config.model.width
+        )
+        assert peak == pytest.approx((config.model.width * config.train.warmup_steps) ** -0.5)
+
+
+def test_settings_can_be_changed_on_top() -> None:
+    config = apply_overrides(
+        read_config(recipe="tiny"), ["model.encoder=[transformer*3]", "model.width=64"]
+    )
+    assert (config.model.encoder, config.model.width) == (("transformer*3",), 64)
+
+
+def test_every_line_of_a_recipe_says_why() -> None:
+    """A setting without a source is a superstition."""
+    source = inspect.getsource(transformer)
+    lines = source.splitlines()
+    for function in ast.parse(source).body:
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.keyword) and isinstance(
+                    node.value, ast.Constant | ast.Tuple
+                ):
+                    assert "#" in lines[node.value.end_lineno - 1], lines[node.value.end_lineno - 1]  # type: ignore[operator]
+                if isinstance(node, ast.Dict):
+                    for value in node.values:
+                        assert "#" in lines[value.end_lineno - 1], lines[value.end_lineno - 1]  # type: ignore[operator]
+
+
+def test_catalogues_and_block_lists_are_read_without_torch() -> None:
+    code = """
+import sys
+import dragoman.attention.catalogue, dragoman.layers.catalogue, dragoman.models.catalogue, dragoman.recipes.catalogue
+import dragoman.attention
+from dragoman.config import read_config
+from dragoman.models.block_spec import parse_blocks
+for name in dragoman.recipes.catalogue.RECIPES:
+    parse_blocks(read_config(recipe=name).model.encoder)
+assert "torch" not in sys.modules, "torch was imported"
+assert "SelfAttention" in dir(dragoman.attention)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_of_attention_are_there() -> None:
+    import dragoman.attention as attention
+
+    assert all(getattr(attention, name) for name in attention.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        attention.Nothing  # noqa: B018

@@ -1,0 +1,29 @@
+"""The machine that a run takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.errors import ConfigError
+from dragoman.runs import estimate
+from dragoman.runtime import device
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(estimate, "_physical_memory", lambda: 4_000_000_000)
+    estimate.require_model_fits_memory(1_000_000_000)
+    with pytest.raises(
+        ConfigError,
+        match=r"found 1,000,000,001 parameters, 4\.0 GB in float32, and 4\.0 GB of memory; lower",
+    ):
+        estimate.require_model_fits_memory(1_000_000_001)
+
+
+def test_where_the_system_does_not_say_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr(device.os, "sysconf", refuse)
+    estimate.require_model_fits_memory(10**15)

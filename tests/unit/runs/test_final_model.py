@@ -1,0 +1,117 @@
+"""What a finished run becomes: which weights are taken, and what a validation is expected to take."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from run_kit import save_checkpoint, tensors
+from training_kit import Corpus, tiny_model
+
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.config import Config
+from dragoman.errors import CorruptError
+from dragoman.runs import estimate
+from dragoman.runs.estimate import (
+    PROBE_VALIDATION_BATCHES,
+    PROBE_VALIDATION_SENTENCES,
+    estimate_validation_seconds,
+)
+from dragoman.runs.final_model import select_weights
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory(tmp_path / "training", keep_checkpoints=9) as directory:
+        yield directory
+
+
+def config(**train: Any) -> Config:
+    return Config().replace(train={"average_checkpoints": 0, **train})
+
+
+def first(weights: dict[str, torch.Tensor]) -> float:
+    return float(weights["layer.weight"][0, 0])
+
+
+def test_the_best_step_is_taken_or_the_last_with_its_moving_average(run):
+    save_checkpoint(run, 1, 2, 3)
+    weights, told = select_weights(run, config(final_checkpoint="best"))
+    assert (first(weights), told) == (
+        1.0,
+        "step 3, the last, as a running average",
+    )  # none was kept as the best
+    run.keep_best(2)
+    weights, told = select_weights(run, config(final_checkpoint="best"))
+    assert (first(weights), told) == (
+        pytest.approx(2 / 3),
+        "step 2, the best, as a running average",
+    )
+    weights, told = select_weights(run, config(final_checkpoint="last"))
+    assert (first(weights), told) == (1.0, "step 3, the last, as a running average")
+    run.save_checkpoint(4, tensors(4) | {"ema": None}, {})
+    weights, told = select_weights(run, config(final_checkpoint="last"))
+    assert (first(weights), told) == (4.0, "step 4, the last")
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "mean"), [(2, "3, 2", 2.5), (3, "3, 2, 1", 2.0), (9, "3, 2, 1", 2.0)]
+)
+def test_the_newest_steps_are_averaged_before_a_best_is_looked_for(run, count, steps, mean):
+    save_checkpoint(run, 1, 2, 3)
+    run.keep_best(1)
+    weights, told = select_weights(run, config(average_checkpoints=count))
+    assert told == f"average of steps {steps}"
+    assert first(weights) == pytest.approx(mean / 3)  # of their moving averages
+
+
+def test_a_run_without_a_checkpoint_becomes_nothing(run):
+    for settings in ({}, {"average_checkpoints": 3}, {"final_checkpoint": "last"}):
+        with pytest.raises(
+            CorruptError, match="must have a checkpoint that verifies; found none in"
+        ):
+            select_weights(run, config(**settings))
+
+
+@pytest.mark.parametrize("sentences", [0, 3, 200])
+@pytest.mark.parametrize("translates", [True, False])
+def test_a_validation_is_timed_by_a_few_batches_and_sentences(monkeypatch, sentences, translates):
+    """On a clock that each batch and each sentence moves by a second."""
+    corpus, now = Corpus(12), SimpleNamespace(now=0.0)
+    plan = corpus.plan()
+    batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
+    asked: list[int] = []
+
+    @contextlib.contextmanager
+    def autocast(device: torch.device):
+        now.now += 1.0
+        yield
+
+    def translate(model: Any, src: list[str]) -> None:
+        asked.append(len(src))
+        now.now += len(src)
+
+    monkeypatch.setattr(estimate, "time", SimpleNamespace(monotonic=lambda: now.now))
+    validation: Any = SimpleNamespace(
+        batches=lambda: [batch] * 10,
+        precision=SimpleNamespace(autocast=autocast),
+        device=torch.device("cpu"),
+        count=10,
+        translate=translate if translates else None,
+        sample=SimpleNamespace(src=["a"] * sentences),
+    )
+    model = tiny_model().train()
+    found = estimate_validation_seconds(validation, model)
+    assert model.training
+    few = min(sentences, PROBE_VALIDATION_SENTENCES)
+    assert asked == ([min(2, few), few] if translates and sentences else [])
+    batches = (
+        10 * PROBE_VALIDATION_BATCHES / PROBE_VALIDATION_BATCHES
+    )  # the first of those timed only warms up
+    assert found == pytest.approx(
+        batches + (few * max(1, sentences / few) ** 0.75 * 0.4 if asked else 0)
+    )
+    assert estimate_validation_seconds(None, model) == 0.0

@@ -1,0 +1,732 @@
+"""Whole runs in miniature: begun, gone on with, finished, refused."""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dragoman.config import Config, read_config
+from dragoman.data.corpus import ConcatCorpus, ParallelFiles, TabularCorpus
+from dragoman.errors import (
+    BundleError,
+    ConfigError,
+    CorruptError,
+    DataError,
+    LockedError,
+    PermissionDeniedError,
+    StoppedError,
+)
+from dragoman.runs.auto_config import measure_corpus
+from dragoman.runs.data_preparation import open_corpora
+from dragoman.runs.output_directory import OutputDirectory
+from dragoman.runs.training_run import train
+from dragoman.runs.validation_split import SplitCorpus, is_held_out
+from dragoman.runtime import signals
+from dragoman.storage.disk import DiskFullError
+from dragoman.storage.lock import DirectoryLock
+from dragoman.tasks.translation import TranslationValidator
+from dragoman.text.tokenizer import train_tokenizers
+from dragoman.training.progress import QuietProgress
+
+SETTINGS = [
+    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer", "model.decoder=transformer", "text.tokenizer=characters",
+    "text.byte_fallback=false", "train.steps=6", "train.batch_tokens=200", "train.checkpoint_every=2", "train.validate_every=3",
+    "train.validate_sentences=2", "train.device=cpu", "train.precision=float32", "text.vocab_size=40",
+]  # fmt: skip
+
+
+class Told(QuietProgress):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Words and the same words backwards, in two files."""
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "cache"))
+    draw = random.Random(3)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 8))) for _ in range(150)]
+    (tmp_path / "a.src").write_text("\n".join(words) + "\n")
+    (tmp_path / "a.tgt").write_text("\n".join(word[::-1] for word in words) + "\n")
+    return tmp_path
+
+
+def configured(corpus, *more: str) -> Config:
+    files = [f"data.src={corpus / 'a.src'}", f"data.tgt={corpus / 'a.tgt'}"]
+    return read_config(recipe="tiny", overrides=[*files, *SETTINGS, *more])
+
+
+def digest(out) -> str:
+    return hashlib.sha256((out / "weights.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_run_becomes_a_bundle_that_translates(corpus):
+    from dragoman import Translator
+
+    out = train(configured(corpus), corpus / "model")
+    assert isinstance(Translator.load(out, device="cpu").translate(["abc"])[0], str)
+    assert (out / "training" / "curves.png").exists()
+    assert json.loads((out / "training" / "status.json").read_text())["state"] == "finished"
+
+
+def test_the_same_run_gives_the_same_bits(corpus):
+    assert digest(train(configured(corpus), corpus / "a")) == digest(
+        train(configured(corpus), corpus / "b")
+    )
+
+
+def test_more_updates_go_on_from_where_it_was(corpus):
+    """Resuming needs no arithmetic about absolute steps (OpenNMT-py#1364)."""
+    config = configured(corpus, "train.schedule=constant")
+    whole = train(configured(corpus, "train.schedule=constant", "train.steps=8"), corpus / "whole")
+    train(config, corpus / "parts")
+    parts = train(
+        configured(corpus, "train.schedule=constant", "train.steps=8"),
+        corpus / "parts",
+        resume=True,
+    )
+    assert digest(parts) == digest(whole)
+
+
+def test_a_run_that_ended_before_its_model_was_written_writes_it(corpus):
+    """All steps are in the last checkpoint, and the model directory has no manifest yet: that is not nothing to do."""
+    out = train(configured(corpus), corpus / "model")
+    before = digest(out)
+    for name in ("manifest.json", "weights.safetensors"):
+        (out / name).unlink()
+    assert digest(train(configured(corpus), corpus / "model", resume=True)) == before
+    assert (out / "manifest.json").exists()
+
+
+def test_a_finished_run_says_that_nothing_is_left(corpus):
+    """A run that would do no updates says so (OpenNMT-py#886)."""
+    train(configured(corpus), corpus / "model")
+    told = Told()
+    train(None, corpus / "model", resume=True, progress=told)
+    assert any("nothing to do" in note and "6 updates made" in note for note in told.notes)
+
+
+def test_a_run_that_goes_on_must_be_the_same_run(corpus):
+    train(configured(corpus), corpus / "model")
+    with pytest.raises(ConfigError, match=r"model.width must stay as the run") as caught:
+        train(configured(corpus, "model.width=32", "train.seed=9"), corpus / "model", resume=True)
+    assert "found 32 where it was 16" in str(caught.value)
+    assert "train.seed" in str(caught.value)
+
+
+def test_resume_alone_needs_a_run(corpus):
+    for config in (None, configured(corpus)):
+        with pytest.raises(
+            ConfigError,
+            match=r"found no run in .*nothing to resume; leave out --resume to start one",
+        ):
+            train(config, corpus / "nothing", resume=True)
+    assert not (corpus / "nothing").exists()
+
+
+def test_other_peoples_files_are_left_alone(corpus):
+    with pytest.raises(BundleError, match=r"a\.src"):
+        train(configured(corpus), corpus)
+
+
+def test_a_file_is_no_directory(corpus):
+    with pytest.raises(ConfigError, match=r"found the file .*a\.src"):
+        OutputDirectory(corpus / "a.src")
+
+
+def test_a_dry_run_writes_nothing(corpus):
+    told = Told()
+    train(configured(corpus), corpus / "model", dry_run=True, progress=told)
+    assert not (corpus / "model").exists()
+    assert any("weights" in note for note in told.notes)
+    assert any("steps" in note and "epochs" in note for note in told.notes)
+
+
+def test_without_a_recipe_everything_is_fitted(corpus):
+    def override(base):
+        return read_config(
+            base=base,
+            overrides=[f"data.src={corpus / 'a.src'}", f"data.tgt={corpus / 'a.tgt'}", *SETTINGS],
+        )
+
+    told = Told()
+    out = train(override(None), corpus / "model", override=override, progress=told)
+    assert OutputDirectory(out).config().recipe == "small"
+    assert OutputDirectory(out).config().model.width == 16  # what a person says wins
+    assert any(note.startswith("vocabulary:") for note in told.notes)
+
+
+def test_a_budget_ends_in_time_and_still_leaves_a_model(corpus):
+    out = train(configured(corpus, "train.steps=2000", "train.time_budget=20"), corpus / "model")
+    status = json.loads((out / "training" / "status.json").read_text())
+    assert status["state"] == "finished"
+    assert 0 < status["step"] < 20_000
+
+
+def test_some_pairs_are_held_out_when_no_validation_is_given(corpus):
+    whole = ParallelFiles(corpus / "a.src", corpus / "a.tgt")
+    parts = [
+        [pair.number for pair in SplitCorpus(whole, held_out=held).pairs()]
+        for held in (True, False)
+    ]
+    assert parts[0] == [50, 100, 150]
+    assert sorted(parts[0] + parts[1]) == list(range(1, 151))
+    assert not is_held_out(100_000)
+
+
+def test_a_handful_of_pairs_is_trained_on_whole(corpus, tmp_path):
+    for side in ("src", "tgt"):
+        (tmp_path / f"few.{side}").write_text("a\nb\n")
+    data = read_config(
+        overrides=[f"data.src={tmp_path / 'few.src'}", f"data.tgt={tmp_path / 'few.tgt'}"]
+    ).data
+    corpora = open_corpora(data)
+    assert corpora.valid is None
+    assert "fewer than 50" in corpora.note
+
+
+def test_a_survey_counts_or_estimates(corpus):
+    whole = ParallelFiles(corpus / "a.src", corpus / "a.tgt")
+    assert measure_corpus(whole).pairs == 150
+    assert measure_corpus(whole).exact
+    assert not measure_corpus(whole, most=10).exact
+
+
+def test_an_empty_corpus_is_named(tmp_path):
+    for side in ("src", "tgt"):
+        (tmp_path / f"none.{side}").write_text("\n\n")
+    with pytest.raises(DataError, match="2 pairs, all of them empty"):
+        measure_corpus(ParallelFiles(tmp_path / "none.src", tmp_path / "none.tgt"))
+
+
+def test_a_run_that_fails_while_preparing_says_so_in_its_status(corpus):
+    """Some launchers lose the exit code; status.json keeps it."""
+    (corpus / "a.tgt").write_text("one line\n")
+    with pytest.raises(DataError, match="150 and 1"):
+        train(configured(corpus), corpus / "model")
+    status = json.loads((corpus / "model" / "training" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert "150 and 1" in status["reason"]
+
+
+def test_a_request_to_stop_is_heard_while_preparing(corpus, monkeypatch):
+    def stop() -> None:
+        raise StoppedError(
+            "preparing goes on unless it is asked to stop",
+            found="SIGTERM",
+            fix="run the same command again",
+        )
+
+    monkeypatch.setattr("dragoman.runtime.signals.raise_if_stop_requested", stop)
+    with pytest.raises(StoppedError):
+        train(configured(corpus), corpus / "model")
+    assert (
+        json.loads((corpus / "model" / "training" / "status.json").read_text())["exit_code"] == 75
+    )
+
+
+def test_leftovers_of_an_attempt_that_failed_decide_nothing(corpus):
+    """What was settled before a mistake was found must not outlive it: the next attempt is a new one."""
+    from dragoman import Translator
+
+    missing = configured(
+        corpus, f"data.valid_src={corpus / 'no.src'}", f"data.valid_tgt={corpus / 'no.tgt'}"
+    )
+    with pytest.raises(DataError, match=r"no\.src must exist"):
+        train(missing, corpus / "model")
+    (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "ж"))
+    out = train(configured(corpus, "train.steps=1"), corpus / "model")
+    assert 3 not in Translator.load(out, device="cpu").tokenizers.src.encode("жb"), (
+        "the pieces are those of the text as it is now"
+    )
+
+
+def test_a_budget_that_leaves_no_time_to_train(corpus):
+    with pytest.raises(
+        ConfigError,
+        match=r"--budget must leave time to train; found 3 s, and \d+ s go into preparing and writing",
+    ):
+        train(configured(corpus, "train.time_budget=3"), corpus / "model")
+    assert not OutputDirectory(corpus / "model").has_run, "the next attempt may be another"
+
+
+def test_a_vocabulary_that_was_fitted_is_never_a_persons_mistake(corpus):
+    config = configured(
+        corpus,
+        "train.steps=1",
+        "text.tokenizer=bpe",
+        "text.vocab_size=350",
+        "text.byte_fallback=true",
+    )
+    for side in ("a.src", "a.tgt"):
+        (corpus / side).write_text("one pair\n")
+    told = Told()
+    out = train(
+        config,
+        corpus / "model",
+        override=lambda base: config.replace(text={"vocab_size": base.text.vocab_size}),
+        progress=told,
+    )
+    assert any("all that this text allows" in note for note in told.notes)
+    assert OutputDirectory(out).config().text.vocab_size < 500
+
+
+def test_one_file_for_both_sides_is_told(corpus):
+    told = Told()
+    train(
+        configured(corpus, f"data.tgt={corpus / 'a.src'}", "train.steps=1"),
+        corpus / "model",
+        dry_run=True,
+        progress=told,
+    )
+    assert any(
+        note.startswith("warning: source and target are the same file") and "a.src" in note
+        for note in told.notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ("tiny", r"found 'tiny' \(str\)"),
+        ({"model": {}}, r"\(dict\)"),
+        (Config().replace(model={"width": "3x"}), "found .3x."),
+    ],
+)
+def test_what_is_no_configuration(config, found, tmp_path):
+    with pytest.raises(ConfigError, match=found):
+        train(config, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_place_below_a_file(tmp_path):
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(
+        ConfigError, match=r"--out must lie in a directory; found .*model below the file .*notes"
+    ):
+        OutputDirectory(tmp_path / "notes" / "model")
+
+
+def test_what_a_run_leaves_out_is_told_once(corpus):
+    """Any pair left out is counted and shown (OpenNMT-py#1161)."""
+    for side in ("a.src", "a.tgt"):
+        with (corpus / side).open("a") as file:
+            file.write("\n" + "ab" * 200 + "\n")
+    told = Told()
+    train(configured(corpus, "train.steps=1"), corpus / "model", dry_run=True, progress=told)
+    assert [
+        note
+        for note in told.notes
+        if "set aside" in note
+        and "1 with an empty side (line 151)" in note
+        and "over 200 pieces" in note
+    ]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.9])
+def test_segmentations_sampled_in_training_fit_learned_positions(corpus, dropout):
+    """Words of 3 tokens become 9 by BPE-dropout, and shapes past the plan's round up to 8: both must stay within the 10 positions."""
+    text = [
+        "text.tokenizer=bpe",
+        "text.vocab_size=80",
+        f"text.bpe_dropout={dropout}",
+        "model.positions=learned",
+        "train.batch_tokens=16",
+    ]
+    out = train(
+        configured(corpus, *text, "data.max_length=9", "model.max_positions=10"), corpus / "model"
+    )
+    assert (out / "weights.safetensors").exists()
+
+
+def test_a_run_that_reaches_its_target_ends_there_and_has_nothing_left(corpus, monkeypatch):
+    monkeypatch.setattr(
+        TranslationValidator, "__call__", lambda self, model: {"loss": 1.0, "exact": 0.98}
+    )
+    told = Told()
+    out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model", progress=told)
+    assert json.loads((out / "manifest.json").read_text())["updates"] == 3  # the first validation
+    assert "learnt at step 3: 98 % of the validation sentences translated exactly" in told.notes
+    again = Told()
+    train(None, out, resume=True, progress=again)
+    assert any(
+        "nothing to do" in note and "98 % of the validation sentences" in note
+        for note in again.notes
+    )
+    assert any("--set train.target_exact=0" in note for note in again.notes)
+    train(configured(corpus, "train.target_exact=0"), out, resume=True)
+    assert json.loads((out / "manifest.json").read_text())["updates"] == 6
+
+
+def test_a_run_that_ends_below_its_target_warns(corpus, caplog):
+    out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model")
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(
+        "not learnt after 6 steps: 0 % of the validation sentences translated exactly, and train.target_exact is 90 %"
+    )
+    assert f"--out {out} --resume --set train.steps=12" in warning
+
+
+def begun_without_a_checkpoint(corpus, monkeypatch, *more: str):
+    """Begin a run and end it before its first step, as a kill would."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dragoman.runs.training_run._TrainingRun._train", killed)
+        with pytest.raises(Killed):
+            train(configured(corpus, *more), corpus / "model")
+    assert OutputDirectory(corpus / "model").has_run
+    assert not list((corpus / "model" / "training").glob("step-*"))
+
+
+@pytest.mark.parametrize("name", ["a.src", "a.tgt", "v.src"])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_corpus_that_changed_before_the_first_checkpoint_is_named(
+    corpus, monkeypatch, name, resume
+):
+    """It was resumed silently, with the tokenizer of the old one."""
+    for side in ("src", "tgt"):
+        (corpus / f"v.{side}").write_text("abc\ndef\n")
+    validation = [f"data.valid_{side}={corpus / f'v.{side}'}" for side in ("src", "tgt")]
+    begun_without_a_checkpoint(corpus, monkeypatch, *validation)
+    path = corpus / name
+    times, content = path.stat(), path.read_text()
+    path.write_text(content[::-1].strip() + "\n")  # of the same size
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(
+        CorruptError,
+        match=rf"{name} must be as it was when the run began; found \d+ bytes with SHA-256 .* restore it",
+    ):
+        train(None if resume else configured(corpus, *validation), corpus / "model", resume=resume)
+    path.write_text(content)
+    assert train(None, corpus / "model", resume=True)
+
+
+@pytest.mark.parametrize("name", ["shared.model", "text.json"])
+def test_a_tokenizer_that_changed_is_named(corpus, monkeypatch, name):
+    begun_without_a_checkpoint(corpus, monkeypatch)
+    path = corpus / "model" / "training" / "text" / name
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(CorruptError, match=rf"{name} must be as it was when the run began"):
+        train(None, corpus / "model", resume=True)
+
+
+def test_a_tokenizer_that_was_lost_is_learnt_again(corpus, monkeypatch):
+    begun_without_a_checkpoint(corpus, monkeypatch)
+    shutil.rmtree(corpus / "model" / "training" / "text")
+    shutil.rmtree(corpus / "cache")
+    assert digest(train(None, corpus / "model", resume=True)) == digest(
+        train(configured(corpus), corpus / "whole")
+    )
+
+
+def test_a_corpus_that_changes_while_it_is_prepared_is_noticed(corpus, monkeypatch):
+    """The tokenizer would be of one text and the pairs of another."""
+    learn = train_tokenizers
+
+    def changed(*arguments):
+        made = learn(*arguments)
+        (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "b"))
+        return made
+
+    monkeypatch.setattr("dragoman.runs.data_preparation.train_tokenizers", changed)
+    with pytest.raises(CorruptError, match=r"a\.src must stay as it is while it is prepared"):
+        train(configured(corpus), corpus / "model")
+
+
+def test_a_run_of_an_older_release_has_no_list_of_files(corpus):
+    train(configured(corpus), corpus / "model")
+    (corpus / "model" / "training" / "data.json").unlink()
+    assert train(configured(corpus, "train.steps=7"), corpus / "model", resume=True)
+    (corpus / "model" / "training" / "data.json").write_text('{"files": [3]}')
+    with pytest.raises(
+        CorruptError, match=r"data\.json must list the run's files; found TypeError"
+    ):
+        train(configured(corpus, "train.steps=8"), corpus / "model", resume=True)
+
+
+def test_a_fitted_run_names_the_value_that_it_has(corpus):
+    """`--resume --set model.width=128` was answered with the default, which the run never had."""
+
+    def override(base):
+        return read_config(
+            base=base,
+            overrides=[
+                f"data.src={corpus / 'a.src'}",
+                f"data.tgt={corpus / 'a.tgt'}",
+                *SETTINGS[1:],
+            ],
+        )
+
+    out = train(override(None), corpus / "model", override=override)
+    assert OutputDirectory(out).config().model.width == 128
+    for width in (64, 512):  # 512 is every setting's default, and so what the request had
+        changed = OutputDirectory(out).config().replace(model={"width": width})
+        with pytest.raises(
+            ConfigError, match=rf"model\.width must stay .* found {width} where it was 128"
+        ):
+            train(changed, out, resume=True, explicit_settings={"model.width"})
+    assert train(
+        OutputDirectory(out).config(), out, resume=True, explicit_settings={"model.width"}
+    ), "the same value is no change"
+
+
+def test_several_corpora_are_read_in_order(corpus):
+    for name, words in (("b", ["xyz", "", "zyx"]), ("c", [])):
+        for side in ("src", "tgt"):
+            (corpus / f"{name}.{side}").write_text("".join(f"{word}\n" for word in words))
+    files = [
+        f"data.{side}=[{', '.join(str(corpus / f'{name}.{side}') for name in 'cab')}]"
+        for side in ("src", "tgt")
+    ]
+    told = Told()
+    out = train(configured(corpus, *files, "train.steps=1"), corpus / "model", progress=told)
+    assert [
+        note.replace(f"{corpus}/", "") for note in told.notes if note.startswith("corpus ")
+    ] == [
+        "corpus 1 of 3: c.src, c.tgt: 0 pairs",
+        "corpus 2 of 3: a.src, a.tgt: 150 pairs",
+        "corpus 3 of 3: b.src, b.tgt: 3 pairs",
+    ]
+    assert any(f"with an empty side (line 2 of {corpus / 'b.src'})" in note for note in told.notes)
+    assert [Path(each.path).name for each in OutputDirectory(out).data()[:6]] == [
+        "c.src",
+        "c.tgt",
+        "a.src",
+        "a.tgt",
+        "b.src",
+        "b.tgt",
+    ]
+    assert "c.src, a.src, b.src" in (out / "card.md").read_text()
+    assert json.loads((out / "config.json").read_text())["data"]["src"] == [
+        "c.src",
+        "a.src",
+        "b.src",
+    ]
+
+
+def test_a_concatenation_numbers_through_and_names_lines(corpus):
+    (corpus / "p.tsv").write_text("src\ttgt\none\teins\n\tleer\n")
+    parts = [
+        ParallelFiles(corpus / "a.src", corpus / "a.tgt"),
+        TabularCorpus(corpus / "p.tsv"),
+        TabularCorpus(corpus / "p.tsv"),
+    ]
+    both = ConcatCorpus(parts)
+    read = list(both.pairs())
+    assert (len(read), both.part_counts()) == (154, [150, 2, 2])
+    assert [pair.number for pair in read] == [*range(1, 151), 152, 153, 155, 156]
+    assert [both.describe_line(number) for number in (150, 152, 156)] == [
+        f"150 of {corpus / 'a.src'}",
+        f"2 of {corpus / 'p.tsv'}",
+        f"3 of {corpus / 'p.tsv'}",
+    ]
+    assert both.fraction_read() == 1.0
+    few = both.pairs()
+    next(few)
+    assert 0 < both.fraction_read() < 1.0
+    assert both.part_counts() == []
+    (corpus / "p.tsv").write_text("src\ttgt\none\n")
+    with pytest.raises(DataError, match=r"p\.tsv line 2 must have 2 columns; found 1"):
+        list(ConcatCorpus(parts).pairs())
+
+
+def test_one_order_of_corpora_is_not_another(corpus):
+    parts = [
+        ParallelFiles(corpus / "a.src", corpus / "a.tgt"),
+        ParallelFiles(corpus / "a.tgt", corpus / "a.src"),
+    ]
+    assert [pair.src for pair in ConcatCorpus(parts).pairs()] != [
+        pair.src for pair in ConcatCorpus(parts[::-1]).pairs()
+    ]
+    assert ConcatCorpus(parts).layout() != parts[0].layout()
+
+
+@pytest.mark.parametrize(("pairs", "named"), [(1, "only 1 pair to"), (20, "only 20 pairs to")])
+def test_a_corpus_of_a_few_pairs_is_warned_about(corpus, pairs, named):
+    for side in ("src", "tgt"):
+        (corpus / f"few.{side}").write_text("abc\n" * pairs)
+    files = [f"data.{side}={corpus / f'few.{side}'}" for side in ("src", "tgt")]
+    told = Told()
+    train(
+        configured(corpus, *files, "train.steps=1", "text.vocab_size=12"),
+        corpus / "model",
+        dry_run=True,
+        progress=told,
+    )
+    assert any(note.startswith("warning: ") and named in note for note in told.notes)
+
+
+def test_a_dry_run_names_what_it_wrote(corpus):
+    notes = []
+    for _ in range(2):
+        told = Told()
+        train(configured(corpus), corpus / "model", dry_run=True, progress=told)
+        notes.append([note for note in told.notes if note.startswith("dry run")])
+    made = sorted(map(str, (corpus / "cache").iterdir()))
+    assert len(made) == 3  # the tokenizer, the training pairs, the validation pairs
+    assert all(path in notes[0][0] for path in made)
+    assert notes[1] == ["dry run: nothing was trained and nothing was written"]
+    assert not (corpus / "model").exists()
+
+
+def test_a_dry_run_refuses_what_the_run_would(corpus, monkeypatch):
+    out = corpus / "model"
+    begun_without_a_checkpoint(corpus, monkeypatch)
+    with pytest.raises(ConfigError, match="found 32 where it was 16"):
+        train(configured(corpus, "model.width=32"), out, dry_run=True)
+    lock = DirectoryLock(out / "training")
+    lock.acquire()
+    before = sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*"))
+    with pytest.raises(LockedError, match=f"process {os.getpid()} "):
+        train(configured(corpus), out, dry_run=True)
+    assert sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*")) == before
+    lock.release()
+    train(configured(corpus), out, dry_run=True)
+    (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "b"))
+    with pytest.raises(CorruptError, match=r"a\.src must be as it was when the run began"):
+        train(None, out, resume=True, dry_run=True)
+    with pytest.raises(BundleError, match=r"a\.src"):
+        train(configured(corpus), corpus, dry_run=True)
+    with pytest.raises(ConfigError, match="found 3 s, and"):
+        train(configured(corpus, "train.time_budget=3"), corpus / "other", dry_run=True)
+    monkeypatch.setattr("dragoman.storage.disk.free_disk_bytes", lambda path: 1000)
+    with pytest.raises(DiskFullError, match="room for the checkpoints must fit"):
+        train(configured(corpus), corpus / "other", dry_run=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_dry_run_into_a_folder_that_is_not_ours(corpus):
+    (corpus / "closed").mkdir(mode=0o500)
+    with pytest.raises(PermissionDeniedError, match="closed"):
+        train(configured(corpus), corpus / "closed" / "model", dry_run=True)
+
+
+def test_a_dry_run_asks_who_may_write(corpus, monkeypatch):
+    monkeypatch.setattr("dragoman.runs.output_directory.os.access", lambda path, mode: False)
+    with pytest.raises(PermissionDeniedError, match=f"Permission denied at {corpus}"):
+        train(configured(corpus), corpus / "new" / "model", dry_run=True)
+
+
+@pytest.fixture
+def asked_to_stop(monkeypatch):
+    """Ask to stop at a step, as often as is said."""
+
+    def ask(at: int, times: int = 1) -> None:
+        from dragoman.training.train_state import TrainStateTracker
+
+        count, left = TrainStateTracker.advance, [times]
+
+        def counted(self, update, *rest):
+            record = count(self, update, *rest)
+            if update.number == at:
+                for _ in range(left.pop() if left else 0):
+                    signals.request_stop("SIGINT")
+            return record
+
+        monkeypatch.setattr(TrainStateTracker, "advance", counted)
+
+    signals.uninstall_handlers()
+    yield ask
+    signals.uninstall_handlers()
+
+
+@pytest.mark.parametrize(
+    ("at", "times", "words"),
+    [
+        (3, 1, "stopped at step 3, checkpoint saved; resume with: dragoman train --out "),
+        (
+            3,
+            2,
+            "stopped by SIGINT, SIGINT without saving, the newest checkpoint is that of step 2; resume with: ",
+        ),
+        (
+            1,
+            2,
+            "stopped by SIGINT, SIGINT without saving, there is no checkpoint yet; resume with: ",
+        ),
+    ],
+)
+def test_a_stop_says_what_was_saved_and_how_to_resume(corpus, asked_to_stop, at, times, words):
+    asked_to_stop(at, times)
+    with pytest.raises(StoppedError) as caught:
+        train(configured(corpus), corpus / "my model")
+    assert str(caught.value).startswith(words)
+    assert str(caught.value).endswith(f"dragoman train --out '{corpus / 'my model'}' --resume")
+    assert caught.value.exit_code == 75
+    signals.uninstall_handlers()
+    assert digest(train(None, corpus / "my model", resume=True)) == digest(
+        train(configured(corpus), corpus / "whole")
+    )
+
+
+def test_a_fitted_run_is_as_long_as_it_says(corpus):
+    """It said 60 epochs and trained 34, for words were counted and not tokens."""
+    for side in ("src", "tgt"):
+        text = (corpus / f"a.{side}").read_text()
+        (corpus / f"a.{side}").write_text(
+            "\n".join(" ".join(line) for line in text.splitlines() * 20) + "\n"
+        )
+    files = [
+        f"data.src={corpus / 'a.src'}",
+        f"data.tgt={corpus / 'a.tgt'}",
+        "train.device=cpu",
+        "model.width=16",
+        "model.heads=2",
+    ]
+
+    def override(base):
+        return read_config(base=base, overrides=files)
+
+    told = Told()
+    train(override(None), corpus / "model", override=override, dry_run=True, progress=told)
+    (said,) = [
+        float(re.search(r"schedule: (\d+) epochs", note)[1])
+        for note in told.notes
+        if "schedule:" in note
+    ]
+    (trained,) = [
+        float(re.search(r", ([\d.]+) epochs", note)[1])
+        for note in told.notes
+        if note.startswith("training:")
+    ]
+    assert trained == pytest.approx(said, rel=0.02)
+
+
+def test_a_plan_that_moves_far_is_logged_once(corpus, monkeypatch):
+    """Epochs were announced twice, and differed: 60 and 34."""
+
+    def updates(self, done, seconds, *, most, overhead=None):
+        self.seconds_per_step = 0.01
+        return 20 if not done else 40
+
+    monkeypatch.setattr("dragoman.runs.time_budget.TimeBudget.plan_steps", updates)
+    told = Told()
+    train(
+        configured(corpus, "train.steps=50", "train.time_budget=600"),
+        corpus / "model",
+        progress=told,
+    )
+    (announced,) = [note for note in told.notes if "epochs, about" in note]
+    (corrected,) = [note for note in told.notes if "instead of" in note]
+    assert announced.startswith("training: 20 steps, ")
+    epochs = re.search(r"([\d.]+) epochs", announced)[1]
+    assert re.fullmatch(
+        rf"measured throughput [\d,]+ tokens/s with .*: [\d.]+ epochs \(40 steps\) instead of {epochs}",
+        corrected,
+    )

@@ -1,0 +1,183 @@
+"""Requests to stop: counted, named, and never lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dragoman.errors import StoppedError
+from dragoman.runtime import signals
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    signals.uninstall_handlers()
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
+    for number in before:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    signals.uninstall_handlers()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def send(*numbers: int) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_first_signal_asks_to_stop_and_is_named(name):
+    signals.install_handlers()
+    assert not signals.stop_requested()
+    send(getattr(signal, name))
+    assert signals.stop_requested()
+    assert not signals.is_stop_urgent()
+    assert signals.stop_reason() == name
+
+
+def test_second_signal_is_urgent_and_the_third_meets_the_default():
+    signals.install_handlers()
+    send(signal.SIGTERM, signal.SIGINT)
+    assert signals.is_stop_urgent()
+    assert signals.stop_reason() == "SIGTERM, SIGINT"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_third_signal_kills():
+    code = "import os, signal\nfrom dragoman import stopping\nstopping.install()\nfor _ in range(3): os.kill(os.getpid(), signal.SIGTERM)\n"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGTERM
+
+
+def test_usr1_asks_for_a_checkpoint_only():
+    signals.install_handlers()
+    send(signal.SIGUSR1)
+    assert signals.checkpoint_requested()
+    assert not signals.stop_requested()
+    signals.clear_checkpoint_request()
+    assert not signals.checkpoint_requested()
+
+
+def test_installing_twice_changes_nothing():
+    signals.install_handlers()
+    handler = signal.getsignal(signal.SIGTERM)
+    signals.install_handlers()
+    assert signal.getsignal(signal.SIGTERM) is handler
+    signals.uninstall_handlers()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_install_refuses_another_thread():
+    found = []
+
+    def other() -> None:
+        try:
+            signals.install_handlers()
+        except RuntimeError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=other, name="worker-7")
+    thread.start()
+    thread.join()
+    assert "worker-7" in found[0]
+
+
+def test_an_ignored_hangup_stays_ignored():
+    """`nohup dragoman train` goes on when the terminal closes."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals.install_handlers()
+    send(signal.SIGHUP)
+    assert not signals.stop_requested()
+
+
+def test_a_replaced_handler_is_taken_back():
+    signals.install_handlers()
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    assert signals.restore_handlers() == ["SIGTERM"]
+    assert signals.restore_handlers() == []
+    send(signal.SIGTERM)
+    assert signals.stop_requested()
+
+
+def test_restore_leaves_the_default_after_a_second_request():
+    signals.install_handlers()
+    send(signal.SIGTERM, signal.SIGTERM)
+    assert signals.restore_handlers() == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_request_without_a_signal():
+    signals.request_stop("time limit")
+    assert signals.stop_requested()
+    assert signals.stop_reason() == "time limit"
+
+
+def test_wait_wakes_at_a_signal():
+    signals.install_handlers()
+    timer = threading.Timer(0.05, send, [signal.SIGTERM])
+    timer.start()
+    began = time.monotonic()
+    assert signals.wait_for_stop(60.0)
+    assert time.monotonic() - began < 50  # it did not sleep to the end
+    timer.join()
+
+
+def test_wait_wakes_at_a_request_from_a_thread():
+    signals.install_handlers()
+    timer = threading.Timer(0.05, signals.request_stop, ["time limit"])
+    timer.start()
+    assert signals.wait_for_stop(60.0)
+    timer.join()
+
+
+def test_wait_without_handlers_sleeps():
+    assert signals.wait_for_stop(0.01) is False
+
+
+def test_raise_if_requested_names_the_reason():
+    signals.raise_if_stop_requested()
+    signals.request_stop("SIGTERM")
+    with pytest.raises(
+        StoppedError,
+        match="stopped by SIGTERM while preparing, before training; run the same command again",
+    ) as caught:
+        signals.raise_if_stop_requested()
+    assert caught.value.exit_code == 75
+
+
+def test_importing_it_imports_nothing_heavy():
+    """The handlers must stand within the first milliseconds, before torch's import."""
+    code = "import sys, dragoman.__main__\nprint([m for m in ('torch', 'numpy', 'typer', 'yaml', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "installed"),
+    [
+        (["train", "--out", "m"], True),
+        (["--debug", "demo"], True),
+        (["translate", "train"], False),
+        ([], False),
+    ],
+)
+def test_only_commands_worth_saving_get_handlers(monkeypatch, words, installed):
+    from dragoman import __main__
+    from dragoman.cli import app
+
+    monkeypatch.setattr(sys, "argv", ["dragoman", *words])
+    monkeypatch.setattr(app, "main", lambda: 7)
+    with pytest.raises(SystemExit) as caught:
+        __main__.main()
+    assert caught.value.code == 7
+    assert (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL) == installed

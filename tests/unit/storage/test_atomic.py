@@ -1,0 +1,224 @@
+"""Atomic writing, faults on purpose, and what the disk answers."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+from sync_kit import SyncRecorder
+
+from dragoman.errors import ConfigError, DiskError, PermissionDeniedError
+from dragoman.storage import disk, fault_injection
+from dragoman.storage.atomic import (
+    hash_file,
+    publish_directory,
+    remove_flat_directory,
+    replace_file,
+    write_file,
+)
+
+
+@pytest.fixture(autouse=True)
+def disarmed():
+    yield
+    fault_injection.arm_faults("")
+
+
+def test_write_returns_what_the_disk_holds(tmp_path):
+    record = write_file(tmp_path / "a", [b"one", b"", b"two" * 1000])
+    data = b"one" + b"two" * 1000
+    assert (tmp_path / "a").read_bytes() == data
+    assert record == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_mode_is_the_umask_s_share_of_0666(tmp_path):
+    """A server under another user reads what training wrote; safetensors' own writer leaves 0600."""
+    before = os.umask(0o027)
+    try:
+        write_file(tmp_path / "a", [b"x"])
+        replace_file(tmp_path / "b", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o640
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path):
+    write_file(tmp_path / "a", [b"first"])
+    with pytest.raises(FileExistsError):
+        write_file(tmp_path / "a", [b"second"])
+    assert (tmp_path / "a").read_bytes() == b"first"
+
+
+def test_a_disk_that_gives_back_less_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "dragoman.storage.atomic.hash_file",
+        lambda path: (lambda r: r._replace(bytes=r.bytes - 1))(hash_file(path)),
+    )
+    with pytest.raises(OSError, match="wrote 3 bytes and read back 2"):
+        write_file(tmp_path / "a", [b"abc"])
+
+
+def test_writes_that_the_system_takes_in_parts_are_finished(tmp_path, monkeypatch):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:7]))
+    assert write_file(tmp_path / "a", [b"x" * 100]).bytes == 100
+
+
+def test_replace_leaves_old_or_new(tmp_path, monkeypatch):
+    path = tmp_path / "status.json"
+    replace_file(path, b"old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="no"):
+            replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["status.json"]
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_links_and_pipes_are_not_read(tmp_path):
+    (tmp_path / "real").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("real")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="symbolic links"):
+        hash_file(tmp_path / "link")
+    with pytest.raises(OSError, match="not a regular file"):
+        hash_file(tmp_path / "pipe")
+
+
+def test_publishing_never_replaces_a_full_directory(tmp_path):
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_bytes(b"")
+    with pytest.raises(OSError, match="not empty"):
+        publish_directory(tmp_path / "new", tmp_path / "old")
+    assert os.listdir(tmp_path / "old") == ["old"]
+
+
+def test_a_directory_is_synced_before_it_is_published_and_its_name_after(tmp_path, monkeypatch):
+    """Nothing that comes later, such as a status file in the same directory, may be what makes the name durable."""
+    (tmp_path / "new").mkdir()
+    recorder = SyncRecorder(monkeypatch)
+    write_file(tmp_path / "new" / "a", [b"some", b"bytes"])
+    publish_directory(tmp_path / "new", tmp_path / "final")
+    recorder.check_published(tmp_path / "final")
+    assert len(recorder.events) == 4  # the file, its directory, the rename, the parent
+
+
+def test_a_replaced_file_is_synced_before_it_is_renamed_and_its_name_after(tmp_path, monkeypatch):
+    recorder, path = SyncRecorder(monkeypatch), tmp_path / "status.json"
+    replace_file(path, b"{}")
+    moved = recorder.moved(path)
+    assert recorder.synced(path) == [moved - 1]
+    assert recorder.synced(tmp_path) == [moved + 1]
+
+
+def test_remove_flat_leaves_what_it_does_not_know(tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    (theirs / "folder").mkdir(parents=True)
+    ours.mkdir()
+    (ours / "file").write_bytes(b"")
+    assert remove_flat_directory(ours)
+    assert remove_flat_directory(ours)  # gone is gone
+    assert not remove_flat_directory(theirs)
+    assert (theirs / "folder").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("publish.mkdri:1:kill", "'publish.mkdri'"),
+        ("publish.mkdir:1:explode", "'explode'"),
+        ("publish.mkdir:0:kill", "'0'"),
+        ("publish.mkdir", "''"),
+    ],
+)
+def test_a_wrong_fault_is_told(text, found):
+    with pytest.raises(ConfigError, match="DRAGOMAN_FAULT must") as caught:
+        fault_injection.arm_faults(text)
+    assert found in str(caught.value)
+
+
+def test_a_fault_strikes_at_its_passage_only():
+    fault_injection.arm_faults("publish.rename:2:enospc,prune.unlink:1:eio")
+    fault_injection.point("publish.rename")
+    with pytest.raises(OSError, match=r"injected at publish\.rename") as caught:
+        fault_injection.point("publish.rename")
+    assert caught.value.errno == errno.ENOSPC
+    fault_injection.point("publish.rename")
+    with pytest.raises(OSError, match=r"injected at prune\.unlink"):
+        fault_injection.point("prune.unlink")
+
+
+def test_a_fault_in_a_write_leaves_half_of_it(tmp_path):
+    fault_injection.arm_faults("publish.manifest:1:short")
+    with pytest.raises(OSError, match="injected"):
+        write_file(tmp_path / "a", [b"0123456789"])
+    assert (tmp_path / "a").read_bytes() == b"01234"
+
+
+@pytest.mark.parametrize(("action", "code"), [("kill", -signal.SIGKILL), ("stop", -signal.SIGTERM)])
+def test_faults_come_from_the_environment(action, code):
+    program = "from dragoman.storage import faults\nfaults.point('update.before')"
+    environment = os.environ | {"DRAGOMAN_FAULT": f"update.before:1:{action}"}
+    assert (
+        subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode
+        == code
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "code"),
+    [
+        (errno.ENOSPC, disk.DiskFullError, 74),
+        (errno.EDQUOT, disk.DiskFullError, 74),
+        (errno.EFBIG, DiskError, 74),
+        (errno.EIO, DiskError, 74),
+        (errno.EACCES, PermissionDeniedError, 77),
+        (errno.EROFS, PermissionDeniedError, 77),
+    ],
+)
+def test_system_errors_become_ours(tmp_path, number, kind, code):
+    with pytest.raises(kind) as caught, disk.os_errors_converted(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert type(caught.value) is kind
+    assert caught.value.exit_code == code
+    assert os.strerror(number) in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_no_room_gives_both_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 1_500_000)
+    disk.require_disk_space(tmp_path, 1_500_000, "the checkpoints")
+    with pytest.raises(DiskError, match=r"takes 2\.0 GB; found 1\.5 MB free"):
+        disk.require_disk_space(tmp_path, 2_000_000_000, "the checkpoints")
+
+
+def test_sizes_read_well():
+    assert [disk.format_bytes(n) for n in (999, 1500, 2.5e6, 3e9, 4e12)] == [
+        "999 bytes",
+        "1.5 kB",
+        "2.5 MB",
+        "3.0 GB",
+        "4.0 TB",
+    ]
+
+
+def test_writable_makes_the_directory(tmp_path):
+    disk.require_writable(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DiskError, match="file"):
+        disk.require_writable(tmp_path / "file")

@@ -1,0 +1,174 @@
+"""One owner a directory, by the kernel's lock, or by a lease where a file system has none."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dragoman.errors import LockedError
+from dragoman.storage import lock as locks
+from dragoman.storage.lock import DirectoryLock, Lease
+
+HOLD = """
+import pathlib, sys, time
+from dragoman.storage.lock import Lock
+Lock(pathlib.Path(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_owner_is_refused_with_the_first_one_s_number(tmp_path):
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    first.acquire()
+    before = (tmp_path / "lock").read_bytes()
+    with pytest.raises(LockedError, match=f"process {os.getpid()} on") as caught:
+        second.acquire()
+    assert caught.value.exit_code == 73
+    assert str(tmp_path) in str(caught.value)
+    assert (tmp_path / "lock").read_bytes() == before
+    first.release()
+    second.acquire()
+    assert second.held
+    second.release()
+    assert not second.held
+
+
+def test_the_kernel_frees_the_lock_of_a_killed_owner(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(LockedError, match=f"process {holder.pid} on"):
+        DirectoryLock(tmp_path).acquire()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    lock = DirectoryLock(tmp_path)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_forked_child_does_not_hold_the_lock(tmp_path):
+    """A worker that outlives a killed trainer must not lock the run for ever."""
+    program = (
+        "import os, sys, time, pathlib\nfrom dragoman.storage.lock import Lock\nLock(pathlib.Path(sys.argv[1])).acquire()\n"
+        "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(60)\nos._exit(0)\n"
+    )
+    done = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+    assert done.stdout is not None
+    child = int(done.stdout.readline())
+    done.wait()
+    done.stdout.close()
+    try:
+        lock = DirectoryLock(tmp_path)
+        lock.acquire()
+        lock.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_copied_lock_file_locks_nothing(tmp_path):
+    (tmp_path / "lock").write_text(json.dumps({"pid": 1, "host": "elsewhere", "start": "long ago"}))
+    lock = DirectoryLock(tmp_path)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_lock_s_text_is_not_trusted(tmp_path):
+    first = DirectoryLock(tmp_path)
+    first.acquire()
+    (tmp_path / "lock").write_bytes(b"\xff{")
+    with pytest.raises(LockedError, match="another process at work"):
+        DirectoryLock(tmp_path).acquire()
+    first.release()
+
+
+def test_acquiring_twice_is_acquiring_once(tmp_path):
+    lock = DirectoryLock(tmp_path)
+    lock.acquire()
+    lock.acquire()
+    lock.release()
+    lock.release()
+
+
+@pytest.mark.parametrize("answer", ["ignores", "refuses"])
+def test_a_file_system_without_locks_takes_a_lease(tmp_path, monkeypatch, caplog, answer):
+    def flock(descriptor: int, operation: int) -> None:
+        if answer == "refuses":
+            raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        first.acquire()
+    assert "ignores file locks" in caplog.text
+    with pytest.raises(LockedError, match=f"process {os.getpid()} on"):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
+    assert not (tmp_path / "lease").exists()
+
+
+def owner(path, **changes) -> None:
+    first = Lease(path)
+    first._create()
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_lease_of_a_dead_process_here_is_taken(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    owner(tmp_path / "lease", pid=ended.pid)
+    lease = Lease(tmp_path / "lease")
+    lease.acquire()
+    assert json.loads((tmp_path / "lease").read_text())["pid"] == os.getpid()
+    lease.release()
+
+
+def test_a_lease_from_elsewhere_counts_by_its_age(tmp_path):
+    path = tmp_path / "lease"
+    owner(path, host="elsewhere", pid=7)
+    with pytest.raises(LockedError, match="process 7 on elsewhere"):
+        Lease(path).acquire()
+    long_ago = path.stat().st_mtime - 121
+    os.utime(path, (long_ago, long_ago))
+    lease = Lease(path)
+    lease.acquire()
+    lease.release()
+
+
+def test_an_unreadable_lease_counts_by_its_age(tmp_path):
+    path = tmp_path / "lease"
+    path.write_bytes(b"{")
+    with pytest.raises(LockedError, match="process None"):
+        Lease(path).acquire()
+
+
+def test_a_lease_s_heartbeat_keeps_it_fresh(tmp_path):
+    path = tmp_path / "lease"
+    lease = Lease(path, beat=0.01)
+    lease.acquire()
+    os.utime(path, (0, 0))
+    for _ in range(1000):
+        if path.stat().st_mtime > 0:
+            break
+        time.sleep(0.01)
+    assert path.stat().st_mtime > 0
+    lease.release()
+
+
+def test_a_lease_that_was_taken_over_is_not_removed(tmp_path):
+    path = tmp_path / "lease"
+    lease = Lease(path)
+    lease.acquire()
+    path.write_text(json.dumps({"token": "another"}))
+    lease.release()
+    assert path.exists()

@@ -1,0 +1,224 @@
+"""Manifests: no byte of a directory changes unnoticed, and every error names its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import pytest
+
+from dragoman.errors import BundleError, CorruptError
+from dragoman.storage import manifest
+from dragoman.storage.atomic import write_file
+from dragoman.storage.verification import verify_directory
+
+
+def make(directory, names=("a.bin", "b.json"), **fields):
+    directory.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for name in names:
+        (directory / name).parent.mkdir(exist_ok=True)
+        files[name] = write_file(directory / name, [name.encode() * 50])
+    manifest.write_manifest(directory, files, fields)
+    return directory
+
+
+def test_what_was_written_verifies(tmp_path):
+    content = manifest.verify_files(make(tmp_path / "d", step=7))
+    assert content["step"] == 7
+    assert content["format"] == manifest.FORMAT
+    assert set(content["files"]) == {"a.bin", "b.json"}
+
+
+@pytest.mark.parametrize("name", ["a.bin", "b.json", manifest.MANIFEST_NAME])
+def test_every_bit_matters(tmp_path, name):
+    place = make(tmp_path / "d")
+    path = place / name
+    good = path.read_bytes()
+    choose = random.Random(3)
+    for _ in range(60):
+        bit = choose.randrange(len(good) * 8)
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bad)
+        with pytest.raises((CorruptError, BundleError)) as caught:
+            manifest.verify_files(place)
+        assert str(path) in str(caught.value)
+    path.write_bytes(good)
+    manifest.verify_files(place)
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "found"),
+    [
+        (lambda d: (d / "a.bin").unlink(), "a.bin", "missing"),
+        (lambda d: (d / "c").write_bytes(b""), "c", "not listed"),
+        (lambda d: os.truncate(d / "a.bin", 3), "a.bin", "3 bytes where 250 were written"),
+        (lambda d: (d / "a.bin").write_bytes(b"x" * 250), "a.bin", "SHA-256"),
+        (lambda d: (d / manifest.MANIFEST_NAME).unlink(), manifest.MANIFEST_NAME, "No such file"),
+        (
+            lambda d: (d / manifest.MANIFEST_NAME).write_bytes(b"[1]"),
+            manifest.MANIFEST_NAME,
+            "list where an object belongs",
+        ),
+        (
+            lambda d: (d / manifest.MANIFEST_NAME).write_bytes(b"\xff"),
+            manifest.MANIFEST_NAME,
+            "utf-8",
+        ),
+        (
+            lambda d: (d / manifest.MANIFEST_NAME).write_bytes(b'{"a": 1, "a": 2}'),
+            manifest.MANIFEST_NAME,
+            "'a' twice",
+        ),
+        (
+            lambda d: (d / manifest.MANIFEST_NAME).write_bytes(
+                b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}"
+            ),
+            manifest.MANIFEST_NAME,
+            "nested deeper than 32",
+        ),
+        (
+            lambda d: (d / manifest.MANIFEST_NAME).write_bytes(b'{"a": ' + b"[" * 200_000),
+            manifest.MANIFEST_NAME,
+            "nested deeper than 32",
+        ),
+        (
+            lambda d: (d / manifest.MANIFEST_NAME).write_bytes(b" " * (1 << 21)),
+            manifest.MANIFEST_NAME,
+            "more than 1048576 bytes",
+        ),
+        (
+            lambda d: ((d / "a.bin").rename(d / "x"), (d / "a.bin").symlink_to("x")),
+            "a.bin",
+            "symbolic links",
+        ),
+    ],
+)
+def test_damage_is_told_with_the_file(tmp_path, damage, name, found):
+    place = make(tmp_path / "d")
+    damage(place)
+    with pytest.raises(CorruptError) as caught:
+        manifest.verify_files(place)
+    assert str(place / name) in str(caught.value)
+    assert found in str(caught.value)
+    assert caught.value.exit_code == 65
+
+
+def rewrite(place, change) -> None:
+    """Change a manifest and give it a right hash of itself again."""
+    content = json.loads((place / manifest.MANIFEST_NAME).read_bytes())
+    change(content)
+    content["manifest_sha256"] = manifest._self_hash(content)
+    (place / manifest.MANIFEST_NAME).write_bytes(manifest.canonical_json(content))
+
+
+def test_another_format_is_refused_not_called_damage(tmp_path):
+    place = make(tmp_path / "d")
+    rewrite(place, lambda content: content.update(format=2))
+    with pytest.raises(BundleError, match="format 2"):
+        manifest.verify_files(place)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a//b", ".", "", "manifest.json"])
+def test_no_name_leads_outside(tmp_path, name):
+    place = make(tmp_path / "d")
+    rewrite(place, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
+    with pytest.raises(CorruptError, match="a list of files that is not one"):
+        manifest.verify_files(place)
+
+
+def test_the_right_values_in_another_form_are_damage(tmp_path):
+    place = make(tmp_path / "d")
+    content = json.loads((place / manifest.MANIFEST_NAME).read_bytes())
+    (place / manifest.MANIFEST_NAME).write_text(json.dumps(content))
+    with pytest.raises(CorruptError, match="another form"):
+        manifest.verify_files(place)
+
+
+def test_nan_is_never_written():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        manifest.canonical_json({"loss": float("nan")})
+
+
+def test_sizes_only_still_sees_a_truncation(tmp_path):
+    place = make(tmp_path / "d")
+    os.truncate(place / "b.json", 1)
+    with pytest.raises(CorruptError, match="1 bytes where"):
+        manifest.verify_files(place, sizes_only=True)
+
+
+def test_removing_takes_only_what_is_listed(tmp_path):
+    place = make(tmp_path / "d")
+    (place / "mine.txt").write_text("a person's")
+    content = manifest.read_manifest(place)
+    with pytest.raises(OSError, match="not empty"):
+        manifest.remove_listed_files(place, content)
+    assert os.listdir(place) == ["mine.txt"]
+
+
+def test_verify_directory_goes_through_a_model_and_its_run(tmp_path):
+    model = make(tmp_path / "model", ("weights.safetensors", "config.json", "text/shared.model"))
+    make(model / "training" / "step-00000001", ("weights.safetensors",))
+    make(model / "training" / "keep" / "step-00000001", ("weights.safetensors",))
+    make(model / "engines" / "ctranslate2", ("model.bin",))
+    (model / "notes.txt").write_text("a person's own")
+    checks = verify_directory(model)
+    assert all(check.ok for check in checks)
+    assert {
+        "text/shared.model",
+        "training/step-00000001/weights.safetensors",
+        "engines/ctranslate2/model.bin",
+    } <= {c.name for c in checks}
+    os.truncate(model / "training" / "step-00000001" / "weights.safetensors", 1)
+    (model / "text" / "stray").write_text("")
+    bad = [check for check in verify_directory(model) if not check.ok]
+    assert [check.name for check in bad] == [
+        "text/stray",
+        "training/step-00000001/weights.safetensors",
+    ]
+    assert all(check.ok for check in verify_directory(model / "engines" / "ctranslate2"))
+
+
+def test_verify_directory_of_a_run_and_of_one_step(tmp_path):
+    step = make(tmp_path / "training" / "step-00000001", ("weights.safetensors",))
+    assert [check.name for check in verify_directory(tmp_path / "training")] == [
+        "step-00000001/manifest.json",
+        "step-00000001/weights.safetensors",
+    ]
+    (step / "extra").write_text("")
+    assert [check.name for check in verify_directory(step) if not check.ok] == ["extra"]
+
+
+def test_verify_directory_lists_the_model_then_its_engines_then_its_steps_in_order(tmp_path):
+    model = make(tmp_path / "model", ("weights.safetensors",))
+    places = [
+        "engines/a",
+        "engines/b",
+        "training/step-00000001",
+        "training/step-00000002",
+        "training/keep/step-00000001",
+    ]
+    for place in reversed(places):
+        (model / place).parent.mkdir(parents=True, exist_ok=True)
+        make(model / place, ("weights.safetensors",))
+    found = [
+        check.name.rpartition("/")[0]
+        for check in verify_directory(model)
+        if check.name.endswith("weights.safetensors")
+    ]
+    assert found == ["", *places]
+
+
+def test_verify_directory_of_a_model_that_lost_its_manifest(tmp_path):
+    model = make(tmp_path / "model", ("weights.safetensors",))
+    (model / manifest.MANIFEST_NAME).unlink()
+    assert [check.name for check in verify_directory(model) if not check.ok] == [
+        manifest.MANIFEST_NAME
+    ]
+
+
+def test_verify_directory_of_something_else(tmp_path):
+    with pytest.raises(BundleError, match=r"no manifest\.json"):
+        verify_directory(tmp_path)

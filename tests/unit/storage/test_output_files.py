@@ -1,0 +1,144 @@
+"""Output files: refused before the work where they could not be written after it, and whole or absent."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from dragoman.errors import ConfigError, PermissionDeniedError
+from dragoman.storage.output_files import check_output_file, open_output
+
+
+def test_what_can_be_written_passes(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    for path in (tmp_path / "new", tmp_path / "old", Path("/dev/null"), Path("relative-name")):
+        check_output_file("--hyp", path)
+
+
+def test_what_could_not_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file")
+    with pytest.raises(
+        ConfigError,
+        match=rf"--hyp must lie in a directory that exists; found no {tmp_path}/missing; make it: mkdir -p",
+    ):
+        check_output_file("--hyp", tmp_path / "missing" / "out.txt")
+    with pytest.raises(ConfigError, match=rf"found a file at {tmp_path}/file"):
+        check_output_file("--hyp", tmp_path / "file" / "out.txt")
+    with pytest.raises(
+        ConfigError, match=rf"--hyp must name a file; found the directory {tmp_path}"
+    ):
+        check_output_file("--hyp", tmp_path)
+    with pytest.raises(ConfigError, match=rf"found no {tmp_path}/nowhere"):
+        check_output_file("--hyp", tmp_path / "link")
+
+
+@pytest.mark.parametrize("name", ["text", "./text", "link", "hard"])
+def test_an_input_is_never_overwritten(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("x")
+    Path("link").symlink_to("text")
+    os.link("text", "hard")
+    with pytest.raises(
+        ConfigError, match=f"--output must not be a file that the command reads; found {Path(name)}"
+    ):
+        check_output_file("--output", Path(name), inputs=[Path("text")])
+    with pytest.raises(ConfigError, match="found new twice"):
+        check_output_file("--out-tgt", Path("new"), others=[tmp_path / "new"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_place_without_permission_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(
+            PermissionDeniedError,
+            match=f"--hyp must be writable; found no permission to write {tmp_path}",
+        ):
+            check_output_file("--hyp", tmp_path / "out")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_no_permission_by_the_systems_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(
+        PermissionDeniedError,
+        match=f"--hyp must be writable; found no permission to write {tmp_path}",
+    ):
+        check_output_file("--hyp", tmp_path / "out")
+
+
+def test_a_file_appears_when_all_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    with open_output(path) as file:
+        file.write("één\n")
+        assert not path.exists()
+    assert path.read_bytes() == "één\n".encode()
+    assert os.listdir(tmp_path) == ["out.txt"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interruption_leaves_the_old_file_and_nothing_else(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+
+    def write() -> None:
+        with open_output(path) as file:
+            file.write("new\n")
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["out.txt"]
+
+
+def test_links_and_modes_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "real").chmod(0o640)
+    (tmp_path / "link").symlink_to("real")
+    with open_output(tmp_path / "link") as file:
+        file.write("new\n")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new\n"
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o640
+
+
+def test_names_decide_the_compression(tmp_path: Path) -> None:
+    for name, unpack in (("a.gz", gzip.decompress), ("a.XZ", lzma.decompress)):
+        for _ in range(2):
+            with open_output(tmp_path / name) as file:
+                file.writelines(f"line {n}\n" for n in range(1000))
+        assert unpack((tmp_path / name).read_bytes()).decode() == "".join(
+            f"line {n}\n" for n in range(1000)
+        )
+
+
+def test_a_pipe_is_written_to_directly(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    read = list[str]()
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    check_output_file("--output", tmp_path / "pipe")
+    with open_output(tmp_path / "pipe") as file:
+        file.write("line\n")
+    reader.join(timeout=30)
+    assert read == ["line\n"]
+
+
+def test_a_long_name_has_room_for_its_temporary_one(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250)
+    with open_output(path) as file:
+        file.write("x\n")
+    assert path.exists()

@@ -1,0 +1,175 @@
+"""The translation task: its loss against the definition, and validation."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from training_kit import VOCABULARY, Corpus, tiny_model
+
+from dragoman.data.batches import make_batch
+from dragoman.errors import StoppedError
+from dragoman.registry import catalogue
+from dragoman.runtime import signals
+from dragoman.tasks.translation import (
+    LOGITS_MEMORY_DIVISOR,
+    TranslationTask,
+    TranslationValidator,
+    ValidationSample,
+    _logit_rows_per_chunk,
+    forward,
+)
+from dragoman.training.mixed_precision import choose_precision
+
+CPU = torch.device("cpu")
+
+
+def batch_of(first: int, last: int):
+    corpus = Corpus()
+    return make_batch(corpus.src[first:last], corpus.tgt[first:last])
+
+
+@pytest.mark.parametrize(
+    ("gib", "vocabulary", "rows"), [(16, 32_768, 8192), (128, 32_768, 65_536), (8, 10**6, 512)]
+)
+def test_logits_take_their_share_of_a_gpus_memory(
+    gib: int, vocabulary: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(total_memory=gib * 2**30),
+    )
+    assert _logit_rows_per_chunk(torch.device("cuda"), vocabulary) == rows
+    assert rows == 512 or 2 * rows * vocabulary <= gib * 2**30 / LOGITS_MEMORY_DIVISOR
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_its_definition(smoothing) -> None:
+    model, batch = tiny_model().eval(), batch_of(0, 12)
+    found = TranslationTask(smoothing=smoothing).loss(model, batch)
+    log_probs = model(batch.src, batch.tgt_in, batch.src_mask, batch.tgt_mask).log_softmax(-1)
+    total = nll = count = 0.0
+    for row in range(12):
+        for place in range(int(batch.tgt_lengths[row])):
+            target = int(batch.tgt_out[row, place])
+            others = smoothing / (VOCABULARY - 1)
+            wanted = [others] * VOCABULARY
+            wanted[target] = 1 - smoothing
+            total -= sum(w * p for w, p in zip(wanted, log_probs[row, place].tolist(), strict=True))
+            nll -= log_probs[row, place, target].item()
+            count += 1
+    assert int(found.count) == count
+    assert found.nll.item() == pytest.approx(nll, rel=1e-5)
+    assert found.total.item() == pytest.approx(total, rel=1e-5)
+
+
+def test_padding_changes_nothing() -> None:
+    """Masks come from lengths (Kyubyong/transformer#33, #3, #69)."""
+    model, corpus = tiny_model().eval(), Corpus()
+    task = TranslationTask(smoothing=0.1)
+    together = task.loss(model, batch_of(0, 8))
+    alone = [task.loss(model, make_batch([corpus.src[i]], [corpus.tgt[i]])) for i in range(8)]
+    assert together.total.item() == pytest.approx(
+        sum(loss.total.item() for loss in alone), rel=1e-5
+    )
+    assert int(together.count) == sum(int(loss.count) for loss in alone)
+
+
+def test_a_batch_without_padding_gives_the_same() -> None:
+    model, corpus = tiny_model().eval(), Corpus()
+    same = [i for i, ids in enumerate(corpus.src) if len(ids) == 5][:3]
+    batch = make_batch([corpus.src[i] for i in same], [corpus.tgt[i] for i in same])
+    assert batch.tgt_mask is None
+    logits = model(batch.src, batch.tgt_in)
+    expected = F.cross_entropy(logits.flatten(0, 1), batch.tgt_out.flatten(), reduction="sum")
+    assert TranslationTask(smoothing=0.0).loss(model, batch).total.item() == pytest.approx(
+        expected.item(), rel=1e-5
+    )
+
+
+def test_terms_that_members_add_are_part_of_the_total_alone() -> None:
+    def with_term(model, src, src_mask, tgt_in, tgt_mask, losses):
+        hidden = forward(model, src, src_mask, tgt_in, tgt_mask, losses)
+        losses["coverage"] = torch.tensor(3.5)
+        return hidden
+
+    model, batch = tiny_model().eval(), batch_of(0, 4)
+    plain = TranslationTask(smoothing=0.1).loss(model, batch)
+    added = TranslationTask(smoothing=0.1, forward=with_term).loss(model, batch)
+    assert added.total.item() == pytest.approx(plain.total.item() + 3.5, rel=1e-5)
+    assert added.nll.item() == plain.nll.item()
+
+
+def validation(**changes):
+    batches = [batch_of(first, first + 8) for first in range(0, 32, 8)]
+    return TranslationValidator(
+        batches=lambda: batches,
+        count=4,
+        device=CPU,
+        precision=choose_precision("float32", CPU),
+        **changes,
+    )
+
+
+def test_validation_gives_loss_and_perplexity_a_piece() -> None:
+    model = tiny_model().eval()
+    metrics = validation()(model)
+    found = TranslationTask(smoothing=0.0).loss(model, batch_of(0, 32))
+    assert metrics["loss"] == pytest.approx(found.nll.item() / int(found.count), rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
+    assert set(metrics) == {"loss", "perplexity"}
+
+
+def test_a_hopeless_model_has_a_perplexity_all_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(TranslationValidator, "_loss", lambda self, model: 1e6)
+    assert validation()(tiny_model())["perplexity"] == pytest.approx(math.exp(80))
+
+
+def test_a_sample_is_translated_and_scored() -> None:
+    """Training and evaluation use one scorer on raw text (facebookresearch/fairseq#3245, #2593, #637)."""
+    seen = []
+
+    def score(texts, references):
+        seen.append((list(texts), list(references)))
+        return 42.0
+
+    check = validation(
+        sample=ValidationSample(["ab", "c"], ["x", "y"]),
+        translate=lambda model, texts: [text.upper() for text in texts],
+        score=score,
+    )
+    assert check(tiny_model().eval())["bleu"] == 42.0
+    assert seen == [(["AB", "C"], ["x", "y"])]
+
+
+def test_the_exact_fraction_counts_whole_sentences() -> None:
+    sample = ValidationSample(["a", "b", "c", "d"], ["A b", "B", "x", ""])
+    said = ["A  b ", "B", "X", ""]  # spaces do not matter, letters do
+    check = validation(sample=sample, translate=lambda model, texts: said, score=lambda *_: 0.0)
+    assert check(tiny_model().eval())["exact"] == 0.75
+
+
+def test_an_empty_sample_is_not_scored() -> None:
+    check = validation(
+        sample=ValidationSample([], []),
+        translate=lambda model, texts: pytest.fail("translated"),
+        score=lambda *_: 0.0,
+    )
+    assert "bleu" not in check(tiny_model().eval())
+
+
+def test_a_request_to_stop_leaves_a_validation_at_once() -> None:
+    signals.request_stop("SIGTERM")
+    try:
+        with pytest.raises(StoppedError, match="stopped by SIGTERM"):
+            validation()(tiny_model().eval())
+    finally:
+        signals.uninstall_handlers()
+
+
+def test_the_registry_finds_the_task() -> None:
+    assert catalogue("task").load("translate") is TranslationTask

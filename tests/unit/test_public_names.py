@@ -1,0 +1,71 @@
+"""The public names: listed once, there when asked for, light until then."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dragoman
+
+PUBLIC = {
+    "Config",
+    "DragomanError",
+    "Explanation",
+    "Translation",
+    "Translator",
+    "__version__",
+    "edit",
+    "read_config",
+    "record",
+    "train",
+}
+
+
+def test_the_list_is_frozen() -> None:
+    """A name that people use does not vanish (transformers#43256); a new one is a decision, made here."""
+    assert set(dragoman.__all__) == PUBLIC
+    assert len(dragoman.__all__) == len(PUBLIC)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_name_can_be_had(name: str) -> None:
+    value = getattr(dragoman, name)
+    assert isinstance(value, str) or value.__doc__
+
+
+def test_dir_lists_them_all() -> None:
+    assert set(dir(dragoman)) >= PUBLIC
+
+
+def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
+    with pytest.raises(
+        AttributeError, match="no attribute 'Translater'; it has Config, DragomanError"
+    ):
+        _ = dragoman.Translater
+
+
+def test_nothing_public_stands_outside_the_list() -> None:
+    code = "import dragoman; print(sorted(n for n in vars(dragoman) if not n.startswith('_')))"
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(dragoman.__file__).parents[1],
+    ).stdout
+    # The rest are modules that Python hangs on a package when it imports them, and what the file itself needs.
+    assert set(ast.literal_eval(out)) - PUBLIC <= {
+        "TYPE_CHECKING",
+        "Any",
+        "annotations",
+        "importlib",
+        "errors",
+    }
+
+
+def test_the_types_are_shipped() -> None:
+    assert (Path(dragoman.__file__).parent / "py.typed").exists()

@@ -1,0 +1,265 @@
+"""A model shared out: when, in which pieces, and what is said where that cannot be done. Several ranks run in tests/faults."""
+
+from __future__ import annotations
+
+import errno
+import types
+
+import pytest
+import torch
+from training_kit import Corpus, tiny_model
+
+from dragoman.checkpoint.checkpoint import ShardedTensors, shard_file_names
+from dragoman.config import TrainConfig
+from dragoman.data.batches import Cursor
+from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError, DivergedError
+from dragoman.storage.atomic import FileRecord
+from dragoman.storage.tensor_files import write_tensors
+from dragoman.training.checkpointer import Checkpointer, _merge_file_records
+from dragoman.training.data_loader import DataLoader
+from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
+from dragoman.training.distributed.fsdp import choose_fsdp, find_fsdp_units, rank_rows
+from dragoman.training.distributed.process_group import ProcessGroup
+from dragoman.training.torch_compile import choose_torch_compile
+from dragoman.training.train_step import OOMSplitter
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ranks", "device", "memory", "shared", "reason"),
+    [
+        ("on", 1, CPU, 0, False, "one process"),
+        ("on", 2, CPU, 0, True, "as configured"),
+        ("off", 2, GPU, 1, False, "as configured"),
+        ("auto", 2, CPU, 0, False, "on cpu it is slower"),
+        ("auto", 2, GPU, 1 << 30, False, "5 copies of the weights take 0 % of the GPU"),
+        ("auto", 2, GPU, 1 << 17, True, "5 copies of the weights take 92 % of the GPU"),
+    ],
+)
+def test_auto_shares_out_what_does_not_fit(
+    monkeypatch, wanted, ranks, device, memory, shared, reason
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: types.SimpleNamespace(total_memory=memory),
+    )
+    found = choose_fsdp(TrainConfig(fsdp=wanted), tiny_model(), ranks=ranks, device=device)
+    assert found.enabled is shared
+    assert reason in found.reason
+
+
+def test_a_running_average_is_a_copy_more(monkeypatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: types.SimpleNamespace(total_memory=1 << 30),
+    )
+    assert (
+        "6 copies"
+        in choose_fsdp(TrainConfig(ema_decay=0.9), tiny_model(), ranks=2, device=GPU).reason
+    )
+
+
+def test_nothing_is_compiled_where_ranks_meet_within_a_pass() -> None:
+    found = choose_torch_compile(TrainConfig(compile="on"), CPU, sharded=True)
+    assert not found.enabled
+    assert "meet within a pass" in found.reason
+
+
+def test_blocks_are_gathered_one_by_one_unless_they_lend_weights_or_are_left_out() -> None:
+    assert len(find_fsdp_units(tiny_model(encoder=("transformer*3",)))) == 4
+    assert find_fsdp_units(tiny_model(encoder=("transformer*3",), share_layers="attention")) == []
+    assert find_fsdp_units(tiny_model(encoder=("transformer*3",), layer_drop=0.1)) == []
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(10, 4), (3, 4), (1, 2), (8, 2), (9, 3), (5, 4)])
+def test_rows_are_cut_as_torch_chunks(count: int, ranks: int) -> None:
+    values = torch.arange(count)
+    chunks = [piece.tolist() for piece in values.chunk(ranks)]
+    ours = [values[rank_rows(count, rank=rank, ranks=ranks)].tolist() for rank in range(ranks)]
+    assert ours == chunks + [[]] * (ranks - len(chunks))
+
+
+@pytest.mark.parametrize(
+    ("gradient_accumulation", "ranks"), [(1, 4), (2, 4), (3, 2), (5, 3), (4, 4)]
+)
+def test_in_lockstep_every_rank_makes_equally_many_passes(
+    gradient_accumulation: int, ranks: int
+) -> None:
+    """What an idle pass goes through counts nothing; the others are those of ranks that need no lockstep."""
+    corpus = Corpus()
+    plan = corpus.plan()
+
+    def updates(rank: int, lockstep: bool):
+        feed = DataLoader(
+            plan=plan,
+            collate=corpus.collate(plan),
+            gradient_accumulation=gradient_accumulation,
+            seed=3,
+            rank=rank,
+            ranks=ranks,
+            lockstep=lockstep,
+            prefetch=0,
+        )
+        coming = feed.batches(1, Cursor(0, 0))
+        return [next(coming) for _ in range(20)]
+
+    together = [updates(rank, True) for rank in range(ranks)]
+    assert all(
+        len({len(update.micro_batches) for update in same}) == 1
+        for same in zip(*together, strict=True)
+    )
+    for rank in range(ranks):
+        for even, free in zip(together[rank], updates(rank, False), strict=True):
+            busy = [part for part in even.micro_batches if not part.is_dummy]
+            assert [(part.micro_index, part.split_index) for part in busy] == [
+                (part.micro_index, part.split_index) for part in free.micro_batches
+            ]
+            assert all(len(part.batch) == 1 for part in even.micro_batches if part.is_dummy)
+
+
+def test_a_batch_that_does_not_fit_cannot_be_split_by_one_rank_alone() -> None:
+    corpus = Corpus()
+    plan = corpus.plan()
+    batch = corpus.collate(plan)(next(iter(plan.epoch(0))), 0)
+
+    def fail(batch, path) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(
+        ConfigError,
+        match=r"must fit into the memory of every rank; found out of memory with \d+ slots of \d+x\d+; lower",
+    ):
+        OOMSplitter().run_unsplit(batch, fail)
+    seen = []
+    OOMSplitter().run_unsplit(batch, lambda batch, path: seen.append((len(batch), path)))
+    assert seen == [(len(batch), "")]
+
+
+# Pieces
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ({"weights.safetensors", "state.json"}, ["weights.safetensors"]),
+        (
+            {"weights-1-of-2.safetensors", "weights-0-of-2.safetensors"},
+            ["weights-0-of-2.safetensors", "weights-1-of-2.safetensors"],
+        ),
+        (
+            {f"weights-{rank}-of-11.safetensors" for rank in range(11)},
+            [f"weights-{rank}-of-11.safetensors" for rank in range(11)],
+        ),
+        ({"weights-1-of-2.safetensors"}, []),
+        ({"weights-0-of-2.safetensors", "weights-1-of-3.safetensors"}, []),
+        ({"weights-0-of-999999999999.safetensors"}, []),
+        ({"ema-0-of-1.safetensors"}, []),
+    ],
+)
+def test_files_of_a_part_are_one_or_all_pieces(names, found) -> None:
+    assert shard_file_names("weights", names) == found
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    torch.manual_seed(0)
+    whole = {
+        "matrix": torch.randn(7, 3),
+        "short": torch.randn(1, 2),
+        "number": torch.tensor(2.5),
+        "vector": torch.randn(5).bfloat16(),
+    }
+    paths = []
+    for rank in range(3):
+        cut = {
+            name: tensor[rank_rows(len(tensor), rank=rank, ranks=3)]
+            for name, tensor in whole.items()
+            if tensor.ndim
+        }
+        paths.append(tmp_path / f"weights-{rank}-of-3.safetensors")
+        write_tensors(paths[-1], cut | ({"number": whole["number"]} if rank == 0 else {}))
+    return whole, ShardedTensors(paths)
+
+
+def test_pieces_one_below_the_other_are_the_whole(pieces) -> None:
+    whole, stored = pieces
+    read = stored.read(expected=whole)
+    assert read.keys() == whole.keys()
+    assert all(torch.equal(read[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 9])
+def test_any_rows_can_be_read(pieces, ranks: int) -> None:
+    whole, stored = pieces
+    for rank in range(ranks):
+        wanted = {
+            name: rank_rows(len(tensor), rank=rank, ranks=ranks)
+            for name, tensor in whole.items()
+            if tensor.ndim
+        }
+        read = stored.read(rows=wanted.get)
+        assert torch.equal(read["number"], whole["number"])
+        assert all(torch.equal(read[name], whole[name][rows]) for name, rows in wanted.items())
+
+
+def test_pieces_of_another_model_are_refused(pieces) -> None:
+    whole, stored = pieces
+    with pytest.raises(
+        BundleError, match=r"which has matrix F32 \[8, 3\]; found matrix F32 \[7, 3\]"
+    ):
+        stored.require_fit(whole | {"matrix": torch.empty(8, 3)})
+
+
+def test_pieces_that_do_not_fit_each_other_are_damage(tmp_path) -> None:
+    paths = [tmp_path / f"weights-{rank}-of-2.safetensors" for rank in range(2)]
+    write_tensors(paths[0], {"matrix": torch.zeros(2, 3)})
+    write_tensors(paths[1], {"matrix": torch.zeros(2, 4)})
+    with pytest.raises(
+        CorruptError,
+        match=r"weights-1-of-2.safetensors must hold .* found matrix F32 \[2, 4\] below F32 \[2, 3\]",
+    ):
+        _ = ShardedTensors(paths).header
+
+
+# What the ranks wrote
+
+
+def test_what_one_rank_met_rank_0_raises(tmp_path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    good = {"files": {"a": [5, "abc"]}}
+    assert _merge_file_records([good], tmp_path) == {"a": FileRecord(5, "abc")}
+    with pytest.raises(OSError, match="No space left on device on rank 1") as caught:
+        _merge_file_records(
+            [good, {"errno": errno.ENOSPC, "error": "No space left on device on rank 1"}], tmp_path
+        )
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(DivergedError, match="found weights x between nan and nan"):
+        _merge_file_records([good, {"diverged": "weights x between nan and nan"}], tmp_path)
+    with pytest.raises(DiskError, match="found nothing where 7 of b were written"):
+        _merge_file_records([good, {"files": {"b": [7, "def"]}}], tmp_path)
+
+
+def test_ranks_without_a_shared_disk_are_refused(tmp_path) -> None:
+    class Elsewhere(ProcessGroup):
+        def run_with_ranks(self, compute, part, what):
+            return compute(lambda word: [part(word), False])
+
+    run = types.SimpleNamespace(path=tmp_path)
+    model = tiny_model()
+    checkpointer = Checkpointer(
+        run,
+        model=model,
+        parallel=ReplicatedDataParallel(model, ProcessGroup()),
+        optimizer=None,
+        ema=None,
+        world=Elsewhere(),
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"on a disk that all ranks share; found a file of rank 0 in .* that rank 1 does not see",
+    ):
+        checkpointer._check_shared_disk()
+    assert not list(tmp_path.iterdir())

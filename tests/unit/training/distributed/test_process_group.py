@@ -1,0 +1,350 @@
+"""One process among several: what it makes of its environment, and what it says when the others are silent."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from dragoman.errors import ConfigError, StoppedError
+from dragoman.runtime import signals
+from dragoman.runtime.device import local_rank
+from dragoman.training.distributed import heartbeat, process_group
+from dragoman.training.distributed.heartbeat import Heartbeat
+from dragoman.training.distributed.process_group import (
+    ProcessGroup,
+    agree_on_group_id,
+    init_process_group,
+)
+
+CPU = torch.device("cpu")
+
+
+class Store:
+    """torch's rendezvous store, in this process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def worlds(store):
+    made: list[ProcessGroup] = []
+
+    def make(rank: int, timeout: float = 30.0) -> ProcessGroup:
+        made.append(ProcessGroup(rank, 2, store=store, timeout=timeout))
+        return made[-1]
+
+    yield make
+    for world in reversed(made):
+        world._peer_lost = True
+        world.close()
+
+
+def test_without_a_launcher_we_are_alone() -> None:
+    world = init_process_group(CPU, environment={})
+    assert (world.rank, world.size, world.is_rank_zero) == (0, 1, True)
+    assert world.run_on_rank_zero(lambda: {"a": 1}, "add") == {"a": 1}
+    values = torch.ones(3)
+    world.all_reduce(values, "sum")
+    world.broadcast([values])
+    assert values.tolist() == [1, 1, 1]
+    world.check_launcher()
+    world.close()
+
+
+def test_an_environment_that_is_half_there_is_refused() -> None:
+    """A start that hangs without a word (OpenNMT-py#1981, #954, #1487)."""
+    with pytest.raises(
+        ConfigError, match="found MASTER_ADDR, MASTER_PORT unset; start it with torchrun"
+    ):
+        init_process_group(CPU, environment={"RANK": "0", "WORLD_SIZE": "2"})
+    with pytest.raises(ConfigError, match="RANK must be a whole number; found 'first'"):
+        init_process_group(CPU, environment={"RANK": "first", "WORLD_SIZE": "2"})
+    with pytest.raises(ConfigError, match="LOCAL_RANK must be a whole number; found 'x'"):
+        local_rank({"LOCAL_RANK": "x"})
+    assert local_rank({"LOCAL_RANK": "3"}) == 3
+    assert local_rank({}) == 0
+
+
+def test_what_rank_0_computes_all_have(worlds) -> None:
+    first, second = worlds(0), worlds(1)
+    heard = []
+    listener = threading.Thread(
+        target=lambda: heard.append(
+            second.run_on_rank_zero(lambda: pytest.fail("only rank 0 computes"), "count")
+        )
+    )
+    listener.start()
+    assert first.run_on_rank_zero(lambda: {"bleu": 30.5}, "count") == {"bleu": 30.5}
+    listener.join(timeout=10)
+    assert heard == [{"bleu": 30.5}]
+
+
+def test_an_error_of_rank_0_reaches_the_others(worlds) -> None:
+    first, second = worlds(0), worlds(1)
+
+    def fail():
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        first.run_on_rank_zero(fail, "publish step 5")
+    with pytest.raises(
+        StoppedError, match=r"found on rank 1: rank 0 could not publish step 5: OSError: disk full"
+    ):
+        second.run_on_rank_zero(lambda: None, "publish step 5")
+
+
+def test_a_silent_rank_0_is_given_up(worlds) -> None:
+    second = worlds(1, timeout=0.3)
+    with pytest.raises(
+        StoppedError,
+        match=r"found on rank 1: no sign of rank 0 for 0 s while waiting for it to validate",
+    ):
+        second.run_on_rank_zero(lambda: None, "validate")
+
+
+def test_asked_to_stop_a_rank_does_not_wait_long_for_the_dead(worlds, monkeypatch) -> None:
+    monkeypatch.setattr(process_group, "STOPPING_RANK_TIMEOUT_SECONDS", 0.1)
+    second = worlds(1, timeout=3600.0)
+    signals.request_stop("SIGTERM")
+    try:
+        with pytest.raises(StoppedError, match="no sign of rank 0"):
+            second.run_on_rank_zero(lambda: None, "validate")
+    finally:
+        signals.uninstall_handlers()
+
+
+def test_a_launcher_that_is_gone_takes_us_along(worlds, monkeypatch) -> None:
+    world = worlds(1)
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    with pytest.raises(StoppedError, match="found on rank 1: the launcher is gone"):
+        world.check_launcher()
+
+
+def test_a_broken_collective_is_one_sentence(worlds, monkeypatch) -> None:
+    world = worlds(0)
+
+    def broken(tensor):
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+
+    monkeypatch.setattr("torch.distributed.all_reduce", broken)
+    with pytest.raises(
+        StoppedError,
+        match=r"found on rank 0: Connection closed by peer \[127\.0\.0\.1\]:1234; run the same command",
+    ):
+        world.all_reduce(torch.zeros(1), "summing")
+    assert world._peer_lost
+
+
+def test_everybody_says_what_it_is_at(worlds, store) -> None:
+    worlds(0).doing("validating")
+    deadline = time.monotonic() + 10
+    while (
+        "validating" not in store.values.get("beat/0", b"").decode() and time.monotonic() < deadline
+    ):
+        time.sleep(0.02)
+    assert json.loads(store.values["beat/0"])["doing"] == "validating"
+
+
+def test_a_long_wait_names_who_is_waited_for(store, caplog, monkeypatch) -> None:
+    """Sixty seconds, then a line that says which rank waits for what (OpenNMT-py#1981; allenai/allennlp#5088)."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
+    other = Heartbeat(store, rank=1, size=2, patience=60.0)
+    other.doing("reading the data")
+    first = Heartbeat(store, rank=0, size=2, patience=0.1)
+    first.doing("summing the gradients of update 7", waits=True)
+    deadline = time.monotonic() + 10
+    while "has waited" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.02)
+    first.stop()
+    other.stop()
+    assert "summing the gradients of update 7" in caplog.text
+    assert "rank 1 reading the data for" in caplog.text
+    assert caplog.text.count("has waited") == 1
+
+
+def test_a_rank_that_never_came_is_named(store) -> None:
+    beat = Heartbeat(store, rank=0, size=2, patience=60.0)
+    assert "rank 1 never heard of" in beat.others()
+    beat.stop()
+
+
+def test_rank_0_asks_and_all_do_their_part(worlds) -> None:
+    first, second = worlds(0), worlds(1)
+    heard = []
+
+    def listen() -> None:
+        heard.append(
+            second.run_with_ranks(
+                lambda ask: pytest.fail("only rank 0 conducts"), lambda word: word + 100, "count"
+            )
+        )
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    assert first.run_with_ranks(lambda ask: [ask(1), ask(2)], lambda word: word + 10, "count") == [
+        [11, 101],
+        [12, 102],
+    ]
+    listener.join(timeout=10)
+    assert heard == [[[11, 101], [12, 102]]]
+    assert ProcessGroup().run_with_ranks(lambda ask: ask(5), lambda word: word + 1, "count") == [6]
+
+
+def test_a_part_that_fails_ends_both(worlds) -> None:
+    first, second = worlds(0), worlds(1)
+    failed = []
+
+    def listen() -> None:
+        try:
+            second.run_with_ranks(lambda ask: None, lambda word: 1 // word, "divide")
+        except ZeroDivisionError as error:
+            failed.append(str(error))
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    with pytest.raises(
+        StoppedError,
+        match=r"found on rank 0: rank 1 could not divide: ZeroDivisionError: .* by zero",
+    ):
+        first.run_with_ranks(lambda ask: ask(0), lambda word: None, "divide")
+    listener.join(timeout=10)
+    assert failed
+
+
+def test_a_rank_that_does_not_answer_is_given_up(worlds) -> None:
+    first = worlds(0, timeout=0.3)
+    with pytest.raises(
+        StoppedError,
+        match=r"found on rank 0: no sign of rank 1 for 0 s while waiting for it to publish step 5",
+    ):
+        first.run_with_ranks(lambda ask: ask("folder"), lambda word: None, "publish step 5")
+
+
+def watch(store, rank: int) -> tuple[Heartbeat, list[str]]:
+    reasons: list[str] = []
+    beat = Heartbeat(store, rank=rank, size=3, patience=60.0, lost=reasons.append)
+    beat.is_monitoring = True
+    beat.doing("summing", waits=True)
+    return beat, reasons
+
+
+def until(true) -> None:
+    for _ in range(500):
+        if true():
+            return
+        time.sleep(0.01)
+    pytest.fail("it never came")
+
+
+def test_a_silent_rank_is_lost_to_all(store, monkeypatch) -> None:
+    """A collective of NCCL does not return from a dead peer: whoever notices tells the others, and none waits longer."""
+    monkeypatch.setattr(heartbeat, "LOST_RANK_SECONDS", 0.2)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
+    store.set(
+        "beat/2", json.dumps({"count": 7, "doing": "summing", "seconds": 1.0})
+    )  # and no more from it
+    first, told = watch(store, 0)
+    second, also = watch(store, 1)
+    until(lambda: told and also)
+    assert told == also == ["no sign of rank 2 for 0 s during summing"]
+    first.stop()
+    second.stop()
+
+
+def test_nobody_is_lost_before_all_train_or_while_nobody_waits(store, monkeypatch) -> None:
+    monkeypatch.setattr(heartbeat, "LOST_RANK_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
+    reasons: list[str] = []
+    beat = Heartbeat(store, rank=1, size=2, patience=60.0, lost=reasons.append)
+    beat.doing("summing", waits=True)
+    time.sleep(0.3)
+    beat.is_monitoring = True
+    beat.doing("computing")
+    time.sleep(0.3)
+    beat.stop()
+    assert not reasons
+
+
+def test_a_process_that_is_held_by_a_collective_is_left(worlds, monkeypatch, caplog) -> None:
+    """The main thread has some seconds to notice by itself; then the process ends, with what happened in its status."""
+    left: list[int] = []
+    monkeypatch.setattr(process_group, "EXIT_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("os._exit", left.append)
+    world = worlds(1)
+    told: list[str] = []
+    world.on_rank_lost = told.append
+    world._exit_process("no sign of rank 0 for 20 s during summing")
+    assert left == [StoppedError.exit_code]
+    assert "found on rank 1: no sign of rank 0 for 20 s during summing" in told[0]
+    assert "no sign of rank 0" in caplog.text
+    world._exiting.set()
+    world._exit_process("again")
+    assert left == [StoppedError.exit_code]
+
+
+def test_only_a_peers_death_is_a_loss(worlds) -> None:
+    """An error of our own keeps its name and its traceback."""
+    world = worlds(0)
+
+    def fail(text: str) -> None:
+        raise RuntimeError(text)
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        world.run_collective(lambda: fail("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(StoppedError, match="Connection closed by peer"):
+        world.run_collective(
+            lambda: fail("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2")
+        )
+
+
+def meet(store, size: int, skip: tuple[int, ...] = ()) -> list[str]:
+    names: dict[int, str] = {}
+    threads = [
+        threading.Thread(
+            target=lambda rank=rank: names.setdefault(
+                rank, agree_on_group_id(store, rank=rank, size=size, timeout=20.0)
+            )
+        )
+        for rank in reversed(range(size))
+        if rank not in skip
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.07)  # the last ranks come first and find what the dead have left
+    for thread in threads:
+        thread.join(timeout=30)
+    return list(names.values())
+
+
+def test_ranks_that_are_started_again_meet_under_a_new_name(store) -> None:
+    """The launcher's store still has the words of those who were killed."""
+    first, second, fewer = meet(store, 3), meet(store, 3), meet(store, 2)
+    assert [len(names) for names in (first, second, fewer)] == [3, 3, 2]
+    assert [len(set(names)) for names in (first, second, fewer)] == [1, 1, 1]
+    assert len({first[0], second[0], fewer[0]}) == 3
+
+
+def test_a_rank_that_never_comes_is_named(store) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"not all of 2 ranks came within 0 s; never heard of: \[1\]"
+    ):
+        agree_on_group_id(store, rank=0, size=2, timeout=0.2)

@@ -1,0 +1,280 @@
+"""Weights rounded to bfloat16 for each pass, and trained in float32: the same training, and nothing else sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kernel_kit import needs_gpu
+from torch import nn
+from training_kit import (
+    SETTINGS,
+    Corpus,
+    Pretended,
+    assert_same_run,
+    log_of,
+    tensors_of,
+    tiny_model,
+    tiny_trainer,
+)
+
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.data.batches import Batch
+from dragoman.layers.norms import LayerNorm, RMSNorm
+from dragoman.tasks.translation import TranslationTask
+from dragoman.training.cuda_graphs import CAPTURE_AT_OCCURRENCE
+from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
+from dragoman.training.distributed.process_group import ProcessGroup
+from dragoman.training.mixed_precision import BF16DataParallel, Precision, should_use_bf16_weights
+from dragoman.training.task import Loss
+from dragoman.training.trainer import Trainer
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+HALF = Precision(torch.bfloat16, "as configured")
+ROUNDED: dict[str, Any] = {"precision": "bfloat16", "param_dtype": "bfloat16"}
+
+
+def batch() -> Batch:
+    corpus = Corpus()
+    plan = corpus.plan()
+    return corpus.collate(plan)(plan.epoch(0)[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "precision", "model", "expected"),
+    [
+        ("auto", GPU, HALF, {}, True),
+        ("auto", CPU, HALF, {}, False),
+        ("auto", GPU, Precision(torch.float32, ""), {}, False),
+        (
+            "auto",
+            GPU,
+            HALF,
+            {"encoder": ("bigru",), "decoder": ("gru(attention=additive)",), "positions": "none"},
+            False,
+        ),
+        ("auto", GPU, HALF, {"norm": "batch"}, False),  # its running means are part of the model
+        ("bfloat16", GPU, HALF, {"norm": "batch"}, False),
+        ("bfloat16", CPU, HALF, {}, True),
+        ("bfloat16", CPU, Precision(torch.float32, ""), {}, False),
+        ("float32", GPU, HALF, {}, False),
+    ],
+)
+def test_where_weights_are_rounded(
+    wanted: str, device: torch.device, precision: Precision, model: dict[str, Any], expected: bool
+) -> None:
+    config = dataclasses.replace(SETTINGS, param_dtype=wanted)
+    assert should_use_bf16_weights(config, tiny_model(**model), precision, device) is expected
+
+
+def gradients(
+    parallel: ReplicatedDataParallel, precision: Precision = HALF
+) -> dict[str, torch.Tensor]:
+    with precision.autocast(CPU):
+        loss = parallel.loss(TranslationTask(smoothing=0.1), batch())
+    parallel.backward(loss)
+    found = {
+        name: parameter.grad
+        for name, parameter in parallel.local_module.named_parameters()
+        if parameter.grad is not None
+    }
+    for parameter in parallel.local_module.parameters():
+        parameter.grad = None
+    return found
+
+
+def test_gradients_are_those_of_the_rounded_model_and_as_wide_as_the_weights() -> None:
+    model = tiny_model(dropout=0.0)
+    parallel = BF16DataParallel(model, ProcessGroup())
+    exact = tiny_model(dropout=0.0)
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    found, expected = (
+        gradients(parallel),
+        gradients(ReplicatedDataParallel(exact, ProcessGroup()), Precision(torch.float32, "")),
+    )
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert gradient.dtype is torch.float32
+        assert (gradient - expected[name]).norm() <= 0.05 * expected[name].norm() + 1e-3, name
+    assert all(parameter.grad is None for parameter in parallel.bf16_copy.parameters())
+    assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
+
+
+def test_a_pass_uses_the_weights_of_its_time() -> None:
+    """Whoever changed them: an optimiser, a checkpoint that was loaded, a rehearsal that put them back."""
+    model = tiny_model(dropout=0.0)
+    parallel = BF16DataParallel(model, ProcessGroup())
+    before = gradients(parallel)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    assert any(
+        not torch.equal(gradient, before[name]) for name, gradient in gradients(parallel).items()
+    )
+    for bf16_copy, parameter in zip(
+        parallel.bf16_copy.parameters(), model.parameters(), strict=True
+    ):
+        assert torch.equal(bf16_copy, parameter.to(torch.bfloat16))
+
+
+def test_gradients_go_where_there_is_room_for_them_and_an_unused_weight_gets_none() -> None:
+    model = tiny_model(dropout=0.0)
+    model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    parallel = BF16DataParallel(model, ProcessGroup())
+    rooms = {
+        name: torch.full_like(parameter, 7.0)
+        for name, parameter in model.named_parameters()
+        if name != "unused"
+    }
+    for name, room in rooms.items():
+        model.get_parameter(name).grad = room
+    found = gradients(parallel)
+    assert found.keys() == rooms.keys()
+    for name, room in rooms.items():
+        assert found[name] is room
+    model.get_parameter("unused").grad = torch.full((3,), 7.0)  # as a recording has room for all
+    assert not gradients(parallel)["unused"].any()
+    again = gradients(parallel)
+    for name, room in rooms.items():
+        assert torch.equal(room, again[name])
+
+
+def test_replayed_passes_leave_the_gradients_of_plain_ones() -> None:
+    model = tiny_model(dropout=0.0)
+    parallel = BF16DataParallel(model, ProcessGroup())
+
+    def compute(each: Batch) -> Loss:
+        with HALF.autocast(CPU):
+            loss = parallel.loss(TranslationTask(smoothing=0.1), each)
+        parallel.backward(loss)
+        return loss
+
+    expected = gradients(parallel)
+    replay = Pretended(
+        compute,
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        CPU,
+        accumulates_grad=parallel.accumulates_grad,
+    )
+    for _ in range(CAPTURE_AT_OCCURRENCE + 2):
+        replay(batch())
+        found = {
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+        for parameter in model.parameters():
+            parameter.grad = None
+    assert replay._graphs
+
+
+def test_what_runs_between_the_layers_is_bfloat16() -> None:
+    parallel = BF16DataParallel(tiny_model(dropout=0.1), ProcessGroup())
+    seen = set()
+    for name, module in parallel.bf16_copy.named_modules():
+        if name.endswith(("residual", "norm", "feedforward", "self", "cross", "entrance")):
+            module.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
+    gradients(parallel)
+    assert seen == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_norms_return_what_they_are_given_and_sum_in_float32(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    x, norm = torch.randn(50, 64) * 3 + 1, kind(64)
+    expected = norm(x.bfloat16().float())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(x).dtype is torch.float32  # float32 stays what it is
+        found = norm.to(torch.bfloat16)(x.bfloat16())
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.01)
+
+
+def losses(path: Path) -> list[float]:
+    return [record["nll"] for record in log_of(path) if "nll" in record]
+
+
+def test_losses_are_those_of_autocast_and_of_float32_within_noise(tmp_path: Path) -> None:
+    """The noise is what other dropout does to a float32 run; rounding does less over the same updates."""
+    settings: dict[str, Any] = {
+        "steps": 60,
+        "ema_decay": 0.0,
+        "checkpoint_every": 60,
+        "validate_every": 60,
+    }
+    ways = {
+        "exact": {"precision": "float32"},
+        "other": {"precision": "float32", "seed": 8},
+        "autocast": {"precision": "bfloat16", "param_dtype": "float32"},
+        "bf16_copy": ROUNDED,
+    }
+    curves = {}
+    for name, way in ways.items():
+        with RunDirectory(tmp_path / name) as run:
+            trainer = tiny_trainer(run, **{**settings, **way})
+            assert trainer.bf16_weights is (name == "bf16_copy")
+            trainer.fit(resume=False)
+        curves[name] = torch.tensor(losses(tmp_path / name)).view(6, 10).mean(dim=1)
+    noise = (curves["other"] - curves["exact"]).abs().max()
+    assert (curves["bf16_copy"] - curves["exact"]).abs().max() < max(0.02, noise)
+    assert (curves["bf16_copy"] - curves["autocast"]).abs().max() < max(0.02, noise)
+    assert curves["bf16_copy"][-1] < curves["bf16_copy"][0] - 0.3
+
+
+def test_a_run_that_is_resumed_is_the_run_bit_for_bit(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "whole") as run:
+        tiny_trainer(run, **ROUNDED).fit(resume=False)
+    for steps in (4, 12):
+        with RunDirectory(tmp_path / "parts") as run:
+            tiny_trainer(run, **ROUNDED, steps=steps).fit(resume=steps > 4)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert {tensor.dtype for tensor in tensors_of(tmp_path / "whole").values()} == {torch.float32}
+
+
+def test_a_rehearsal_leaves_nothing_behind(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "plain") as run:
+        tiny_trainer(run, **ROUNDED).fit(resume=False)
+    with RunDirectory(tmp_path / "rehearsed") as run:
+        trainer = tiny_trainer(run, **ROUNDED)
+        trainer.measure_throughput(0.01)
+        trainer.fit(resume=False)
+    assert_same_run(tmp_path / "plain", tmp_path / "rehearsed")
+
+
+@needs_gpu
+def test_on_a_gpu_rounded_weights_train_recorded_as_they_do_plainly(tmp_path: Path) -> None:
+    """Launches that are replayed are the same ones: the same losses to the last bit."""
+    curves = []
+    for replay in ("off", "auto"):
+        config = dataclasses.replace(
+            SETTINGS,
+            **ROUNDED,
+            steps=40,
+            cuda_graphs=replay,
+            compile="off",
+            checkpoint_every=40,
+            validate_every=40,
+        )
+        corpus = Corpus()
+        plan = corpus.plan()
+        model = tiny_model().cuda()
+        with RunDirectory(tmp_path / replay) as run:
+            task = TranslationTask(smoothing=0.1)
+            Trainer(
+                model=model,
+                task=task,
+                plan=plan,
+                collate=corpus.collate(plan),
+                config=config,
+                run=run,
+                width=16,
+            ).fit(resume=False)
+        curves.append(losses(tmp_path / replay))
+    assert curves[0] == pytest.approx(curves[1], rel=1e-6)

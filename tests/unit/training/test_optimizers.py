@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dragoman.config import TrainConfig
+from dragoman.errors import CorruptError
+from dragoman.training import optimizers
+from dragoman.training.catalogue import OPTIMIZERS
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+
+
+def take_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    divisor: float = 1.0,
+    bad: float = 0.0,
+    rate: float = 0.01,
+    seed: int = 1,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizers.apply_gradients(
+        optimizer, learning_rate=rate, divisor=torch.tensor(divisor), nonfinite=torch.tensor(bad)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
+)
+def test_a_step_is_torchs_own_with_the_gradient_divided(
+    name: str, plain: type[torch.optim.Optimizer]
+) -> None:
+    ours, theirs = make_model(), make_model()
+    config = TrainConfig(beta1=0.8, beta2=0.9, epsilon=1e-6, learning_rate=0.01)
+    mine = OPTIMIZERS.load(name)(ours, config)
+    reference = plain(
+        theirs.parameters(),
+        lr=0.01,
+        betas=(0.8, 0.9),
+        eps=1e-6,
+        weight_decay=0.0,
+        foreach=False,
+        fused=False,
+    )  # type: ignore[call-arg]
+    for seed in range(3):
+        take_step(ours, mine, divisor=4.0, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in theirs.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator) / 4
+        reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_a_step_that_is_not_finite_changes_nothing_at_all(name: str) -> None:
+    """The flag is read by the kernel itself: weights, moments and step counts stay (facebookresearch/fairseq#1529)."""
+    model = make_model()
+    optimizer = OPTIMIZERS.load(name)(model, TrainConfig(weight_decay=0.1))
+    take_step(model, optimizer)
+    weights = copy.deepcopy(model.state_dict())
+    moments = {key: value.clone() for key, value in optimizers.state_dict(optimizer, model).items()}
+    take_step(model, optimizer, bad=1.0, divisor=float("nan"), seed=5)
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, moments[key])
+        for key, value in optimizers.state_dict(optimizer, model).items()
+    )
+
+
+def test_weight_decay_pulls_on_matrices_only() -> None:
+    model = make_model()
+    optimizer = OPTIMIZERS.load("adamw")(model, TrainConfig(weight_decay=0.5))
+    before = copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizers.apply_gradients(
+        optimizer, learning_rate=0.1, divisor=torch.tensor(1.0), nonfinite=torch.tensor(0.0)
+    )
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            parameter.data, before[name] * (0.95 if parameter.ndim > 1 else 1.0)
+        )
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_state_goes_out_and_in_by_parameter_name(name: str) -> None:
+    model, other = make_model(0), make_model(0)
+    optimizer, again = (OPTIMIZERS.load(name)(each, TrainConfig()) for each in (model, other))
+    for seed in range(3):
+        take_step(model, optimizer, seed=seed)
+    other.load_state_dict(model.state_dict())
+    tensors = {key: value.clone() for key, value in optimizers.state_dict(optimizer, model).items()}
+    assert {
+        "0.weight.exp_avg",
+        "0.weight.exp_avg_sq",
+        "0.weight.step",
+        "1.bias.exp_avg",
+    } <= tensors.keys()
+    optimizers.load_state_dict(again, other, dict(reversed(tensors.items())))
+    for seed in range(3, 6):
+        take_step(model, optimizer, seed=seed)
+        take_step(other, again, seed=seed)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_loaded_state_is_a_copy() -> None:
+    """A "copy" that aliases memory changes after it was taken (pytorch/pytorch#144657)."""
+    model = make_model()
+    optimizer = OPTIMIZERS.load("adam")(model, TrainConfig())
+    take_step(model, optimizer)
+    tensors = {key: value.clone() for key, value in optimizers.state_dict(optimizer, model).items()}
+    optimizers.load_state_dict(optimizer, model, tensors)
+    kept = tensors["0.weight.exp_avg"].clone()
+    take_step(model, optimizer)
+    assert torch.equal(tensors["0.weight.exp_avg"], kept)
+
+
+def test_a_state_that_does_not_fit_is_refused_by_name() -> None:
+    model = make_model()
+    optimizer = OPTIMIZERS.load("adam")(model, TrainConfig())
+    take_step(model, optimizer)
+    tensors = optimizers.state_dict(optimizer, model)
+    with pytest.raises(CorruptError, match=r"found 9\.weight\.exp_avg"):
+        optimizers.load_state_dict(
+            optimizer, model, {**tensors, "9.weight.exp_avg": torch.zeros(1)}
+        )
+    with pytest.raises(CorruptError, match=r"found none for 0\.weight;"):
+        optimizers.load_state_dict(
+            optimizer,
+            model,
+            {key: value for key, value in tensors.items() if not key.startswith("0.weight")},
+        )
+    with pytest.raises(CorruptError, match=r"found none for 0\.weight and 1 more"):
+        optimizers.load_state_dict(
+            optimizer,
+            model,
+            {key: value for key, value in tensors.items() if not key.startswith("0.")},
+        )
+    with pytest.raises(
+        CorruptError,
+        match=r"0\.weight\.exp_avg must have the parameter's shape \(3, 4\); found \(2, 2\)",
+    ):
+        optimizers.load_state_dict(
+            optimizer, model, {**tensors, "0.weight.exp_avg": torch.zeros(2, 2)}
+        )
+
+
+def test_frozen_parameters_have_no_state() -> None:
+    model = make_model()
+    model[0].weight.requires_grad_(False)  # type: ignore[index,union-attr]
+    optimizer = OPTIMIZERS.load("adam")(model, TrainConfig())
+    take_step(model, optimizer)
+    assert not any(key.startswith("0.weight") for key in optimizers.state_dict(optimizer, model))

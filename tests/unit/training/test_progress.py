@@ -1,0 +1,227 @@
+"""What a person sees while training runs; time is given, never measured."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dragoman.training.progress import (
+    LiveProgress,
+    Meter,
+    PlainProgress,
+    QuietProgress,
+    TrainingMeter,
+    format_duration,
+    format_validation,
+    join_fitting_fields,
+    open_progress,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def record(update: int, *, nll: float = 2.0, tokens: int = 1000) -> dict:
+    return {
+        "step": update,
+        "loss": nll + 0.1,
+        "nll": nll,
+        "lr": 1e-3,
+        "grad_norm": 1.0,
+        "tokens": tokens,
+        "padding": 0.05,
+        "seconds": 0.1,
+    }
+
+
+def test_a_meter_knows_count_rate_and_what_is_left() -> None:
+    clock = Clock()
+    meter = Meter(1000, clock=clock)
+    assert meter.eta is None
+    for _ in range(10):
+        clock.now += 1
+        meter.advance(20)
+    assert (meter.done, meter.seconds) == (200, 10)
+    assert meter.rate == pytest.approx(20)
+    assert meter.eta == pytest.approx(40)
+
+
+def test_a_rate_is_of_late() -> None:
+    """After a slow start the estimate must not stay wrong for an hour."""
+    clock = Clock()
+    meter = Meter(None, clock=clock)
+    for _ in range(100):
+        clock.now += 1
+        meter.advance(1)
+    for _ in range(60):
+        clock.now += 1
+        meter.advance(50)
+    assert meter.rate == pytest.approx(50, rel=0.1)
+    assert len(meter._marks) < 300
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59, "59 s"), (60, "1 min 00 s"), (185.2, "3 min 05 s"), (7810, "2 h 10 min")],
+)
+def test_durations_are_for_people(seconds, text) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_training_shows_loss_speed_padding_time_left_and_best() -> None:
+    """No time left was shown, no line for an hour (OpenNMT-py#1397, OpenNMT/OpenNMT#75, LibreTranslate/Locomotive#35)."""
+    clock, stream = Clock(), io.StringIO()
+    with PlainProgress(stream, clock=clock).training(steps=1000) as view:
+        for update in range(1, 101):
+            clock.now += 0.125
+            view.update(record(update))
+        view.validated(
+            {"loss": 1.5, "perplexity": 4.48, "bleu": 31.25, "exact": 0.125},
+            {"loss": 1.5, "bleu": 31.25, "step": 100},
+        )
+        clock.now += 6
+        view.update(record(101))
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("update 16 of 1,000 · loss 2.000 · 8,000 tokens/s")
+    assert "tokens/s · padding 5.0 % · 2 min 03 s left" in lines[0]
+    assert (
+        lines[-2]
+        == "validation at 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · 12 % exact · the best so far"
+    )
+    assert "best at 100: BLEU 31.25" in lines[-1]
+    assert len(lines) <= 5
+
+
+def test_a_short_phase_says_nothing_and_a_long_one_count_rate_and_estimate() -> None:
+    """ "Is it frozen?" (facebookresearch/fairseq#2603)."""
+    clock, stream = Clock(), io.StringIO()
+    progress = PlainProgress(stream, clock=clock)
+    with progress.phase("preparing", 29000, "pairs") as phase:
+        clock.now += 1
+        phase.advance(29000)
+    assert stream.getvalue() == ""
+    with progress.phase("preparing", 29000, "pairs") as phase:
+        for _ in range(8):
+            clock.now += 1
+            phase.advance(1000)
+    assert stream.getvalue().splitlines() == [
+        "preparing: 2,000 of 29,000 pairs, 1,000 a second, 27 s left",
+        "preparing: 7,000 of 29,000 pairs, 1,000 a second, 22 s left",
+        "preparing: 8,000 pairs in 8 s",
+    ]
+
+
+def test_a_phase_of_unknown_length_has_no_estimate() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with PlainProgress(stream, clock=clock).phase("reading") as phase:
+        clock.now += 3
+        phase.advance(6)
+    assert stream.getvalue().splitlines()[0] == "reading: 6, 2 a second"
+
+
+def test_a_skipped_update_does_not_spoil_the_loss_shown() -> None:
+    meter = TrainingMeter(steps=10, clock=Clock())
+    meter.update(record(1, nll=2.0))
+    meter.update(record(2) | {"nll": float("nan"), "skipped": True})
+    meter.update({"step": 3, "lr": 0.1, "excluded": True})
+    assert meter.loss == 2.0
+    assert meter.steps.done == 3
+
+
+def test_a_resumed_run_counts_from_where_it_was() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with PlainProgress(stream, clock=clock).training(steps=100, done=90) as view:
+        clock.now += 5
+        view.update(record(91))
+        view.set_max_steps(96)
+        clock.now += 5
+        view.update(record(92))
+    assert stream.getvalue().splitlines()[0].startswith("update 91 of 100")
+    assert stream.getvalue().splitlines()[1].startswith("update 92 of 96")
+    assert "20 s left" in stream.getvalue().splitlines()[1]
+
+
+def test_the_live_display_draws_and_leaves_only_notes() -> None:
+    stream = io.StringIO()
+    progress = LiveProgress(Console(file=stream, force_terminal=True, width=140))
+    progress.note("training on 2 CPU cores")
+    with progress.training(steps=50) as view:
+        for update in range(1, 11):
+            view.update(record(update))
+        with progress.phase("validating", 4, "batches") as phase:
+            phase.advance(4)
+        view.validated({"loss": 1.25}, {"loss": 1.25, "step": 10})
+        progress._rich_progress.refresh()
+    text = stream.getvalue()
+    assert "training on 2 CPU cores" in text
+    assert "loss 2.000" in text
+    assert "of 50" in text
+    assert "validation at 10: loss 1.250 · the best so far" in text
+    assert progress._rich_progress is None
+
+
+def test_the_display_fits_the_stream() -> None:
+    assert isinstance(open_progress(io.StringIO()), PlainProgress)
+    assert isinstance(open_progress(io.StringIO(), live=True), LiveProgress)
+
+
+def test_quiet_is_quiet() -> None:
+    progress = QuietProgress()
+    with progress.training(steps=3) as view, progress.phase("x", 3) as phase:
+        view.update(record(1))
+        view.validated({}, {})
+        view.set_max_steps(3)
+        phase.advance()
+    progress.note("nothing")
+
+
+def test_a_validation_that_is_not_the_best_says_so_by_silence() -> None:
+    assert (
+        format_validation(20, {"loss": 2.0}, {"loss": 1.0, "step": 10})
+        == "validation at 20: loss 2.000"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 72, 80, 100, 140])
+@pytest.mark.parametrize("best", [{}, {"step": 12_000, "bleu": 31.25}])
+def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
+    width: int, best: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns the figures pushed both out of the line."""
+    monkeypatch.setattr(Meter, "eta", 3 * 3600 + 25 * 60)
+    monkeypatch.setattr(Meter, "rate", 11_899.0)
+    progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=width))
+    with progress.training(steps=100_000, done=12_345) as view:
+        if best:
+            view.validated({"loss": 1.5}, best)
+        view.update({"step": 12_346, "nll": 4.123, "padding": 0.051, "tokens": 20_000})
+        drawn = progress._rich_progress
+        assert drawn is not None
+        written = io.StringIO()
+        Console(file=written, width=width).print(drawn.get_renderable())
+        line = written.getvalue().rstrip("\n")
+    assert "\n" not in line, "one line"
+    assert len(line) <= width
+    assert line.startswith("training ")
+    assert line.rstrip().endswith("3 h 25 min left")
+    bar = 20 if width >= 80 else 10
+    assert line[9] == "━", "without colours only what is done is drawn"
+    assert line[9 + bar] == " "
+    assert line[9 + bar + 1] != " "
+    assert ("12,346 of 100,000" in line) == (width >= 60)
+    assert ("loss 4.123" in line) == (width >= 72)
+    assert ("padding" in line) == (width >= 140 and not best)
+
+
+def test_a_long_name_leaves_room_for_something() -> None:
+    fields = [(1, "12,346 of 100,000 pairs"), (0, "45 s left")]
+    assert join_fitting_fields(fields, 40) == "12,346 of 100,000 pairs · 45 s left"
+    assert join_fitting_fields(fields, 20) == "45 s left"
+    assert join_fitting_fields(fields, 2) == "45 s left"

@@ -1,0 +1,205 @@
+"""Compiling: when, and what happens when it cannot be done."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from training_kit import tiny_trainer
+
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.config import TrainConfig
+from dragoman.errors import ConfigError
+from dragoman.models.block import Block
+from dragoman.ops import short_attention
+from dragoman.training import torch_compile
+from dragoman.training.torch_compile import (
+    CompiledForward,
+    choose_torch_compile,
+    configure_backends,
+    fall_back_to_eager,
+)
+
+LONG = TrainConfig(steps=100_000)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "wanted", "reason"),
+    [
+        ({}, GPU, True, "100,000 updates"),
+        ({}, CPU, False, "on cpu"),
+        ({"steps": 500}, GPU, False, "500 updates are too few"),
+        ({"time_budget": 240.0}, GPU, False, "240 s is too short"),
+        ({"deterministic": True}, GPU, False, "round differently"),
+        ({"compile": "off"}, GPU, False, "as configured"),
+        ({"compile": "on", "steps": 5}, CPU, True, "as configured"),
+    ],
+)
+def test_auto_compiles_what_is_long_enough_to_gain(changes, device, wanted, reason) -> None:
+    found = choose_torch_compile(dataclasses.replace(LONG, **changes), device)
+    assert found.enabled == wanted
+    assert reason in found.reason
+
+
+class Doubling(Block):
+    """A block that may fail while it is compiled."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x, context=None):  # type: ignore[no-untyped-def]
+        if self.error is not None and torch.compiler.is_compiling():
+            raise self.error
+        return 2 * x
+
+
+class Looping(Doubling):
+    supports_compile = False
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand in for torch's compiler: notes what is compiled, and says within that it is."""
+    compiled: list[str] = []
+    state = {"compiling": False}
+
+    def compile_by_hand(function, *, dynamic):  # type: ignore[no-untyped-def]
+        assert dynamic, "one code for all shapes"
+        compiled.append(type(function.__self__).__name__)
+
+        def run(*arguments):  # type: ignore[no-untyped-def]
+            state["compiling"] = True
+            try:
+                return function(*arguments)
+            finally:
+                state["compiling"] = False
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_by_hand)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: state["compiling"])
+    monkeypatch.setattr(torch_compile, "_failure", "")
+    monkeypatch.setattr(torch_compile, "_compiled_blocks", weakref.WeakSet())
+    return compiled
+
+
+def call(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = model(x)
+    return found
+
+
+@pytest.mark.parametrize("compile", ["auto", "on"])
+def test_ranks_that_share_the_weights_never_compile(compile: str) -> None:
+    found = choose_torch_compile(dataclasses.replace(LONG, compile=compile), GPU, sharded=True)
+    assert (found.enabled, "meet within a pass" in found.reason) == (False, True)
+
+
+def test_blocks_are_compiled_once_but_for_those_that_loop(by_hand: list[str]) -> None:
+    model = nn.Sequential(Doubling(), Looping(), nn.Identity(), Doubling())
+    compiled = CompiledForward(call)
+    for _ in range(3):
+        assert float(compiled(model, torch.tensor(1.0))) == 8.0
+    assert by_hand == ["Doubling", "Doubling"]
+
+
+def test_after_a_failure_the_blocks_run_as_they_are(
+    by_hand: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled, model = (
+        CompiledForward(call),
+        Doubling(RuntimeError("\nno C++ compiler\nset TORCH_LOGS for pages of it")),
+    )
+    with pytest.raises(RuntimeError) as found:
+        compiled(model, torch.tensor(3.0))
+    assert fall_back_to_eager(found.value)
+    assert float(compiled(model, torch.tensor(3.0))) == 6.0
+    assert not fall_back_to_eager(found.value), (
+        "nothing is compiled any more, so the error is the model's own"
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling failed, the blocks run as they are, and the result is the same (RuntimeError: no C++ compiler); "
+        "train.compile=off skips it"
+    ]
+    assert choose_torch_compile(dataclasses.replace(LONG, compile="on"), CPU) == (
+        False,
+        "it failed before",
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), ConfigError(["a setting"])],
+    ids=["memory", "ours"],
+)
+def test_other_errors_are_no_failure_to_compile(by_hand: list[str], error: Exception) -> None:
+    compiled, model = CompiledForward(call), Doubling()
+    compiled(model, torch.tensor(1.0))
+    assert not fall_back_to_eager(error)
+
+
+def test_the_trainer_compiles_the_blocks_for_training_and_validates_without(
+    tmp_path: Path, by_hand: list[str]
+) -> None:
+    with RunDirectory(tmp_path) as run:
+        trainer = tiny_trainer(run, steps=3, compile="on")
+        trainer.fit(resume=False)
+    assert set(by_hand) == {"TransformerLayer"}
+
+
+def test_torch_may_compile_every_variant() -> None:
+    CompiledForward(call)
+    assert torch._dynamo.config.recompile_limit >= torch_compile.RECOMPILE_LIMIT
+
+
+def test_what_was_compiled_is_kept_for_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    CompiledForward(call)
+    assert (
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    )  # whoever has chosen a folder keeps it
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    CompiledForward(call)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_only_launches_that_are_replayed_use_the_kernels_for_short_sentences(
+    cuda_graphs: bool,
+) -> None:
+    configure_backends(CPU, deterministic=False, cuda_graphs=cuda_graphs)
+    assert short_attention._enabled is cuda_graphs
+    configure_backends(CPU, deterministic=False)
+    assert not short_attention._enabled
+
+
+def test_a_cpu_needs_no_preparation() -> None:
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    configure_backends(CPU, deterministic=True)
+    assert (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    ) == before
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script_method.*:DeprecationWarning"
+)  # torch's own, when its compiler is imported
+def test_compiled_training_follows_the_plain_one(tmp_path) -> None:
+    """Fused kernels round differently; the losses stay within a thousandth."""
+    losses = []
+    for name in ("off", "on"):
+        with RunDirectory(tmp_path / name) as run:
+            tiny_trainer(run, steps=6, compile=name, model={"dropout": 0.0}).fit(resume=False)
+            losses.append([record["loss"] for record in run.records() if "nll" in record])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

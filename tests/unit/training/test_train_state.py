@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import random
+
+from dragoman.training.train_state import MAX_CONSECUTIVE_SKIPS, SPIKE_WINDOW, DivergenceDetector
+
+
+def test_ten_in_a_row_are_too_many_and_nine_are_not() -> None:
+    watch = DivergenceDetector()
+    assert [watch.record_skip(update) for update in range(1, MAX_CONSECUTIVE_SKIPS)] == [False] * (
+        MAX_CONSECUTIVE_SKIPS - 1
+    )
+    watch.record_loss(1.0)
+    assert [watch.record_skip(100)] == [False]
+    watch = DivergenceDetector()
+    assert [watch.record_skip(update) for update in range(1, MAX_CONSECUTIVE_SKIPS + 1)][-1]
+
+
+def test_more_than_one_in_a_hundred_of_the_last_thousand_are_too_many() -> None:
+    watch = DivergenceDetector()
+    outcomes = []
+    for update in range(1, 2000):
+        if update % 95 == 0:
+            outcomes.append(watch.record_skip(update))
+        else:
+            watch.record_loss(1.0)
+    assert outcomes.index(True) == 10  # the eleventh within a thousand
+    calm = DivergenceDetector()
+    for update in range(1, 5000):
+        if update % 101:
+            calm.record_loss(1.0)
+        else:
+            assert not calm.record_skip(update), update
+    assert len(calm.recent_skips) <= 10
+
+
+def test_a_rollback_passes_over_what_was_skipped_and_is_the_one_chance() -> None:
+    watch = DivergenceDetector()
+    published = watch.state_dict()
+    for update in range(100, 110):
+        watch.record_skip(update)
+    again = watch.roll_back(published)
+    assert again.excluded_steps == set(range(100, 110))
+    assert again.rolled_back
+    assert not watch.rolled_back
+    assert again.consecutive_skips == 0
+    assert again.total_skips == 0
+
+
+def test_the_state_is_json_and_comes_back() -> None:
+    watch = DivergenceDetector()
+    for update in range(1, 30):
+        watch.record_loss(3.0 / update) if update % 7 else watch.record_skip(update)
+    again = DivergenceDetector(json.loads(json.dumps(watch.state_dict())))
+    assert again.state_dict() == watch.state_dict()
+    assert again.record_loss(0.5) == watch.record_loss(0.5)
+    assert again.state_dict() == watch.state_dict()
+
+
+def test_a_spike_stands_six_deviations_out() -> None:
+    generator = random.Random(0)
+    watch = DivergenceDetector()
+    assert not any(watch.record_loss(generator.gauss(3.0, 0.1)) for _ in range(2 * SPIKE_WINDOW))
+    assert not watch.record_loss(3.4)
+    assert watch.record_loss(4.0)
+    assert watch.suspect
+
+
+def test_the_first_updates_of_a_run_are_no_spikes() -> None:
+    watch = DivergenceDetector()
+    assert not any(watch.record_loss(loss) for loss in [9.0, 8.0, 30.0, 7.0])

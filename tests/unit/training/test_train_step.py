@@ -1,0 +1,192 @@
+"""One update: sums over micro-batches, divided once by the global count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from training_kit import Corpus, Pretended, tiny_model
+
+from dragoman.config import TrainConfig
+from dragoman.data.batches import Cursor, make_batch
+from dragoman.tasks.translation import TranslationTask
+from dragoman.training import optimizers
+from dragoman.training.data_loader import GlobalBatch, MicroBatch
+from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
+from dragoman.training.distributed.process_group import ProcessGroup
+from dragoman.training.mixed_precision import BF16DataParallel, choose_precision
+from dragoman.training.train_step import OOMSplitter, StepRequests, TrainStep
+
+CPU = torch.device("cpu")
+
+
+def make_step(
+    model,
+    *,
+    max_grad_norm: float = 0.0,
+    seed: int = 1,
+    parallel: ReplicatedDataParallel | None = None,
+) -> TrainStep:
+    return TrainStep(
+        parallel=parallel or ReplicatedDataParallel(model, ProcessGroup()),
+        task=TranslationTask(smoothing=0.1),
+        optimizer=optimizers.build_adam(model, TrainConfig()),
+        device=CPU,
+        precision=choose_precision("float32", CPU),
+        oom_splitter=OOMSplitter(),
+        seed=seed,
+        max_grad_norm=max_grad_norm,
+    )
+
+
+def make_update(groups: list[list[int]], number: int = 1) -> GlobalBatch:
+    corpus = Corpus()
+    batches = [
+        make_batch(
+            [corpus.src[i] for i in ids], [corpus.tgt[i] for i in ids], examples=np.array(ids)
+        )
+        for ids in groups
+    ]
+    micro_batches = [MicroBatch(place, 0, batch) for place, batch in enumerate(batches)]
+    return GlobalBatch(number, micro_batches, [batch.examples for batch in batches], Cursor(0, 1))
+
+
+def test_accumulation_equals_one_big_batch() -> None:
+    """Micro-batches of unequal size and padding weigh each token alike; a mean of means would not."""
+    model = tiny_model(dropout=0.0).train()
+    step = make_step(model)
+    whole, sums = step.gradient(make_update([list(range(24))]))
+    parts, others = step.gradient(
+        make_update([list(range(3)), list(range(3, 20)), [20], list(range(21, 24))])
+    )
+    torch.testing.assert_close(sums, others)
+    assert sums[2] == sum(len(ids) + 1 for ids in Corpus().tgt[:24])
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [ReplicatedDataParallel, BF16DataParallel])
+def test_replayed_passes_add_up_though_each_writes_over_the_last(
+    kind: type[ReplicatedDataParallel],
+) -> None:
+    """Whether an update's first batch is replayed or its second, or both."""
+    model = tiny_model(dropout=0.0).train()
+    plain, replayed = (make_step(model, parallel=kind(model, ProcessGroup())) for _ in range(2))
+    replayed._gradient_function = Pretended(
+        replayed._forward_backward,
+        replayed._parameters,
+        CPU,
+        accumulates_grad=replayed._parallel.accumulates_grad,
+    )
+    for number in range(1, 5):
+        update = make_update([[0, 1, 2], [3, 4, 5], [number]], number)
+        for one, other in zip(replayed.gradient(update)[0], plain.gradient(update)[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert replayed._gradient_function._graphs
+
+
+def test_accumulated_updates_equal_one_big_update() -> None:
+    models = [tiny_model(dropout=0.0).train() for _ in range(2)]
+    for model, groups in zip(
+        models, ([list(range(24))], [list(range(3)), list(range(3, 24))]), strict=True
+    ):
+        step = make_step(model, max_grad_norm=0.5)
+        for number in range(1, 4):
+            step(make_update(groups, number), learning_rate=0.01, requests=StepRequests())
+    with torch.no_grad():
+        batch = make_update([list(range(24, 40))]).micro_batches[0].batch
+        losses = [
+            TranslationTask(smoothing=0.0).loss(model.eval(), batch).nll.item() for model in models
+        ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_figures_are_per_target_and_count_everything() -> None:
+    model = tiny_model(dropout=0.0).train()
+    update = make_update([[0, 1], [2, 3, 4]])
+    expected = [
+        TranslationTask(smoothing=0.1).loss(model, part.batch) for part in update.micro_batches
+    ]
+    step_metrics = make_step(model)(
+        update, learning_rate=0.0, requests=StepRequests(save_checkpoint=True)
+    ).read()
+    count = sum(int(loss.count) for loss in expected)
+    assert step_metrics.targets == count
+    assert step_metrics.total == pytest.approx(
+        sum(loss.total.item() for loss in expected) / count, rel=1e-5
+    )
+    assert step_metrics.nll == pytest.approx(
+        sum(loss.nll.item() for loss in expected) / count, rel=1e-5
+    )
+    assert step_metrics.tokens == sum(part.batch.tokens for part in update.micro_batches)
+    assert step_metrics.padded_tokens == sum(
+        part.batch.padded_tokens for part in update.micro_batches
+    )
+    assert step_metrics.is_finite
+    assert step_metrics.requests == StepRequests(
+        stop=False, save_checkpoint=True, out_of_time=False
+    )
+
+
+def test_the_norm_is_that_of_the_mean_gradient() -> None:
+    model = tiny_model(dropout=0.0).train()
+    step, update = make_step(model), make_update([[0, 1, 2]])
+    gradient, sums = step.gradient(update)
+    norm = torch.cat([(part / sums[2]).flatten() for part in gradient if part is not None]).norm()
+    assert step(
+        update, learning_rate=0.0, requests=StepRequests()
+    ).read().grad_norm == pytest.approx(norm.item(), rel=1e-5)
+
+
+def test_no_gradient_is_left_behind() -> None:
+    model = tiny_model().train()
+    make_step(model)(make_update([[0, 1]]), learning_rate=0.1, requests=StepRequests())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_an_update_without_work_changes_nothing() -> None:
+    model = tiny_model().train()
+    step = make_step(model)
+    step(make_update([[0, 1]]), learning_rate=0.1, requests=StepRequests())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    step_metrics = step(
+        make_update([[0]])._replace(micro_batches=[]), learning_rate=0.1, requests=StepRequests()
+    ).read()
+    assert not step_metrics.is_finite
+    assert step_metrics.targets == 0
+    assert all(
+        torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)
+    )
+
+
+def test_dropout_depends_on_the_position_alone() -> None:
+    """Whatever drew random numbers before, and on whichever rank: micro-batch 1 of update 5 has its own masks."""
+    model = tiny_model(dropout=0.5).train()
+    step = make_step(model)
+    update = make_update([[0, 1], [2, 3]], number=5)
+    torch.manual_seed(123)
+    first = step.gradient(update)[1]
+    torch.rand(17)
+    second = step.gradient(update)[1]
+    alone = (
+        step.gradient(update._replace(micro_batches=update.micro_batches[1:]))[1]
+        + step.gradient(update._replace(micro_batches=update.micro_batches[:1]))[1]
+    )
+    other = step.gradient(update._replace(number=6))[1]
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, alone)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, make_step(model, seed=2).gradient(update)[1])
+
+
+def test_an_error_in_the_model_is_not_hidden_and_leaves_no_gradient() -> None:
+    model = tiny_model().train()
+    step = make_step(model)
+
+    def broken(model, batch):
+        raise ValueError("no such thing")
+
+    step._task.loss = broken
+    with pytest.raises(ValueError, match="no such thing"):
+        step(make_update([[0]]), learning_rate=0.1, requests=StepRequests())
+    assert all(parameter.grad is None for parameter in model.parameters())

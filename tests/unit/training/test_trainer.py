@@ -1,0 +1,386 @@
+"""The training loop: what it learns, logs, publishes, and where it ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+from training_kit import (
+    SETTINGS,
+    assert_same_run,
+    log_of,
+    state_of,
+    tensors_of,
+    tiny_model,
+    tiny_trainer,
+)
+
+from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.config import TrainConfig
+from dragoman.errors import ConfigError
+from dragoman.runtime import signals
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_requests():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    signals.uninstall_handlers()
+
+
+def train(path, *, resume=False, **options):
+    with RunDirectory(path, keep_checkpoints=options.get("keep", 3)) as run:
+        trainer = tiny_trainer(run, **options)
+        return trainer, trainer.fit(resume=resume)
+
+
+def test_the_loss_falls(tmp_path) -> None:
+    _, result = train(tmp_path, steps=150, checkpoint_every=1000, model={"dropout": 0.0})
+    losses = [record["nll"] for record in log_of(tmp_path) if "nll" in record]
+    assert result.step == 150
+    assert result.stopped is None
+    assert losses[0] > 3.0  # the logarithm of 24 pieces
+    assert sum(losses[-10:]) / 10 < 2.3
+
+
+def test_the_log_has_a_line_an_update_with_all_its_figures(tmp_path) -> None:
+    """Figures from the first update on, not after an hour (OpenNMT/OpenNMT#75)."""
+    train(tmp_path, steps=6)
+    records = [record for record in RunDirectory(tmp_path).records() if "event" not in record]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert all(
+        {"step", "loss", "nll", "lr", "grad_norm", "tokens", "padding", "seconds"} == set(record)
+        for record in records
+    )
+    assert all(
+        0 <= record["padding"] < 0.6 and record["tokens"] > 0 and record["grad_norm"] > 0
+        for record in records
+    )
+    assert [record["lr"] for record in records] == pytest.approx(
+        [0.00075, 0.0015, 0.00225, 0.003, 0.003, 0.003]
+    )
+
+
+def test_checkpoints_come_every_so_often_and_at_the_end(tmp_path) -> None:
+    train(tmp_path, steps=10, keep_checkpoints=5)
+    assert RunDirectory(tmp_path).steps() == [4, 8, 10]
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["step"]) == ("finished", 0, 10)
+
+
+def test_two_runs_are_the_same_run(tmp_path) -> None:
+    """Seeds fix the result (flairNLP/flair#1189, #2676)."""
+    for name in ("one", "two"):
+        train(tmp_path / name)
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_the_moving_average_follows_every_step_with_its_own_number(tmp_path) -> None:
+    """Of the definition: after step n, with the weights of step n and a decay of at most (1 + n) / (10 + n)."""
+    train(tmp_path, steps=5, checkpoint_every=1, keep_checkpoints=9, ema_decay=SETTINGS.ema_decay)
+    run = RunDirectory(tmp_path)
+    expected = {name: tensor.detach().double() for name, tensor in tiny_model().named_parameters()}
+    assert run.steps() == [1, 2, 3, 4, 5]
+    for step in run.steps():
+        decay = min(SETTINGS.ema_decay, (1 + step) / (10 + step))
+        weights, average = run.at(step).load_weights(), run.at(step).load_ema()
+        assert average is not None
+        for name in expected:
+            expected[name] = decay * expected[name] + (1 - decay) * weights[name].double()
+            torch.testing.assert_close(average[name].double(), expected[name], rtol=1e-5, atol=1e-7)
+            assert not torch.allclose(average[name], weights[name], rtol=1e-6, atol=0) or step == 0
+
+
+def test_a_finished_run_that_is_resumed_does_nothing(tmp_path) -> None:
+    """Running the same command again resumes (LibreTranslate/Locomotive#29)."""
+    train(tmp_path)
+    before = log_of(tmp_path)
+    _, result = train(tmp_path, resume=True)
+    assert result.step == 12
+    assert log_of(tmp_path) == before
+
+
+def test_a_finished_run_can_go_on_further(tmp_path) -> None:
+    train(tmp_path / "short", steps=8)
+    _, result = train(tmp_path / "short", steps=12, resume=True)
+    train(tmp_path / "long", steps=12)
+    assert result.step == 12
+    assert_same_run(tmp_path / "short", tmp_path / "long")
+
+
+def test_a_new_run_refuses_a_directory_with_one(tmp_path) -> None:
+    train(tmp_path)
+    with pytest.raises(ConfigError, match="found step 12 in"):
+        train(tmp_path)
+
+
+def test_validation_changes_nothing(tmp_path) -> None:
+    """Validation draws random numbers, uses dropout and trains nothing; the run must not notice."""
+
+    def validate(model):
+        model.train()
+        torch.manual_seed(3)
+        torch.rand(7)
+        return {"loss": 1.0}
+
+    train(tmp_path / "with", parts={"validate": validate}, validate_every=3, checkpoint_every=4)
+    train(tmp_path / "without", checkpoint_every=4)
+    one, other = tensors_of(tmp_path / "with"), tensors_of(tmp_path / "without")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_validation_sees_the_running_average_in_evaluation_mode(tmp_path) -> None:
+    seen = []
+
+    def validate(model):
+        seen.append((model.training, torch.is_grad_enabled(), model.output_weight.detach().clone()))
+        return {"loss": 1.0}
+
+    trainer, _ = train(tmp_path, steps=4, parts={"validate": validate})
+    (training, gradients, weight), *rest = seen
+    assert not rest
+    assert not training
+    assert not gradients
+    assert trainer.model.training
+    assert torch.equal(weight, trainer.ema.state_dict()["embeddings.shared.weight"])
+    assert not torch.equal(weight, trainer.model.output_weight)
+
+
+def test_early_stopping_and_the_best(tmp_path) -> None:
+    losses = iter([3.0, 2.0, 2.5, 2.0, 2.4, 0.1])
+    _, result = train(
+        tmp_path,
+        steps=100,
+        validate_every=2,
+        patience=3,
+        checkpoint_every=50,
+        parts={"validate": lambda model: {"loss": next(losses)}},
+    )
+    assert result.stopped == "patience"
+    assert result.step == 10
+    assert result.best == {"loss": 2.0, "step": 4}
+    assert result.metrics == {"loss": 2.4}
+    best = RunDirectory(tmp_path).best()
+    assert best is not None
+    assert best.step == 4
+    assert best.metrics == {"loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("target", "step", "stopped"),
+    [(0.9, 6, "target"), (0.8, 4, "target"), (1.0, 12, None), (0.0, 12, None)],
+)
+def test_training_stops_once_validation_sentences_are_exactly_right(
+    tmp_path, target: float, step: int, stopped: str | None
+) -> None:
+    """The model takes the weights of that step, though an earlier loss was lower; a resumed run has nothing left to do."""
+    found = iter([(0.0, 0.5), (0.85, 1.0), (0.95, 1.2), (0.5, 2.0), (0.7, 2.0), (0.7, 2.0)])
+
+    def validate(model):
+        return dict(zip(("exact", "loss"), next(found), strict=True))
+
+    options = {
+        "steps": 12,
+        "validate_every": 2,
+        "target_exact": target,
+        "checkpoint_every": 50,
+        "parts": {"validate": validate},
+    }
+    _, result = train(tmp_path, **options)
+    assert (result.step, result.stopped) == (step, stopped)
+    best = RunDirectory(tmp_path).best()
+    assert best is not None
+    assert best.step == result.best["step"] == (step if stopped else 2)
+    if stopped:
+        _, again = train(tmp_path, **options, resume=True)
+        assert (again.step, again.stopped) == (step, stopped)
+
+
+def test_the_best_by_bleu_is_the_highest(tmp_path) -> None:
+    scores = iter([5.0, 9.0, 7.0])
+    _, result = train(
+        tmp_path,
+        steps=6,
+        validate_every=2,
+        best_metric="bleu",
+        parts={"validate": lambda model: {"loss": 1.0, "bleu": next(scores)}},
+    )
+    assert result.best["step"] == 4
+    assert result.best["bleu"] == 9.0
+
+
+def test_the_last_update_is_validated_whatever_the_interval(tmp_path) -> None:
+    calls = []
+    train(
+        tmp_path,
+        steps=7,
+        validate_every=100,
+        parts={"validate": lambda model: calls.append(1) or {"loss": 1.0}},
+    )
+    assert len(calls) == 1
+
+
+def test_a_time_budget_ends_in_time_with_a_validation_and_a_checkpoint(tmp_path) -> None:
+    left = itertools.count(8, -1)
+    _, result = train(
+        tmp_path,
+        steps=1000,
+        checkpoint_every=1000,
+        validate_every=1000,
+        parts={"deadline": lambda: next(left), "validate": lambda model: {"loss": 2.0}},
+    )
+    assert result.stopped == "deadline"
+    assert 2 <= result.step <= 8
+    assert result.metrics == {"loss": 2.0}
+    assert RunDirectory(tmp_path).steps()[-1] == result.step
+
+
+def test_a_rehearsal_without_any_time_still_measures_a_step(tmp_path) -> None:
+    with RunDirectory(tmp_path) as run:
+        pace = tiny_trainer(run).measure_throughput(0.0)
+    assert all(0 < each < float("inf") for each in pace)
+
+
+def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
+    """The learning rate stays a pure function of the update and the recorded plan, so a resumed run repeats it."""
+    plans = []
+
+    def replan(done, seconds):
+        plans.append((done, seconds > 0))
+        return 10 if done < 8 else 9
+
+    train(tmp_path, steps=10, schedule="linear", checkpoint_every=4, parts={"replan": replan})
+    rates = {record["step"]: record["lr"] for record in log_of(tmp_path) if "lr" in record}
+    assert plans == [(4, True), (8, True), (9, True)]
+    assert rates[4] == pytest.approx(3e-3)
+    assert rates[5] == pytest.approx(3e-3 * 6 / 7)
+    assert rates[9] == pytest.approx(3e-3 * 1 / 6)
+    assert state_of(tmp_path)["steps"] == 9
+    _, result = train(tmp_path, steps=10, resume=True, parts={"replan": replan})
+    assert result.step == 9
+
+
+@pytest.mark.parametrize(
+    ("steps", "planned", "validated"),
+    [
+        (24, {}, [8, 16, 24]),
+        (25, {}, [8, 16, 25]),  # not at 24 and 25
+        (26, {}, [8, 16, 24, 26]),
+        (24, {4: 30, 8: 27, 16: 23, 20: 22}, [8, 16, 22]),
+        (24, {16: 25, 20: 25}, [8, 16, 25]),
+        (24, {16: 17}, [8, 16]),  # the time is up just after a validation
+    ],
+)
+def test_validations_come_at_fixed_intervals(tmp_path, steps, planned, validated) -> None:
+    """A time budget moved them with every new plan: 200, 202 and 222."""
+    plan = {"steps": steps}
+
+    def replan(done, seconds):
+        plan["steps"] = planned.get(done, plan["steps"])
+        return plan["steps"]
+
+    parts = {"validate": lambda model: {"loss": 1.0}} | ({"replan": replan} if planned else {})
+    train(tmp_path, steps=steps, checkpoint_every=4, validate_every=8, parts=parts)
+    assert [
+        record["step"] for record in log_of(tmp_path) if record.get("event") == "validation"
+    ] == validated
+
+
+def test_rehearsing_leaves_everything_as_it_was(tmp_path) -> None:
+    """A forecast before the first update (LibreTranslate/Locomotive#35), at no cost to the run."""
+    with RunDirectory(tmp_path / "one") as run:
+        trainer = tiny_trainer(run)
+        pace = trainer.measure_throughput(seconds=0.05)
+        trainer.fit(resume=False)
+    train(tmp_path / "two")
+    assert pace.seconds > 0
+    assert pace.tokens > 0
+    assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_observers_see_what_the_log_sees(tmp_path) -> None:
+    seen = []
+    train(
+        tmp_path, steps=4, parts={"on_record": seen.append, "validate": lambda model: {"loss": 1.0}}
+    )
+    assert [record.get("event", record["step"]) for record in seen] == [1, 2, 3, 4, "validation"]
+
+
+def test_a_request_to_publish_is_met_once(tmp_path) -> None:
+    def ask(record):
+        if record["step"] == 3:
+            signals._state.checkpoint = True
+
+    train(tmp_path, steps=6, checkpoint_every=100, keep_checkpoints=5, parts={"on_record": ask})
+    assert RunDirectory(tmp_path).steps() == [3, 6]
+
+
+def test_clipping_holds_the_gradient_down(tmp_path) -> None:
+    """With plain Adam the first change is the rate whatever the norm; epsilon makes the clipped size show."""
+    for name, clip in (("free", 0.0), ("clipped", 1e-4)):
+        train(
+            tmp_path / name,
+            steps=1,
+            max_grad_norm=clip,
+            epsilon=1.0,
+            optimizer="adam",
+            weight_decay=0.0,
+            ema_decay=0.0,
+            warmup_steps=0,
+        )
+    first, other = (
+        {k: v for k, v in tensors_of(tmp_path / name).items() if k.endswith("exp_avg")}
+        for name in ("free", "clipped")
+    )
+    norms = [
+        torch.cat([value.flatten() for value in each.values()]).norm().item() * 10
+        for each in (first, other)
+    ]  # exp_avg is a tenth of it
+    logged = log_of(tmp_path / "free")[0]["grad_norm"]
+    assert norms[0] == pytest.approx(logged, rel=1e-4)
+    assert norms[1] == pytest.approx(1e-4, rel=1e-4)
+
+
+def test_a_spike_marks_the_next_checkpoint(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.training.train_state.SPIKE_WINDOW", 3)
+    monkeypatch.setattr("dragoman.training.train_state.SPIKE_SIGMAS", -1e9)
+    train(tmp_path, steps=8, keep_checkpoints=5)
+    suspects = [RunDirectory(tmp_path).at(step).manifest["suspect"] for step in (4, 8)]
+    assert suspects == [True, True]
+
+
+def test_a_validation_without_a_number_is_never_the_best(tmp_path) -> None:
+    losses = iter([float("nan"), 3.0, float("inf")])
+    _, result = train(
+        tmp_path,
+        steps=6,
+        validate_every=2,
+        parts={"validate": lambda model: {"loss": next(losses)}},
+    )
+    assert result.best == {"loss": 3.0, "step": 4}
+
+
+def test_best_by_bleu_needs_sentences() -> None:
+    (target,) = TrainConfig(target_exact=0.9, validate_sentences=0).problems()
+    assert (
+        "needs sentences to translate; found train.validate_sentences=0 with train.target_exact=0.9"
+        in target
+    )
+    problems = list(TrainConfig(best_metric="bleu", validate_sentences=0).problems())
+    assert any("found train.validate_sentences=0" in problem for problem in problems)
+
+
+def test_tensorboard_is_written_beside_the_run_when_asked_for(tmp_path) -> None:
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    train(tmp_path, steps=4, tensorboard=True, parts={"validate": lambda model: {"loss": 1.0}})
+    train(tmp_path, steps=6, tensorboard=True, resume=True)
+    found = event_accumulator.EventAccumulator(str(tmp_path / "board"))
+    found.Reload()
+    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.value for event in found.Scalars("valid/loss")] == [1.0]
