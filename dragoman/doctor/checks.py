@@ -18,18 +18,18 @@ Check = Callable[
 ]  # raises NotApplicableError where there is nothing to check
 
 CHECKS: dict[str, Check] = {
-    "vocabularies fit": bundle_checks.check_vocabulary_sizes,  # first: it loads the model, and tells why that fails
-    "weights finite": bundle_checks.check_finite_weights,
-    "text comes back": bundle_checks.check_tokenizer_round_trip,
+    "vocabulary sizes": bundle_checks.check_vocabulary_sizes,  # first: it loads the model, and tells why that fails
+    "finite weights": bundle_checks.check_finite_weights,
+    "tokenizer round trip": bundle_checks.check_tokenizer_round_trip,
     "golden vectors": bundle_checks.check_golden_vectors,
-    "batched = single": model_checks.check_batching,
-    "cached = uncached": model_checks.check_kv_cache,
+    "batching": model_checks.check_batching,
+    "KV cache": model_checks.check_kv_cache,
     "beam 1 = greedy": model_checks.check_beam_of_one,
     "beam scores": model_checks.check_beam_scores,
-    "no look ahead": model_checks.check_causality,
+    "causality": model_checks.check_causality,
     "source padding": model_checks.check_source_padding,
     "target padding": model_checks.check_target_padding,
-    "batch neighbours": model_checks.check_batch_neighbors,
+    "batch neighbors": model_checks.check_batch_neighbors,
     "bfloat16": engine_checks.check_bfloat16,
     "int8": engine_checks.check_int8,
     "native engine": engine_checks.check_native_engine,

@@ -1,4 +1,4 @@
-"""docs/layers.md is run: every block by itself, as somebody would who copies one, and what it says is printed is printed."""
+"""docs/attention.md is run: every block by itself, as somebody would who copies one, and what it says is printed is printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 import dragoman.attention
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-PAGE = (DOCS / "layers.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "attention.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
@@ -26,14 +26,14 @@ def shown(block: str) -> list[str]:
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_runs_alone_and_prints_what_it_shows(number: int) -> None:
-    printed, names = io.StringIO(), {"__name__": "layers_page"}
+    printed, names = io.StringIO(), {"__name__": "attention_page"}
     with (
         torch.random.fork_rng(devices=[]),
         contextlib.redirect_stdout(printed),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("error")
-        exec(compile(BLOCKS[number], f"layers.md, block {number + 1}", "exec"), names)
+        exec(compile(BLOCKS[number], f"attention.md, block {number + 1}", "exec"), names)
     assert printed.getvalue().splitlines() == shown(BLOCKS[number])
     assert torch.is_grad_enabled()
 
@@ -55,12 +55,12 @@ def test_the_table_leads_to_every_section_and_readers_find_the_page() -> None:
         for title in re.findall(r"^## (.+)$", PAGE, flags=re.MULTILINE)
     }
     assert set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) == sections
-    assert "(layers.md)" in (DOCS / "README.md").read_text(encoding="utf-8")
+    assert "(attention.md)" in (DOCS / "README.md").read_text(encoding="utf-8")
     for file in re.findall(r"`(dragoman/[\w/]+\.py)`", PAGE):
         assert (DOCS.parent / file).is_file(), file
 
 
 def test_nobody_needs_more_than_is_imported() -> None:
     for block in BLOCKS:
-        tree: Any = compile(block, "layers.md", "exec")
+        tree: Any = compile(block, "attention.md", "exec")
         assert "torch" in tree.co_names

@@ -57,12 +57,9 @@ def test_a_look_into_the_future_is_seen(parts: Parts) -> None:
 
     parts.model.decode = decode  # type: ignore[method-assign]
     verdicts = parts.verdicts()
-    assert "no look ahead" in failed(verdicts)
+    assert "causality" in failed(verdicts)
     assert (
-        verdicts["beam 1 = greedy"]
-        == verdicts["source padding"]
-        == verdicts["batched = single"]
-        == "PASS"
+        verdicts["beam 1 = greedy"] == verdicts["source padding"] == verdicts["batching"] == "PASS"
     )
 
 
@@ -72,8 +69,8 @@ def test_padding_of_sources_that_is_read_is_seen(parts: Parts) -> None:
     parts.model.encode = lambda src, mask=None: read(src)  # type: ignore[method-assign, assignment]
     assert failed(parts.verdicts()) == {
         "source padding",
-        "batched = single",
-        "batch neighbours",
+        "batching",
+        "batch neighbors",
         "beam scores",
     }
 
@@ -101,8 +98,8 @@ def test_neighbours_that_are_read_are_seen(parts: Parts) -> None:
 
     parts.model.encode = encode  # type: ignore[method-assign, assignment]
     verdicts = parts.verdicts()
-    assert {"batch neighbours", "batched = single"} <= failed(verdicts)
-    assert verdicts["source padding"] == verdicts["no look ahead"] == "PASS"
+    assert {"batch neighbors", "batching"} <= failed(verdicts)
+    assert verdicts["source padding"] == verdicts["causality"] == "PASS"
 
 
 def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +110,7 @@ def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) ->
         return placed(embedded, first=first + (first > 0), position_ids=position_ids)
 
     monkeypatch.setattr(parts.model.tgt_entrance, "forward", forward)
-    assert failed(parts.verdicts()) == {"cached = uncached", "beam scores"}
+    assert failed(parts.verdicts()) == {"KV cache", "beam scores"}
 
 
 def test_caches_that_stay_behind_when_beams_change_places_are_seen(
@@ -217,11 +214,11 @@ def test_damaged_golden_vectors_are_seen(
 def test_weights_that_are_no_numbers_are_counted(parts: Parts) -> None:
     parts.model.get_parameter("decoder.1.cross.query.weight")[3, 4:6] = math.nan
     findings = {finding.name: finding for finding in run_checks(parts.subject())}
-    assert (findings["weights finite"].passed, findings["weights finite"].error) == (False, 2)
-    assert "decoder.1.cross.query.weight" in findings["weights finite"].note
-    assert findings["cached = uncached"].passed is False, "NaN is never within a tolerance"
-    assert math.isnan(findings["no look ahead"].error or 0)
-    assert "found NaN at output position 1" in findings["batched = single"].note
+    assert (findings["finite weights"].passed, findings["finite weights"].error) == (False, 2)
+    assert "decoder.1.cross.query.weight" in findings["finite weights"].note
+    assert findings["KV cache"].passed is False, "NaN is never within a tolerance"
+    assert math.isnan(findings["causality"].error or 0)
+    assert "found NaN at output position 1" in findings["batching"].note
 
 
 def test_vocabularies_of_another_size_are_seen(parts: Parts) -> None:
@@ -232,8 +229,8 @@ def test_vocabularies_of_another_size_are_seen(parts: Parts) -> None:
         finding.name: finding
         for finding in run_checks(parts.subject(tokenizers=fewer, golden=None))
     }
-    assert (findings["vocabularies fit"].passed, findings["vocabularies fit"].error) == (False, 10)
-    assert findings["golden vectors"].verdict == findings["text comes back"].verdict == "SKIP"
+    assert (findings["vocabulary sizes"].passed, findings["vocabulary sizes"].error) == (False, 10)
+    assert findings["golden vectors"].verdict == findings["tokenizer round trip"].verdict == "SKIP"
 
 
 def test_a_model_that_cannot_be_built_is_told_once_and_not_tried_again(parts: Parts) -> None:
@@ -247,13 +244,15 @@ def test_a_model_that_cannot_be_built_is_told_once_and_not_tried_again(parts: Pa
         load, config=parts.config, tokenizers=parts.tokenizers, golden=parts.golden
     )
     findings = {finding.name: finding for finding in run_checks(subject)}
-    assert findings["vocabularies fit"].verdict == "FAIL"
-    assert "found F32 [300, 32]" in findings["vocabularies fit"].note
-    assert findings["text comes back"].verdict == "PASS", "what needs no model is still checked"
+    assert findings["vocabulary sizes"].verdict == "FAIL"
+    assert "found F32 [300, 32]" in findings["vocabulary sizes"].note
+    assert findings["tokenizer round trip"].verdict == "PASS", (
+        "what needs no model is still checked"
+    )
     others = [
         finding
         for name, finding in findings.items()
-        if name not in ("vocabularies fit", "text comes back", "exported engines")
+        if name not in ("vocabulary sizes", "tokenizer round trip", "exported engines")
     ]
     assert {(finding.verdict, finding.note) for finding in others} == {
         ("SKIP", "the model cannot be built")
@@ -270,7 +269,7 @@ def test_text_that_does_not_come_back_is_seen(
         lambda self, ids: "".join(self.pieces(ids)).replace("▁", ""),
     )
     finding = next(
-        finding for finding in run_checks(parts.subject()) if finding.name == "text comes back"
+        finding for finding in run_checks(parts.subject()) if finding.name == "tokenizer round trip"
     )
     assert finding.passed is False
     assert "'ein mann geht' does not" in finding.note
@@ -293,7 +292,7 @@ def test_letters_that_the_vocabulary_lacks_are_left_out_of_the_round_trip(parts:
     finding = next(
         finding
         for finding in run_checks(parts.subject(tokenizers=letters, golden=golden))
-        if finding.name == "text comes back"
+        if finding.name == "tokenizer round trip"
     )
     assert (finding.verdict, finding.note) == (
         "SKIP",
@@ -323,11 +322,11 @@ def test_a_check_that_a_model_crashes_fails_and_the_next_one_is_made(
 
     monkeypatch.setattr(parts.model, "decode", decode)
     findings = {finding.name: finding for finding in run_checks(parts.subject())}
-    assert (findings["no look ahead"].verdict, findings["no look ahead"].note) == (
+    assert (findings["causality"].verdict, findings["causality"].note) == (
         "FAIL",
         "IndexError: index 300 is out of range",
     )
-    assert findings["batched = single"].verdict == "PASS", "a search never decodes at once"
+    assert findings["batching"].verdict == "PASS", "a search never decodes at once"
 
 
 def test_a_decoder_without_a_cache_is_skipped(
@@ -337,7 +336,7 @@ def test_a_decoder_without_a_cache_is_skipped(
         raise NotImplementedError
 
     monkeypatch.setattr(parts.model, "start", start)
-    [finding] = run_checks(parts.subject(), {"cached = uncached": model_checks.check_kv_cache})
+    [finding] = run_checks(parts.subject(), {"KV cache": model_checks.check_kv_cache})
     assert (finding.verdict, finding.note) == ("SKIP", "this decoder has no cache")
 
 

@@ -145,7 +145,7 @@ def test_batches_of_one_and_lengths_that_were_not_traced(exported: tuple[Path, P
 def test_the_loop_on_the_page_writes_what_the_model_writes(
     exported: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "exchange.md").read_text("utf-8")
+    page = (ROOT / "docs" / "export.md").read_text("utf-8")
     [code] = [
         block
         for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
@@ -157,7 +157,7 @@ def test_the_loop_on_the_page_writes_what_the_model_writes(
     ours = Translator.load(exported[0], engine="native").translate(LINES)
     for line, mine in zip(LINES, ours, strict=True):
         limit = len(Bundle.load(exported[0]).tokenizers.src.encode(line)) + 9
-        assert names["translate"](line, most=limit).strip() == mine.strip()
+        assert names["translate"](line, max_length=limit).strip() == mine.strip()
 
 
 def test_the_readme_runs_as_it_is(exported: tuple[Path, Path]) -> None:
@@ -238,7 +238,8 @@ def test_what_cannot_be_traced_is_refused_with_what_was_met(
 
     monkeypatch.setattr(exchange_onnx, "_export_graph", fail)
     with pytest.raises(
-        ConfigError, match=r"\(self, self\).*found RuntimeError: an operator that it lacks"
+        ConfigError,
+        match=r"\(transformer, transformer\).*found RuntimeError: an operator that it lacks",
     ):
         exchange_onnx.save_onnx(model, config, tmp_path)
 

@@ -1,4 +1,4 @@
-"""docs/adding.md is run as it stands: its new score has a name, trains, and keeps every promise; its commands work."""
+"""docs/extending.md is run as it stands: its new score has a name, trains, and keeps every promise; its commands work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dragoman.cli.app import main
 from dragoman.models.block_options import BlockOptions
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 def blocks() -> list[str]:
@@ -38,11 +38,11 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     for registry in (SCORES, ALIGNMENTS):  # the page registers names; they are gone afterwards
         monkeypatch.setattr(registry, "_entries", dict(registry))
     monkeypatch.syspath_prepend(str(tmp_path))
-    names: dict[str, Any] = {"__name__": "adding"}
+    names: dict[str, Any] = {"__name__": "extending"}
     try:
         with torch.random.fork_rng(devices=[]):
             for number, block in enumerate(blocks(), start=1):
-                run(block, f"adding.md, block {number}", names, tmp_path)
+                run(block, f"extending.md, block {number}", names, tmp_path)
         yield names
     finally:
         sys.modules.pop("my_scores", None)
@@ -134,7 +134,7 @@ def test_the_class_fits_a_screen_and_its_name_is_one_line() -> None:
 def test_the_commands_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = re.findall(r"^    (dragoman .*)$", PAGE, flags=re.MULTILINE)
+    commands = re.findall(r"^    (dragoman .*)$", PAGE.replace("\\\n", ""), flags=re.MULTILINE)
     assert commands
     monkeypatch.chdir(tmp_path)
     for language, line in (
@@ -156,4 +156,4 @@ def test_what_the_page_names_is_there() -> None:
         assert (ROOT / name).is_file(), name
     for folder in re.findall(r"`((?:dragoman|tests)/[\w/]+/)`", PAGE):
         assert (ROOT / folder).is_dir(), folder
-    assert {"problems", "instead"} <= set(dir(BlockOptions))
+    assert {"problems", "suggest"} <= set(dir(BlockOptions))
