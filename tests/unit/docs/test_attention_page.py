@@ -1,4 +1,4 @@
-"""docs/attention.md is run: every block by itself, as somebody would who copies one, and what it says is printed is printed."""
+"""docs/attention.md: every Python block runs by itself and prints what its comments show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTIL
 
 
 def shown(block: str) -> list[str]:
-    """Find what a block says that it prints: the lines that are comments as a whole."""
+    """Return the expected output of a block: its comment lines."""
     return [line.removeprefix("# ") for line in block.splitlines() if line.startswith("# ")]
 
 
