@@ -1,8 +1,11 @@
-"""The kernels in `cpu/`, compiled for the machine they run on: once, by whatever C++ compiler it has, and kept in the user's cache folder.
+"""Loading the C++ kernels: compiled ahead of time in a platform wheel, or once on this machine.
 
-What is in the cache is loaded only if it can be trusted (`dragoman/storage/cache.py`); else it is compiled again.
+A platform wheel has a library for each instruction set, and the best that the processor supports is
+loaded. Otherwise the sources are compiled for this processor with the machine's C++ compiler and kept
+in the cache directory, from which they are loaded only if they can be trusted (`storage/cache.py`).
+`DRAGOMAN_KERNELS=native` compiles even where the wheel has libraries.
 
-A machine without a compiler, or with one that fails, uses torch's operations instead: the same results, more slowly. That is said once.
+Without either, PyTorch's operations run instead: the same output, more slowly. One warning says so.
 """
 
 from __future__ import annotations
@@ -20,54 +23,75 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from dragoman.inference.cpu.kernel_compiler import (
+    COMPILER_FLAGS,
+    DIGEST_FILE,
+    NATIVE_FLAGS,
+    VARIANTS,
+    compile_library,
+    source_digest,
+)
 from dragoman.storage import cache
 
 logger = logging.getLogger(__name__)
 
-SOURCE_DIRECTORY = Path(__file__).parent / "csrc"
-MAIN_SOURCE = "transformer.cpp"
+PREBUILT_DIRECTORY = Path(__file__).parent / "prebuilt"  # in platform wheels only
+KERNELS_VARIABLE = "DRAGOMAN_KERNELS"
 COMPILERS = ("c++", "g++", "clang++")  # after $CXX
-COMPILE_TIMEOUT = 180  # that a compiler is given
-# Sums must keep their order, so no -ffast-math. Conditions of floating-point numbers raise no errors that anybody reads.
-COMPILER_FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-shared",
-    "-fPIC",
-    "-w",
-)
 
 _build_lock = threading.Lock()
 
 
 def load_kernel_library() -> ctypes.CDLL | None:
-    """Give the compiled kernels; None where there are none, for the reason that was told the first time."""
+    """Return the kernel library, or None where there is none, after one warning with the reason."""
     with _build_lock:
+        if os.environ.get(KERNELS_VARIABLE) != "native":
+            prebuilt = _load_prebuilt(PREBUILT_DIRECTORY)
+            if prebuilt is not None:
+                return prebuilt
         return _load_kernel_library(cache.cache_dir(), os.environ.get("CXX", ""))
 
 
 @functools.cache
+def _load_prebuilt(directory: Path) -> ctypes.CDLL | None:
+    """Load the best library of a platform wheel that this processor can run; None where there is none.
+
+    Libraries that were compiled from other sources than these are ignored: someone is changing them.
+    """
+    try:
+        if (directory / DIGEST_FILE).read_text("utf-8").strip() != source_digest():
+            logger.debug("%s was compiled from other sources and is ignored", directory)
+            return None
+        detect = ctypes.CDLL(str(directory / "kernels-baseline.so")).dragoman_cpu_variant
+        detect.argtypes, detect.restype = [], ctypes.c_int64
+        variant = list(VARIANTS)[detect()]
+        library = _open_library(directory / f"kernels-{variant}.so")
+    except (OSError, AttributeError, IndexError, ValueError) as error:
+        logger.debug("no kernels compiled ahead of time: %s", error)
+        return None
+    logger.debug("kernels compiled ahead of time for %s", variant)
+    return library
+
+
+@functools.cache
 def _load_kernel_library(folder: Path, requested: str) -> ctypes.CDLL | None:
-    """Load what an earlier run compiled, or compile; remembered whatever comes of it."""
+    """Load the library that an earlier run compiled, or compile it; the result is cached either way."""
     compiler = next(filter(None, map(shutil.which, [requested] if requested else COMPILERS)), None)
     if compiler is None:
-        logger.info(
-            "%s: torch's operations are used, which are slower",
-            f"the compiler {requested} is not there" if requested else "no C++ compiler",
+        logger.warning(
+            "%s: CPU inference runs PyTorch's operations, which are slower; install a C++ compiler "
+            "such as g++, or a platform wheel of dragoman, which has the kernels",
+            f"the compiler {requested} was not found" if requested else "found no C++ compiler",
         )
         return None
     library = folder / f"kernels-{_cache_key(compiler)}.so"
     found = _load_cached(library)
     if found is not None:
         return found
-    logger.info("compiling the kernels for this processor, once, with %s", compiler)
+    logger.info("compiling the C++ kernels for this processor, once, with %s", compiler)
     problem: Exception | None = None
-    for scratch_factory in (
-        _scratch_factory(folder),
-        _scratch_factory(None),
-    ):  # the second for a cache that cannot be used
+    # The system's temporary directory is for a cache directory that cannot be used.
+    for scratch_factory in (_scratch_factory(folder), _scratch_factory(None)):
         try:
             with scratch_factory() as scratch:
                 return _build_library(compiler, Path(scratch) / library.name, library)
@@ -77,44 +101,44 @@ def _load_kernel_library(folder: Path, requested: str) -> ctypes.CDLL | None:
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             problem = problem or error
     message = getattr(problem, "stderr", None) or str(problem)
-    line = next(
-        (each.strip() for each in message.splitlines() if each.strip()), type(problem).__name__
-    )
+    lines = (each.strip() for each in message.splitlines() if each.strip())
     logger.warning(
-        "the kernels could not be compiled, and torch's operations are used, which are slower: %s: %.200s",
+        "%s failed to compile the C++ kernels: CPU inference runs PyTorch's operations, which are "
+        "slower; set CXX to another compiler: %.200s",
         compiler,
-        line,
+        next(lines, type(problem).__name__),
     )
     return None
 
 
 def _load_cached(library: Path) -> ctypes.CDLL | None:
-    """Load what an earlier run compiled, if every byte of it is as it was written and nobody else could write it."""
+    """Load a library from the cache if its bytes are as written and no other user could change them."""
     if cache.read_cached(library) is None:
         return None
     try:
         return _open_library(library)
     except (OSError, AttributeError) as error:
-        logger.debug("%s cannot be loaded and is made again: %s", library, error)
+        logger.debug("%s cannot be loaded and is compiled again: %s", library, error)
         return None
 
 
 def _scratch_factory(folder: Path | None) -> Callable[[], tempfile.TemporaryDirectory[str]]:
-    """Return what makes a private folder to compile in: within the cache, or in the system's temporary directory."""
+    """Return a function that makes a private directory to compile in, inside `folder` if given."""
 
     def make() -> tempfile.TemporaryDirectory[str]:
-        place = None if folder is None else cache.make_private_directory(folder)
+        parent = None if folder is None else cache.make_private_directory(folder)
         return tempfile.TemporaryDirectory(
-            prefix=".tmp-kernels-", dir=place, ignore_cleanup_errors=True
+            prefix=".tmp-kernels-", dir=parent, ignore_cleanup_errors=True
         )
 
     return make
 
 
 def _build_library(compiler: str, scratch: Path, library: Path) -> ctypes.CDLL:
-    """Compile and load the kernels, and store them in the cache; without it they are compiled anew in every run.
+    """Compile and load the kernels, and store them in the cache.
 
-    They are loaded from the private folder that they were compiled in, so several processes may do this at once.
+    They are loaded from the private directory that they were compiled in, so several processes may
+    do this at the same time. A cache that cannot be written costs one compilation per process.
     """
     _compile(compiler, scratch)
     found = _open_library(scratch)
@@ -123,37 +147,22 @@ def _build_library(compiler: str, scratch: Path, library: Path) -> ctypes.CDLL:
         cache.write_cached(library, scratch.read_bytes())
     except OSError as error:
         logger.warning(
-            "the compiled kernels cannot be kept, and every run compiles them anew: found %s (%s); repair the folder, or set %s",
-            error.strerror or error, library.parent, cache.CACHE_VARIABLE,
-        )  # fmt: skip
+            "the compiled kernels cannot be cached, and every run compiles them again: found %s "
+            "(%s); repair the directory, or set %s",
+            error.strerror or error,
+            library.parent,
+            cache.CACHE_VARIABLE,
+        )
     return found
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compile the kernels into a file."""
-    target_flag = (
-        "-march=native" if platform.machine() in ("x86_64", "AMD64", "i386") else "-mcpu=native"
-    )
-    command = [
-        compiler,
-        *COMPILER_FLAGS,
-        target_flag,
-        "-o",
-        str(library),
-        str(SOURCE_DIRECTORY / MAIN_SOURCE),
-    ]
-    subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=COMPILE_TIMEOUT,
-    )
+    """Compile the kernels for this processor."""
+    compile_library(compiler, library, NATIVE_FLAGS)
 
 
 def _open_library(library: Path) -> ctypes.CDLL:
-    """Load the library and say what its functions take: pointers and counts."""
+    """Load a library and declare the signatures of its functions."""
     found = ctypes.CDLL(str(library))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     for function in (found.dragoman_has_int8, found.dragoman_panel_width):
@@ -177,31 +186,16 @@ def _open_library(library: Path) -> ctypes.CDLL:
 
 
 def _cache_key(compiler: str) -> str:
-    """Hash all that the compiled kernels depend on: the sources, the compiler, the processor, the flags."""
-    parts = [
-        path.read_bytes()
-        for path in sorted(SOURCE_DIRECTORY.iterdir())
-        if path.suffix in (".h", ".cpp")
-    ]
+    """Return a hash of sources, compiler, flags and processor."""
     stat = os.stat(compiler)
-    parts += [
-        repr(
-            (
-                compiler,
-                stat.st_size,
-                stat.st_mtime_ns,
-                COMPILER_FLAGS,
-                platform.machine(),
-                platform.processor(),
-                _cpu_flags(),
-            )
-        ).encode()
-    ]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    compiled_with = (compiler, stat.st_size, stat.st_mtime_ns, COMPILER_FLAGS, NATIVE_FLAGS)
+    processor = (platform.machine(), platform.processor(), _cpu_flags())
+    parts = f"{source_digest()}\0{compiled_with!r}\0{processor!r}"
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def _cpu_flags() -> str:
-    """Say what instructions a processor has, where the system tells."""
+    """Return the processor's instruction sets where the system lists them, else the host name."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:

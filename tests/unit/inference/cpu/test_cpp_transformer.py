@@ -21,7 +21,7 @@ from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import search
 from dragoman.inference import NativeEngine
-from dragoman.inference.cpu import kernel_library
+from dragoman.inference.cpu import kernel_compiler, kernel_library
 from dragoman.inference.cpu.conversion import FLOAT32, INT8, PRECISIONS, convert_model
 from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
@@ -128,7 +128,7 @@ def test_many_and_long_sources_are_read_as_the_model_reads_them() -> None:
 def test_processors_with_shorter_vectors_find_the_same(without: str, tmp_path: Path) -> None:
     library = tmp_path / "kernels.so"
     compiler = next(filter(None, map(shutil.which, kernel_library.COMPILERS)))
-    flags = ["-O1" if each == "-O3" else each for each in kernel_library.COMPILER_FLAGS]
+    flags = ["-O1" if each == "-O3" else each for each in kernel_compiler.COMPILER_FLAGS]
     subprocess.run(
         [
             compiler,
@@ -138,7 +138,7 @@ def test_processors_with_shorter_vectors_find_the_same(without: str, tmp_path: P
             "-Wno-psabi",
             "-o",
             library,
-            kernel_library.SOURCE_DIRECTORY / kernel_library.MAIN_SOURCE,
+            kernel_compiler.SOURCE_DIRECTORY / kernel_compiler.MAIN_SOURCE,
         ],
         check=True,
     )
@@ -327,11 +327,12 @@ def test_without_a_compiler_the_result_is_the_same_and_that_is_said(
         native = NativeEngine(lambda: model)
         found = [[each[0].tokens for each in native.generate(request())] for _ in range(2)]
     assert found == [expected, expected]
-    told = [
-        each.message for each in caplog.records if "torch's operations are used" in each.message
-    ]
+    told = [each.message for each in caplog.records if "PyTorch's operations" in each.message]
     assert len(told) == 1
-    said = {"": "no C++ compiler", "not-a-compiler": "the compiler not-a-compiler is not there"}
+    said = {
+        "": "found no C++ compiler",
+        "not-a-compiler": "the compiler not-a-compiler was not found",
+    }
     assert said.get(compiler, "sorry: cannot do that") in told[0]
 
 
@@ -348,9 +349,9 @@ def test_kernels_are_compiled_once_and_again_when_they_are_damaged(
 
     monkeypatch.setattr(kernel_library, "_compile", noted)
     monkeypatch.setattr(
-        kernel_library,
+        kernel_compiler,
         "COMPILER_FLAGS",
-        tuple("-O0" if each == "-O3" else each for each in kernel_library.COMPILER_FLAGS),
+        tuple("-O0" if each == "-O3" else each for each in kernel_compiler.COMPILER_FLAGS),
     )
     for _ in range(2):
         kernel_library._load_kernel_library.cache_clear()
