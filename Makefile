@@ -1,6 +1,7 @@
 # make demo    set up, then make a corpus, train on it, translate and show the attention
 # make test    set up, then lint, check types and run the tests
 # make setup   only make .venv with the command in it
+# make docs    set up, then generate docs/settings.md and build the site with the API reference into site/
 # make test-gpu  run the tests that need a GPU or Triton; installs nothing: make GPU_PYTHON=python3 test-gpu
 
 PYTHON ?= python3
@@ -49,8 +50,14 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup
+# A broken link, a page that the navigation lacks or a reference that does not resolve fails the build.
+docs: .venv/docs-installed
 	$(BIN)/python tools/settings_page.py
+	$(BIN)/mkdocs build --strict
+
+.venv/docs-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .hypothesis
