@@ -268,14 +268,17 @@ def test_an_unknown_user_without_a_home_has_a_cache_or_does_without(
     """As in a container that is started with a number for a user."""
     code = """
 import os, sys
-from dragoman.inference.cpu import building
-from dragoman.inference.engine_benchmark import _place, _read, _write
+from dragoman.inference.cpu import kernel_library
+from dragoman.inference import engine_benchmark
 from dragoman.storage import cache
-from dragoman.training.torch_compile import _folder_for_torch
+from dragoman.training.torch_compile import _inductor_cache_dir
 os.setgid(54321); os.setuid(54321)  # now, for the interpreter's own files may be closed to others
-building.COMPILERS = ()
-_write(_place(None), {"a": {"b": 1.0}})
-print(building.load_kernel_library(), cache.cache_folder(), sorted(_read_measurements(_measurements_path(None))), os.path.isabs(_folder_for_torch()))
+kernel_library.COMPILERS = ()
+path = engine_benchmark._measurements_path(None)
+engine_benchmark._write_measurements(path, {"a": {"b": 1.0}})
+measured = sorted(engine_benchmark._read_measurements(path))
+library = kernel_library.load_kernel_library()
+print(library, cache.cache_dir(), measured, os.path.isabs(_inductor_cache_dir()))
 """
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(

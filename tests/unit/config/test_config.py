@@ -392,7 +392,7 @@ def test_a_list_of_one_file_is_the_file():
         ("train.lr=3", "train.learning_rate"), ("train.batch_size=9", "train.batch_tokens"), ("train.epochs=2", "train.steps"),
         ("model.d_model=8", "model.width"), ("model.hidden_size=8", "model.width"), ("model.num_layers=2", "model.encoder"),
         ("model.nhead=2", "model.heads"), ("model.vocab_size=9", "text.vocab_size"), ("train.dropout=0.1", "model.dropout"),
-        ("train.optimizer=adam", "train.optimizer"), ("decode.beam_size=3", "decode.beam"), ("train.grad_clip=1", "train.max_grad_norm"),
+        ("decode.beam_size=3", "decode.beam"), ("train.grad_clip=1", "train.max_grad_norm"),
         ("train.max_steps=5", "train.steps"), ("train.LR=3", "train.learning_rate"), ("model.ffn-dim=9", "model.ffn_width"),
     ],
 )  # fmt: skip

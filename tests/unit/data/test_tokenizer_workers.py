@@ -49,14 +49,14 @@ def test_workers_do_not_run_the_callers_script_again(tmp_path: Path) -> None:
 import sys
 print("started", flush=True)
 from pathlib import Path
-from dragoman.config.tree import DataConfig, TextConfig
+from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data.corpus import PairedFiles
-from dragoman.data.store import Store
+from dragoman.data.token_store import TokenStore
 from dragoman.text.tokenizer import train_tokenizers
 here = Path({str(tmp_path)!r})
 corpus = PairedFiles(here / "x.de", here / "x.en")
 made = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), TextConfig(vocab_size=330, character_coverage=1.0))
-print(len(Store.prepare(corpus, made, folder=here / "cache", data=DataConfig(), workers=2)))
+print(len(TokenStore.prepare(corpus, made, folder=here / "cache", data=DataConfig(), workers=2)))
 """
     )
     many(tmp_path, 50)

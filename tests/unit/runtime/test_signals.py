@@ -55,7 +55,10 @@ def test_second_signal_is_urgent_and_the_third_meets_the_default():
 
 
 def test_third_signal_kills():
-    code = "import os, signal\nfrom dragoman import stopping\nstopping.install()\nfor _ in range(3): os.kill(os.getpid(), signal.SIGTERM)\n"
+    code = (
+        "import os, signal\nfrom dragoman.runtime import signals\nsignals.install_handlers()\n"
+        "for _ in range(3): os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGTERM
 
 

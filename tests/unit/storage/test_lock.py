@@ -18,8 +18,8 @@ from dragoman.storage.lock import DirectoryLock, Lease
 
 HOLD = """
 import pathlib, sys, time
-from dragoman.storage.lock import Lock
-Lock(pathlib.Path(sys.argv[1])).acquire()
+from dragoman.storage.lock import DirectoryLock
+DirectoryLock(pathlib.Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(60)
 """
@@ -58,7 +58,8 @@ def test_the_kernel_frees_the_lock_of_a_killed_owner(tmp_path):
 def test_a_forked_child_does_not_hold_the_lock(tmp_path):
     """A worker that outlives a killed trainer must not lock the run for ever."""
     program = (
-        "import os, sys, time, pathlib\nfrom dragoman.storage.lock import Lock\nLock(pathlib.Path(sys.argv[1])).acquire()\n"
+        "import os, sys, time, pathlib\nfrom dragoman.storage.lock import DirectoryLock\n"
+        "DirectoryLock(pathlib.Path(sys.argv[1])).acquire()\n"
         "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n    time.sleep(60)\nos._exit(0)\n"
     )
     done = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
