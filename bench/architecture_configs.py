@@ -27,13 +27,16 @@ class Task(NamedTuple):
 
 
 TRANSLATION = Task(
-    "multi30k", ("de", "en"), "test_2016_flickr", {"kind": "bpe", "vocabulary": 5500, "joint": True}
+    "multi30k",
+    ("de", "en"),
+    "test_2016_flickr",
+    {"tokenizer": "bpe", "vocab_size": 5500, "shared_vocab": True},
 )
 PRONUNCIATION = Task(
     "cmudict_g2p",
     ("letters", "phones"),
     "test",
-    {"kind": "characters", "vocabulary": 500, "joint": False},
+    {"tokenizer": "characters", "vocab_size": 500, "shared_vocab": False},
 )
 
 
@@ -151,7 +154,7 @@ def scale_recipe(recipe: Config, task: Task = TRANSLATION) -> Config:
             "head_width": min(model.head_width, 2 * width // heads) if model.head_width else 0,
             "embedding_width": 64 if model.embedding_width else 0,
             "ffn_width": 4 * width,
-            "tie_embeddings": "all" if task.text["joint"] else "target",
+            "tie_embeddings": "all" if task.text["shared_vocab"] else "target",
             "max_positions": 256,
             "dropout": 0.0 if reversible else 0.2,
             "attention_dropout": 0.0,

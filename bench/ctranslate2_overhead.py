@@ -112,9 +112,9 @@ class DirectCTranslate2:
             beam,
         )
         self._ids = {
-            piece: number for number, piece in enumerate(self._tgt.pieces(range(len(self._tgt))))
+            piece: number for number, piece in enumerate(self._tgt.tokens(range(len(self._tgt))))
         }
-        self.src_tokens = [self._src.pieces(row) for row in self._src.encode_batch(list(lines))]
+        self.src_tokens = [self._src.tokens(row) for row in self._src.encode_batch(list(lines))]
         tried = [
             (time_call(functools.partial(self.batches, self.src_tokens[::4], rows)), rows)
             for _ in range(3)
@@ -155,7 +155,7 @@ class DirectCTranslate2:
     def text(self) -> list[str]:
         """Cut lines into pieces, translate and join."""
         found = self.batches(
-            [self._src.pieces(row) for row in self._src.encode_batch(list(self._lines))]
+            [self._src.tokens(row) for row in self._src.encode_batch(list(self._lines))]
         )
         return self._tgt.decode_batch([[self._ids[piece] for piece in row] for row in found])
 

@@ -26,7 +26,7 @@ class NumberTokenizer:
     def __len__(self) -> int:
         return self._size
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def tokens(self, ids: Sequence[int]) -> list[str]:
         """Spell some."""
         from dragoman.text.special_tokens import SPECIAL_TOKENS
 
@@ -145,7 +145,7 @@ def ctranslate2_direct(
             result
             for batch in batches
             for result in program.translate_batch(
-                [tokenizer.pieces(source) for source in batch],
+                [tokenizer.tokens(source) for source in batch],
                 beam_size=beam,
                 max_decoding_length=output_length(batch),
                 min_decoding_length=output_length(batch),

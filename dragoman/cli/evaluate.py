@@ -85,11 +85,11 @@ def evaluate(
         scores = score_translations(
             texts, references, lowercase=lowercase, tokenize=tokenize, tgt_lang=language
         )
-    pieces = sum(len(each.pieces) for each in translations)
+    tokens = sum(len(each.tokens) for each in translations)
     speed = {
         "seconds": round(seconds, 3),
         "sentences_per_second": round(len(texts) / seconds, 2),
-        "pieces_per_second": round(pieces / seconds, 1),
+        "tokens_per_second": round(tokens / seconds, 1),
     }
     if json:
         print_json({"model": str(model), **scores.as_dict(), "speed": speed})
@@ -100,7 +100,7 @@ def evaluate(
         right=["score"],
     )
     print_result(
-        f"{len(texts):,} sentences in {seconds:.1f} s: {len(texts) / seconds:.1f} sentences/s, {pieces / seconds:.0f} pieces/s"
+        f"{len(texts):,} sentences in {seconds:.1f} s: {len(texts) / seconds:.1f} sentences/s, {tokens / seconds:.0f} tokens/s"
     )
     for sentence in scores.notes:
         print_note(sentence)

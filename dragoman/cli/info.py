@@ -63,7 +63,7 @@ def _json_values(bundle: Bundle) -> dict[str, Any]:
         "decoder": list(config.model.decoder),
         "width": config.model.width,
         "tokenizer": config.text.tokenizer,
-        "joint_vocabulary": tokenizers.joint,
+        "shared_vocabulary": tokenizers.shared_vocab,
         "src_vocabulary": len(tokenizers.src),
         "tgt_vocabulary": len(tokenizers.tgt),
         "bytes": _bundle_bytes(bundle),
@@ -84,9 +84,9 @@ def _summary_rows(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
     """Gather what a person asks first about a model."""
     config, tokenizers = bundle.config, bundle.tokenizers
     languages = " to ".join(each or "?" for each in (config.data.src_lang, config.data.tgt_lang))
-    pieces = (
+    vocabulary = (
         f"{len(tokenizers.src):,} shared"
-        if tokenizers.joint
+        if tokenizers.shared_vocab
         else f"{len(tokenizers.src):,} and {len(tokenizers.tgt):,}"
     )
     facts: dict[str, Any] = {
@@ -97,7 +97,7 @@ def _summary_rows(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
         "encoder": " ".join(config.model.encoder),
         "decoder": " ".join(config.model.decoder),
         "width": config.model.width,
-        "pieces": f"{pieces}, {config.text.tokenizer}",
+        "vocabulary": f"{vocabulary}, {config.text.tokenizer}",
         "size": format_bytes(_bundle_bytes(bundle)),
     }
     facts |= {

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NOTES_SHOWN = 3
 _SAMPLING_PANEL = "Sampling"
-_ALTERNATIVE_FIELDS = ("text", "score", "pieces", "log_probs")
+_ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
 
 
 def translate(
@@ -110,7 +110,7 @@ def translate(
 ) -> None:
     """Translate texts, files, or standard input, one line each; order and empty lines are kept.
 
-    With --json each line is an object: line, text, score, pieces, log_probs
+    With --json each line is an object: line, text, score, tokens, log_probs
     (one a piece, and one for the end), alignment (a row for each target piece,
     a column for each source piece; null for a model without cross-attention),
     and alternatives: the --nbest translations, best first, the line's own

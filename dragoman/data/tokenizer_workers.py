@@ -95,7 +95,7 @@ class _TokenizerWorker:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
-        both = tokenizers[:1] if tokenizers.joint else tokenizers
+        both = tokenizers[:1] if tokenizers.shared_vocab else tokenizers
         frames = [part for each in both for part in each.frames()]
         self._send([len(both).to_bytes(1, "little"), *frames])
 

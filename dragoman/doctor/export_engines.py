@@ -33,7 +33,7 @@ class HuggingFaceEngine:
         self._runner, self._src = TransformersRunner(directory), tokenizers.src
         self._ids = {
             piece: number
-            for number, piece in enumerate(tokenizers.tgt.pieces(range(len(tokenizers.tgt))))
+            for number, piece in enumerate(tokenizers.tgt.tokens(range(len(tokenizers.tgt))))
         }
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
@@ -48,7 +48,7 @@ class HuggingFaceEngine:
         """Let `transformers` take the likeliest piece at each step; padding stays behind its attention mask."""
         tokenizer, model = self._runner.tokenizer, self._runner.model
         rows = [
-            [*tokenizer.convert_tokens_to_ids(self._src.pieces(source)), tokenizer.eos_token_id]
+            [*tokenizer.convert_tokens_to_ids(self._src.tokens(source)), tokenizer.eos_token_id]
             for source in request.sources
         ]
         inputs = tokenizer.pad({"input_ids": rows}, return_tensors="pt")

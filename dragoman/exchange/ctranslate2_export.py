@@ -91,7 +91,7 @@ def save_ctranslate2(
 
 def vocabulary_tokens(tokenizer: Tokenizer) -> list[str]:
     """Spell every piece; CTranslate2 knows pieces by their spelling, which must therefore be theirs alone."""
-    pieces = tokenizer.pieces(range(len(tokenizer)))
+    pieces = tokenizer.tokens(range(len(tokenizer)))
     if len(set(pieces)) != len(pieces):
         twice = next(piece for piece in pieces if pieces.count(piece) > 1)
         raise ConfigError(

@@ -224,7 +224,7 @@ def export_onnx(
             ("target", bundle.tokenizers.tgt),
         ):
             tokens = json.dumps(
-                tokenizer.pieces(range(len(tokenizer))), ensure_ascii=False, indent=0
+                tokenizer.tokens(range(len(tokenizer))), ensure_ascii=False, indent=0
             )
             (folder / f"{name}_vocabulary.json").write_text(tokens, encoding="utf-8")
         write_readme(bundle, folder, "onnx")

@@ -89,7 +89,7 @@ class HuggingFaceDirectory:
     weight_files: dict[str, Path]  # the file of each weight that is used
 
     @property
-    def joint(self) -> bool:
+    def shared_vocab(self) -> bool:
         """Whether both sides have one vocabulary and one embedding."""
         return bool(self.settings["share_encoder_decoder_embeddings"])
 

@@ -102,7 +102,7 @@ def _unsupported_settings(
         "both stacks must have one residual",
         "two",
     )
-    one = "shared" in model.embeddings or (tokenizers.joint and not is_pre_norm)
+    one = "shared" in model.embeddings or (tokenizers.shared_vocab and not is_pre_norm)
     must(
         one or not is_pre_norm,
         "a pre-norm model must have one embedding for both sides, model.tie_embeddings=all",
@@ -150,7 +150,7 @@ def _build_model(
     dragoman_settings: dict[str, Any] = {"data": data, "decode": asdict(config.decode)}
     if all(type(tokenizer) is Tokenizer for tokenizer in tokenizers):
         dragoman_settings["text"] = {
-            "kind": tokenizers.src.kind,
+            "kind": tokenizers.src.algorithm,
             "normalisation": tokenizers.src.normalization,
         }
     theirs.config.dragoman = dragoman_settings
@@ -235,10 +235,10 @@ def _save_tokenizer(tokenizers: Tokenizers, config: Config, directory: Path) -> 
 
     files = {"source.spm": tokenizers.src.model, "target.spm": tokenizers.tgt.model}
     for name, tokenizer in (("vocab.json", tokenizers.src), ("target_vocab.json", tokenizers.tgt)):
-        if name == "vocab.json" or not tokenizers.joint:
+        if name == "vocab.json" or not tokenizers.shared_vocab:
             ids = {
                 piece: number
-                for number, piece in enumerate(tokenizer.pieces(range(len(tokenizer))))
+                for number, piece in enumerate(tokenizer.tokens(range(len(tokenizer))))
             }
             files[name] = json.dumps(ids, ensure_ascii=False, indent=1).encode()
     for name, data in files.items():
@@ -247,8 +247,8 @@ def _save_tokenizer(tokenizers: Tokenizers, config: Config, directory: Path) -> 
         str(directory / "source.spm"),
         str(directory / "target.spm"),
         str(directory / "vocab.json"),
-        target_vocab_file=None if tokenizers.joint else str(directory / "target_vocab.json"),
-        separate_vocabs=not tokenizers.joint,
+        target_vocab_file=None if tokenizers.shared_vocab else str(directory / "target_vocab.json"),
+        separate_vocabs=not tokenizers.shared_vocab,
         source_lang=config.data.src_lang or None,
         target_lang=config.data.tgt_lang or None,
         model_max_length=config.data.max_length,

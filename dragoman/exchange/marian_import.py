@@ -72,7 +72,7 @@ class VocabularyMapping(NamedTuple):
     """One side's ids there, in the order that they have here."""
 
     order: list[int]  # their id of each of our tokens
-    pieces: list[str]
+    tokens: list[str]
     has_copied_start: bool  # whether our `<s>` is a copy, which must never be written
 
 
@@ -101,7 +101,7 @@ def import_marian(
         )
         src = (
             tgt
-            if source.joint
+            if source.shared_vocab
             else _map_vocabulary(
                 vocabularies[0], source.settings["vocab_size"], vocabularies[0]["<pad>"]
             )
@@ -163,7 +163,7 @@ def _read_vocabularies(source: HuggingFaceDirectory) -> tuple[dict[str, int], di
     """Read the vocabularies of both sides, which may be one."""
     shared = source.path / "vocab.json"
     src = read_vocabulary(shared, source.settings["vocab_size"])
-    if source.joint:
+    if source.shared_vocab:
         return src, src
     own = source.path / "target_vocab.json"
     return src, read_vocabulary(own if os.path.lexists(own) else shared, source.tgt_vocab_size)
@@ -190,12 +190,12 @@ def _map_vocabulary(vocabularies: Mapping[str, int], size: int, start: int) -> V
     rest = [number for number in range(size) if number not in first]
     # A spelling of ours that is an ordinary token there, and ids without a token, get one that no text is cut into.
     taken = set(SPECIAL_TOKENS)
-    pieces = [
+    tokens = [
         spelt[each] if each in spelt and spelt[each] not in taken else f"<unused {each}>"
         for each in rest
     ]
     return VocabularyMapping(
-        [*first, *rest], [*SPECIAL_TOKENS, *pieces], start in (pad, end, unknown)
+        [*first, *rest], [*SPECIAL_TOKENS, *tokens], start in (pad, end, unknown)
     )
 
 
@@ -216,20 +216,20 @@ def _build_tokenizers(
             ours = [
                 Tokenizer(
                     model,
-                    kind=exported_settings["kind"],
+                    algorithm=exported_settings["kind"],
                     normalization=exported_settings["normalisation"],
                 )
                 for model in models
             ]
             if all(
-                each.pieces(range(len(each))) == there.pieces
+                each.tokens(range(len(each))) == there.tokens
                 for each, there in zip(ours, (src, tgt), strict=True)
             ):
                 return Tokenizers(
-                    ours[0], ours[0] if source.joint and models[0] == models[1] else ours[1]
+                    ours[0], ours[0] if source.shared_vocab and models[0] == models[1] else ours[1]
                 )
     return Tokenizers(
-        ImportedTokenizer(models[0], src.pieces), ImportedTokenizer(models[1], tgt.pieces)
+        ImportedTokenizer(models[0], src.tokens), ImportedTokenizer(models[1], tgt.tokens)
     )
 
 
@@ -238,7 +238,9 @@ def _build_config(
 ) -> Config:
     """Translate its settings into ours; what our own export noted is restored."""
     theirs, is_pre_norm = source.settings, source.kind == "pegasus"
-    tie = "none" if not theirs["tie_word_embeddings"] else "all" if source.joint else "target"
+    tie = (
+        "none" if not theirs["tie_word_embeddings"] else "all" if source.shared_vocab else "target"
+    )
     blocks = {
         side: f"transformer(heads={theirs[f'{side}_attention_heads']}, ffn_width={theirs[f'{side}_ffn_dim']})*{theirs[f'{side}_layers']}"
         for side in SIDES
@@ -253,9 +255,14 @@ def _build_config(
         name: value for name, value in (("src_lang", src_lang), ("tgt_lang", tgt_lang)) if value
     }
     size, first = max(map(len, tokenizers)), tokenizers.src
-    kind = {"tokenizer": first.kind, "normalization": first.normalization}
+    kind = {"tokenizer": first.algorithm, "normalization": first.normalization}
     config = Config().replace(
-        text={"vocab_size": size, "shared_vocab": source.joint, "byte_fallback": False, **kind},
+        text={
+            "vocab_size": size,
+            "shared_vocab": source.shared_vocab,
+            "byte_fallback": False,
+            **kind,
+        },
         data=data,
         model={
             "encoder": [blocks["encoder"]],
@@ -403,11 +410,11 @@ def _write_original(
         "generation_config.json": {**special, "suppress_tokens": sorted(never)},
         "tokenizer_config.json": {
             "tokenizer_class": "MarianTokenizer",
-            "separate_vocabs": not source.joint,
+            "separate_vocabs": not source.shared_vocab,
         },
         "vocab.json": vocabularies[0],
     }
-    if not source.joint:
+    if not source.shared_vocab:
         files["target_vocab.json"] = vocabularies[1]
     if len(set(source.weight_files.values())) > 1:
         names = {name: path.name for name, path in source.weight_files.items()}

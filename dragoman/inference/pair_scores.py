@@ -176,7 +176,7 @@ def _build_pair_score(
     tokenizers: Tokenizers, pair: _EncodedPair, log_probs: list[float] | None
 ) -> PairScore:
     """Return a pair's score; one that was not computed is NaN."""
-    tokens = tokenizers.tgt.pieces([*pair.tgt, EOS])
+    tokens = tokenizers.tgt.tokens([*pair.tgt, EOS])
     if log_probs is None:
         return PairScore(log_prob=math.nan, tokens=tokens, log_probs=[], notes=pair.notes)
     return PairScore(

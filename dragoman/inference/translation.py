@@ -66,7 +66,7 @@ class Translation:
 
     text: str
     score: float = 0.0  # log-probability under the length penalty; closer to 0 is likelier
-    pieces: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
     log_probs: list[float] = field(
         default_factory=list
     )  # one a piece, and one for the end where it was reached
@@ -85,7 +85,7 @@ class Translation:
         counts = [f"{len(self.alternatives)} alternatives"] * (len(self.alternatives) > 1) + [
             f"notes={list(self.notes)}"
         ] * bool(self.notes)
-        return f"Translation({', '.join([truncate_repr(self.text), f'score={self.score:.4f}', f'{len(self.pieces)} tokens', *counts])})"
+        return f"Translation({', '.join([truncate_repr(self.text), f'score={self.score:.4f}', f'{len(self.tokens)} tokens', *counts])})"
 
 
 def truncate_repr(text: str, longest: int = 60) -> str:
@@ -110,9 +110,9 @@ def join_translations(
     return Translation(
         text=text,
         score=sum(segment.score for segment in segments),
-        pieces=[piece for segment in segments for piece in segment.pieces],
+        tokens=[token for segment in segments for token in segment.tokens],
         log_probs=[number for segment in segments for number in segment.log_probs],
-        src_tokens=[piece for segment in segments for piece in segment.src_tokens],
+        src_tokens=[token for segment in segments for token in segment.src_tokens],
         alignment=_block_diagonal(blocks),
         alternatives=[
             join_translations([segment.alternatives[rank] for segment in segments], gaps, ())

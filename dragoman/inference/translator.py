@@ -374,8 +374,8 @@ class Translator:
             text=segment.text,
             translation=self._search_runner.detokenize([[best]])[0][0],
             score=best.score,
-            src_tokens=self.tokenizers.src.pieces([*segment.src, EOS]),
-            tgt_tokens=self.tokenizers.tgt.pieces(
+            src_tokens=self.tokenizers.src.tokens([*segment.src, EOS]),
+            tgt_tokens=self.tokenizers.tgt.tokens(
                 [*best.tokens, EOS] if best.finished else best.tokens
             ),
             log_probs=seen.log_probs,
@@ -521,14 +521,13 @@ class Translator:
         alignment: Any,
     ) -> Translation:
         """Dress the hypotheses of a part, and their texts, as a translation."""
-        src_tokens = self.tokenizers.src.pieces([*segment.src, EOS])
+        src_tokens = self.tokenizers.src.tokens([*segment.src, EOS])
 
         def build(hypothesis: Hypothesis, text: str, **more: Any) -> Translation:
-            pieces = self.tokenizers.tgt.pieces(hypothesis.tokens)
             return Translation(
                 text=text,
                 score=hypothesis.score,
-                pieces=pieces,
+                tokens=self.tokenizers.tgt.tokens(hypothesis.tokens),
                 log_probs=hypothesis.log_probs,
                 src_tokens=src_tokens,
                 **more,

@@ -214,7 +214,7 @@ class _TrainingRun:
         origin = self._pretrained = open_pretrained(self.config.train.init_from)
         self._weights, self._epochs = origin.weights, FINETUNING_EPOCHS
         tokens = f"{len(origin.tokenizers.src):,}" + (
-            "" if origin.tokenizers.joint else f" and {len(origin.tokenizers.tgt):,}"
+            "" if origin.tokenizers.shared_vocab else f" and {len(origin.tokenizers.tgt):,}"
         )
         self.progress.note(
             f"fine-tuning {origin.name}: its architecture, its tokenizer of {tokens} tokens and its weights"

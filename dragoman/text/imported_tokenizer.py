@@ -32,7 +32,7 @@ def pieces_path(directory: Path, side: str) -> Path:
 class ImportedTokenizer(Tokenizer):
     """Cuts as its SentencePiece model does, that model's own normalising included; a piece without a number is unknown."""
 
-    def __init__(self, model: bytes, pieces: Sequence[str], *, kind: str = "unigram") -> None:
+    def __init__(self, model: bytes, pieces: Sequence[str], *, algorithm: str = "unigram") -> None:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -55,14 +55,14 @@ class ImportedTokenizer(Tokenizer):
                 found=found,
                 fix="copy the model directory anew",
             )
-        self.kind, self.normalization = kind, "none"
+        self.algorithm, self.normalization = algorithm, "none"
         self._model, self._pieces = model, list(pieces)
         self._ids = {
             piece: number for number, piece in enumerate(pieces) if number >= len(SPECIAL_TOKENS)
         }
 
     @classmethod
-    def read(cls, directory: Path, side: str, model: bytes, kind: str) -> ImportedTokenizer:
+    def read(cls, directory: Path, side: str, model: bytes, algorithm: str) -> ImportedTokenizer:
         """Read the list of pieces beside a SentencePiece model."""
         path = pieces_path(directory, side)
         fix = "copy the model directory anew"
@@ -83,7 +83,7 @@ class ImportedTokenizer(Tokenizer):
             or not all(isinstance(piece, str) for piece in pieces)
         ):
             raise BundleError(f"{path} must be a list of tokens", found=f"{pieces!r:.100}", fix=fix)
-        return cls(model, pieces, kind=kind)
+        return cls(model, pieces, algorithm=algorithm)
 
     def save(self, directory: Path, side: str) -> None:
         """Write `SIDE.model`, `SIDE.pieces.json` and `text.json` into a directory, which is made when missing."""
@@ -94,7 +94,7 @@ class ImportedTokenizer(Tokenizer):
             json.dumps({"pieces": self._pieces}, ensure_ascii=False, indent=0) + "\n",
             encoding="utf-8",
         )
-        write_text_json(directory, kind=self.kind, normalization=self.normalization)
+        write_text_json(directory, algorithm=self.algorithm, normalization=self.normalization)
 
     def frames(self) -> list[bytes]:
         """Return all that makes the tokenizer, its list of tokens included."""
@@ -136,7 +136,7 @@ class ImportedTokenizer(Tokenizer):
             for row in spelt
         ]
 
-    def pieces(self, ids: TokenIds) -> list[str]:
+    def tokens(self, ids: TokenIds) -> list[str]:
         """Spell the pieces for people."""
         return [self._pieces[int(each)] for each in ids]
 
@@ -156,10 +156,10 @@ class ImportedTokenizer(Tokenizer):
 def tokenizer_from_frames(frames: Sequence[bytes]) -> Tokenizer:
     """Make a tokenizer from what `Tokenizer.frames` returned."""
     header, model, pieces = frames
-    kind, normalization = header.decode().split("\n")
+    algorithm, normalization = header.decode().split("\n")
     if pieces:
-        return ImportedTokenizer(model, json.loads(pieces), kind=kind)
-    return Tokenizer(model, kind=kind, normalization=normalization)
+        return ImportedTokenizer(model, json.loads(pieces), algorithm=algorithm)
+    return Tokenizer(model, algorithm=algorithm, normalization=normalization)
 
 
 def _split_language_code(text: str) -> tuple[list[str], str]:

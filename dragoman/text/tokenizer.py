@@ -28,9 +28,9 @@ _MAX_BYTES = 1 << 20
 TOKENIZER_ALGORITHMS = ("bpe", "unigram", "characters")
 
 
-def write_text_json(directory: Path, *, kind: str, normalization: str) -> None:
+def write_text_json(directory: Path, *, algorithm: str, normalization: str) -> None:
     """Write `text.json` into a directory."""
-    settings = {"format": FORMAT, "kind": kind, "normalisation": normalization}
+    settings = {"format": FORMAT, "kind": algorithm, "normalisation": normalization}
     (directory / "text.json").write_text(
         json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
@@ -57,7 +57,7 @@ def read_text_json(directory: Path) -> dict[str, str]:
         or settings.get("normalisation") not in [*NORMALIZATION_FORMS]
     ):
         raise BundleError(
-            "text.json must name a known kind and normalisation",
+            "text.json must name a known algorithm and normalisation",
             found=f"{path}: {settings!r:.200}",
             fix="copy the model directory anew",
         )
@@ -95,7 +95,7 @@ def _unescape(text: str) -> str:
 class Tokenizer:
     """Cuts text into pieces and numbers them; the same text always gives the same ids."""
 
-    def __init__(self, model: bytes, *, kind: str, normalization: str) -> None:
+    def __init__(self, model: bytes, *, algorithm: str, normalization: str) -> None:
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -112,7 +112,7 @@ class Tokenizer:
                 found=str(ids),
                 fix="use a model trained by dragoman",
             )
-        self.kind, self.normalization = kind, normalization
+        self.algorithm, self.normalization = algorithm, normalization
         self._model, self._processor = model, processor
 
     @classmethod
@@ -121,7 +121,7 @@ class Tokenizer:
         prepared = (_escape(normalize(line, config.normalization)) for line in lines)
         return cls(
             train_sentencepiece(prepared, config),
-            kind=config.tokenizer,
+            algorithm=config.tokenizer,
             normalization=config.normalization,
         )
 
@@ -145,18 +145,18 @@ class Tokenizer:
             from dragoman.text.imported_tokenizer import ImportedTokenizer
 
             return ImportedTokenizer.read(Path(directory), side, model, settings["kind"])
-        return cls(model, kind=settings["kind"], normalization=settings["normalisation"])
+        return cls(model, algorithm=settings["kind"], normalization=settings["normalisation"])
 
     def save(self, directory: Path, side: str) -> None:
         """Write `SIDE.model` and `text.json` into a directory, which is made when missing."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{side}.model").write_bytes(self._model)
-        write_text_json(directory, kind=self.kind, normalization=self.normalization)
+        write_text_json(directory, algorithm=self.algorithm, normalization=self.normalization)
 
     def frames(self) -> list[bytes]:
         """Return all that makes the tokenizer, for another process: `tokenizer_from` takes it back."""
-        return [f"{self.kind}\n{self.normalization}".encode(), self._model, b""]
+        return [f"{self.algorithm}\n{self.normalization}".encode(), self._model, b""]
 
     def encode(self, text: str) -> list[int]:
         """Turn text into piece ids, without start or end."""
@@ -178,10 +178,10 @@ class Tokenizer:
         self, text: str, *, dropout: float, generator: Callable[[], float]
     ) -> list[int]:
         """Encode with BPE-dropout: the same generator state gives the same pieces on every machine."""
-        if self.kind != "bpe":
+        if self.algorithm != "bpe":
             raise DataError(
                 "sampling of pieces needs BPE",
-                found=f"text.tokenizer={self.kind}",
+                found=f"text.tokenizer={self.algorithm}",
                 fix="set text.tokenizer=bpe or text.bpe_dropout=0",
             )
         if not 0.0 <= dropout < 1.0:
@@ -206,7 +206,7 @@ class Tokenizer:
         ]
         return [_unescape(text) for text in self._processor.decode(lists, num_threads=1)]
 
-    def pieces(self, ids: TokenIds) -> list[str]:
+    def tokens(self, ids: TokenIds) -> list[str]:
         """Spell the pieces for people: a leading U+2581 stands for a space, `<0xE4>` for a byte."""
         return [self._token_strings[each] for each in ids]
 
@@ -229,7 +229,7 @@ class Tokenizer:
     def digest(self) -> str:
         """SHA-256 of everything that decides the ids."""
         hasher = hashlib.sha256(
-            f"dragoman tokenizer {FORMAT} {self.kind} {self.normalization}\n".encode()
+            f"dragoman tokenizer {FORMAT} {self.algorithm} {self.normalization}\n".encode()
         )
         hasher.update(self._model)
         return hasher.hexdigest()
@@ -260,7 +260,7 @@ class Tokenizers(NamedTuple):
     tgt: Tokenizer
 
     @property
-    def joint(self) -> bool:
+    def shared_vocab(self) -> bool:
         """Whether both sides share one vocabulary."""
         return self.src is self.tgt
 
@@ -278,7 +278,7 @@ def train_tokenizers(
 
 def save_tokenizers(tokenizers: Tokenizers, directory: Path) -> None:
     """Write a model's `text/` directory: `shared.model`, or `source.model` and `target.model`, and `text.json`."""
-    if tokenizers.joint:
+    if tokenizers.shared_vocab:
         tokenizers.src.save(directory, "shared")
     else:
         tokenizers.src.save(directory, "source")

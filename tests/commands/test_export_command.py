@@ -57,7 +57,7 @@ def test_export_prints_the_place_and_the_parity_and_translate_uses_it(
     assert main(["translate", "-m", str(model), "--beam", "1", "--json", "Guten Morgen."]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == before.rstrip("\n")
-    assert len(found["alignment"]) == len(found["pieces"])
+    assert len(found["alignment"]) == len(found["tokens"])
     assert main(["verify", str(model)]) == 0
 
 

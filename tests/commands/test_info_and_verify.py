@@ -53,7 +53,7 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "decoder": list,
         "width": int,
         "tokenizer": str,
-        "joint_vocabulary": bool,
+        "shared_vocabulary": bool,
         "src_vocabulary": int,
         "tgt_vocabulary": int,
         "bytes": int,

@@ -132,7 +132,7 @@ def test_json_has_scores_pieces_and_alignment(
     found = json.loads(lines[0])
     assert found["line"] == 1
     assert found["score"] <= 0
-    assert len(found["log_probs"]) in (len(found["pieces"]), len(found["pieces"]) + 1)
+    assert len(found["log_probs"]) in (len(found["tokens"]), len(found["tokens"]) + 1)
     assert len(found["alternatives"]) == 2
     assert all(sum(row) == pytest.approx(1.0, abs=1e-3) for row in found["alignment"])
     assert {len(row) for row in found["alignment"]} == {len(found["src_tokens"])}

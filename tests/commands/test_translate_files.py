@@ -229,7 +229,7 @@ def test_json_lists_the_n_best_with_the_best_first(
     for found in (full, empty):
         first = found["alternatives"][0]
         assert {name: found[name] for name in first} == first
-        assert set(first) == {"text", "score", "pieces", "log_probs"}
+        assert set(first) == {"text", "score", "tokens", "log_probs"}
 
 
 class Terminal(io.StringIO):

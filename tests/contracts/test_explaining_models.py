@@ -69,7 +69,7 @@ def test_the_miniature_of_every_recipe_has_alignments_and_explanations(name: str
         json.dumps(to_plain_dict(each))
         if crosses and each.text:
             assert each.alignment is not None
-            assert each.alignment.shape == (len(each.pieces), len(each.src_tokens))
+            assert each.alignment.shape == (len(each.tokens), len(each.src_tokens))
             assert np.isfinite(each.alignment).all()
     explanation = translator.explain(TEXTS[0])
     assert (explanation.alignment is not None) == crosses

@@ -58,7 +58,7 @@ class Shortlist:
         *,
         src_vocab_size: int,
         tgt_vocab_size: int,
-        joint: bool,
+        shared_vocab: bool,
         common_tokens: int = COMMON_TOKENS,
         each: int = TOKENS_PER_SOURCE_TOKEN,
     ) -> Shortlist:
@@ -85,7 +85,7 @@ class Shortlist:
         place = np.arange(order.size) - np.searchsorted(src[order], src[order], side="left")
         kept = order[place < each]
         sources, targets = src[kept], tgt[kept]
-        if joint:
+        if shared_vocab:
             own = np.arange(min(src_vocab_size, tgt_vocab_size))
             sources, targets = np.concatenate([sources, own]), np.concatenate([targets, own])
             by_source = np.argsort(sources, kind="stable")
@@ -156,7 +156,7 @@ def build_shortlist(corpus: Corpus, tokenizers: Tokenizers) -> Shortlist:
     """Count the pairs of a corpus, in pieces; a side that is very long says little about what goes with what, and is left out."""
     texts = ((pair.src, pair.tgt) for pair in corpus.pairs())
 
-    def pieces() -> Iterator[TokenPair]:
+    def token_pairs() -> Iterator[TokenPair]:
         counted = itertools.islice(texts, MAX_PAIRS)
         while block := list(itertools.islice(counted, _LINES_PER_BATCH)):
             sides = (
@@ -169,5 +169,8 @@ def build_shortlist(corpus: Corpus, tokenizers: Tokenizers) -> Shortlist:
 
     src, tgt = tokenizers
     return Shortlist.count(
-        pieces(), src_vocab_size=len(src), tgt_vocab_size=len(tgt), joint=tokenizers.joint
+        token_pairs(),
+        src_vocab_size=len(src),
+        tgt_vocab_size=len(tgt),
+        shared_vocab=tokenizers.shared_vocab,
     )

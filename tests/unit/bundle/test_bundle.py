@@ -66,7 +66,7 @@ def test_what_is_written_is_read(tmp_path: Path, joint: bool) -> None:
     )
     bundle = Bundle.load(tmp_path / "m")
     assert bundle.config == config
-    assert bundle.tokenizers.joint is joint
+    assert bundle.tokenizers.shared_vocab is joint
     assert bundle.tokenizers.src.digest == tokenizers.src.digest
     assert bundle.facts()["steps"] == 7
     assert bundle.parameters == sum(each.numel() for each in bundle.model.parameters())
@@ -158,7 +158,7 @@ def test_a_bundle_is_written_beside_a_training_run_that_stays_as_it_is(tmp_path:
 def test_a_bundle_replaces_another_with_other_files(tmp_path: Path) -> None:
     write(tmp_path, joint=False)
     write(tmp_path, joint=True, seed=1)
-    assert Bundle.load(tmp_path).tokenizers.joint
+    assert Bundle.load(tmp_path).tokenizers.shared_vocab
     assert not (tmp_path / "text" / "source.model").exists()
     assert not list(tmp_path.glob(".tmp*"))
 

@@ -50,11 +50,11 @@ import sys
 print("started", flush=True)
 from pathlib import Path
 from dragoman.config.config import DataConfig, TextConfig
-from dragoman.data.corpus import PairedFiles
+from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.tokenizer import train_tokenizers
 here = Path({str(tmp_path)!r})
-corpus = PairedFiles(here / "x.de", here / "x.en")
+corpus = ParallelFiles(here / "x.de", here / "x.en")
 made = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), TextConfig(vocab_size=330, character_coverage=1.0))
 print(len(TokenStore.prepare(corpus, made, folder=here / "cache", data=DataConfig(), workers=2)))
 """

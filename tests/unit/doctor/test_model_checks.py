@@ -266,7 +266,7 @@ def test_text_that_does_not_come_back_is_seen(
     monkeypatch.setattr(
         type(parts.tokenizers.src),
         "decode",
-        lambda self, ids: "".join(self.pieces(ids)).replace("▁", ""),
+        lambda self, ids: "".join(self.tokens(ids)).replace("▁", ""),
     )
     finding = next(
         finding for finding in run_checks(parts.subject()) if finding.name == "tokenizer round trip"

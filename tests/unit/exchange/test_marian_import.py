@@ -157,7 +157,7 @@ def test_a_marian_directory_becomes_a_bundle_that_says_the_same(
     assert len(set(translator.translate(LINES, beam=1))) > 2, "outputs that depend on their source"
     for text in TEXTS:
         ours = Bundle.load(made.path).tokenizers.src
-        assert ours.pieces(ours.encode(text)) == [
+        assert ours.tokens(ours.encode(text)) == [
             piece if piece in theirs.tokenizer.encoder else "<unk>"
             for piece in theirs.tokenizer.tokenize(text)
         ]
@@ -172,7 +172,7 @@ def test_our_beginning_is_never_written_and_takes_no_probability(
     src = torch.tensor([[*bundle.tokenizers.src.encode(LINES[0]), 2]])
     log_probs = bundle.model(src, torch.tensor([[1]])).log_softmax(-1)
     assert float(log_probs[0, 0, 1].exp()) == 0.0
-    assert bundle.tokenizers.src.pieces(range(4)) == list(SPECIAL_TOKENS)
+    assert bundle.tokenizers.src.tokens(range(4)) == list(SPECIAL_TOKENS)
 
 
 def test_an_imported_model_goes_on_to_ctranslate2_and_back(
@@ -307,7 +307,7 @@ def test_a_foreign_tokenizer_keeps_its_promises(spm: tuple[bytes, bytes], tmp_pa
     )
     loaded = load_tokenizers(tmp_path / "two")
     assert loaded.src.digest == tokenizer.digest != loaded.tgt.digest
-    pieces = [tokenizer.pieces([each])[0] for each in range(len(tokenizer))]
+    pieces = [tokenizer.tokens([each])[0] for each in range(len(tokenizer))]
     swapped = [*pieces[:-2], pieces[-1], pieces[-2]]
     assert ImportedTokenizer(spm[0], pieces).digest == tokenizer.digest
     assert (

@@ -79,7 +79,7 @@ class SameTokens:
     def __init__(self, tokenizer: Tokenizer, tokens: dict[str, list[str]]) -> None:
         self._tokenizer = tokenizer
         self._ids = {
-            spelt: number for number, spelt in enumerate(tokenizer.pieces(range(len(tokenizer))))
+            spelt: number for number, spelt in enumerate(tokenizer.tokens(range(len(tokenizer))))
         }
         self._tokens = tokens
 
@@ -95,14 +95,14 @@ def test_the_models_own_output_scores_as_it_did_when_it_was_written(
     translator: Translator, texts: list[str]
 ) -> None:
     written = list(translator.stream(texts, beam=1))
-    cut = SameTokens(translator.tokenizers.tgt, {each.text: each.pieces for each in written})
+    cut = SameTokens(translator.tokenizers.tgt, {each.text: each.tokens for each in written})
     again = Translator(
         translator.model, Tokenizers(translator.tokenizers.src, cut), translator.config
     )  # type: ignore[arg-type]
     for one, each in zip(again.score(texts, [each.text for each in written]), written, strict=True):
-        assert one.tokens == [*each.pieces, "</s>"]
+        assert one.tokens == [*each.tokens, "</s>"]
         assert one.log_probs[: len(each.log_probs)] == pytest.approx(each.log_probs, abs=1e-4)
-        if len(each.log_probs) > len(each.pieces):  # it came to its end
+        if len(each.log_probs) > len(each.tokens):  # it came to its end
             assert one.log_prob == pytest.approx(sum(each.log_probs), abs=1e-3)
 
 

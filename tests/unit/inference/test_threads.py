@@ -318,7 +318,7 @@ def test_a_translator_that_is_edited_or_recorded_does_so_for_all_its_work(name: 
     with record(model_of(name), [path]) as notes:
         found = list(translator(name).stream(LINES, **few))
     steps = len(notes.calls(path))
-    assert steps >= sum(len(each.pieces) for each in found)
+    assert steps >= sum(len(each.tokens) for each in found)
 
 
 def test_a_model_is_loaded_once_whoever_asks_first() -> None:

@@ -63,7 +63,7 @@ def test_n_best_is_in_order_and_holds_the_translation_itself(translator: Transla
     [found] = translator.stream(["Ein Mann"], nbest=4)
     assert len(found.alternatives) == 4
     assert found.alternatives[0].text == found.text
-    finished = [each.score for each in found.alternatives if len(each.log_probs) > len(each.pieces)]
+    finished = [each.score for each in found.alternatives if len(each.log_probs) > len(each.tokens)]
     assert finished == sorted(finished, reverse=True)
 
 
@@ -92,7 +92,7 @@ def test_alignment_has_a_row_a_piece_and_rows_sum_to_one(translator: Translator)
         if not line:
             assert found.alignment is None
             continue
-        assert found.alignment.shape == (len(found.pieces), len(found.src_tokens))
+        assert found.alignment.shape == (len(found.tokens), len(found.src_tokens))
         assert found.src_tokens[-1] == "</s>"
         np.testing.assert_allclose(found.alignment.sum(axis=1), 1.0, atol=1e-5)
     assert all(each.alignment is None for each in translator.stream(lines))
@@ -112,9 +112,9 @@ def test_explain_shows_what_translate_did(translator: Translator) -> None:
     [found] = translator.stream(["Ein Mann geht."], beam=3, alignment=True)
     assert explanation.translation == found.text
     assert explanation.log_probs == pytest.approx(found.log_probs, abs=1e-4)
-    assert explanation.tgt_tokens[: len(found.pieces)] == found.pieces
+    assert explanation.tgt_tokens[: len(found.tokens)] == found.tokens
     np.testing.assert_allclose(
-        explanation.alignment[: len(found.pieces)], found.alignment, atol=1e-5
+        explanation.alignment[: len(found.tokens)], found.alignment, atol=1e-5
     )
     sizes = {"src": len(explanation.src_tokens), "tgt": len(explanation.tgt_tokens)}
     for path, weights in explanation.attentions.items():

@@ -88,7 +88,7 @@ def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None
     )
     short, long = translator.stream(["7", "0123456789"])
     pieces = len(translator.tokenizers.src.encode("0123456789"))
-    assert len(long.pieces) == 2 * pieces + 5
+    assert len(long.tokens) == 2 * pieces + 5
     assert any(f"stopped at {2 * pieces + 5} pieces" in note for note in long.notes)
     [alone] = translator.stream(["7"])
     assert alone == short
@@ -209,7 +209,7 @@ def test_learned_positions_hold_a_source_and_its_end_and_no_more(
     assert (sum(rows for rows, _ in translator.model.batches) == 1) is (spare == 0)
     assert ("parts" in " ".join(found.notes)) is (spare < 0)
     if spare == 0:
-        assert len(found.pieces) == count  # of an output too, the last position is for its end
+        assert len(found.tokens) == count  # of an output too, the last position is for its end
 
 
 def test_the_length_limit_leaves_room_for_a_forced_prefix(tokenizers: Tokenizers) -> None:
@@ -219,8 +219,8 @@ def test_the_length_limit_leaves_room_for_a_forced_prefix(tokenizers: Tokenizers
     for text in ("7", "0123456789"):
         count = len(tokenizers.src.encode(text))
         [found] = copying(tokenizers, config, stutter=True).stream([text], prefix="Eine Frau")
-        assert len(found.pieces) == 2 * count + 5 + len(prefix)
-        assert list(found.pieces)[: len(prefix)] == tokenizers.tgt.pieces(prefix)
+        assert len(found.tokens) == 2 * count + 5 + len(prefix)
+        assert list(found.tokens)[: len(prefix)] == tokenizers.tgt.tokens(prefix)
     [found] = copying(tokenizers).stream([" ".join(["Ein Mann geht."] * 12)], prefix="Eine Frau")
     assert found.text.startswith("Eine Frau")
     assert found.text.count("Eine Frau") == 1
@@ -253,7 +253,7 @@ def test_a_split_line_has_all_that_a_line_has(translator: Translator) -> None:
     """Scores are added, n-best lists joined rank by rank, and alignments laid along a diagonal."""
     text = " ".join(["Ein Mann geht.", "Eine Frau steht!"] * 6)
     [found] = translator.stream([text], beam=3, nbest=2, alignment=True)
-    assert found.alignment.shape == (len(found.pieces), len(found.src_tokens))
+    assert found.alignment.shape == (len(found.tokens), len(found.src_tokens))
     np.testing.assert_allclose(found.alignment.sum(axis=1), 1.0, atol=1e-5)
     assert found.src_tokens.count("</s>") > 1  # one for each part
     assert len(found.alternatives) == 2

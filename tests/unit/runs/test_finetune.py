@@ -249,7 +249,7 @@ def imported(corpus: Path) -> Path:
     spm = Tokenizer.train(lines, text)
     pieces = [
         *SPECIAL_TOKENS,
-        *(spm.pieces([number])[0] for number in reversed(range(len(SPECIAL_TOKENS), len(spm)))),
+        *(spm.tokens([number])[0] for number in reversed(range(len(SPECIAL_TOKENS), len(spm)))),
     ]
     tokenizers = Tokenizers(
         ImportedTokenizer(spm.model, pieces), ImportedTokenizer(spm.model, pieces)

@@ -104,7 +104,9 @@ def test_without_dropout_it_is_sentencepiece_on_any_text(
 def test_the_same_seed_gives_the_same_pieces(multi30k: tuple[Tokenizer, list[str]]) -> None:
     """SentencePiece's sampler ignores its seed; an exact resume cannot (joeynmt#125, OpenNMT-py#2006)."""
     tokenizer, lines = multi30k
-    fresh = Tokenizer(tokenizer.model, kind="bpe", normalization="nfc")  # remembers no words yet
+    fresh = Tokenizer(
+        tokenizer.model, algorithm="bpe", normalization="nfc"
+    )  # remembers no words yet
     for number, line in enumerate(lines[:300]):
         first = tokenizer.encode_with_dropout(line, dropout=0.1, generator=CounterRNG(1, number))
         assert first == fresh.encode_with_dropout(
@@ -224,6 +226,6 @@ def test_sampling_needs_bpe_and_a_share_below_one() -> None:
     )
     with pytest.raises(DataError, match=r"found text.tokenizer=unigram; set text.tokenizer=bpe"):
         unigram.encode_with_dropout("a b", dropout=0.1, generator=CounterRNG(0))
-    bpe = Tokenizer(unigram.model, kind="bpe", normalization="nfc")
+    bpe = Tokenizer(unigram.model, algorithm="bpe", normalization="nfc")
     with pytest.raises(DataError, match=r"from 0 to below 1; found 1\.5"):
         bpe.encode_with_dropout("a b", dropout=1.5, generator=CounterRNG(0))

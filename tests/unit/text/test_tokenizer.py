@@ -66,7 +66,7 @@ def test_every_kind_keeps_text_it_has_never_seen(kind: str) -> None:
         "ab",
     ]:
         assert made.decode(made.encode(text)) == text
-    assert made.kind == kind
+    assert made.algorithm == kind
 
 
 @settings(max_examples=200, deadline=None)
@@ -109,14 +109,14 @@ def test_text_that_looks_like_special_pieces_is_only_text(tokenizer: Tokenizer, 
 
 
 def test_special_pieces_have_fixed_numbers_and_no_text(tokenizer: Tokenizer) -> None:
-    assert tokenizer.pieces([PAD, BOS, EOS, UNK]) == ["<pad>", "<s>", "</s>", "<unk>"]
+    assert tokenizer.tokens([PAD, BOS, EOS, UNK]) == ["<pad>", "<s>", "</s>", "<unk>"]
     ids = tokenizer.encode("Ein Hund.")
     assert tokenizer.decode([BOS, *ids, EOS, PAD, PAD]) == "Ein Hund."
 
 
 def test_pieces_are_for_people(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Ein 中")
-    pieces = tokenizer.pieces(ids)
+    pieces = tokenizer.tokens(ids)
     assert pieces[-3:] == ["<0xE4>", "<0xB8>", "<0xAD>"]
     assert "".join(pieces[:-3]).replace("\u2581", " ") == " Ein "
 
@@ -166,7 +166,7 @@ def test_learning_is_repeatable() -> None:
 
 
 def test_digest_tells_what_decides_the_ids(tokenizer: Tokenizer) -> None:
-    other_form = Tokenizer(tokenizer.model, kind="bpe", normalization="none")
+    other_form = Tokenizer(tokenizer.model, algorithm="bpe", normalization="none")
     other_text = Tokenizer.train(GERMAN, small(vocab_size=320))
     assert len({tokenizer.digest, other_form.digest, other_text.digest}) == 3
 
@@ -216,7 +216,7 @@ def test_long_lines_are_learnt_from() -> None:
     """SentencePiece skips lines over 4,192 bytes without a word; ours must not."""
     long_line = " ".join(["zebra"] * 20_000)
     made = Tokenizer.train([long_line, *GERMAN], small())
-    assert made.pieces(made.encode("zebra")) == ["\u2581zebra"]
+    assert made.tokens(made.encode("zebra")) == ["\u2581zebra"]
 
 
 def test_a_word_without_end_does_not_break_the_learner() -> None:
@@ -226,7 +226,7 @@ def test_a_word_without_end_does_not_break_the_learner() -> None:
 
 def test_lines_with_the_learners_own_mark_are_not_left_out() -> None:
     made = Tokenizer.train([f"\u2585 quokka {i}" for i in range(50)] + GERMAN, small())
-    assert "\u2581quokka" in made.pieces(made.encode("quokka"))
+    assert "\u2581quokka" in made.tokens(made.encode("quokka"))
 
 
 BYTES = 1 << 20
@@ -319,7 +319,7 @@ def test_a_learning_child_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 def test_more_text_than_the_sample_is_learnt_from_evenly() -> None:
     lines = ["aaaa bbbb"] * 500 + ["zzzz yyyy"] * 500
     made = Tokenizer.train(lines, TextConfig(vocab_size=280, sample_lines=100))
-    assert {"\u2581aaaa", "\u2581zzzz"} <= {made.pieces([i])[0] for i in range(len(made))}
+    assert {"\u2581aaaa", "\u2581zzzz"} <= {made.tokens([i])[0] for i in range(len(made))}
 
 
 def test_half_of_a_character_is_named(tokenizer: Tokenizer) -> None:
@@ -331,14 +331,14 @@ def test_joint_tokenizers_are_one_object() -> None:
     """One object owns the ids: no vocabulary beside it can disagree (OpenNMT-py#2020, #1954, #1979)."""
     pair = train_tokenizers(GERMAN, ENGLISH, small())
     assert pair.src is pair.tgt
-    assert pair.joint
+    assert pair.shared_vocab
 
 
 def test_separate_tokenizers_know_their_side_only() -> None:
     pair = train_tokenizers(GERMAN, ENGLISH, small(shared_vocab=False, vocab_size=320))
-    assert not pair.joint
-    assert "ß" in {pair.src.pieces([i])[0] for i in range(len(pair.src))}
-    assert "ß" not in {pair.tgt.pieces([i])[0] for i in range(len(pair.tgt))}
+    assert not pair.shared_vocab
+    assert "ß" in {pair.src.tokens([i])[0] for i in range(len(pair.src))}
+    assert "ß" not in {pair.tgt.tokens([i])[0] for i in range(len(pair.tgt))}
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -348,7 +348,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path, joint: bool) -> None:
     )
     save_tokenizers(pair, tmp_path / "text")
     loaded = load_tokenizers(tmp_path / "text")
-    assert loaded.joint == joint
+    assert loaded.shared_vocab == joint
     assert [each.digest for each in loaded] == [each.digest for each in pair]
     assert loaded.src.encode("Straße ﬁ") == pair.src.encode("Straße ﬁ")
     names = {path.name for path in (tmp_path / "text").iterdir()}
@@ -408,7 +408,7 @@ def test_models_with_other_special_numbers_are_refused() -> None:
         sentence_iterator=iter(GERMAN), model_writer=writer, vocab_size=45, minloglevel=2
     )
     with pytest.raises(BundleError, match=r"found \(-1, 1, 2, 0\)"):
-        Tokenizer(writer.getvalue(), kind="unigram", normalization="nfc")
+        Tokenizer(writer.getvalue(), algorithm="unigram", normalization="nfc")
 
 
 def test_text_json_says_what_the_models_are(tmp_path: Path, tokenizer: Tokenizer) -> None:

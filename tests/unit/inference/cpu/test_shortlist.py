@@ -48,7 +48,7 @@ def counted(**more: Any) -> Shortlist:
     given = {
         "src_vocab_size": 30,
         "tgt_vocab_size": VOCABULARY,
-        "joint": False,
+        "shared_vocab": False,
         "common_tokens": 3,
         "each": 4,
     }
@@ -120,14 +120,14 @@ def _list(found: Shortlist, piece: int) -> list[int]:
 
 
 def test_a_shared_vocabulary_lists_each_piece_for_itself() -> None:
-    found = counted(joint=True)
+    found = counted(shared_vocab=True)
     assert all(piece in _list(found, piece) for piece in range(30))
     assert EOS in found.allowed_tokens([])
 
 
 def test_no_pairs_are_no_shortlist() -> None:
     with pytest.raises(DataError, match="found none that hold pieces"):
-        Shortlist.count([([], [])], src_vocab_size=5, tgt_vocab_size=5, joint=False)
+        Shortlist.count([([], [])], src_vocab_size=5, tgt_vocab_size=5, shared_vocab=False)
 
 
 def test_texts_are_cut_into_pieces_and_counted(tmp_path: Path) -> None:
@@ -143,7 +143,10 @@ def test_texts_are_cut_into_pieces_and_counted(tmp_path: Path) -> None:
         for src, tgt in zip(*lines.values(), strict=True)
     ]
     expected = Shortlist.count(
-        pairs, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt), joint=False
+        pairs,
+        src_vocab_size=len(tokenizers.src),
+        tgt_vocab_size=len(tokenizers.tgt),
+        shared_vocab=False,
     )
     assert found.token_lists.tolist() == expected.token_lists.tolist()
     assert set(pairs[0][1]) <= set(found.allowed_tokens(pairs[0][0]).tolist())
