@@ -1,4 +1,4 @@
-"""Griffe extension of the API reference: turn `.. math::` of the docstrings into TeX blocks."""
+"""Griffe extension of the API reference: make Markdown of what docstrings write otherwise."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import griffe
 _DIRECTIVE = re.compile(r"^\.\. math::[ \t]*(.*(?:\n[ \t]+\S.*)*)", flags=re.MULTILINE)
 
 
-class MathDirectives(griffe.Extension):
-    """Rewrite `.. math::` directives as display mathematics that MathJax renders."""
+class DocstringMarkdown(griffe.Extension):
+    """Turn `.. math::` into blocks that MathJax renders, and keep `#12` from becoming a heading."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite the docstring of an object that was loaded."""
         if obj.docstring is not None:
-            obj.docstring.value = _DIRECTIVE.sub(
-                lambda found: f"$$\n{found[1].strip()}\n$$", obj.docstring.value
-            )
+            text = _DIRECTIVE.sub(lambda found: f"$$\n{found[1].strip()}\n$$", obj.docstring.value)
+            obj.docstring.value = re.sub(r"^#(?=\d)", r"\\#", text, flags=re.MULTILINE)

@@ -56,6 +56,20 @@ def commands(page: Path) -> list[str]:
     return [re.sub(r"\s+", " ", line) for line in lines if re.match(r"dragoman |torchrun ", line)]
 
 
+def shown(page: Path) -> list[str]:
+    """Return the lines of progress and results that a page shows, whatever their figures."""
+    lines = [line for block in blocks(page, "text") for line in block.splitlines()]
+    return [
+        line for line in lines if re.match(r"(training|model|validation|parity|metric)\b", line)
+    ]
+
+
+def mask(text: str) -> str:
+    """Replace figures, which differ from run to run, and what depends on them."""
+    text = re.sub(r" · the best so far|about \d.*(?= at )", "", text)
+    return re.sub(r" *[\d.,+-]*\d(e-\d+)?", "#", re.sub(" +", " ", text))
+
+
 def headings(page: Path) -> list[int]:
     """Return the level of each heading, in order."""
     text = re.sub(r"^ *```.*?^ *```$", "", read(page), flags=re.DOTALL | re.MULTILINE)
@@ -104,13 +118,17 @@ def test_the_commands_and_the_python_run(
             (tmp_path / copy).write_text(
                 (corpus / name).read_text(encoding="utf-8"), encoding="utf-8"
             )
-    seen = []
+    seen, printed = [], ""
     for command in commands(page):
         arguments = shlex.split(re.sub(r"--budget \w+", QUICK, command))[1:]
-        assert main(arguments) == 0, f"{command}\n{capsys.readouterr().err}"
+        code = main(arguments)
+        output = "\n".join(capsys.readouterr())
+        assert code == 0, f"{command}\n{output}"
         seen.append(arguments[0])
+        printed += output
     assert {"train", "translate", "export"} <= set(seen)
-    capsys.readouterr()
+    for line in shown(page):
+        assert mask(line) in mask(printed), f"{page.name} shows a line that is not printed: {line}"
     names: dict[str, Any] = {}
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), names)
