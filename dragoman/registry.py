@@ -85,11 +85,9 @@ _CATALOGUES = {
     "residual": "dragoman.layers.catalogue:RESIDUALS",
     "activation": "dragoman.layers.catalogue:ACTIVATIONS",
     "block": "dragoman.models.catalogue:BLOCKS",
-    "rule": "dragoman.models.catalogue:RULES",
     "optimizer": "dragoman.training.catalogue:OPTIMIZERS",
     "schedule": "dragoman.training.catalogue:SCHEDULES",
     "recipe": "dragoman.recipes.catalogue:RECIPES",
-    "task": "dragoman.tasks.catalogue:TASKS",
 }
 
 

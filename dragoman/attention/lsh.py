@@ -122,18 +122,18 @@ class LSHAttention(RecordableAttention):
         *,
         mask: Tensor | None = None,
         causal: bool = False,
-        segment_ids: Tensor | None = None,
-        noted: dict[str, Tensor] | None = None,
+        saved: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Attend from (B, T, D) to itself; `mask` (B, T) marks real tokens, `segments` (B, T) the sentences of a packed row.
+        """Attend from (B, T, D) to itself; `mask` (B, T) marks real tokens.
 
-        The buckets are taken from `noted` where it has them, and left there where it has not.
+        Buckets in `saved` are used instead of hashing; otherwise they are stored there, for the
+        backward pass of a reversible layer.
         """
-        noted = {} if noted is None else noted
-        query, key_value, buckets = self.project(x, noted.get("buckets"))
-        noted["buckets"] = buckets
+        saved = {} if saved is None else saved
+        query, key_value, buckets = self.project(x, saved.get("buckets"))
+        saved["buckets"] = buckets
         key, value = key_value.unbind(1)
-        tokens = sort_by_bucket(self._separate_segments(buckets, mask, segment_ids), self.window)
+        tokens = sort_by_bucket(_move_padding_last(buckets, mask), self.window)
         if self.hooks is not None or x.size(1) <= 2 * self.rounds * self.window:
             codes = tokens.codes.view(buckets.shape)
             return self.attend_heads(query, key, value, self._visible_pairs(codes, causal))
@@ -162,16 +162,6 @@ class LSHAttention(RecordableAttention):
         """Join what the heads found: (B, H, T, Dh) gives (B, T, D)."""
         return self.output(context.transpose(1, 2).flatten(2))
 
-    def _separate_segments(
-        self, buckets: Tensor, mask: Tensor | None, segment_ids: Tensor | None
-    ) -> Tensor:
-        """Give each sentence of a packed row buckets of its own, and padding one behind all others."""
-        if segment_ids is not None:
-            buckets = buckets + self.buckets * segment_ids[:, None, :]
-        if mask is not None:
-            buckets = buckets.masked_fill(~mask[:, None, :], torch.iinfo(buckets.dtype).max)
-        return buckets
-
     def _visible_pairs(self, codes: Tensor, causal: bool) -> Tensor:
         """Say which pairs meet in any round, by codes (R, B, H, T): (B, H, T, T)."""
         met = None
@@ -184,3 +174,10 @@ class LSHAttention(RecordableAttention):
         assert met is not None, "there must be at least one round"
         itself = torch.eye(codes.size(-1), dtype=torch.bool, device=codes.device)
         return met | (itself & ~met.any(dim=-1, keepdim=True))
+
+
+def _move_padding_last(buckets: Tensor, mask: Tensor | None) -> Tensor:
+    """Return buckets (R, B, H, T) with padding in a bucket of its own after all others."""
+    if mask is None:
+        return buckets
+    return buckets.masked_fill(~mask[:, None, :], torch.iinfo(buckets.dtype).max)

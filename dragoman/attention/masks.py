@@ -27,11 +27,6 @@ def local(
     return reach.tril(keys - queries + radius) & reach.triu(keys - queries - radius)
 
 
-def same_segment(query_segments: Tensor, key_segments: Tensor) -> Tensor:
-    """Let each position see its own sentence where several are packed in a row: ids (B, T) and (B, S) give (B, T, S)."""
-    return query_segments.unsqueeze(2) == key_segments.unsqueeze(1)
-
-
 def combine(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Keep what two masks allow, None standing for "everything"."""
     if first is None or second is None:

@@ -222,16 +222,14 @@ class SelfAttention(MultiHead):
             within is not None and within.has_bias
         )  # whether it needs distances
 
-    def project(
-        self, x: Tensor, *, first: int = 0, position_ids: Tensor | None = None
-    ) -> ProjectedQKV:
-        """Make queries, keys and values of (B, T, D), placed consecutively from `first`, or at places (B, T) below first + T."""
+    def project(self, x: Tensor, *, first: int = 0) -> ProjectedQKV:
+        """Return queries, keys and values of (B, T, D) at positions first to first + T - 1."""
         query, key_value = self.query_key_value(x).split([self.inner, 2 * self.kv_inner], dim=-1)
         query, key_value = self.split(query, 1).squeeze(1), self.split(key_value, 2)
         if not self.rotates and self.key_norm is None:
             return ProjectedQKV(query, key_value)
         key, value = key_value.unbind(1)
-        query, key = self._apply_positions(query, key, first, position_ids)
+        query, key = self._apply_positions(query, key, first)
         return ProjectedQKV(query, torch.stack([key, value], dim=1))
 
     def relative_terms(
@@ -252,9 +250,8 @@ class SelfAttention(MultiHead):
         *,
         mask: Tensor | None = None,
         causal: bool = False,
-        position_ids: Tensor | None = None,
     ) -> Tensor:
-        """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T); `places` (B, T) where they are not 0 to T - 1."""
+        """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T)."""
         check_sequence(x, self.width, "a sequence")
         check_mask(mask, x.size(0), x.size(1), x.size(1))
         packed = self.query_key_value(x)
@@ -267,39 +264,25 @@ class SelfAttention(MultiHead):
             return found
         parts = packed.split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
         query, key, value = (self.split(part, 1).squeeze(1) for part in parts)
-        query, key = self._apply_positions(query, key, 0, position_ids)
-        if self._uses_windowed_attention(x.size(1), mask, position_ids):
+        query, key = self._apply_positions(query, key, 0)
+        if self._uses_windowed_attention(x.size(1), mask):
             return self.attend_heads(
                 query, key, value, mask=mask, causal=causal, radius=self.window
             )
         bias = None
         if self.needs_distances:
-            position_ids = (
-                torch.arange(x.size(1), device=x.device) if position_ids is None else position_ids
-            )
-            query, mask, bias = self.relative_terms(query, mask, position_ids, position_ids)
+            positions = torch.arange(x.size(1), device=x.device)
+            query, mask, bias = self.relative_terms(query, mask, positions, positions)
         return self.attend_heads(query, key, value, mask=mask, causal=causal, bias=bias)
 
-    def _uses_windowed_attention(
-        self, length: int, mask: Tensor | None, position_ids: Tensor | None
-    ) -> bool:
-        """Say whether a window is worth cutting the sequence up, and nothing asks for all pairs of positions."""
+    def _uses_windowed_attention(self, length: int, mask: Tensor | None) -> bool:
+        """Whether windowed attention is faster here and nothing needs the full score matrix."""
         has_bias = self.within is not None and self.within.has_bias
-        if (
-            not self.window
-            or has_bias
-            or self.hooks is not None
-            or not self.fused
-            or position_ids is not None
-        ):
+        if not self.window or has_bias or self.hooks is not None or not self.fused:
             return False
-        return is_faster_windowed(length, self.window) and (
-            mask is None or mask.size(-2) == 1
-        )  # sentences packed in a row have a mask for each pair
+        return is_faster_windowed(length, self.window) and (mask is None or mask.size(-2) == 1)
 
-    def _apply_positions(
-        self, query: Tensor, key: Tensor, first: int, position_ids: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _apply_positions(self, query: Tensor, key: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Normalise queries and keys, then turn them, where that is asked for."""
         if self.query_norm is not None and self.key_norm is not None:
             query, key = (
@@ -307,9 +290,7 @@ class SelfAttention(MultiHead):
                 _normalize_heads(self.key_norm, key),
             )
         if self.rotates and self.within is not None:
-            query, key = (
-                self.within.rotate(part, position_ids, first=first) for part in (query, key)
-            )
+            query, key = (self.within.rotate(part, None, first=first) for part in (query, key))
         return query, key
 
 

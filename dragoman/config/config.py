@@ -14,7 +14,6 @@ from dragoman.config.model import ModelConfig
 from dragoman.config.setting import Paths, list_settings, setting
 from dragoman.config.train import TrainConfig
 from dragoman.errors import ConfigError, suggest_name
-from dragoman.registry import catalogue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,10 +194,9 @@ class Config:
         for section in SECTIONS:
             found.extend(getattr(self, section).problems())
         found.extend(self._problems_between_sections())
-        for rule in catalogue(
-            "rule"
-        ):  # what is known further up: which blocks there are, and what each can be asked for
-            found.extend(catalogue("rule").load(rule)(self))
+        from dragoman.models.block_rules import stack_problems  # models imports config
+
+        found.extend(stack_problems(self.model))
         return found
 
     def range_problems(self) -> list[str]:

@@ -118,22 +118,9 @@ class GatedConvolution(nn.Module):
         )  # zeros put before the sequence
         self.right_padding = kernel_size - 1 - self.left_padding
 
-    def forward(self, x: Tensor, *, segment_ids: Tensor | None = None) -> Tensor:
-        """Change (B, T, D) everywhere at once; with segments (B, T) no position sees another sentence of its row."""
-        padded = F.pad(x, (0, 0, self.left_padding, self.right_padding))
-        if segment_ids is None:
-            return self.convolve(padded)
-        # -1 is nobody's sentence: it stands where the zeros do.
-        around = F.pad(segment_ids, (self.left_padding, self.right_padding), value=-1).unfold(
-            1, self.left_padding + self.right_padding + 1, 1
-        )  # (B, T, k)
-        windows = padded.unfold(1, around.size(2), 1) * (
-            around == segment_ids.unsqueeze(2)
-        ).unsqueeze(2)  # (B, T, D, k)
-        activated: Tensor = self.activation(
-            F.linear(windows.flatten(2), self.weight().flatten(1), self.bias)
-        )
-        return activated
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve (B, T, D), zero-padded to keep its length."""
+        return self.convolve(F.pad(x, (0, 0, self.left_padding, self.right_padding)))
 
     def convolve(self, x: Tensor) -> Tensor:
         """Go over a sequence that brings its surroundings: (B, T + kernel - 1, D) gives (B, T, D)."""

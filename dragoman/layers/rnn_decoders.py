@@ -26,6 +26,7 @@ class AttentionDecoder(nn.Module):
 
     def __init__(self, recurrence: RNN, *, input_feeding: bool = False) -> None:
         super().__init__()
+        self.is_parallel = False  # whether the RNN does not depend on the attention: run_parallel
         self.recurrence = recurrence
         self.layers, self.width, self.input_feeding = (
             recurrence.layers,
@@ -58,6 +59,10 @@ class AttentionDecoder(nn.Module):
         """Take positions (B, T, D) one after another; "fed" is carried where the last output comes in."""
         raise NotImplementedError
 
+    def run_parallel(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> Tensor:
+        """Return the outputs for (B, T, D) with one call of the RNN and one of the attention."""
+        raise NotImplementedError
+
 
 class LuongDecoder(AttentionDecoder):
     r"""Step, then ask with the new state.
@@ -70,6 +75,7 @@ class LuongDecoder(AttentionDecoder):
     def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool = False) -> None:
         super().__init__(recurrence, input_feeding=input_feeding)
         self.readout = readout
+        self.is_parallel = not input_feeding
 
     @classmethod
     def build(
@@ -119,6 +125,11 @@ class LuongDecoder(AttentionDecoder):
             else self.combine(torch.stack(states, 1), torch.stack(contexts, 1)),
             rnn_state,
         )
+
+    def run_parallel(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> Tensor:
+        """Return the outputs for (B, T, D) with one call of the RNN and one of the attention."""
+        hidden = self.recurrence.run(x, rnn_state).output
+        return self.combine(hidden, attend(hidden))
 
     def combine(self, hidden: Tensor, context: Tensor) -> Tensor:
         """Join state and answer, (..., D) each."""

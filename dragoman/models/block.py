@@ -1,4 +1,4 @@
-"""The contract of a block: what encoders and decoders are lists of."""
+"""Base class of the blocks that encoders and decoders are lists of."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from dragoman.config import ModelConfig
+from dragoman.layers.residual import Residual
 from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
+from dragoman.registry import catalogue
 
 
 class ExtendOutput(NamedTuple):
-    """More positions, and the state after them."""
+    """Hidden states of the new positions, and the decoder state after them."""
 
     output: Tensor  # (B, T, D)
     state: DecoderState
@@ -21,43 +23,52 @@ class ExtendOutput(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """Where a block will stand: what a builder needs to know beside the configuration."""
+    """What a block is built from besides its own options."""
 
-    config: ModelConfig
-    causal: bool  # a decoder's block, which sees no future
-    memory_width: int | None  # the width of what it may attend to; None where there is no encoder
+    config: ModelConfig  # with the block's overrides, as in transformer(heads=4)
+    causal: bool  # whether it is a decoder's block
+    memory_width: int | None  # width of the encoder's output; None in an encoder
 
 
 class Block(nn.Module):
-    """One step of a stack. A causal block also generates; a two-sided one only has `forward`.
+    """One entry of `model.encoder` or `model.decoder`.
 
-    Extending in any split equals `forward`.
+    Every block has `forward`. A decoder's block also has `start` and `extend`, and extending by any
+    split of a sequence gives the same output as `forward`.
     """
 
-    final_norm = False  # whether a stack that ends with this block needs a norm after it
-    supports_compile: ClassVar[bool] = (
-        True  # whether its code is the same for all lengths, so that compiling it pays
-    )
-    bf16_params_by_default: ClassVar[bool] = (
-        False  # whether a GPU trains it with weights rounded to bfloat16 unless told otherwise
-    )
-    overridable: ClassVar[
-        tuple[str, ...]
-    ] = ()  # settings of `model` that a block may have for itself: transformer(heads=4)
+    # Whether a stack that ends with this block needs a final norm (pre-norm blocks do).
+    final_norm = False
+    # Whether torch.compile pays: the code is the same for all lengths.
+    supports_compile: ClassVar[bool] = True
+    # Whether train.param_dtype=auto means bfloat16 for it on a GPU.
+    bf16_params_by_default: ClassVar[bool] = False
+    # Settings of `model` that the block can override: transformer(heads=4).
+    overridable: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def build(cls, build_context: BuildContext) -> Block:
-        """Build the block for a place; keyword arguments beside it are the block's own options."""
+        """Build the block; further keyword arguments are the block's own options."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Change every position of (B, T, D) at once: training, encoding."""
+        """Return the output (B, T, D) for a whole sequence (B, T, D): training and encoding."""
         raise NotImplementedError
 
     def start(self, context: ForwardContext) -> DecoderState:
-        """Stand before the first position."""
+        """Return the state before the first position."""
         raise NotImplementedError
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Take T >= 1 more positions (B, T, D)."""
+        """Return the output for T >= 1 more positions (B, T, D), and the state after them."""
         raise NotImplementedError
+
+
+def build_residual(config: ModelConfig, *, dropout: float | None = None) -> Residual:
+    """Build a residual connection; its dropout probability is model.dropout unless given."""
+    norm = catalogue("norm").load(config.norm)(config.width, config.norm_epsilon)
+    residual = catalogue("residual").load(config.residual)(
+        norm, dropout=config.dropout if dropout is None else dropout
+    )
+    assert isinstance(residual, Residual), f"{config.residual} must be a Residual"
+    return residual

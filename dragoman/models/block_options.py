@@ -1,7 +1,7 @@
-"""What may be asked of each block, and what it cannot be combined with: the options of `lstm(attention=additive)`, without tensors.
+"""Options of the blocks, as in `lstm(attention=additive)`, and their rules; needs no torch.
 
-One class a kind of block, named in the block's entry in `models/catalogue.py`. Its fields are the keyword options of the block's
-builder (a test compares the two), declared like settings: type, default, range, sentence.
+Each block's entry in `models/catalogue.py` names its class. The fields are the keyword arguments of
+the block's `build` (a test compares the two), declared like settings: type, default, range, help.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dragoman.attention import lsh_buckets as numbers
+from dragoman.attention.lsh_buckets import bucket_problem
 from dragoman.config import ModelConfig
 from dragoman.config.setting import setting
 from dragoman.errors import ConfigError
@@ -18,7 +18,7 @@ from dragoman.models.block_spec import OptionValue, parse_blocks
 from dragoman.registry import catalogue
 
 HEAD_SETTINGS = ("heads", "head_width", "kv_heads", "qk_norm", "talking_heads")
-# The scores that papers put below their alignments, where it is not the additive one.
+# Scores of the alignments' papers, where they are not additive.
 _DEFAULT_SCORES = {
     "monotonic": "normed_additive",
     "mocha": "normed_additive",
@@ -29,38 +29,31 @@ _DEFAULT_SCORES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockOptions:
-    """The options of a block that has none of its own; the base of all others."""
+    """Base class, and the options of a block that has none."""
 
-    overridable: ClassVar[
-        tuple[str, ...]
-    ] = ()  # settings of `model` that a block may have for itself: transformer(heads=4)
-    is_bidirectional: ClassVar[bool] = (
-        False  # whether it reads what comes after, and stands in encoders only
-    )
-    needs_memory: ClassVar[bool] = (
-        False  # whether it reads the encoder's output, and stands in decoders only
-    )
-    has_self_attention: ClassVar[bool] = (
-        False  # whether model.positions and model.window can act inside it
-    )
+    # Settings of `model` that the block can override: transformer(heads=4).
+    overridable: ClassVar[tuple[str, ...]] = ()
+    is_bidirectional: ClassVar[bool] = False  # encoders only
+    needs_memory: ClassVar[bool] = False  # reads the encoder's output: decoders only
+    has_self_attention: ClassVar[bool] = False  # uses model.positions and model.window
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
-        """Say what is wrong between options, and with the place: with an encoder's `memory` or not, `causal` or not."""
+        """Yield problems of the options; a decoder's block has a `memory` and is `causal`."""
         return iter(())
 
     def reads_source(self) -> bool:
-        """Say whether a decoder's block learns anything of the source."""
+        """Whether a decoder's block reads the encoder's output."""
         return True
 
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
-        """Say why an option or a value that somebody may try is not there, and what to use; nothing where there is no more to say."""
+        """Return a hint for an option or value that the block does not have, or ""."""
         return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerOptions(BlockOptions):
-    """The options of `transformer`."""
+    """Options of `transformer`."""
 
     overridable = (
         *HEAD_SETTINGS,
@@ -75,20 +68,25 @@ class TransformerOptions(BlockOptions):
 
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
-        """Send those who want another alignment or score to the recurrent blocks."""
+        """Point to the recurrent blocks for other scores and alignments."""
         if option not in ("attention", "alignment", "score"):
             return ""
         alignments = catalogue("alignment")
         if value in alignments and "stateful" in alignments[str(value)].traits:
-            why = f"a Transformer layer weighs all positions at once, while {value} goes on from the position before"
-            return f"{why}; use lstm(attention={value}) or gru(attention={value}) in model.decoder"
-        why = "a Transformer layer's attention is the softmax of scaled dot products, which fused kernels compute"
-        return f"{why}; leave it out, or use lstm(attention={value}) in model.decoder"
+            return (
+                f"a Transformer layer computes all positions in parallel, while {value} depends on "
+                f"the previous position; use lstm(attention={value}) or gru(attention={value}) in "
+                "model.decoder"
+            )
+        return (
+            "a Transformer layer has scaled dot-product attention only; leave it out, or use "
+            f"lstm(attention={value}) in model.decoder"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReformerOptions(BlockOptions):
-    """The options of `reformer`."""
+    """Options of `reformer`."""
 
     overridable = (
         *HEAD_SETTINGS,
@@ -102,63 +100,68 @@ class ReformerOptions(BlockOptions):
 
     layers: int = setting(
         1,
-        "Reversible layers, which keep nothing in between for the way back.",
+        "Number of reversible layers, whose activations are recomputed in the backward pass.",
         at_least=1,
         at_most=1000,
     )
-    attention: str = setting(
-        "lsh", "Self-attention: by hashing, or to everything.", choices=("lsh", "full")
-    )
-    rounds: int = setting(
-        4, "Rounds of hashing; more come nearer to full attention.", at_least=1, at_most=64
-    )
+    attention: str = setting("lsh", "Self-attention: lsh or full.", choices=("lsh", "full"))
+    rounds: int = setting(4, "LSH rounds; more approach full attention.", at_least=1, at_most=64)
     buckets: int = setting(
         0,
-        "Buckets of each round; 0 for 2 * model.max_positions / window, which suits sequences that long.",
+        "LSH buckets per round; 0 for 2 * model.max_positions / window.",
         at_least=0,
         at_most=1_000_000,
     )
     window: int = setting(
-        64, "Tokens of its bucket that a token sees to a side.", at_least=1, at_most=65_536
+        64,
+        "Positions to either side in its bucket that a token attends to.",
+        at_least=1,
+        at_most=65_536,
     )
     torch_compile: bool = setting(
         False,
-        "Whether hashed attention compiles its kernels, which pays for long sequences on a GPU.",
+        "Compile the LSH attention with torch.compile; for long sequences on a GPU.",
     )
     ffn_chunks: int = setting(
         1,
-        "Parts of the positions that the feed-forward layers take at a time.",
+        "Chunks of positions that the feed-forward networks process one after another, "
+        "to save memory.",
         at_least=1,
         at_most=65_536,
     )
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
-        """Say what is wrong between options, and what hashing leaves no room for."""
+        """Yield invalid buckets, and settings that LSH attention does not support."""
         if self.attention == "full":
             return
-        if self.buckets and (problem := numbers.bucket_problem(self.buckets)):
+        if self.buckets and (problem := bucket_problem(self.buckets)):
             yield f"buckets must be {problem.must}; found {self.buckets}; {problem.fix}"
-        plain = ModelConfig()
-        why = {
-            "kv_heads": "queries are the keys, so there are as many of both",
-            "qk_norm": "keys have length one already",
-            "talking_heads": "heads look into different buckets",
-            "window": "tokens see part of their bucket, and the block's own window says how much",
-            "attention_dropout": "its weights are never all there to drop some of",
+        defaults = ModelConfig()
+        reasons = {
+            "kv_heads": "queries and keys are the same vectors",
+            "qk_norm": "keys are normalized to unit length",
+            "talking_heads": "each head has its own buckets",
+            "window": "the block's own window limits attention within a bucket",
+            "attention_dropout": "the weight matrix is never materialized",
         }
-        for name, reason in why.items():
+        for name, reason in reasons.items():
             value = getattr(config, name)
-            if value != getattr(plain, name):
-                yield f"attention by hashing has no model.{name}: {reason}; found {value}; leave it out, or use attention=full"
+            if value != getattr(defaults, name):
+                yield (
+                    f"LSH attention does not support model.{name}: {reason}; found {value}; "
+                    "leave it out, or use attention=full"
+                )
         if "in_attention" in catalogue("positions")[config.positions].traits:
-            found = f"model.positions={config.positions}"
-            yield f"positions must be added to embeddings where attention hashes; found {found}; use sinusoidal, or attention=full"
+            yield (
+                "LSH attention needs positions that are added to the embeddings; found "
+                f"model.positions={config.positions}; use sinusoidal, or attention=full"
+            )
 
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
-        """Say where the norms stand, and what attentions there are."""
+        """Explain that reversible layers are pre-norm, and which attentions there are."""
         if option == "residual":
-            return "reversible layers have their norms inside, for a sum must be taken off again; leave it out"
+            return "reversible layers are always pre-norm; leave it out"
         if option == "attention":
             return "use attention=lsh or attention=full"
         return TransformerOptions.suggest(option, value)
@@ -166,206 +169,237 @@ class ReformerOptions(BlockOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossAttentionOptions(BlockOptions):
-    """The options of `cross_attention`."""
+    """Options of `cross_attention`."""
 
     overridable = (*HEAD_SETTINGS, "dropout", "attention_dropout", "residual")
     needs_memory = True
 
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
-        """Say of scores and alignments what the Transformer's layer says."""
+        """Return the hint of the Transformer layer."""
         return TransformerOptions.suggest(option, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardOptions(BlockOptions):
-    """The options of `ffn`."""
+    """Options of `ffn`."""
 
     overridable = ("ffn_width", "activation", "dropout", "ffn_dropout", "residual")
 
     def reads_source(self) -> bool:
-        """Take each position by itself."""
+        """Whether a decoder's block reads the encoder's output: never."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvolutionOptions(BlockOptions):
-    """The options of `conv`."""
+    """Options of `conv`."""
 
     overridable = ("dropout", "attention_dropout")
 
-    kernel_size: int = setting(
-        3, "Places that a convolution sees, its own included.", at_least=1, at_most=10_000
-    )
-    weight_norm: bool = setting(True, "Whether the length of each weight vector is trained apart.")
+    kernel_size: int = setting(3, "Kernel size.", at_least=1, at_most=10_000)
+    weight_norm: bool = setting(True, "Weight normalization.")
     layers: int = setting(
-        1, "Layers whose attentions share the target embeddings.", at_least=1, at_most=1000
+        1,
+        "Number of layers whose attentions share the target embeddings.",
+        at_least=1,
+        at_most=1000,
     )
     attention: str = setting(
         "convs2s", "Attention of a decoder's layer: convs2s or none.", choices=("convs2s", "none")
     )
     activation: str = setting(
         "glu",
-        "What follows the convolution: the paper's gate, or a function.",
+        "Activation: glu, or any of model.activation.",
         choices=("glu",),
         kind="activation",
     )
     scale_encoder_grad: bool = setting(
-        False, "Whether the encoder's gradient is divided by twice the number of attentions."
+        False,
+        "Divide the encoder's gradient by twice the number of attentions, as in fairseq.",
     )
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
-        """Say what is wrong between options and place."""
+        """Yield a problem if an encoder's kernel size is even."""
         if not causal and self.kernel_size % 2 == 0:
-            yield f"kernel_size must be odd in an encoder, to reach as far to either side; found {self.kernel_size}; try kernel_size={self.kernel_size + 1}"
+            yield (
+                f"kernel_size must be odd in an encoder; found {self.kernel_size}; "
+                f"try kernel_size={self.kernel_size + 1}"
+            )
 
     def reads_source(self) -> bool:
-        """Say whether there is attention."""
+        """Whether a decoder's block reads the encoder's output: with attention."""
         return self.attention != "none"
 
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
-        """Name the convolution's own word for a window, and the one attention that it has."""
+        """Point from a window to the kernel size, and from other attentions to other blocks."""
         if option == "window":
-            return "how far a convolution sees is its kernel; use conv(kernel_size=5) for two places to either side"
+            return "a convolution has a kernel size; conv(kernel_size=5) sees 2 positions each side"
         if option in (*HEAD_SETTINGS, "attention", "alignment", "score"):
-            return "a convolution attends to the source by one dot product a layer; leave it out, or use lstm or transformer"
+            return (
+                "a conv block has single-head dot-product attention only; leave it out, or use "
+                "lstm or transformer"
+            )
         return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RNNOptions(BlockOptions):
-    """The options of `lstm`, and the base of those of `gru`."""
+    """Options of `lstm`, and the base class of those of `gru`."""
 
     overridable = ("dropout", "residual")
 
     attention: str = setting(
         "none",
-        "How a decoder's layer attends to the source: a score, or an alignment.",
+        "Attention of a decoder's layer: a score, or an alignment with its paper's score.",
         choices=("none",),
         kind="score+alignment",
     )
-    alignment: str = setting("softmax", "What is made of the scores.", kind="alignment")
+    alignment: str = setting(
+        "softmax", "Alignment: how scores become attention weights.", kind="alignment"
+    )
     decoder: str = setting(
         "luong",
-        "Attention decoder: bahdanau (the query is the previous state), luong (the new state), gnmt (the lowest layer's previous state).",
+        "Attention decoder: bahdanau (query is the previous state), luong (the new state), "
+        "gnmt (the lowest layer's previous state).",
         choices=("bahdanau", "luong", "gnmt"),
     )
-    input_feeding: bool = setting(False, "Whether the last output is part of the next input.")
-    layers: int = setting(1, "Layers stacked as one.", at_least=1, at_most=1000)
+    input_feeding: bool = setting(
+        False, "Input feeding: the previous attentional output is part of the next input."
+    )
+    layers: int = setting(1, "Number of stacked layers.", at_least=1, at_most=1000)
     initial_state: str = setting(
         "mean",
-        "What of the memory a decoder's first state is made of; last_backward and last_bidirectional are a bidirectional encoder's last states.",
+        "Encoder states that a decoder's initial hidden state is projected from; last_backward and "
+        "last_bidirectional need a bidirectional encoder.",
         choices=("first", "last", "mean", "last_backward", "last_bidirectional", "zero"),
     )
-    reverse: bool = setting(False, "Whether an encoder's layer reads from the end.")
+    reverse: bool = setting(False, "Read the source from right to left; encoders only.")
     residual_connection: bool = setting(
-        True, "Whether there is a way around the layer, with its norm."
+        True, "Whether the block has a residual connection and norm."
     )
     radius: int = setting(
         0,
-        "Places to either side of a window or of location filters; 0 for the alignment's own.",
+        "Half-width of the local attention window or of the location filters; 0 for the "
+        "alignment's default.",
         at_least=0,
         at_most=10_000,
     )
     chunk_size: int = setting(
-        0, "Keys that mocha looks back over; 0 for its own 4.", at_least=0, at_most=10_000
+        0, "MoChA chunk size; 0 for the default of 4.", at_least=0, at_most=10_000
     )
     smoothing: bool = setting(
         False,
-        "Whether weights are shares of the scores' sigmoids, below an alignment that remembers.",
+        "Normalize sigmoids instead of exponentials of the scores (Chorowski et al. 2015).",
     )
     coverage_loss_weight: float = setting(
-        0.0, "Weight of the loss for attending to what is covered.", at_least=0.0, at_most=1000.0
+        0.0, "Weight of the coverage loss.", at_least=0.0, at_most=1000.0
     )
     initial_cell: bool = setting(
         False,
-        "Whether an LSTM decoder's first cell state is projected from the memory as well; else it is zero.",
+        "Also project an LSTM decoder's initial cell state; otherwise it is zero.",
     )
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
-        """Say what is wrong between options and place."""
-        attends, plain = self.attention != "none", RNNOptions()
+        """Yield options that contradict each other or do not fit an encoder or a decoder."""
+        attends, defaults = self.attention != "none", RNNOptions()
         if attends and not memory:
             yield (
-                f"attention needs a memory, which an encoder has not; found attention={self.attention}; "
-                "leave it out, or move the block to model.decoder"
+                "attention needs an encoder's output and is for decoders; found "
+                f"attention={self.attention}; leave it out, or move the block to model.decoder"
             )
         for option in ("alignment", "decoder", "input_feeding"):
             value = getattr(self, option)
-            if not attends and value != getattr(plain, option):
-                found = f"{option}={str(value).lower()} with attention=none"
-                yield f"{option} needs attention, of which it is a part; found {found}; give attention=NAME, or leave {option} out"
-        if (
-            attends
-            and self.alignment != plain.alignment
-            and self.attention in catalogue("alignment")
-        ):
-            found, fitting = (
-                f"attention={self.attention} and alignment={self.alignment}",
-                _DEFAULT_SCORES.get(self.alignment, "additive"),
+            if not attends and value != getattr(defaults, option):
+                yield (
+                    f"{option} needs attention; found {option}={str(value).lower()} with "
+                    f"attention=none; give attention=NAME, or leave {option} out"
+                )
+        has_alignment = self.alignment != defaults.alignment
+        if attends and has_alignment and self.attention in catalogue("alignment"):
+            score = _DEFAULT_SCORES.get(self.alignment, "additive")
+            yield (
+                f"a block has one alignment; found attention={self.attention} and "
+                f"alignment={self.alignment}; give one, or a score for it: attention={score}"
             )
-            yield f"a block has one alignment; found {found}; give one, or a score for it: attention={fitting}"
         elif attends and _score_ignores_features(
             *resolve_attention(self.attention, self.alignment)
         ):
             yield (
-                f"alignment={self.alignment} adds terms inside the score, and only a score with a hidden layer has room for them; "
-                f"found attention={self.attention}; use attention=additive or normed_additive"
+                f"alignment={self.alignment} adds terms inside an additive score; found "
+                f"attention={self.attention}; use attention=additive or normed_additive"
             )
         for option, alignments in _ALIGNMENT_OPTIONS.items():
             value = getattr(self, option)
-            if value != getattr(plain, option) and (
+            if value != getattr(defaults, option) and (
                 not attends
                 or resolve_attention(self.attention, self.alignment)[1] not in alignments
             ):
-                alignment = (
-                    f" and alignment={self.alignment}"
-                    if self.attention in catalogue("score")
-                    else ""
-                )  # else it is one itself
-                found = f"{option}={str(value).lower()} with attention={self.attention}{alignment}"
-                yield f"{option} is for alignment {' or '.join(alignments)}; found {found}; name one of these, or leave {option} out"
+                found = f"{option}={str(value).lower()} with attention={self.attention}"
+                if self.attention in catalogue("score"):  # otherwise it names the alignment
+                    found += f" and alignment={self.alignment}"
+                yield (
+                    f"{option} is for alignment {' or '.join(alignments)}; found {found}; "
+                    f"name one of these, or leave {option} out"
+                )
         if self.decoder == "gnmt" and self.input_feeding:
-            yield "decoder=gnmt gives every layer the answer and feeds no output; found input_feeding=true; leave it out, or use decoder=luong"
+            yield (
+                "decoder=gnmt has no input feeding; found input_feeding=true; leave it out, or "
+                "use decoder=luong"
+            )
         if self.initial_state != "mean" and not memory:
-            yield f"initial_state is about a decoder's first state; found initial_state={self.initial_state} in an encoder; leave it out"
+            yield (
+                "initial_state is for decoders; found "
+                f"initial_state={self.initial_state} in an encoder; leave it out"
+            )
         if self.initial_cell and (not memory or self.initial_state == "zero"):
             found = (
                 f"initial_cell=true with initial_state={self.initial_state}"
                 if memory
                 else "initial_cell=true in an encoder"
             )
-            yield f"initial_cell projects a decoder's first cell state from the memory, as initial_state does; found {found}; leave it out"
+            yield (
+                "initial_cell projects a decoder's initial cell state, as initial_state its hidden "
+                f"state; found {found}; leave it out"
+            )
         if (
             self.initial_state in ("last_backward", "last_bidirectional")
             and memory
             and not _has_bidirectional_encoder(config)
         ):
-            found = f"initial_state={self.initial_state} with model.encoder=[{', '.join(config.encoder)}]"
-            yield f"initial_state=last_backward and initial_state=last_bidirectional need an encoder that ends in bigru or bilstm; found {found}; use first, last or mean"
+            yield (
+                "initial_state=last_backward and initial_state=last_bidirectional need an encoder "
+                f"that ends in bigru or bilstm; found initial_state={self.initial_state} with "
+                f"model.encoder=[{', '.join(config.encoder)}]; use first, last or mean"
+            )
         if self.reverse and causal:
-            yield "reverse needs a whole sentence; found reverse=true in a decoder; use it in model.encoder"
+            yield (
+                "reverse needs the whole sentence; found reverse=true in a decoder; "
+                "use it in model.encoder"
+            )
 
     def reads_source(self) -> bool:
-        """Say whether there is attention, or a first state made of the memory."""
+        """Whether a decoder's block reads the encoder's output: attention or the initial state."""
         return self.attention != "none" or self.initial_state != "zero"
 
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
-        """Tell scores from alignments, and windows over the source from windows of self-attention."""
+        """Tell scores from alignments, and local attention from windows of self-attention."""
         if option == "alignment" and value in catalogue("score"):
             return f"{value} is a score, not an alignment; write attention={value}"
         if option == "window":
-            why = "a recurrence goes from one position to the next and has no window over its own sequence"
-            return f"{why}; use transformer(window={value}), or for a window over the source attention=general, alignment=local_p"
+            return (
+                f"an RNN has no window over its own sequence; use transformer(window={value}), or "
+                "attention=general, alignment=local_p for a window over the source"
+            )
         if option in HEAD_SETTINGS:
-            return "a recurrent block attends with one head; leave it out, or use transformer for several"
+            return "an RNN has single-head attention; leave it out, or use transformer"
         return ""
 
 
 def _has_bidirectional_encoder(config: ModelConfig) -> bool:
-    """Whether the encoder's last block reads from both ends; one that cannot be read is reported where the encoder is."""
+    """Whether the encoder's last block is bidirectional; also true if its text is invalid."""
     try:
         last = parse_blocks(config.encoder)[-1].name
     except ConfigError:
@@ -376,13 +410,16 @@ def _has_bidirectional_encoder(config: ModelConfig) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GRUOptions(RNNOptions):
-    """The options of `gru`, which has no cell state."""
+    """Options of `gru`, which has no cell state."""
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
-        """Yield the recurrent block's problems, and a cell state that is not there."""
+        """Yield the problems of any RNN, and `initial_cell`, which a GRU does not have."""
         yield from RNNOptions.problems(self, config, memory=memory, causal=causal)
         if self.initial_cell:
-            yield "initial_cell needs a cell state, which an LSTM has; found initial_cell=true in a gru; leave it out, or use lstm"
+            yield (
+                "initial_cell needs an LSTM's cell state; found initial_cell=true in a gru; "
+                "leave it out, or use lstm"
+            )
 
 
 # Options that only some alignments have.
@@ -396,48 +433,52 @@ _ALIGNMENT_OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BidirectionalRNNOptions(BlockOptions):
-    """The options of `bilstm` and `bigru`."""
+    """Options of `bilstm` and `bigru`."""
 
     overridable = ("dropout", "residual")
     is_bidirectional = True
 
     residual_connection: bool = setting(
-        True, "Whether there is a way around the layer, with its norm."
+        True, "Whether the block has a residual connection and norm."
     )
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
-        """Say what is wrong with the place."""
+        """Yield a problem if the two directions cannot have half of the width each."""
         if config.width % 2:
-            yield f"model.width must be even, for both sides share it; found {config.width}; try model.width={config.width + 1}"
+            yield (
+                "model.width must be even for a bidirectional RNN; "
+                f"found {config.width}; try model.width={config.width + 1}"
+            )
 
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
-        """Send those who want attention to the decoder's blocks."""
+        """Point to the decoder's blocks for attention, and to repetition for layers."""
         if option in ("attention", "alignment", "decoder", "input_feeding", "initial_state"):
-            return f"an encoder's block attends to nothing; leave it out, or use lstm({option}={value}) in model.decoder"
-        if option == "layers":
             return (
-                f"its layers are written one after another; write bigru*{value} or bilstm*{value}"
+                "it is an option of decoders; leave it out, or use "
+                f"lstm({option}={value}) in model.decoder"
             )
+        if option == "layers":
+            return f"repeat the block instead: bigru*{value} or bilstm*{value}"
         return RNNOptions.suggest(option, value)
 
 
 def resolve_attention(attention: str, alignment: str) -> tuple[str, str]:
-    """Name a score and an alignment, where `attention` may be either: an alignment brings the score of its paper."""
-    return (
-        (_DEFAULT_SCORES.get(attention, "additive"), attention)
-        if attention in catalogue("alignment")
-        else (attention, alignment)
-    )
+    """Return the names of the score and the alignment; `attention` may name either.
+
+    An alignment without a score has the score of its paper.
+    """
+    if attention in catalogue("alignment"):
+        return _DEFAULT_SCORES.get(attention, "additive"), attention
+    return attention, alignment
 
 
 def _score_ignores_features(score: str, alignment: str) -> bool:
-    """Say whether an alignment has terms for a score that has no room for them."""
+    """Whether an alignment has score features that the score does not accept."""
     if (
         "has_score_features" not in catalogue("alignment")[alignment].traits
         or "accepts_features" in catalogue("score")[score].traits
     ):
         return False
-    return (
-        not catalogue("score").load(score).accepts_features
-    )  # a person's own score may have room and not say so in its entry
+    # A user's score may accept features without the trait in its entry.
+    return not catalogue("score").load(score).accepts_features

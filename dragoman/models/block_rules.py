@@ -1,15 +1,18 @@
-"""What a stack of blocks must obey: asked when a configuration is read, and again when a model is built from one. Imports no tensors."""
+"""Rules of block lists: checked when a configuration is read and when a model is built.
+
+Importing this module needs no torch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_type_hints
 
-from dragoman.config import Config, ModelConfig, list_settings
+from dragoman.config import ModelConfig, list_settings
 from dragoman.config.aliases import RENAMED_OPTION_VALUES, RENAMED_OPTIONS
 from dragoman.config.setting import Field, convert_value, describe_type, setting
 from dragoman.errors import ConfigError, suggest_name
@@ -22,26 +25,18 @@ MAX_PARAMETERS = 10_000_000_000
 
 
 class ResolvedBlock(NamedTuple):
-    """What a block is built with."""
+    """What a block is built from."""
 
-    config: ModelConfig  # with the block's own values in the place of the model's
+    config: ModelConfig  # with the block's overrides
     options: BlockOptions
 
 
-def config_problems(config: Config) -> Iterator[str]:
-    """Say what is wrong with the lists of blocks of a configuration: the rule as `Config.problems` asks for it."""
-    yield from stack_problems(config.model)
-
-
 def stack_problems(config: ModelConfig) -> list[str]:
-    """List what is wrong with both stacks, each problem once."""
+    """Return what is wrong with the block lists of a configuration, each problem once."""
     found: list[str] = []
     kinds: list[type[BlockOptions]] = []
-    reads = False  # whether anything of the source gets into the decoder
-    for texts, where, decoder in (
-        (config.encoder, "model.encoder", False),
-        (config.decoder, "model.decoder", True),
-    ):
+    reads_source = False  # whether any decoder block reads the encoder's output
+    for texts, where, decoder in _stacks(config):
         try:
             specs = parse_blocks(texts, where)
         except ConfigError as error:
@@ -49,110 +44,103 @@ def stack_problems(config: ModelConfig) -> list[str]:
             continue
         layers = parameters = 0
         times = Counter(str(spec) for spec in specs)
-        for spec in {
-            str(spec): spec for spec in specs
-        }.values():  # a repeated block has each problem once
+        for text, spec in {str(spec): spec for spec in specs}.items():  # each distinct block once
             kinds.append(block_options_type(spec.name))
             try:
-                settled, options = resolve_block(
+                resolved, options = resolve_block(
                     spec, config, where, memory=decoder, causal=decoder
                 )
             except ConfigError as error:
                 found.extend(error.problems)
                 continue
-            reads |= options.reads_source() and decoder
-            here = times[str(spec)] * int(getattr(options, "layers", 1))
-            layers += here
-            parameters += (
-                here * 2 * settled.width * settled.ffn_width
-                if "ffn_width" in options.overridable
-                else 0
-            )
+            reads_source |= options.reads_source() and decoder
+            num_layers = times[text] * _num_layers(options)
+            layers += num_layers
+            if "ffn_width" in options.overridable:
+                parameters += num_layers * 2 * resolved.width * resolved.ffn_width
         if layers > MAX_BLOCKS:
             found.append(
-                f"{where} must have at most {MAX_BLOCKS} layers in all; found {layers:,}; lower the number after * or layers"
+                f"{where} must have at most {MAX_BLOCKS} layers in all; found {layers:,}; "
+                "lower the number after * or layers"
             )
-        if (
-            parameters > MAX_PARAMETERS
-        ):  # those of the feed-forward networks alone, counted before anything is built
-            problem = f"found {parameters:,} in its feed-forward networks"
+        # The feed-forward networks alone, counted before anything is allocated.
+        if parameters > MAX_PARAMETERS:
             found.append(
-                f"{where} must have at most {MAX_PARAMETERS:,} parameters; {problem}; lower model.ffn_width or model.width"
+                f"{where} must have at most {MAX_PARAMETERS:,} parameters; found {parameters:,} in "
+                "its feed-forward networks; lower model.ffn_width or model.width"
             )
-    if not reads and not found:
+    if not reads_source and not found:
         blocks = ", ".join(config.decoder)
         found.append(
-            f"model.decoder must read the source; found {blocks}, of which none does; add cross_attention, transformer or lstm(attention=additive)"
+            f"model.decoder must read the source; found {blocks}, of which none does; "
+            "add cross_attention, transformer or lstm(attention=additive)"
         )
-    found = list(dict.fromkeys(found))  # several blocks may have the model's heads
+    found = list(dict.fromkeys(found))  # several blocks may share the model's head settings
     if not any(kind.has_self_attention for kind in kinds) and not found:
         found.extend(_unused_attention_settings(config))
     if not found:
-        found.extend(
-            _unused_layer_settings(config, {name for kind in kinds for name in kind.overridable})
-        )
+        overridable = {name for kind in kinds for name in kind.overridable}
+        found.extend(_unused_layer_settings(config, overridable))
     return found
 
 
 def count_layers(config: ModelConfig) -> int:
-    """Return the number of layers of both stacks, without building them; raise ConfigError for stacks that make no model."""
+    """Return the number of layers of both stacks; raise ConfigError for invalid block lists."""
     if problems := stack_problems(config):
         raise ConfigError(problems)
-    sides = ((config.encoder, "model.encoder", False), (config.decoder, "model.decoder", True))
     return sum(
-        int(
-            getattr(
-                resolve_block(spec, config, where, memory=decoder, causal=decoder).options,
-                "layers",
-                1,
-            )
-        )
-        for texts, where, decoder in sides
+        _num_layers(resolve_block(spec, config, where, memory=decoder, causal=decoder).options)
+        for texts, where, decoder in _stacks(config)
         for spec in parse_blocks(texts, where)
     )
+
+
+def _stacks(config: ModelConfig) -> tuple[tuple[Sequence[str], str, bool], ...]:
+    """Return the block list, the setting's name and whether it is the decoder, of each stack."""
+    return (
+        (config.encoder, "model.encoder", False),
+        (config.decoder, "model.decoder", True),
+    )
+
+
+def _num_layers(options: BlockOptions) -> int:
+    """Return the number of layers in a block."""
+    return int(getattr(options, "layers", 1))
 
 
 def resolve_block(
     spec: BlockSpec, config: ModelConfig, where: str, *, memory: bool, causal: bool
 ) -> ResolvedBlock:
-    """Check a block for its place and give what it is built with; everything that is wrong is told at once."""
+    """Return the configuration and options of a block; raise ConfigError with all its problems."""
     kind = block_options_type(spec.name)
     values = _convert_options(spec, kind, where)
-    shared = {name: value for name, value in values.items() if name in kind.overridable}
-    options = kind(**{name: value for name, value in values.items() if name not in shared})
-    settled = replace(config, **shared)
+    overrides = {name: value for name, value in values.items() if name in kind.overridable}
+    options = kind(**{name: value for name, value in values.items() if name not in overrides})
+    resolved = replace(config, **overrides)
     problems = [*_placement_problems(spec.name, kind, memory=memory, causal=causal)]
-    problems += [
-        problem for problem in settled.problems() if problem not in config.problems()
-    ]  # the model's own are told elsewhere
-    problems += options.problems(settled, memory=memory, causal=causal)
-    heads = list(settled.head_problems()) if "heads" in kind.overridable else []
-    if set(shared) & set(HEAD_SETTINGS):
-        problems, heads = (
-            [*problems, *heads],
-            [],
-        )  # the block's own; otherwise the model's, told without the block
-    if problems or heads:
-        raise ConfigError(
-            [
-                *heads,
-                *(f"{where} must hold together in '{spec}': {problem}" for problem in problems),
-            ]
-        )
-    return ResolvedBlock(settled, options)
+    # Problems of the model's own settings are reported with the model.
+    problems += [problem for problem in resolved.problems() if problem not in config.problems()]
+    problems += options.problems(resolved, memory=memory, causal=causal)
+    head_problems = list(resolved.head_problems()) if "heads" in kind.overridable else []
+    if set(overrides) & set(HEAD_SETTINGS):  # the block's own heads: report them with the block
+        problems, head_problems = [*problems, *head_problems], []
+    if problems or head_problems:
+        block_problems = (f"{where} is inconsistent in '{spec}': {each}" for each in problems)
+        raise ConfigError([*head_problems, *block_problems])
+    return ResolvedBlock(resolved, options)
 
 
 def block_options_type(name: str) -> type[BlockOptions]:
-    """Find the options of a block: as listed or, for a block of somebody's own without a list, as its builder takes them."""
+    """Return the options class of a block; of a user's block, one made from its build method."""
     listed = BLOCKS.options(name)
     if listed is None:
         return _options_from_signature(BLOCKS.load(name))
-    assert issubclass(listed, BlockOptions), f"the options of {name} must be Options"
+    assert issubclass(listed, BlockOptions), f"the options of {name} must be BlockOptions"
     return listed
 
 
 def _convert_options(spec: BlockSpec, kind: type[BlockOptions], where: str) -> dict[str, Any]:
-    """Convert and check each option by itself."""
+    """Return a block's options with their types; raise ConfigError if one is unknown or invalid."""
     known = {each.name: each for each in list_settings(kind)} | {
         each.name: each for each in list_settings(ModelConfig) if each.name in kind.overridable
     }
@@ -160,19 +148,19 @@ def _convert_options(spec: BlockSpec, kind: type[BlockOptions], where: str) -> d
     problems: list[str] = []
     for name, value in spec.options.items():
         if name not in known:
-            must = f"{where} must give {spec.name} options that it has; found {name!r} in '{spec}'"
-            renamed = (
-                f"it is now {RENAMED_OPTIONS[name]}" if RENAMED_OPTIONS.get(name) in known else ""
-            )
+            renamed = RENAMED_OPTIONS.get(name)
+            hint = f"it is now {renamed}" if renamed in known else kind.suggest(name, value)
             problems.append(
-                f"{must}; {renamed or kind.suggest(name, value) or suggest_name(name, known)}"
+                f"{where} must give {spec.name} options that it has; found {name!r} in '{spec}'; "
+                f"{hint or suggest_name(name, known)}"
             )
             continue
         try:
             values[name] = convert_value(value, known[name].type)
         except (TypeError, ValueError, OverflowError):
             problems.append(
-                f"{name} of '{spec}' in {where} must be {describe_type(known[name].type)}; found {value!r}; correct it"
+                f"{name} of '{spec}' in {where} must be {describe_type(known[name].type)}; "
+                f"found {value!r}; correct it"
             )
             continue
         problem = _range_problem(known[name], values[name], f"{name} of '{spec}' in {where}", kind)
@@ -183,55 +171,61 @@ def _convert_options(spec: BlockSpec, kind: type[BlockOptions], where: str) -> d
 
 
 def _range_problem(field: Field, value: Any, where: str, kind: type[BlockOptions]) -> str | None:
-    """Say what is wrong with one value, with a better hint where the block has one."""
+    """Return what is wrong with one value, with the block's hint if it has one, or None."""
+    problem = field.setting.problem(where, value)
     renamed = RENAMED_OPTION_VALUES.get(field.name, {}).get(str(value))
-    problem, hint = (
-        field.setting.problem(where, value),
-        f"it is now {renamed}" if renamed else kind.suggest(field.name, value),
-    )
-    return (
-        f"{where} must be {field.setting.describe_range()}; found {value!r}; {hint}"
-        if problem and hint
-        else problem
-    )
+    hint = f"it is now {renamed}" if renamed else kind.suggest(field.name, value)
+    if problem and hint:
+        return f"{where} must be {field.setting.describe_range()}; found {value!r}; {hint}"
+    return problem
 
 
 def _placement_problems(
     name: str, kind: type[BlockOptions], *, memory: bool, causal: bool
 ) -> Iterator[str]:
-    """Say whether a block stands on the wrong side."""
+    """Yield a problem if an encoder's block is in a decoder, or a decoder's in an encoder."""
     if kind.is_bidirectional and causal:
-        ahead = name.removeprefix("bi")  # bilstm's one-sided kin is lstm
-        suggest = (
-            f"use {ahead}, or put {name} into model.encoder"
-            if ahead in BLOCKS and ahead != name
+        unidirectional = name.removeprefix("bi")  # bilstm -> lstm
+        hint = (
+            f"use {unidirectional}, or put {name} into model.encoder"
+            if unidirectional in BLOCKS and unidirectional != name
             else "put it into model.encoder"
         )
-        yield f"a decoder's block must see no future; found {name}, which reads from both ends; {suggest}"
+        yield f"a decoder's block must be causal; found {name}, which is bidirectional; {hint}"
     if kind.needs_memory and not memory:
-        yield f"an encoder's block must need no memory; found {name}, which reads the encoder's output; put it into model.decoder"
+        yield (
+            f"an encoder's block must have no cross-attention; found {name}, which reads the "
+            "encoder's output; put it into model.decoder"
+        )
 
 
 def _unused_attention_settings(config: ModelConfig) -> Iterator[str]:
-    """Say which settings could act in self-attention only, where there is none."""
+    """Yield the self-attention settings of a model without self-attention."""
     blocks = ", ".join((*config.encoder, *config.decoder))
+    why = "acts in self-attention and needs a transformer block"
     if "in_attention" in catalogue("positions")[config.positions].traits:
-        yield f"model.positions={config.positions} acts in self-attention and needs a transformer block; found {blocks}; try sinusoidal"
+        yield f"model.positions={config.positions} {why}; found {blocks}; try sinusoidal"
     if config.window:
-        yield f"model.window={config.window} acts in self-attention and needs a transformer block; found {blocks}; set model.window=0"
+        yield f"model.window={config.window} {why}; found {blocks}; set model.window=0"
 
 
-def _unused_layer_settings(config: ModelConfig, known: set[str]) -> Iterator[str]:
-    """Say which settings no layer could heed, given the settings that some block knows."""
+def _unused_layer_settings(config: ModelConfig, overridable: set[str]) -> Iterator[str]:
+    """Yield the settings that no block uses, given the settings that the blocks can override."""
     blocks = ", ".join((*config.encoder, *config.decoder))
-    if config.talking_heads and "talking_heads" not in known:
-        yield f"model.talking_heads needs a block with several heads; found {blocks}; use transformer, or set model.talking_heads=false"
-    if config.share_layers == "ffn" and "ffn_width" not in known:
-        yield f"model.share_layers=ffn needs a block with a feed-forward layer; found {blocks}; use transformer, or set it to all"
+    if config.talking_heads and "talking_heads" not in overridable:
+        yield (
+            f"model.talking_heads needs a block with several heads; found {blocks}; "
+            "use transformer, or set model.talking_heads=false"
+        )
+    if config.share_layers == "ffn" and "ffn_width" not in overridable:
+        yield (
+            f"model.share_layers=ffn needs a block with a feed-forward network; found {blocks}; "
+            "use transformer, or set it to all"
+        )
 
 
 def _options_from_signature(block: Any) -> type[BlockOptions]:
-    """Make a list of options from a builder's signature."""
+    """Return an options class made from the signature of a block's build method."""
     hints = get_type_hints(block.build)
     own = [
         each
@@ -239,7 +233,7 @@ def _options_from_signature(block: Any) -> type[BlockOptions]:
         if each.name != "build_context"
     ]
     fields = [(each.name, hints[each.name], setting(each.default, "")) for each in own]
-    # Without a list nobody knows whether it attends to itself: better to let an idle setting pass than to refuse one that acts.
+    # It may have self-attention: accepting an unused setting is better than rejecting a used one.
     traits = {"overridable": block.overridable, "has_self_attention": True}
     made: type[BlockOptions] = dataclasses.make_dataclass(
         f"{block.__name__}Options",

@@ -1,4 +1,4 @@
-"""Block lists as text: `transformer*6`, `lstm(attention=additive)*2`. Reading them imports no tensors."""
+"""Parser of block lists such as `transformer*6` or `lstm(attention=additive)*2`; needs no torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from dragoman.models.catalogue import BLOCKS
 OptionValue = int | float | bool | str
 
 MAX_BLOCKS = 1000  # a stack deeper than this is a typing mistake
-_MAX_ENTRY_CHARS = (
-    1000  # characters of an entry; anybody may have written it, and reading it must not take long
-)
-# What people call blocks elsewhere; by spelling alone a transformer would be taken for a reformer.
+_MAX_ENTRY_CHARS = 1000  # bounds the parsing time of untrusted configurations
+# Names of blocks elsewhere, for the hint; by spelling alone `attention` would match nothing.
 _BLOCK_ALIASES = dict.fromkeys(
     ("self", "attention", "selfattention", "self_attention", "transformer_layer"), "transformer"
 )
@@ -32,7 +30,7 @@ _BLOCK_ALIASES |= {
     "mlp": "ffn",
     "lsh": "reformer",
 }
-# Possessive repetitions: without them a run of spaces that nothing follows is tried in every division among the three.
+# Possessive quantifiers, so that a long run of spaces does not backtrack.
 _BLOCK_PATTERN = re.compile(
     r"(?P<name>[A-Za-z_]\w*+)\s*+(?:\((?P<options>[^()]*+)\))?\s*+(?:\*\s*+(?P<times>[^\s*]++))?"
 )
@@ -40,25 +38,26 @@ _BLOCK_PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """One block of a stack, as it was asked for."""
+    """One block of a stack, as written in a configuration."""
 
     name: str
     options: dict[str, OptionValue] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Write it as in a configuration."""
+        """Return the text of the block in a configuration."""
         inside = ", ".join(f"{key}={_format_value(value)}" for key, value in self.options.items())
         return f"{self.name}({inside})" if inside else self.name
 
 
 def parse_blocks(texts: Iterable[str], setting: str = "model.encoder") -> list[BlockSpec]:
-    """Read a list of blocks, repetitions written out; every problem names the part that it is about."""
+    """Return the blocks of a list, repetitions expanded; raise ConfigError for invalid entries."""
     problems: list[str] = []
     texts = list(texts)
     if len(texts) > MAX_BLOCKS:
         raise ConfigError(
             [
-                f"{setting} must list at most {MAX_BLOCKS} blocks; found {len(texts)} entries; write transformer*6 for six of a kind"
+                f"{setting} must list at most {MAX_BLOCKS} blocks; found {len(texts)} entries; "
+                "write transformer*6 for six equal blocks"
             ]
         )
     specs = [spec for text in texts for spec in _parse_entry(text, setting, problems)]
@@ -68,7 +67,8 @@ def parse_blocks(texts: Iterable[str], setting: str = "model.encoder") -> list[B
         )
     if len(specs) > MAX_BLOCKS:
         problems.append(
-            f"{setting} must list at most {MAX_BLOCKS} blocks; found {len(specs)}; lower the number after *"
+            f"{setting} must list at most {MAX_BLOCKS} blocks; found {len(specs)}; "
+            "lower the number after *"
         )
     if problems:
         raise ConfigError(problems)
@@ -76,16 +76,18 @@ def parse_blocks(texts: Iterable[str], setting: str = "model.encoder") -> list[B
 
 
 def _parse_entry(text: str, setting: str, problems: list[str]) -> list[BlockSpec]:
-    """Read one entry; what is wrong goes into `problems`."""
+    """Return the blocks of one entry; append what is wrong to `problems`."""
     if len(text) > _MAX_ENTRY_CHARS:
         problems.append(
-            f"{setting} must list blocks of at most {_MAX_ENTRY_CHARS} characters; found {len(text)}, {text[:40]!r} …; shorten it"
+            f"{setting} must list blocks of at most {_MAX_ENTRY_CHARS} characters; "
+            f"found {len(text)}, {text[:40]!r} …; shorten it"
         )
         return []
     shape = _BLOCK_PATTERN.fullmatch(text.strip())
     if shape is None:
         problems.append(
-            f"{setting} must list blocks such as transformer*6, bilstm or lstm(attention=additive); found {text!r}; {_syntax_hint(text)}"
+            f"{setting} must list blocks such as transformer*6, bilstm or "
+            f"lstm(attention=additive); found {text!r}; {_syntax_hint(text)}"
         )
         return []
     name, times = shape["name"], shape["times"] or "1"
@@ -99,7 +101,8 @@ def _parse_entry(text: str, setting: str, problems: list[str]) -> list[BlockSpec
     count = int(times) if times.isdecimal() and times.isascii() else 0
     if count < 1:
         problems.append(
-            f"{setting} must repeat a block a whole number of times; found {times!r} in {text!r}; for example {name}*6"
+            f"{setting} must repeat a block a whole number of times; "
+            f"found {times!r} in {text!r}; for example {name}*6"
         )
     spec = BlockSpec(name, _parse_options(shape["options"] or "", text, setting, problems))
     return [spec] * min(count, MAX_BLOCKS + 1)
@@ -108,13 +111,14 @@ def _parse_entry(text: str, setting: str, problems: list[str]) -> list[BlockSpec
 def _parse_options(
     inside: str, text: str, setting: str, problems: list[str]
 ) -> dict[str, OptionValue]:
-    """Read `key=value, key=value`."""
+    """Return the options of `key=value, key=value`."""
     options: dict[str, OptionValue] = {}
     for part in inside.split(",") if inside.strip() else ():
-        key, equals, value = (piece.strip() for piece in part.partition("="))
+        key, equals, value = (each.strip() for each in part.partition("="))
         if not equals or not key.isidentifier() or not value:
             problems.append(
-                f"{setting} must give a block's options as name=value; found {part.strip()!r} in {text!r}; for example heads=4"
+                f"{setting} must give a block's options as name=value; "
+                f"found {part.strip()!r} in {text!r}; for example heads=4"
             )
         elif key in options:
             problems.append(
@@ -126,7 +130,7 @@ def _parse_options(
 
 
 def _parse_value(text: str) -> OptionValue:
-    """Read a number, true, false, or a word."""
+    """Return a number, a bool or a word."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -138,12 +142,12 @@ def _parse_value(text: str) -> OptionValue:
 
 
 def _format_value(value: OptionValue) -> str:
-    """Write a value as `_value` reads it."""
+    """Return a value as `_parse_value` reads it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _syntax_hint(text: str) -> str:
-    """Point at what keeps an entry from being read."""
+    """Return a hint about the syntax error of an entry."""
     if not text.strip():
         return "write a block's name"
     if text.count("(") != text.count(")"):

@@ -1,7 +1,8 @@
-"""The decoding state: named tensors whose axis 0 is the row, and how many positions they have seen.
+"""Decoder state: KV caches, recurrent states and source tensors, reordered here for beam search.
 
-`select` is all that a search needs. Two narrower verbs do the same for less where rows keep to their sentence, as beams do:
-`reorder` leaves what was read of the source where it is, and `keep` drops whole sentences.
+`DecoderState.select` gathers arbitrary rows. Beam search uses two cheaper forms: `reorder` moves
+hypotheses within their sentence and leaves the source tensors alone, `keep` drops finished
+sentences.
 """
 
 from __future__ import annotations
@@ -12,56 +13,58 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-# Empty slots given to a cache that grows. Beams copy the cache at every step, empty slots and all, so a few are better than many;
-# a quarter more than needed keeps the copying of a growing cache below one eighth of the reading.
+# Free positions allocated when a KV cache grows. Beam search copies the cache at every step, free
+# positions included, so few are better than many; a quarter more than needed keeps the cost of
+# growing below one eighth of that of reading.
 MIN_CACHE_GROWTH = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderState:
-    """All that a decoder carries from one position to the next.
+    """State of a decoder between two positions: a tree of tensors whose axis 0 is the batch row.
 
-    Extending a state writes into its caches, so the old one is spent: `select` first what must be kept.
+    Extending a state writes into its caches in place, so the old state must not be used again.
     """
 
-    recurrent: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # replaced at every step: (rows, ...)
-    cache: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # grows: (rows, ..., slots, D), of which `length` are filled
-    memory: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # only read: (sentences, ..., S, D), and "mask" (sentences, S) if any is hidden
-    children: dict[str, DecoderState] = field(
-        default_factory=dict
-    )  # the states of the parts, by name
-    length: int = 0  # positions seen by the row that has seen most; a number, because asking a GPU takes a wait
-    position_ids: Tensor | None = (
-        None  # (rows,) positions seen, where rows differ; None where all have seen `length`
-    )
+    # Replaced at every step: (rows, ...).
+    recurrent: dict[str, Tensor] = field(default_factory=dict)
+    # KV caches, which grow: (rows, ..., positions, D), of which `length` positions are filled.
+    cache: dict[str, Tensor] = field(default_factory=dict)
+    # Read-only source tensors: (sentences, ..., S, D), and "mask" (sentences, S) with padding.
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    # States of the submodules, by name.
+    children: dict[str, DecoderState] = field(default_factory=dict)
+    # Positions decoded so far; an int, because reading a GPU tensor would synchronize.
+    length: int = 0
 
     @property
     def rows(self) -> int:
-        """Count the rows."""
+        """Return the number of rows: sentences times beam size."""
         own = [tensor.size(0) for tensor in (*self.recurrent.values(), *self.cache.values())]
-        return max([*own, *(part.rows for part in self.children.values())], default=0)
+        return max([*own, *(child.rows for child in self.children.values())], default=0)
 
     @property
     def sentences(self) -> int:
-        """Count the sentences that the rows belong to; each has the same number of rows, one after another."""
+        """Return the number of sentences; each has the same number of consecutive rows."""
         own = [tensor.size(0) for tensor in self.memory.values()]
-        return max([*own, *(part.sentences for part in self.children.values())], default=self.rows)
+        below = (child.sentences for child in self.children.values())
+        return max([*own, *below], default=self.rows)
 
     @property
     def device(self) -> torch.device:
-        """Say where the tensors are."""
+        """Return the device of the tensors."""
         for tensor in (*self.recurrent.values(), *self.cache.values(), *self.memory.values()):
             return tensor.device
         return next(iter(self.children.values())).device
 
+    @property
+    def memory_mask(self) -> Tensor | None:
+        """Return the padding mask of cross-attention, (sentences, 1, S), or None."""
+        mask = self.memory.get("mask")
+        return None if mask is None else mask.unsqueeze(1)
+
     def select(self, rows: Tensor) -> DecoderState:
-        """Take rows (N,) in any order, any number of times: each becomes a sentence of its own."""
+        """Return the rows (N,), in any order and with repetitions, each as its own sentence."""
         rows_per_sentence = self.rows // max(self.sentences, 1)
         return self._map(
             _row_selector(rows),
@@ -69,114 +72,70 @@ class DecoderState:
         )
 
     def reorder(self, rows: Tensor) -> DecoderState:
-        """Take rows (N,) that each go on with a row of the same sentence, N / sentences for each sentence in turn."""
+        """Return the state of rows (N,) chosen within each sentence: the beams' KV cache reorder.
+
+        Every sentence, in order, has N / sentences of the rows; source tensors are not copied.
+        """
         return self._map(_row_selector(rows), lambda tensor: tensor)
 
     def keep(self, sentences: Tensor) -> DecoderState:
-        """Keep all rows of the sentences (N,) and drop the others."""
+        """Return the state of all rows of the sentences (N,), without the others."""
         rows_per_sentence = self.rows // max(self.sentences, 1)
-        rows = (
-            sentences.unsqueeze(1) * rows_per_sentence
-            + torch.arange(rows_per_sentence, device=sentences.device)
-        ).flatten()
+        beams = torch.arange(rows_per_sentence, device=sentences.device)
+        rows = (sentences.unsqueeze(1) * rows_per_sentence + beams).flatten()
         return self._map(_row_selector(rows), _row_selector(sentences))
 
     def advance(
         self, count: int, *, children: dict[str, DecoderState] | None = None
     ) -> DecoderState:
-        """Move on by `count` positions."""
-        return replace(
-            self,
-            children=self.children if children is None else children,
-            length=self.length + count,
-            position_ids=None if self.position_ids is None else self.position_ids + count,
-        )
+        """Return the state `count` positions later, with new states of the submodules if given."""
+        children = self.children if children is None else children
+        return replace(self, children=children, length=self.length + count)
 
     def append(self, name: str, new: Tensor) -> DecoderState:
-        """Move on by new slots (rows, ..., T, D) of a cache."""
-        append = _append_slots if self.position_ids is None else _append_slots_at(self.position_ids)
-        cache = {**self.cache, name: append(self.cache[name], self.length, new)}
+        """Return the state with new positions (rows, ..., T, D) appended to a cache."""
+        cache = {**self.cache, name: _append(self.cache[name], self.length, new)}
         return replace(self.advance(new.size(-2)), cache=cache)
 
     def filled(self, name: str) -> Tensor:
-        """Read the slots of a cache that hold something: (rows, ..., length, D)."""
+        """Return the filled positions of a cache: (rows, ..., length, D)."""
         return self.cache[name][..., : self.length, :]
 
-    def next_positions(self, count: int) -> Tensor:
-        """Say the places of the next `count` positions: (rows, T), or (T,) where rows do not differ."""
-        if self.position_ids is None:
-            return torch.arange(self.length, self.length + count, device=self.device)
-        return self.position_ids.unsqueeze(1) + torch.arange(count, device=self.position_ids.device)
-
-    def visible(self, count: int) -> Tensor | None:
-        """Say which slots each of the last `count` positions may see, (rows, T, length); None where rows do not differ."""
-        if self.position_ids is None:
-            return None
-        slots = torch.arange(self.length, device=self.position_ids.device)
-        last = self.position_ids.unsqueeze(1) + torch.arange(
-            -count, 0, device=self.position_ids.device
-        )  # (rows, T)
-        return slots <= last.unsqueeze(2)
-
     def _map(
-        self, own: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]
+        self, own: Callable[[Tensor], Tensor], source: Callable[[Tensor], Tensor]
     ) -> DecoderState:
-        """Apply one function to what rows own and another to what was read of their sentences."""
+        """Apply `own` to the tensors of rows and `source` to those of sentences, recursively."""
         return DecoderState(
             recurrent={name: own(tensor) for name, tensor in self.recurrent.items()},
             cache={name: own(tensor) for name, tensor in self.cache.items()},
-            memory={name: read(tensor) for name, tensor in self.memory.items()},
-            children={name: part._map(own, read) for name, part in self.children.items()},
+            memory={name: source(tensor) for name, tensor in self.memory.items()},
+            children={name: child._map(own, source) for name, child in self.children.items()},
             length=self.length,
-            position_ids=None if self.position_ids is None else own(self.position_ids),
         )
 
 
 def _row_selector(rows: Tensor) -> Callable[[Tensor], Tensor]:
-    """Make a function that takes rows, once from a tensor that several parts share."""
-    taken: dict[int, Tensor] = {}
+    """Return a function that gathers rows, once from a tensor that several blocks share."""
+    selected: dict[int, Tensor] = {}
 
-    def take(tensor: Tensor) -> Tensor:
-        if id(tensor) not in taken:
-            taken[id(tensor)] = tensor.index_select(0, rows)
-        return taken[id(tensor)]
+    def select(tensor: Tensor) -> Tensor:
+        if id(tensor) not in selected:
+            selected[id(tensor)] = tensor.index_select(0, rows)
+        return selected[id(tensor)]
 
-    return take
+    return select
 
 
-def _append_slots(cache: Tensor, length: int, new: Tensor) -> Tensor:
-    """Write new slots after the first `length`, in place while there is room."""
+def _append(cache: Tensor, length: int, new: Tensor) -> Tensor:
+    """Write new positions after the first `length`, in place if they fit."""
     if torch.is_grad_enabled() and (new.requires_grad or cache.requires_grad):
-        # What a gradient flows through must not be written into.
+        # Autograd does not allow writing in place here.
         return torch.cat([cache[..., :length, :], new], dim=-2)
-    cache = _grow_cache(cache, length, new)
-    cache[..., length : length + new.size(-2), :] = new
-    return cache
-
-
-def _append_slots_at(position_ids: Tensor) -> Callable[[Tensor, int, Tensor], Tensor]:
-    """Make the `_append` for rows that stand at different places (rows,)."""
-
-    def append(cache: Tensor, length: int, new: Tensor) -> Tensor:
-        cache = _grow_cache(cache, length, new)
-        slots = position_ids.unsqueeze(1) + torch.arange(
-            new.size(-2), device=position_ids.device
-        )  # (rows, T)
-        index = slots.view(slots.size(0), *(1,) * (new.dim() - 3), slots.size(1), 1).expand_as(new)
-        if torch.is_grad_enabled() and (new.requires_grad or cache.requires_grad):
-            return cache.scatter(-2, index, new)
-        return cache.scatter_(-2, index, new)
-
-    return append
-
-
-def _grow_cache(cache: Tensor, length: int, new: Tensor) -> Tensor:
-    """Give back the cache, or a larger copy where the new slots do not fit."""
     needed = length + new.size(-2)
-    if needed <= cache.size(-2):
-        return cache
-    grown = new.new_zeros(
-        *new.shape[:-2], needed + max(MIN_CACHE_GROWTH - 1, needed // 4), new.size(-1)
-    )
-    grown[..., :length, :] = cache[..., :length, :]
-    return grown
+    if needed > cache.size(-2):
+        size = needed + max(MIN_CACHE_GROWTH - 1, needed // 4)
+        grown = new.new_zeros(*new.shape[:-2], size, new.size(-1))
+        grown[..., :length, :] = cache[..., :length, :]
+        cache = grown
+    cache[..., length:needed, :] = new
+    return cache

@@ -1,10 +1,9 @@
-"""The translator's model: an encoder reads the source, a decoder writes the target."""
+"""Encoder-decoder model: `encode`, `decode` with teacher forcing, `start` and `step`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,16 +15,16 @@ from dragoman.models.stack import Stack
 
 
 class DecoderOutput(NamedTuple):
-    """What may come next, and the state that says so."""
+    """Logits of the next tokens, and the decoder state."""
 
     logits: Tensor  # (B, V) after `step`, (B, T, V) after `extend`
     state: DecoderState
 
 
 class EncoderDecoder(nn.Module):
-    """Two stacks with embeddings before them and a projection to the vocabulary behind.
+    """Embeddings, an encoder stack, a decoder stack and the projection to the vocabulary.
 
-    `embeddings` has one table, "shared", or two, "src" and "tgt": what is shared is one module, so a weight has one name.
+    `embeddings` has one table, "shared", or two, "src" and "tgt".
     """
 
     def __init__(
@@ -46,13 +45,13 @@ class EncoderDecoder(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """Give the matrix (V, D) that scores the pieces, wherever it lives; (V, E) where embeddings have a width of their own."""
+        """Return the output projection (V, D), or (V, E) with factorized embeddings."""
         own = self.output.matrix
         return self._embedding("tgt").matrix if own is None else own
 
     @property
     def output_bias(self) -> Tensor | None:
-        """Give the bias (V,) of the scores, if there is one."""
+        """Return the bias (V,) of the output projection, or None."""
         return self.output.bias
 
     def encode(
@@ -60,21 +59,12 @@ class EncoderDecoder(nn.Module):
         src: Tensor,
         mask: Tensor | None = None,
         *,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
         losses: dict[str, Tensor] | None = None,
     ) -> Memory:
-        """Read sources (B, S), real where `mask` (B, S) is True; `losses` collects what members add to the loss."""
-        embedded = self._embedding("src")(src)
-        context = ForwardContext(
-            mask=mask,
-            segment_ids=segment_ids,
-            position_ids=position_ids,
-            embeddings=embedded,
-            losses={} if losses is None else losses,
-        )
-        placed = self.src_entrance(embedded, position_ids=position_ids)
-        return Memory(self.encoder(placed, context), mask, placed, segment_ids)
+        """Encode sources (B, S), real where `mask` is True; add auxiliary losses to `losses`."""
+        context = ForwardContext(mask=mask, losses={} if losses is None else losses)
+        embedded = self.src_entrance(self._embedding("src")(src))
+        return Memory(self.encoder(embedded, context), mask, embedded)
 
     def decode(
         self,
@@ -82,32 +72,24 @@ class EncoderDecoder(nn.Module):
         memory: Memory,
         mask: Tensor | None = None,
         *,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
         losses: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Read targets (B, T) that are given: (B, T, D), or (B, T, E), to be projected where there is something to predict."""
-        embedded = self._embedding("tgt")(tgt_in)
-        context = ForwardContext(
-            mask=mask,
-            segment_ids=segment_ids,
-            position_ids=position_ids,
-            memory=memory,
-            embeddings=embedded,
-            losses={} if losses is None else losses,
-        )
-        return self.output(
-            self.decoder(self.tgt_entrance(embedded, position_ids=position_ids), context)
-        )
+        """Run the decoder on targets (B, T) under teacher forcing; return its output for `project`.
+
+        The output is (B, T, D), or (B, T, E) with factorized embeddings.
+        """
+        context = ForwardContext(mask=mask, memory=memory, losses={} if losses is None else losses)
+        embedded = self.tgt_entrance(self._embedding("tgt")(tgt_in))
+        return self.output(self.decoder(embedded, context))
 
     def reinforce_alignments(self) -> list[ReinforceAlignment]:
-        """Find the parts that learn from each row's log-likelihood, to be told of it after a pass in training."""
+        """Return the alignments trained with REINFORCE, which need a reward for each row."""
         return [
             module for module in self.decoder.modules() if isinstance(module, ReinforceAlignment)
         ]
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Score every piece of the vocabulary: what `decode` gave, (..., D), gives logits (..., V)."""
+        """Return logits (..., V) of the decoder's output (..., D)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
 
     def forward(
@@ -117,36 +99,29 @@ class EncoderDecoder(nn.Module):
         src_mask: Tensor | None = None,
         tgt_mask: Tensor | None = None,
     ) -> Tensor:
-        """Score every next piece of targets (B, T) that are given: logits (B, T, V)."""
+        """Return logits (B, T, V) of targets (B, T) under teacher forcing."""
         return self.project(self.decode(tgt_in, self.encode(src, src_mask), tgt_mask))
 
     def start(self, memory: Memory) -> DecoderState:
-        """Stand before the first target position of every row of the memory."""
+        """Return the decoder state before the first target position."""
         return DecoderState(children={"decoder": self.decoder.start(ForwardContext(memory=memory))})
 
     def step(self, tokens: Tensor, state: DecoderState) -> DecoderOutput:
-        """Take one more token a row, (B,), and score what comes next."""
+        """Decode one position: tokens (B,) in, logits (B, V) of the next tokens out."""
         logits, state = self.extend(tokens.unsqueeze(1), state)
         return DecoderOutput(logits.squeeze(1), state)
 
     def extend(self, tokens: Tensor, state: DecoderState) -> DecoderOutput:
-        """Take T more tokens a row, (B, T), and score what comes after each."""
-        position_ids = state.position_ids
-        if position_ids is not None:
-            position_ids = position_ids.unsqueeze(1) + torch.arange(
-                tokens.size(1), device=position_ids.device
-            )
-        placed = self.tgt_entrance(
-            self._embedding("tgt")(tokens), first=state.length, position_ids=position_ids
-        )
-        hidden, decoder = self.decoder.extend(placed, state.children["decoder"])
+        """Decode T positions: tokens (B, T) in, logits (B, T, V) of the next tokens out."""
+        embedded = self.tgt_entrance(self._embedding("tgt")(tokens), first=state.length)
+        hidden, decoder = self.decoder.extend(embedded, state.children["decoder"])
         return DecoderOutput(
             self.project(self.output(hidden)),
             state.advance(tokens.size(1), children={"decoder": decoder}),
         )
 
     def _embedding(self, side: str) -> Embedding:
-        """Find the table of a side."""
+        """Return the embedding table of "src" or "tgt"."""
         table = self.embeddings[side if side in self.embeddings else "shared"]
-        assert isinstance(table, Embedding), "embeddings must be of our kind"
+        assert isinstance(table, Embedding), "an embedding table must be an Embedding"
         return table

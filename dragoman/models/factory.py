@@ -1,4 +1,4 @@
-"""From a configuration to a model: every name becomes an object here."""
+"""Build a model from its configuration, and summarize its layers."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ from dragoman.registry import catalogue
 
 
 class LayerSummary(NamedTuple):
-    """One line of a model's description."""
+    """One row of a model summary."""
 
-    path: str  # "encoder.0.self", as `record` names it
-    class_name: str  # the class, in a word
-    shapes: str  # the weights' shapes
+    path: str  # module path, such as "encoder.0.self"
+    class_name: str
+    shapes: str  # of the weight matrices
     parameters: int
 
 
 def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int) -> EncoderDecoder:
-    """Build a translator's model with fresh weights, the same after the same `torch.manual_seed`."""
-    problems = [
-        *config.problems(),
-        *stack_problems(config),
-    ]  # again, for a configuration that nobody read
+    """Build an encoder-decoder with weights initialized from torch's random number generator."""
+    problems = [*config.problems(), *stack_problems(config)]
     if config.tie_embeddings == "all" and src_vocab_size != tgt_vocab_size:
         problems.append(
-            f"model.tie_embeddings=all needs one vocabulary for both sides; found {src_vocab_size} source and {tgt_vocab_size} target pieces; "
+            "model.tie_embeddings=all needs one vocabulary for both sides; "
+            f"found {src_vocab_size} source and {tgt_vocab_size} target tokens; "
             "set model.tie_embeddings=target, or text.shared_vocab=true"
         )
     if problems:
@@ -86,19 +84,19 @@ def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
 def build_meta_model(
     config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
 ) -> EncoderDecoder:
-    """Build a model on the meta device: names, shapes and dtypes without memory, time or random numbers.
+    """Build a model on the meta device, without allocating or initializing weights.
 
-    `load_state_dict(weights, assign=True)` then fills it.
+    `load_state_dict(weights, assign=True)` fills it.
     """
     with torch.device("meta"), _SkipInitialization():
         return build_model(config, src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size)
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Leave tensors uninitialised: `nn.init` and random in-place fills return them as they are.
+    """Skip weight initialization: `nn.init` and random in-place fills return their tensor.
 
-    On the meta device these compute nothing, but their Python decompositions import torch._dynamo, which takes longer
-    than importing torch.
+    On the meta device they compute nothing, but their Python decompositions import torch._dynamo,
+    which takes longer than importing torch.
     """
 
     FACTORIES = frozenset({torch.randn, torch.rand})
@@ -107,7 +105,7 @@ class _SkipInitialization(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Skip an initialisation; call anything else."""
+        """Skip initialization functions; call all others."""
         kwargs = kwargs or {}
         if func is torch.eye:
             return torch.empty(args[0], args[-1], **kwargs)
@@ -119,14 +117,14 @@ class _SkipInitialization(TorchFunctionMode):
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Count the weights, shared ones once."""
+    """Return the number of parameters, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def summarize_model(
     config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
 ) -> list[LayerSummary]:
-    """List the layers of a model with their shapes and sizes, allocating nothing."""
+    """Return the layers of a model with their shapes and sizes, without allocating weights."""
     model = build_meta_model(config, src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size)
     rows, seen = [], set[nn.Parameter]()
     for path, module in _named_layers(model):
@@ -151,7 +149,7 @@ def summarize_model(
 
 
 def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
-    """List the parts that a person would name: tables, layers of blocks, norms, output."""
+    """Return the modules that a summary lists: embeddings, layers of blocks, norms, output."""
     parts: list[tuple[str, nn.Module]] = [
         (f"embeddings.{name}", table) for name, table in model.embeddings.items()
     ]
@@ -163,7 +161,7 @@ def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
         role = "encoder" if stack is model.encoder else "decoder"
         for number, block in stack.blocks():
             for name, layer in block.named_children():
-                if name.isdecimal():  # a run of layers, each of which is drawn as one
+                if name.isdecimal():  # a block of several layers
                     parts.extend(
                         (f"{role}.{number}.{name}.{part}", inner)
                         for part, inner in layer.named_children()
@@ -176,7 +174,7 @@ def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
 
 
 def _build_stack_input(config: ModelConfig) -> StackInput:
-    """Build what stands before a stack."""
+    """Build the positions and dropout applied to the embeddings."""
     positions = catalogue("positions").load(config.positions)
     return StackInput(
         positions(width=config.width, max_positions=config.max_positions), dropout=config.dropout
@@ -207,7 +205,7 @@ def _build_stack(
 
 
 def _build_block(spec: BlockSpec, build_context: BuildContext, setting: str) -> Block:
-    """Build one block; its options are settings of `model` that hold for it alone, or its own."""
+    """Build one block from its options and its overrides of model settings."""
     kind = BLOCKS.load(spec.name)
     assert issubclass(kind, Block), f"{spec.name} must be a Block"
     config, options = resolve_block(

@@ -1,13 +1,13 @@
-"""First values, chosen so that the paper's post-norm model trains with the paper's schedule.
+"""Weight initialization: Xavier, optionally scaled by depth.
 
-- A matrix gets Xavier-uniform values: bound sqrt(6 / (inputs + outputs)). Matrices stored as one (query, key and value)
-  are filled as one, which makes each smaller by the root of two; fairseq found this to train post-norm stacks better.
-- An embedding gets N(0, 1 / D). Times sqrt(D) on the way in, its numbers are of size one, as are the positions'; on the way
-  out, where it is the projection, logits start with variance one. N(0, 1) instead would give them variance D.
-- Biases start at nought, norms at the identity.
+- Linear layers are Xavier-uniform: bound sqrt(6 / (inputs + outputs)). Query, key and value
+  projections stored as one matrix are initialized as one, which divides each by sqrt(2); fairseq
+  found that post-norm stacks train better so.
+- Embeddings are N(0, 1 / D). Multiplied by sqrt(D) they have unit variance, as the positions have;
+  tied to the output projection they give logits of unit variance.
+- Biases are zero, norms the identity.
 
-Deep stacks start better with smaller weights. `by_depth` makes those of the l-th block smaller, `by_residuals` those that lead back
-into the stream; `DEPTHS` names them.
+Deep stacks train better with smaller weights: `DEPTH_SCALINGS` names the scalings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dragoman.models.stack import Stack
 def initialize_weights(
     model: nn.Module, scale_stack: Callable[[Stack], None] | None = None
 ) -> None:
-    """Fill the weights of a model, in the order of its modules: the same values after the same `torch.manual_seed`."""
+    """Initialize the weights of a model in the order of its modules, reproducibly for a seed."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -33,7 +33,7 @@ def initialize_weights(
                 nn.init.zeros_(module.bias)
     for module in model.modules():
         if isinstance(module, CrossAttention):
-            # As in self-attention: queries as small as keys and values.
+            # The scale that self-attention's joint projection gives queries, keys and values.
             nn.init.xavier_uniform_(module.query.weight, gain=2**-0.5)
             nn.init.xavier_uniform_(module.key_value.weight, gain=0.75**0.5)
     if scale_stack is not None:
@@ -44,31 +44,32 @@ def initialize_weights(
 
 @torch.no_grad()
 def scale_by_depth(stack: Stack) -> None:
-    r"""Divide the matrices of the l-th block by the root of l.
+    r"""Divide the weight matrices of the l-th block by sqrt(l).
 
     .. math:: W^l \sim U\left(\pm \sqrt{6 / (d_i + d_o)} / \sqrt l\right)
 
-    DS-Init, Zhang, Titov and Sennrich (2019), with their alpha at one: a deep post-norm stack then keeps its gradients.
+    DS-Init, Zhang, Titov and Sennrich (2019), with alpha = 1: it keeps the gradients of deep
+    post-norm stacks from vanishing.
     """
-    for scale_stack, (_, block) in enumerate(stack.blocks(), start=1):
+    for depth, (_, block) in enumerate(stack.blocks(), start=1):
         for module in block.modules():
             if isinstance(module, nn.Linear):
-                module.weight *= scale_stack**-0.5
+                module.weight *= depth**-0.5
 
 
 @torch.no_grad()
 def scale_by_residual_count(stack: Stack) -> None:
-    r"""Divide the matrices whose output is added to the stream by the root of their number, N.
+    r"""Divide the N output matrices of a stack's residual branches by sqrt(N).
 
     .. math:: W \leftarrow W / \sqrt N
 
-    Radford et al. (2019), "GPT-2": with two such places a layer, the root of twice the layers. Attention's W^O and the
-    feed-forward layer's second matrix are such; a decoder's layer has three.
+    Radford et al. (2019), "GPT-2". The matrices are attention's W^O and the second matrix of the
+    feed-forward network: two in an encoder layer, three in a decoder layer.
     """
-    last = [module.output for module in stack.modules() if isinstance(module, MultiHead)]
-    last += [module.outer for module in stack.modules() if isinstance(module, FeedForward)]
-    for linear in last:
-        linear.weight *= len(last) ** -0.5
+    outputs = [module.output for module in stack.modules() if isinstance(module, MultiHead)]
+    outputs += [module.outer for module in stack.modules() if isinstance(module, FeedForward)]
+    for linear in outputs:
+        linear.weight *= len(outputs) ** -0.5
 
 
 DEPTH_SCALINGS: dict[str, Callable[[Stack], None] | None] = {

@@ -1,8 +1,8 @@
-"""Layers that share their weights: Lan et al. (2020), "ALBERT".
+"""Cross-layer parameter sharing: Lan et al. (2020), "ALBERT".
 
-Equal blocks of a stack have the weights of the first of them, all of them or those of one kind of layer. Each block stays a module
-of its own, so that paths, recording and editing are what they are without sharing; but a shared weight is one parameter with one
-name, the first block's. By that name alone it is counted, trained, averaged and saved.
+Equal blocks of a stack share the parameters of the first, all of them or those of one layer type.
+Each block stays a module of its own, so module paths do not change. A shared parameter has one
+name in the state_dict, that of the first block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHARED_LAYER_TYPES: dict[str, type[nn.Module] | None] = {
 
 
 def share_layers(stack: Stack, kind: type[nn.Module]) -> None:
-    """Let each block have from the first one that was asked for in the same words the weights of all layers of a kind."""
+    """Share the parameters of layers of a type between the blocks with equal texts."""
     first: dict[str, str] = {}
     for number, block_texts in zip(
         (name for name, _ in stack.blocks()), stack.block_texts, strict=True
@@ -39,11 +39,12 @@ def share_layers(stack: Stack, kind: type[nn.Module]) -> None:
         _tie_parameters(stack)
         stack.register_state_dict_post_hook(_drop_shared_keys)  # type: ignore[no-untyped-call]
         stack.register_load_state_dict_pre_hook(_restore_shared_keys)  # type: ignore[no-untyped-call]
-        stack.register_load_state_dict_post_hook(_tie_parameters)  # type: ignore[no-untyped-call] # loading may have put new parameters into the old ones' places
+        # load_state_dict(assign=True) replaces parameters: tie them again.
+        stack.register_load_state_dict_post_hook(_tie_parameters)  # type: ignore[no-untyped-call]
 
 
 def _parameter_paths(block: nn.Module, kind: type[nn.Module]) -> list[str]:
-    """List the paths of the weights that belong to layers of a kind."""
+    """Return the paths of the parameters of layers of a type."""
     layers = [
         f"{path}." if path else ""
         for path, layer in block.named_modules()
@@ -53,7 +54,7 @@ def _parameter_paths(block: nn.Module, kind: type[nn.Module]) -> list[str]:
 
 
 def _tie_parameters(stack: nn.Module, _keys: Any = None) -> None:
-    """Put the owners' parameters into the places of the others."""
+    """Set each shared parameter to its owner."""
     assert isinstance(stack, Stack), "only stacks share"
     for alias, owner in stack.shared_from.items():
         path, _dot, name = alias.rpartition(".")
@@ -63,7 +64,7 @@ def _tie_parameters(stack: nn.Module, _keys: Any = None) -> None:
 def _drop_shared_keys(
     stack: nn.Module, weights: dict[str, Tensor], prefix: str, _metadata: Any
 ) -> None:
-    """Save a shared weight once."""
+    """Remove the aliases of shared parameters from a state_dict."""
     assert isinstance(stack, Stack), "only stacks share"
     for alias in stack.shared_from:
         del weights[prefix + alias]
@@ -72,7 +73,7 @@ def _drop_shared_keys(
 def _restore_shared_keys(
     stack: nn.Module, weights: dict[str, Tensor], prefix: str, *_: Any
 ) -> None:
-    """Give what is loaded the names that torch looks for; one that is missing is missed under its owner's name."""
+    """Add the aliases of shared parameters to a state_dict before it is loaded."""
     assert isinstance(stack, Stack), "only stacks share"
     for alias, owner in stack.shared_from.items():
         if prefix + owner in weights:

@@ -1,4 +1,4 @@
-"""The Reformer as a block: `reformer(layers=6)` in a configuration."""
+"""The Reformer's reversible layers with LSH attention as a block: `reformer(layers=6)`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from dragoman.attention.lsh import LSHAttention
 from dragoman.attention.lsh_buckets import default_buckets
-from dragoman.attention.multi_head import CrossAttention, SelfAttention
 from dragoman.attention.recorder import has_hooks
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import ChunkedFeedForward
@@ -23,84 +22,87 @@ from dragoman.layers.reversible import (
     run_sublayers,
     run_sublayers_reversible,
 )
-from dragoman.models.block import Block, BuildContext, ExtendOutput
+from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_options import ReformerOptions
 from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
-from dragoman.models.transformer import TransformerLayer, head_arguments
+from dragoman.models.transformer import (
+    TransformerLayer,
+    build_cross_attention,
+    build_self_attention,
+)
 from dragoman.registry import catalogue
 
-MAX_EXTEND_POSITIONS = 64  # positions by which a cache is extended: what they meet is (64, S) large
+# Most positions that LSH attention extends a cache by in one go: it compares them with all S
+# cached positions, (64, S).
+MAX_EXTEND_POSITIONS = 64
 
 
 class ReversibleStreams(NamedTuple):
-    """The two streams: the one that the next change adds to, and the one that it reads."""
+    """The two residual streams: the next sub-layer reads `read` and adds to `written`."""
 
     written: Tensor  # (B, T, D)
     read: Tensor  # (B, T, D)
 
     def add(self, sublayer_output: Tensor) -> ReversibleStreams:
-        """Add a change, and let the next one read what this one wrote."""
+        """Return the streams after a sub-layer; the next one reads what this one wrote."""
         return ReversibleStreams(self.read, self.written + sublayer_output)
 
 
 class ReversibleLayer(TransformerLayer):
-    """A Transformer's layer over two streams: each sub-layer reads one, normalised, and adds to the other."""
+    """Transformer layer over two residual streams: each sub-layer reads one, adds to the other."""
 
-    supports_compile = False  # runs within a Reformer
+    supports_compile = False  # part of a Reformer
 
     self_residual: PreNorm
     cross_residual: PreNorm
     feedforward_residual: PreNorm
 
-    def self_attend(self, x: Tensor, context: ForwardContext, noted: SavedDecisions) -> Tensor:
-        """Attend to one's own sequence (B, T, D)."""
-        return self.self(
-            x,
-            mask=context.self_mask(causal=self.causal),
-            causal=self.causal,
-            position_ids=context.position_ids,
-        )
+    def self_attend(self, x: Tensor, context: ForwardContext, saved: SavedDecisions) -> Tensor:
+        """Return the self-attention of (B, T, D)."""
+        return self.self(x, mask=context.self_mask(causal=self.causal), causal=self.causal)
 
     def sublayers(self, context: ForwardContext) -> Iterator[ReversibleSublayer]:
-        """List what the layer adds to the streams, in turn."""
+        """Yield the sub-layers as functions of the stream that they read, in order."""
 
-        def attend(x: Tensor, memory: Tensor | None, noted: SavedDecisions) -> Tensor:
+        def self_attention(x: Tensor, memory: Tensor | None, saved: SavedDecisions) -> Tensor:
             return self.self_residual.apply_dropout(
-                self.self_attend(self.self_residual.prepare_input(x), context, noted)
+                self.self_attend(self.self_residual.prepare_input(x), context, saved)
             )
 
-        def read(x: Tensor, memory: Tensor | None, noted: SavedDecisions) -> Tensor:
-            assert memory is not None, "a layer that attends to a memory must be given one"
+        def cross_attention(x: Tensor, memory: Tensor | None, saved: SavedDecisions) -> Tensor:
+            assert memory is not None, "cross-attention needs the encoder's output"
             return self.cross_residual.apply_dropout(
                 self.cross(self.cross_residual.prepare_input(x), memory, mask=context.memory_mask())
             )
 
-        def feed(x: Tensor, memory: Tensor | None, noted: SavedDecisions) -> Tensor:
+        def feed_forward(x: Tensor, memory: Tensor | None, saved: SavedDecisions) -> Tensor:
             return self.feedforward_residual.apply_dropout(
                 self.feedforward(self.feedforward_residual.prepare_input(x))
             )
 
-        yield ReversibleSublayer(attend, _collect_parameters(self.self, self.self_residual))
+        yield ReversibleSublayer(self_attention, _list_parameters(self.self, self.self_residual))
         if self.has_cross:
-            yield ReversibleSublayer(read, _collect_parameters(self.cross, self.cross_residual))
+            yield ReversibleSublayer(
+                cross_attention, _list_parameters(self.cross, self.cross_residual)
+            )
         yield ReversibleSublayer(
-            feed, _collect_parameters(self.feedforward, self.feedforward_residual)
+            feed_forward, _list_parameters(self.feedforward, self.feedforward_residual)
         )
 
     def extend_streams(
         self, streams: ReversibleStreams, state: DecoderState
     ) -> tuple[ReversibleStreams, DecoderState]:
-        """Take T more positions of both streams (B, T, D)."""
+        """Return both streams (B, T, D) after T more positions, and the state after them."""
         sublayer_output, state = self._extend_self(
             self.self_residual.prepare_input(streams.read), state
         )
         streams = streams.add(self.self_residual.apply_dropout(sublayer_output))
         if self.has_cross:
-            mask = state.memory.get("mask")
-            asked = self.cross_residual.prepare_input(streams.read)
             sublayer_output = self.cross.read(
-                asked, state.memory["key_value"], mask=None if mask is None else mask.unsqueeze(1)
+                self.cross_residual.prepare_input(streams.read),
+                state.memory["key_value"],
+                mask=state.memory_mask,
             )
             streams = streams.add(self.cross_residual.apply_dropout(sublayer_output))
         sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(streams.read))
@@ -108,41 +110,43 @@ class ReversibleLayer(TransformerLayer):
 
 
 class ReversibleLSHLayer(ReversibleLayer):
-    """A reversible layer whose self-attention looks into buckets."""
+    """Reversible layer with LSH self-attention."""
 
-    self: LSHAttention  # type: ignore[assignment]  # in the place of the Transformer's
+    self: LSHAttention  # type: ignore[assignment]  # instead of SelfAttention
 
-    def self_attend(self, x: Tensor, context: ForwardContext, noted: SavedDecisions) -> Tensor:
-        """Attend to one's own sequence (B, T, D), in the buckets that are noted."""
-        return self.self(
-            x, mask=context.mask, causal=self.causal, segment_ids=context.segment_ids, noted=noted
-        )
+    def self_attend(self, x: Tensor, context: ForwardContext, saved: SavedDecisions) -> Tensor:
+        """Return the self-attention of (B, T, D), with the buckets in `saved` if there are any."""
+        return self.self(x, mask=context.mask, causal=self.causal, saved=saved)
 
     def start(self, context: ForwardContext) -> DecoderState:
-        """Prepare the memory's keys and values once; no bucket holds anything."""
-        assert context.memory is not None, "a translator's decoder starts from a memory"
-        values, mask = context.memory.values, context.memory.mask
+        """Return empty caches and the projected keys and values of the source."""
+        assert context.memory is not None, "decoding needs the encoder's output"
+        values = context.memory.values
         attention, rows = self.self, values.size(0)
         empty = values.new_empty(rows, attention.heads, 0, attention.rounds, dtype=torch.int32)
         key_value = values.new_empty(rows, 2, attention.heads, 0, attention.head_width)
-        memory = {"key_value": self.cross.prepare(values)} if self.has_cross else {}
-        if mask is not None and self.has_cross:
-            memory["mask"] = mask
-        return DecoderState(
-            cache={"key_value": key_value, "buckets": empty, "ranks": empty}, memory=memory
+        return context.initial_state(
+            self._prepare_cross(values),
+            cache={"key_value": key_value, "buckets": empty, "ranks": empty},
         )
 
     def _extend_self(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Attend from T more positions to those in their buckets, which know their ranks there."""
-        found = []
-        for piece in x.tensor_split(-(-x.size(1) // MAX_EXTEND_POSITIONS), dim=1):
-            output, state = self._extend_chunk(piece, state)
-            found.append(output)
-        return ExtendOutput(torch.cat(found, dim=1), state)
+        """Append T positions to the caches and attend from them to their buckets, in chunks."""
+        outputs = []
+        for chunk in x.tensor_split(-(-x.size(1) // MAX_EXTEND_POSITIONS), dim=1):
+            output, state = self._extend_chunk(chunk, state)
+            outputs.append(output)
+        return ExtendOutput(torch.cat(outputs, dim=1), state)
 
     def _extend_chunk(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Do so for positions few enough to compare each with all."""
-        next_positions = state.next_positions(x.size(1)).unsqueeze(-1)  # (T, 1), or (rows, T, 1)
+        """Append T <= MAX_EXTEND_POSITIONS positions, comparing each with all cached ones.
+
+        A position's rank in a bucket is the number of earlier positions in it; positions of one
+        bucket attend to each other if their ranks differ by at most the window.
+        """
+        query_positions = torch.arange(
+            state.length, state.length + x.size(1), device=x.device
+        ).unsqueeze(-1)  # (T, 1)
         query, key_value, hashed = self.self.project(x)
         buckets = hashed.permute(1, 2, 3, 0).int()  # (rows, H, T, R)
         grown = {
@@ -150,33 +154,36 @@ class ReversibleLSHLayer(ReversibleLayer):
             for name, new in (("key_value", key_value), ("buckets", buckets))
         }
         after = grown["key_value"]
-        slots = torch.arange(after.length, device=x.device)  # a slot's number is its place
+        key_positions = torch.arange(after.length, device=x.device)
         earlier, itself = (
-            _add_head_axis(found) for found in (slots < next_positions, slots == next_positions)
-        )  # (..., T, S)
+            key_positions < query_positions,
+            key_positions == query_positions,
+        )  # (T, S)
         same = (
             buckets.unsqueeze(-2) == grown["buckets"].filled("buckets").unsqueeze(-3)
         ) & earlier.unsqueeze(-1)  # (rows, H, T, S, R)
         ranks = same.sum(dim=-2, dtype=torch.int32)
         grown["ranks"] = state.append("ranks", ranks)
-        ahead = ranks.unsqueeze(-2) - grown["ranks"].filled("ranks").unsqueeze(-3)
-        met = (same & (ahead <= self.self.window)).any(dim=-1)
-        visible = met | (itself & ~met.any(dim=-1, keepdim=True))
+        distance = ranks.unsqueeze(-2) - grown["ranks"].filled("ranks").unsqueeze(-3)
+        near = (same & (distance <= self.self.window)).any(dim=-1)
+        # A position attends to itself only if it has no other position to attend to.
+        visible = near | (itself & ~near.any(dim=-1, keepdim=True))
         key, value = after.filled("key_value").unbind(1)
         after = replace(after, cache={name: each.cache[name] for name, each in grown.items()})
         return ExtendOutput(self.self.attend_heads(query, key, value, visible), after)
 
 
 class Reformer(Block):
-    """A run of reversible layers, which keep nothing for the way back: Kitaev et al. (2020).
+    """Reversible layers, whose activations are recomputed in the backward pass.
 
-    Both streams start as the block's input; the output is their mean, for the norm at the stack's end. Norms stand inside, whatever
-    model.residual says: a norm after the sum could not be taken off again. Attentions are recorded as encoder.0.0.self and so on.
+    Kitaev et al. (2020). Both residual streams start as the block's input; the output is their
+    mean. Layers are pre-norm, whatever model.residual says, because a norm after the sum cannot be
+    inverted. Attentions are recorded as encoder.0.0.self and so on.
     """
 
     final_norm = True
     overridable = ReformerOptions.overridable
-    supports_compile = False  # a compiler would keep what reversible layers take care not to keep
+    supports_compile = False  # torch.compile would store the activations
 
     def __init__(self, layers: Sequence[ReversibleLayer]) -> None:
         super().__init__()
@@ -198,28 +205,25 @@ class Reformer(Block):
         torch_compile: bool = False,
         ffn_chunks: int = 1,
     ) -> Reformer:
-        """Build a run of layers; `attention=full` leaves hashing out, as the paper's translation does.
+        """Build the layers; `attention=full` replaces LSH attention, as in the paper's translation.
 
-        Without a number, there are 2 * model.max_positions / window `buckets`. `ffn_chunks` are those of the feed-forward layers.
+        `buckets=0` means 2 * model.max_positions / window buckets per round.
         """
         config = build_context.config
-        norm = catalogue("norm").load(config.norm)
+        pre_norm = replace(config, residual="pre_norm")
 
         def layer() -> ReversibleLayer:
-            shape = head_arguments(config)
             cross = None
             if build_context.memory_width is not None:
-                cross = CrossAttention(
-                    config.width, config.heads, memory_width=build_context.memory_width, **shape
-                )
+                cross = build_cross_attention(config, build_context.memory_width)
             activation: nn.Module = catalogue("activation").load(config.activation)()
-            own = (
+            self_attention = (
                 _build_lsh_attention(config, rounds, buckets, window, torch_compile)
                 if attention == "lsh"
-                else _build_full_attention(build_context)
+                else build_self_attention(config, causal=build_context.causal)
             )
             return (ReversibleLSHLayer if attention == "lsh" else ReversibleLayer)(
-                attention=own,  # type: ignore[arg-type]
+                attention=self_attention,  # type: ignore[arg-type]
                 cross=cross,
                 feedforward=ChunkedFeedForward(
                     config.width,
@@ -229,23 +233,20 @@ class Reformer(Block):
                     dropout=config.ffn_dropout,
                     bias=config.ffn_bias,
                 ),
-                residuals=[
-                    PreNorm(norm(config.width, config.norm_epsilon), dropout=config.dropout)
-                    for _ in range(3 if cross else 2)
-                ],
+                residuals=[build_residual(pre_norm) for _ in range(3 if cross else 2)],
                 causal=build_context.causal,
             )
 
         return cls([layer() for _ in range(layers)])
 
     def layers(self) -> Iterator[tuple[str, ReversibleLayer]]:
-        """Go through the layers, first to last, with their names."""
+        """Yield the layers in order, with their names."""
         for number in range(self.depth):
             layer = getattr(self, str(number))
             yield str(number), layer
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Change every position of (B, T, D) at once."""
+        """Return the output for a whole sequence (B, T, D)."""
         sublayers = list(
             chain.from_iterable(layer.sublayers(context) for _, layer in self.layers())
         )
@@ -257,11 +258,11 @@ class Reformer(Block):
         )
 
     def start(self, context: ForwardContext) -> DecoderState:
-        """Stand before the first position."""
+        """Return the state before the first position."""
         return DecoderState(children={name: layer.start(context) for name, layer in self.layers()})
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Take T more positions (B, T, D)."""
+        """Return the output for T more positions (B, T, D), and the state after them."""
         streams, children = ReversibleStreams(x, x), {}
         for name, layer in self.layers():
             streams, children[name] = layer.extend_streams(streams, state.children[name])
@@ -273,7 +274,7 @@ class Reformer(Block):
 def _build_lsh_attention(
     config: ModelConfig, rounds: int, buckets: int, window: int, torch_compile: bool
 ) -> LSHAttention:
-    """Build attention by hashing."""
+    """Build LSH self-attention."""
     return LSHAttention(
         config.width,
         config.heads,
@@ -286,29 +287,6 @@ def _build_lsh_attention(
     )
 
 
-def _build_full_attention(build_context: BuildContext) -> SelfAttention:
-    """Build the Transformer's attention."""
-    config = build_context.config
-    within = (
-        catalogue("positions")
-        .load(config.positions)
-        .within(
-            heads=config.heads,
-            head_width=config.resolved_head_width,
-            causal=build_context.causal,
-            max_positions=config.max_positions,
-        )
-    )
-    return SelfAttention(
-        config.width, config.heads, within=within, window=config.window, **head_arguments(config)
-    )
-
-
-def _collect_parameters(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
-    """List the weights of several modules."""
+def _list_parameters(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
+    """Return the parameters of several modules."""
     return tuple(chain.from_iterable(module.parameters() for module in modules))
-
-
-def _add_head_axis(found: Tensor) -> Tensor:
-    """Make room for heads where rows differ: (rows, T, S) becomes (rows, 1, T, S)."""
-    return found.unsqueeze(1) if found.dim() == 3 else found

@@ -12,7 +12,7 @@ from dragoman.attention.alignments import AlignmentState, SmoothedSoftmax
 from dragoman.attention.mechanism import Mechanism, PreparedKeys
 from dragoman.attention.recorder import merge_records
 from dragoman.attention.reinforce import ReinforceAlignment
-from dragoman.errors import DragomanError
+from dragoman.config import ModelConfig
 from dragoman.layers.residual import Residual
 from dragoman.layers.rnn import (
     GRU,
@@ -24,41 +24,41 @@ from dragoman.layers.rnn import (
     NoResidual,
     RNNState,
 )
-from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder, LuongDecoder
-from dragoman.models.block import Block, BuildContext, ExtendOutput
+from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder
+from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_options import BidirectionalRNNOptions, RNNOptions, resolve_attention
 from dragoman.models.context import ForwardContext, Memory
 from dragoman.models.decoder_state import DecoderState
 from dragoman.registry import catalogue
 
-ALIGNMENT_PREFIX = "alignment."  # stands before the names of what an alignment carries
+ALIGNMENT_PREFIX = "alignment."  # of the alignment's tensors among a state's recurrent ones
 
 
 class DecoderAttention(NamedTuple):
-    """What an attentive layer adds to a plain one."""
+    """The parts of an RNN decoder with attention."""
 
     asking: AttentionDecoder
     cross: Mechanism
 
 
 class AlignmentStep(NamedTuple):
-    """Where one position looked, and what the alignment remembers of it."""
+    """Attention weights of one position, and the alignment's state after it."""
 
     weights: Tensor  # (B, S)
     state: AlignmentState
 
 
 class RNNLayer(Block):
-    """A recurrence; in a decoder it starts from a summary of the memory, and may attend to it."""
+    """Unidirectional RNN; in a decoder, initialized from the encoder, with optional attention."""
 
     kind: ClassVar[type[RNN]]
     overridable = RNNOptions.overridable
-    supports_compile = False  # a loop over positions
+    supports_compile = False  # loops over positions
 
     def __init__(
         self,
         *,
-        recurrence: RNN | None,  # None where there is an attention, which has it
+        recurrence: RNN | None,  # None with attention, whose decoder has the RNN
         attention: DecoderAttention | None,
         residual: Residual,
         summary: MemorySummary | None,
@@ -77,13 +77,11 @@ class RNNLayer(Block):
             self.recurrence = recurrence
         self.summary = summary
         if summary is not None and memory_width is not None:
-            reader, inputs = (
-                self._rnn(),
-                summary(torch.zeros(1, 1, memory_width, device="cpu"), None).size(1),
-            )
-            self.initial = nn.Linear(inputs, reader.layers * reader.width)
+            rnn = self._rnn()
+            inputs = summary(torch.zeros(1, 1, memory_width, device="cpu"), None).size(1)
+            self.initial = nn.Linear(inputs, rnn.layers * rnn.width)
             if initial_cell:
-                self.initial_cell = nn.Linear(inputs, reader.layers * reader.width)
+                self.initial_cell = nn.Linear(inputs, rnn.layers * rnn.width)
 
     @classmethod
     def build(
@@ -103,52 +101,47 @@ class RNNLayer(Block):
         coverage_loss_weight: float = 0.0,
         initial_cell: bool = False,
     ) -> RNNLayer:
-        """Build a layer, or several stacked as one.
+        """Build one or several stacked RNN layers.
 
-        `attention` is the name of a score, or of an alignment with the score of its paper; `residual_connection=false` leaves residual and norm out.
+        `attention` names a score function, or an alignment, which then has its paper's score.
         """
         config, memory_width = build_context.config, build_context.memory_width
-        found = None
+        decoder_attention = plain = None
         if attention != "none" and memory_width is not None:
             widths = {
                 "query_width": config.width,
                 "key_width": memory_width,
                 "score_width": config.width,
             }
-            score, aligned = resolve_attention(attention, alignment)
-            asked = {
+            score_name, alignment_name = resolve_attention(attention, alignment)
+            options = {
                 "radius": radius,
                 "chunk_size": chunk_size,
                 "base_alignment": SmoothedSoftmax() if smoothing else None,
                 "loss_weight": coverage_loss_weight,
             }
-            own = {
-                name: value for name, value in asked.items() if value
-            }  # what is not asked for is as the alignment has it
+            given = {name: value for name, value in options.items() if value}  # others: defaults
             cross = Mechanism(
-                catalogue("score").load(score)(**widths),
-                catalogue("alignment").load(aligned)(**widths, **own),
+                catalogue("score").load(score_name)(**widths),
+                catalogue("alignment").load(alignment_name)(**widths, **given),
             )
-            sizes = {"memory_width": memory_width, "layers": layers}
-            found = DecoderAttention(
+            decoder_attention = DecoderAttention(
                 RNN_DECODERS[decoder].build(
                     cls.kind,
                     config.width,
-                    **sizes,
+                    memory_width=memory_width,
+                    layers=layers,
                     input_feeding=input_feeding,
                     dropout=config.dropout,
                 ),
                 cross,
             )
-        plain = (
-            None
-            if found
-            else cls.kind(config.width, config.width, layers=layers, dropout=config.dropout)
-        )
+        else:
+            plain = cls.kind(config.width, config.width, layers=layers, dropout=config.dropout)
         return cls(
             recurrence=plain,
-            attention=found,
-            residual=_build_residual(build_context, residual_connection),
+            attention=decoder_attention,
+            residual=_build_residual(config, residual_connection),
             summary=MEMORY_SUMMARIES.get(initial_state) if memory_width is not None else None,
             memory_width=memory_width,
             initial_cell=initial_cell,
@@ -156,67 +149,60 @@ class RNNLayer(Block):
         )
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Change every position of (B, T, D) at once."""
-        _reject_segments(context)
+        """Return the output for a whole sequence (B, T, D)."""
+        sublayer_input = self.residual.prepare_input(x)
         if context.memory is None:
-            recurrence, sublayer_input = (
-                self._rnn_without_attention(),
-                self.residual.prepare_input(x),
-            )
+            rnn = self._rnn_without_attention()
             sublayer_output = (
-                recurrence.run_reversed(sublayer_input, context.mask)
+                rnn.run_reversed(sublayer_input, context.mask)
                 if self.reverse
-                else recurrence.run_forward(sublayer_input)
+                else rnn.run_forward(sublayer_input)
             )
-            return self.residual.add_output(x, sublayer_output)
-        if self.has_cross and self.training and self.cross.alignment.has_loss:
-            alignment_steps: list[AlignmentStep] = []
-            with merge_records(self.cross):
-                sublayer_output, _ = self._run_attention_decoder(
-                    self.residual.prepare_input(x), self.start(context), alignment_steps
+        elif self.has_cross:
+            sublayer_output = self._forward_with_attention(sublayer_input, context.memory, context)
+        else:
+            rnn, initial_state = self._rnn_without_attention(), self._initial_state(context.memory)
+            sublayer_output = rnn.run(sublayer_input, initial_state).output
+        return self.residual.add_output(x, sublayer_output)
+
+    def _forward_with_attention(self, x: Tensor, memory: Memory, context: ForwardContext) -> Tensor:
+        """Run the attention decoder over (B, T, D) under teacher forcing."""
+        has_loss = self.training and self.cross.alignment.has_loss
+        with merge_records(self.cross):
+            if self.asking.is_parallel and not has_loss:
+                return self.asking.run_parallel(
+                    x,
+                    self._initial_state(memory),
+                    lambda query: (
+                        self.cross(
+                            query=query, key=memory.values, value=memory.values, mask=memory.mask
+                        ).context
+                    ),
                 )
+            alignment_steps: list[AlignmentStep] | None = [] if has_loss else None
+            output, _ = self._run_attention_decoder(x, self.start(context), alignment_steps)
+        if alignment_steps is not None:
             self._add_losses(alignment_steps, context)
-            return self.residual.add_output(x, sublayer_output)
-        if (
-            self.has_cross
-            and not self.asking.input_feeding
-            and isinstance(self.asking, LuongDecoder)
-        ):
-            sublayer_input = self.residual.prepare_input(x)
-            hidden = self.asking.recurrence.run(
-                sublayer_input, self._initial_state(context.memory)
-            ).output
-            values = context.memory.values
-            with merge_records(self.cross):
-                attended = self.cross(
-                    query=hidden, key=values, value=values, mask=context.memory.mask
-                )
-            return self.residual.add_output(x, self.asking.combine(hidden, attended.context))
-        return self.extend(x, self.start(context)).output
+        return output
 
     def start(self, context: ForwardContext) -> DecoderState:
-        """Stand before the first position, with the memory's keys prepared once."""
+        """Return the initial RNN state and the projected keys and values of the source."""
         memory = context.memory
-        assert memory is not None, "a translator's decoder starts from a memory"
+        assert memory is not None, "decoding needs the encoder's output"
         recurrent = self._initial_state(memory)
         if not self.has_cross:
-            # Nothing is read again, but rows must still know their sentence: an empty tensor for each.
-            return DecoderState(
-                recurrent=recurrent, memory={"sentence": memory.values.new_empty(memory.rows, 1, 0)}
-            )
+            return context.initial_state(None, recurrent=recurrent)
         prepared = self.cross.prepare(key=memory.values, value=memory.values, mask=memory.mask)
         if self.asking.input_feeding:
             recurrent["previous_output"] = memory.values.new_zeros(memory.rows, self.asking.width)
         recurrent |= {
             ALIGNMENT_PREFIX + name: tensor for name, tensor in self.cross.start(prepared).items()
         }
-        return DecoderState(
-            recurrent=recurrent,
-            memory={"key": prepared.key, "value": prepared.value, "mask": prepared.mask},
-        )
+        source = {"key": prepared.key, "value": prepared.value, "mask": prepared.mask}
+        return context.initial_state(source, recurrent=recurrent)
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Take T more positions (B, T, D)."""
+        """Return the output for T more positions (B, T, D), and the state after them."""
         sublayer_input = self.residual.prepare_input(x)
         if self.has_cross:
             with merge_records(self.cross):
@@ -233,7 +219,10 @@ class RNNLayer(Block):
     def _run_attention_decoder(
         self, x: Tensor, state: DecoderState, alignment_steps: list[AlignmentStep] | None = None
     ) -> tuple[Tensor, RNNState]:
-        """Take positions (B, T, D) one after another, each with its question to the memory; `told` collects where they looked."""
+        """Run the attention decoder step by step over (B, T, D); return its output and state.
+
+        `alignment_steps`, if given, gets the attention weights and alignment state of every step.
+        """
         prepared = PreparedKeys(*(state.memory[name] for name in ("key", "value", "mask")))
         aligned = {
             name.removeprefix(ALIGNMENT_PREFIX): tensor
@@ -257,10 +246,10 @@ class RNNLayer(Block):
         return output, own | {ALIGNMENT_PREFIX + name: tensor for name, tensor in aligned.items()}
 
     def _add_losses(self, alignment_steps: list[AlignmentStep], context: ForwardContext) -> None:
-        """Add what the alignment trains with, over the positions that are not padding; choices wait for their reward."""
+        """Add the alignment's losses over real tokens; store REINFORCE's log-probabilities."""
         alignment = self.cross.alignment
 
-        def real(values: list[Tensor]) -> Tensor:
+        def stack_real(values: list[Tensor]) -> Tensor:
             stacked = torch.stack(values, dim=1)  # (B, T)
             return stacked if context.mask is None else stacked.masked_fill(~context.mask, 0.0)
 
@@ -270,29 +259,28 @@ class RNNLayer(Block):
             if (loss := alignment.step_loss(weights, state)) is not None
         ]
         if losses:
-            context.add_loss(alignment.loss_name, real(losses).sum())
+            context.add_loss(alignment.loss_name, stack_real(losses).sum())
         if isinstance(alignment, ReinforceAlignment):
             alignment.store_log_probs(
-                real([alignment.log_prob(state) for _, state in alignment_steps]).sum(dim=1)
+                stack_real([alignment.log_prob(state) for _, state in alignment_steps]).sum(dim=1)
             )
 
     def _rnn_without_attention(self) -> RNN:
-        """Find the recurrence of a layer that does not attend."""
-        assert isinstance(self.recurrence, RNN), (
-            "a layer that does not attend must have a recurrence"
-        )
+        """Return the RNN of a layer without attention."""
+        assert isinstance(self.recurrence, RNN), "a layer without attention must have an RNN"
         return self.recurrence
 
     def _rnn(self) -> AttentionDecoder | RNN:
-        """Find what reads the positions."""
+        """Return the RNN, or the attention decoder around it."""
         return self.asking if self.has_cross else self._rnn_without_attention()
 
     def _initial_state(self, memory: Memory) -> RNNState:
-        r"""Return the first states, projected from a summary h of the memory.
+        r"""Return the initial states, projected from a summary h of the encoder's output.
 
         .. math:: s_0 = \tanh(W_s h), \quad c_0 = \tanh(W_c h)
 
-        The first is Bahdanau et al. (2015), appendix A.2.2; both, for an LSTM whose `initial_cell` is asked for, Xu et al. (2015).
+        The first is Bahdanau et al. (2015), appendix A.2.2; the second, for an LSTM with
+        `initial_cell`, Xu et al. (2015). Without it, the initial cell state is zero.
         """
         recurrent = self._rnn().zero_state(memory.values)
         if self.summary is not None:
@@ -306,23 +294,23 @@ class RNNLayer(Block):
 
 
 class LSTMLayer(RNNLayer):
-    """Long short-term memory as a block: `lstm` in a configuration."""
+    """LSTM as a block: `lstm` in a configuration."""
 
     kind = LSTM
 
 
 class GRULayer(RNNLayer):
-    """Gated recurrent units as a block: `gru` in a configuration."""
+    """GRU as a block: `gru` in a configuration."""
 
     kind = GRU
 
 
 class BidirectionalRNNLayer(Block):
-    """One recurrence from each end of the source."""
+    """Bidirectional RNN of an encoder."""
 
     kind: ClassVar[type[RNN]]
     overridable = BidirectionalRNNOptions.overridable
-    supports_compile = False  # PyTorch's kernels, which a compiler leaves as they are
+    supports_compile = False  # PyTorch's RNN kernels, which torch.compile does not change
 
     def __init__(self, *, sides: BidirectionalRNN, residual: Residual) -> None:
         super().__init__()
@@ -333,49 +321,31 @@ class BidirectionalRNNLayer(Block):
     def build(
         cls, build_context: BuildContext, residual_connection: bool = True
     ) -> BidirectionalRNNLayer:
-        """Build an encoder's layer; `residual_connection=false` leaves residual and norm out."""
+        """Build an encoder's layer, half the width in each direction."""
         width = build_context.config.width
-        ahead, back = (cls.kind(width, width // 2) for _ in range(2))
+        forward_rnn, backward_rnn = (cls.kind(width, width // 2) for _ in range(2))
         return cls(
-            sides=BidirectionalRNN(ahead, back),
-            residual=_build_residual(build_context, residual_connection),
+            sides=BidirectionalRNN(forward_rnn, backward_rnn),
+            residual=_build_residual(build_context.config, residual_connection),
         )
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Change every position of (B, T, D) at once."""
-        _reject_segments(context)
+        """Return the output for a whole sequence (B, T, D)."""
         return self.residual.add_output(x, self.sides(self.residual.prepare_input(x), context.mask))
 
 
 class BiLSTMLayer(BidirectionalRNNLayer):
-    """Long short-term memories from both ends: `bilstm` in a configuration."""
+    """Bidirectional LSTM as a block: `bilstm` in a configuration."""
 
     kind = LSTM
 
 
 class BiGRULayer(BidirectionalRNNLayer):
-    """Gated recurrent units from both ends: `bigru` in a configuration."""
+    """Bidirectional GRU as a block: `bigru` in a configuration."""
 
     kind = GRU
 
 
-def _build_residual(build_context: BuildContext, residual_connection: bool) -> Residual:
-    """Build the way around a layer."""
-    config = build_context.config
-    kind = catalogue("residual").load(config.residual) if residual_connection else NoResidual
-    found = kind(
-        catalogue("norm").load(config.norm)(config.width, config.norm_epsilon),
-        dropout=config.dropout,
-    )
-    assert isinstance(found, Residual), "a residual wiring must be a Residual"
-    return found
-
-
-def _reject_segments(context: ForwardContext) -> None:
-    """Refuse rows of several sentences, across whose borders a recurrence would remember."""
-    if context.segment_ids is not None:
-        raise DragomanError(
-            "a recurrent block must be given one sentence a row",
-            found=f"segments of shape {tuple(context.segment_ids.shape)}",
-            fix="do not pack sentences, or use blocks of attention",
-        )
+def _build_residual(config: ModelConfig, residual_connection: bool) -> Residual:
+    """Build the residual connection and norm, or neither."""
+    return build_residual(config) if residual_connection else NoResidual(dropout=config.dropout)

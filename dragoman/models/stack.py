@@ -1,4 +1,4 @@
-"""A stack: blocks one after another, some left out in training where that is asked for, and the norm that some wirings want at the end."""
+"""A stack of blocks with LayerDrop and an optional final norm: an encoder or a decoder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dragoman.models.decoder_state import DecoderState
 
 
 class Stack(nn.Module):
-    """Blocks named by their number, so that a module path reads `encoder.0.self`.
+    """Blocks in sequence, named by their index: `encoder.0.self` is a module path.
 
-    With a `layer_drop`, each block is left out of a training pass with that probability, and what went into it goes on; afterwards
-    all are there, and nothing is rescaled: Fan, Grave and Joulin (2020).
+    In training each block is skipped with probability `layer_drop`; outputs are not rescaled. Fan,
+    Grave and Joulin (2020).
     """
 
     def __init__(
@@ -29,10 +29,9 @@ class Stack(nn.Module):
         layer_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        self.block_texts = tuple(block_texts)  # in which each block was asked for
-        self.shared_from: dict[
-            str, str
-        ] = {}  # path of a shared weight -> path of the one that it is
+        self.block_texts = tuple(block_texts)  # the blocks as written in the configuration
+        # Path of a shared parameter -> path of the parameter that it shares.
+        self.shared_from: dict[str, str] = {}
         self.layer_drop = layer_drop
         for number, block in enumerate(blocks):
             self.add_module(str(number), block)
@@ -40,24 +39,24 @@ class Stack(nn.Module):
         self.norm = norm
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
-        """Go through the blocks, first to last, with their names."""
+        """Yield the blocks in order, with their names."""
         for number in range(self.depth):
             block = getattr(self, str(number))
             yield str(number), block
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Change every position of (B, T, D) at once."""
+        """Return the output for a whole sequence (B, T, D)."""
         drops_layers = self.training and self.layer_drop > 0
         for _, block in self.blocks():
             x = self._maybe_skip(block, x, context) if drops_layers else block(x, context)
         return x if self.norm is None else self.norm(x)
 
     def start(self, context: ForwardContext) -> DecoderState:
-        """Stand before the first position."""
+        """Return the state before the first position."""
         return DecoderState(children={name: block.start(context) for name, block in self.blocks()})
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Take T more positions (B, T, D)."""
+        """Return the output for T more positions (B, T, D), and the state after them."""
         count = x.size(1)
         children = {}
         for name, block in self.blocks():
@@ -67,34 +66,34 @@ class Stack(nn.Module):
         )
 
     def _maybe_skip(self, block: Block, x: Tensor, context: ForwardContext) -> Tensor:
-        """Leave a block out or not, as the generator that was seeded for this batch says."""
-        if torch.compiler.is_compiling():  # a compiled pass is one graph: both ways are computed
-            return torch.where(
-                torch.rand((), device=x.device) < self.layer_drop, x, block(x, context)
-            )
-        if (
-            torch.rand((), device="cpu") >= self.layer_drop
-        ):  # the host's generator: asking a GPU's would take a wait
+        """Apply or skip a block at random, with the generator that was seeded for this batch."""
+        if torch.compiler.is_compiling():
+            # A compiled graph has no branches: compute the block and choose.
+            skip = torch.rand((), device=x.device) < self.layer_drop
+            return torch.where(skip, x, block(x, context))
+        # The CPU's generator, because reading a GPU tensor would synchronize.
+        if torch.rand((), device="cpu") >= self.layer_drop:
             return block(x, context)
-        memory = (
-            [] if context.memory is None else [context.memory.values]
-        )  # or an encoder that nobody reads would be forgotten too
-        passed: Tensor = _SkippedBlock.apply(x, *memory, *block.parameters())  # type: ignore[no-untyped-call]
-        return passed
+        # The encoder's output gets a gradient too, even if every block that reads it is skipped.
+        memory = [] if context.memory is None else [context.memory.values]
+        skipped: Tensor = _SkippedBlock.apply(x, *memory, *block.parameters())  # type: ignore[no-untyped-call]
+        return skipped
 
 
 class _SkippedBlock(torch.autograd.Function):
-    """Hands on what a layer was to change. Its weights, and what it was to read, get the gradient nought, not none: an optimiser
-    then moves on its memory whether the ranks left the layer out together or not, and has something of every weight to save.
+    """Identity that gives the skipped block's parameters and inputs a zero gradient, not None.
+
+    The optimizer then updates every parameter on every rank, whichever blocks a rank skipped, and
+    has state for each of them to save.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *unused: Tensor) -> Tensor:
-        """Give the input back."""
+        """Return the input."""
         ctx.save_for_backward(*unused)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Hand the gradient on."""
+        """Return the gradient of the input, and zeros for the others."""
         return grad, *(torch.zeros_like(tensor) for tensor in ctx.saved_tensors)

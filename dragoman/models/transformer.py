@@ -1,4 +1,4 @@
-"""The Transformer's layer as a block: `self` in a configuration."""
+"""Transformer layers as blocks: `transformer`, `cross_attention` and `ffn` in a configuration."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from dragoman.attention.multi_head import CrossAttention, SelfAttention
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.layers.residual import Residual
-from dragoman.models.block import Block, BuildContext, ExtendOutput
+from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_options import (
     CrossAttentionOptions,
     FeedForwardOptions,
     TransformerOptions,
 )
-from dragoman.models.context import ForwardContext, Memory
+from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
 from dragoman.registry import catalogue
 
 
 class TransformerLayer(Block):
-    """Self-attention, in a decoder attention to the memory, feed-forward: Vaswani et al. (2017), figure 1."""
+    """Self-attention, cross-attention in a decoder, feed-forward network.
+
+    Vaswani et al. (2017), figure 1.
+    """
 
     bf16_params_by_default = True
     overridable = TransformerOptions.overridable
@@ -34,7 +37,7 @@ class TransformerLayer(Block):
         attention: SelfAttention,
         cross: CrossAttention | None,
         feedforward: FeedForward,
-        residuals: list[Residual],  # around each of the above, in this order
+        residuals: list[Residual],  # one for each of the above, in this order
         causal: bool,
     ) -> None:
         super().__init__()
@@ -51,141 +54,119 @@ class TransformerLayer(Block):
 
     @classmethod
     def build(cls, build_context: BuildContext) -> TransformerLayer:
-        """Build a layer of an encoder, or of a decoder where there is a memory."""
+        """Build an encoder layer, or a decoder layer with cross-attention."""
         config = build_context.config
-        norm = catalogue("norm").load(config.norm)
-        residual = catalogue("residual").load(config.residual)
-        within = (
-            catalogue("positions")
-            .load(config.positions)
-            .within(
-                heads=config.heads,
-                head_width=config.resolved_head_width,
-                causal=build_context.causal,
-                max_positions=config.max_positions,
-            )
-        )
+        attention = build_self_attention(config, causal=build_context.causal)
         cross = None
         if build_context.memory_width is not None:
-            cross = CrossAttention(
-                config.width,
-                config.heads,
-                memory_width=build_context.memory_width,
-                **head_arguments(config),
-            )
+            cross = build_cross_attention(config, build_context.memory_width)
         return cls(
-            attention=SelfAttention(
-                config.width,
-                config.heads,
-                within=within,
-                window=config.window,
-                **head_arguments(config),
-            ),
+            attention=attention,
             cross=cross,
             feedforward=build_feed_forward(config),
-            residuals=[
-                residual(norm(config.width, config.norm_epsilon), dropout=config.dropout)
-                for _ in range(3 if cross else 2)
-            ],
+            residuals=[build_residual(config) for _ in range(3 if cross else 2)],
             causal=build_context.causal,
         )
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Change every position of (B, T, D) at once."""
-        mask = context.self_mask(causal=self.causal)
+        """Return the output for a whole sequence (B, T, D)."""
         sublayer_output = self.self(
             self.self_residual.prepare_input(x),
-            mask=mask,
+            mask=context.self_mask(causal=self.causal),
             causal=self.causal,
-            position_ids=context.position_ids,
         )
         x = self.self_residual.add_output(x, sublayer_output)
         if self.has_cross:
-            assert context.memory is not None, "a layer that attends to a memory must be given one"
+            assert context.memory is not None, "cross-attention needs the encoder's output"
             sublayer_output = self.cross(
                 self.cross_residual.prepare_input(x),
                 context.memory.values,
                 mask=context.memory_mask(),
             )
             x = self.cross_residual.add_output(x, sublayer_output)
-        return self.feedforward_residual.add_output(
-            x, self.feedforward(self.feedforward_residual.prepare_input(x))
-        )
+        sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(x))
+        return self.feedforward_residual.add_output(x, sublayer_output)
 
     def start(self, context: ForwardContext) -> DecoderState:
-        """Prepare the memory's keys and values once; the layer's own are empty."""
+        """Return an empty KV cache and the projected keys and values of the source."""
         assert self.causal, "only a decoder's layer generates"
-        assert context.memory is not None, "a translator's decoder starts from a memory"
-        values, mask = context.memory.values, context.memory.mask
+        assert context.memory is not None, "decoding needs the encoder's output"
+        values = context.memory.values
         empty = values.new_empty(values.size(0), 2, self.self.kv_heads, 0, self.self.head_width)
-        memory = {"key_value": self.cross.prepare(values)} if self.has_cross else {}
-        if mask is not None and self.has_cross:
-            memory["mask"] = mask
-        return DecoderState(cache={"key_value": empty}, memory=memory)
+        return context.initial_state(self._prepare_cross(values), cache={"key_value": empty})
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Take T more positions (B, T, D), which see all before them and of each other what came before."""
+        """Return the output for T more positions (B, T, D), causal among themselves."""
         sublayer_output, state = self._extend_self(self.self_residual.prepare_input(x), state)
         x = self.self_residual.add_output(x, sublayer_output)
         if self.has_cross:
-            mask = state.memory.get("mask")
-            prepared = state.memory["key_value"]
             sublayer_output = self.cross.read(
                 self.cross_residual.prepare_input(x),
-                prepared,
-                mask=None if mask is None else mask.unsqueeze(1),
+                state.memory["key_value"],
+                mask=state.memory_mask,
             )
             x = self.cross_residual.add_output(x, sublayer_output)
-        return ExtendOutput(
-            self.feedforward_residual.add_output(
-                x, self.feedforward(self.feedforward_residual.prepare_input(x))
-            ),
-            state,
-        )
+        sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(x))
+        return ExtendOutput(self.feedforward_residual.add_output(x, sublayer_output), state)
+
+    def _prepare_cross(self, memory: Tensor) -> dict[str, Tensor] | None:
+        """Return what cross-attention reads at every step, or None without cross-attention."""
+        return {"key_value": self.cross.prepare(memory)} if self.has_cross else None
 
     def _extend_self(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Attend from T more positions to all that the cache holds with them."""
-        next_positions = (
-            state.next_positions(x.size(1))
-            if self.self.needs_distances or state.position_ids is not None
-            else None
-        )
-        query, key_value = self.self.project(
-            x,
-            first=state.length,
-            position_ids=None if state.position_ids is None else next_positions,
-        )
+        """Append T positions to the KV cache and attend from them to it."""
+        start = state.length
+        query, key_value = self.self.project(x, first=start)
         state = state.append("key_value", key_value)
-        visible, bias = state.visible(x.size(1)), None
-        causal = visible is None
-        # Where all rows stand at one place, slots before the window need not be read; the others' masks are as wide as the cache.
-        first = (
-            max(0, state.length - x.size(1) - self.self.window)
-            if self.self.window and causal
-            else 0
-        )
+        first = max(0, start - self.self.window) if self.self.window else 0
         key, value = state.filled("key_value")[..., first:, :].unbind(1)
-        if self.self.needs_distances and next_positions is not None:
-            slots = torch.arange(
-                first, state.length, device=x.device
-            )  # a slot's number is its place
-            query, visible, bias = self.self.relative_terms(query, visible, next_positions, slots)
+        mask = bias = None
+        if self.self.needs_distances:
+            query_positions = torch.arange(start, state.length, device=x.device)
+            key_positions = torch.arange(first, state.length, device=x.device)
+            query, mask, bias = self.self.relative_terms(
+                query, None, query_positions, key_positions
+            )
         return ExtendOutput(
-            self.self.attend_heads(query, key, value, mask=visible, causal=causal, bias=bias), state
+            self.self.attend_heads(query, key, value, mask=mask, causal=True, bias=bias), state
         )
 
 
-def build_feed_forward(config: ModelConfig) -> FeedForward:
-    """Build a layer's feed-forward part."""
-    activation: nn.Module = catalogue("activation").load(config.activation)()
-    dropout, bias = config.ffn_dropout, config.ffn_bias
-    return FeedForward(
-        config.width, config.ffn_width, activation=activation, dropout=dropout, bias=bias
+def build_self_attention(config: ModelConfig, *, causal: bool) -> SelfAttention:
+    """Build multi-head self-attention with the relative positions that `config` names."""
+    positions = catalogue("positions").load(config.positions)
+    within = positions.within(
+        heads=config.heads,
+        head_width=config.resolved_head_width,
+        causal=causal,
+        max_positions=config.max_positions,
+    )
+    return SelfAttention(
+        config.width, config.heads, within=within, window=config.window, **_head_arguments(config)
     )
 
 
-def head_arguments(config: ModelConfig) -> dict[str, Any]:
-    """Read what both attentions of a layer have in common; each has norms of its own."""
+def build_cross_attention(config: ModelConfig, memory_width: int) -> CrossAttention:
+    """Build multi-head attention to an encoder's output (B, S, memory_width)."""
+    return CrossAttention(
+        config.width, config.heads, memory_width=memory_width, **_head_arguments(config)
+    )
+
+
+def build_feed_forward(config: ModelConfig) -> FeedForward:
+    """Build a position-wise feed-forward network."""
+    activation: nn.Module = catalogue("activation").load(config.activation)()
+    return FeedForward(
+        config.width,
+        config.ffn_width,
+        activation=activation,
+        dropout=config.ffn_dropout,
+        bias=config.ffn_bias,
+    )
+
+
+def _head_arguments(config: ModelConfig) -> dict[str, Any]:
+    """Return the arguments that self-attention and cross-attention have in common."""
     norms = None
     if config.qk_norm != "none":
         norm = catalogue("norm").load(config.qk_norm)
@@ -201,7 +182,7 @@ def head_arguments(config: ModelConfig) -> dict[str, Any]:
 
 
 class CrossAttentionLayer(Block):
-    """Multi-head attention to the memory and nothing else: `attend` in a configuration."""
+    """Multi-head cross-attention alone: `cross_attention` in a configuration."""
 
     overridable = CrossAttentionOptions.overridable
 
@@ -214,47 +195,35 @@ class CrossAttentionLayer(Block):
     @classmethod
     def build(cls, build_context: BuildContext) -> CrossAttentionLayer:
         """Build a decoder's layer."""
-        config = build_context.config
-        assert build_context.memory_width is not None, (
-            "attend stands in decoders only: its options say so"
+        config, memory_width = build_context.config, build_context.memory_width
+        assert memory_width is not None, "cross_attention is a decoder's block"
+        return cls(
+            cross=build_cross_attention(config, memory_width), residual=build_residual(config)
         )
-        cross = CrossAttention(
-            config.width,
-            config.heads,
-            memory_width=build_context.memory_width,
-            **head_arguments(config),
-        )
-        return cls(cross=cross, residual=_build_residual(build_context))
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Change every position of (B, T, D) at once."""
-        assert context.memory is not None, "a layer that attends to a memory must be given one"
+        """Return the output for a whole sequence (B, T, D)."""
+        assert context.memory is not None, "cross-attention needs the encoder's output"
         sublayer_output = self.cross(
             self.residual.prepare_input(x), context.memory.values, mask=context.memory_mask()
         )
         return self.residual.add_output(x, sublayer_output)
 
     def start(self, context: ForwardContext) -> DecoderState:
-        """Prepare the memory's keys and values once."""
-        assert context.memory is not None, "a translator's decoder starts from a memory"
-        memory = {"key_value": self.cross.prepare(context.memory.values)}
-        if context.memory.mask is not None:
-            memory["mask"] = context.memory.mask
-        return DecoderState(recurrent=_empty_row_state(context.memory), memory=memory)
+        """Return the projected keys and values of the source."""
+        assert context.memory is not None, "decoding needs the encoder's output"
+        return context.initial_state({"key_value": self.cross.prepare(context.memory.values)})
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Take T more positions (B, T, D), each of which asks for itself."""
-        mask = state.memory.get("mask")
+        """Return the output for T more positions (B, T, D)."""
         sublayer_output = self.cross.read(
-            self.residual.prepare_input(x),
-            state.memory["key_value"],
-            mask=None if mask is None else mask.unsqueeze(1),
+            self.residual.prepare_input(x), state.memory["key_value"], mask=state.memory_mask
         )
         return ExtendOutput(self.residual.add_output(x, sublayer_output), state.advance(x.size(1)))
 
 
 class FeedForwardLayer(Block):
-    """The feed-forward layer and nothing else: `feedforward` in a configuration."""
+    """A feed-forward network alone: `ffn` in a configuration."""
 
     overridable = FeedForwardOptions.overridable
 
@@ -266,39 +235,22 @@ class FeedForwardLayer(Block):
 
     @classmethod
     def build(cls, build_context: BuildContext) -> FeedForwardLayer:
-        """Build a layer of either side."""
+        """Build an encoder's or a decoder's layer."""
         config = build_context.config
-        return cls(feedforward=build_feed_forward(config), residual=_build_residual(build_context))
+        return cls(feedforward=build_feed_forward(config), residual=build_residual(config))
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Change every position of (B, T, D) by itself."""
+        """Return the output for a whole sequence (B, T, D), position by position."""
         return self._add_ffn(x)
 
     def start(self, context: ForwardContext) -> DecoderState:
-        """Stand before the first position; nothing will be remembered."""
-        assert context.memory is not None, "a translator's decoder starts from a memory"
-        return DecoderState(
-            recurrent=_empty_row_state(context.memory),
-            memory={"sentence": context.memory.values.new_empty(context.memory.rows, 1, 0)},
-        )
+        """Return an empty state: no position depends on another."""
+        return context.initial_state(None)
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Take T more positions (B, T, D)."""
+        """Return the output for T more positions (B, T, D)."""
         return ExtendOutput(self._add_ffn(x), state.advance(x.size(1)))
 
     def _add_ffn(self, x: Tensor) -> Tensor:
+        """Return the residual sum of (B, T, D) and its feed-forward network."""
         return self.residual.add_output(x, self.feedforward(self.residual.prepare_input(x)))
-
-
-def _empty_row_state(memory: Memory) -> dict[str, Tensor]:
-    """Give a layer that remembers nothing an empty tensor for each row, so that rows can still be counted."""
-    return {"row": memory.values.new_empty(memory.rows, 0)}
-
-
-def _build_residual(build_context: BuildContext) -> Residual:
-    """Build the way around a layer."""
-    config = build_context.config
-    norm = catalogue("norm").load(config.norm)(config.width, config.norm_epsilon)
-    found = catalogue("residual").load(config.residual)(norm, dropout=config.dropout)
-    assert isinstance(found, Residual), "a residual wiring must be a Residual"
-    return found

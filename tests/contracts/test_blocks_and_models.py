@@ -22,7 +22,6 @@ from dragoman.models.catalogue import BLOCKS
 from dragoman.models.context import ForwardContext, Memory
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
-from dragoman.models.joining import join
 from dragoman.ops import linear_cross_entropy
 from dragoman.registry import Registry
 
@@ -33,8 +32,8 @@ SETTINGS: dict[str, tuple[str, Registry]] = {
     "activation": ("activation", ACTIVATIONS),
     "positions": ("positions", POSITIONS),
 }
-ENCODER_ONLY = ("bilstm", "bigru")  # two-sided: beside them in the decoder stands `self`
-DECODER_ONLY = ("cross_attention",)  # it needs a memory: beside it in the encoder stands `self`
+ENCODER_ONLY = ("bilstm", "bigru")  # bidirectional: the decoder has `transformer` instead
+DECODER_ONLY = ("cross_attention",)  # needs a memory: the encoder has `transformer` instead
 SOURCELESS = ("ffn",)  # it reads no source: beside it in the decoder stands `attend`
 # Forms of a block that take another way through its code; the exemptions of the plain form are not theirs.
 FORMS = [
@@ -193,31 +192,6 @@ def test_choosing_rows_commutes_with_stepping(kind: str, name: str, verb: str) -
     torch.testing.assert_close(logits, expected)
     assert picked.rows == len(rows)
     assert picked.sentences == {"select": 4, "reorder": 3, "keep": 2}[verb]
-
-
-@pytest.mark.parametrize(("kind", "name"), MEMBERS)
-@torch.no_grad()
-def test_sentences_join_a_running_batch_and_change_nothing(kind: str, name: str) -> None:
-    """New rows may start while others are under way: sources and prefixes of any length, same numbers as alone."""
-    promise(kind, name, "select")
-    model = build(kind, name)
-    src, mask, tgt = batch()
-    expected = model(src, tgt, mask)
-    early = model.extend(tgt[:1, :4], model.start(model.encode(src[:1], mask[:1]))).state
-    late = model.extend(
-        tgt[1:, :1], model.start(model.encode(src[1:, :5], mask[1:, :5]))
-    ).state  # no column that is all padding
-    state = join(early, late)
-    assert (state.rows, state.sentences, state.length) == (3, 3, 4)
-    for step in range(2):
-        logits, state = model.step(torch.stack([tgt[0, 4 + step], *tgt[1:, 1 + step]]), state)
-        torch.testing.assert_close(
-            logits, torch.stack([expected[0, 4 + step], *expected[1:, 1 + step]])
-        )
-    logits, state = model.extend(
-        tgt[[2, 1], 3:6], state.select(torch.tensor([2, 1]))
-    )  # the early one leaves
-    torch.testing.assert_close(logits, expected[[2, 1], 3:6])
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)

@@ -12,7 +12,6 @@ from dragoman.attention import record
 from dragoman.config import ModelConfig
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
-from dragoman.models.joining import join
 
 VARIANTS: dict[str, dict[str, object]] = {
     "wide heads": {"head_width": 12},
@@ -127,14 +126,11 @@ def test_padding_neighbours_and_future_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_rows_are_chosen_and_joined_while_running(name: str) -> None:
+def test_rows_are_selected_while_decoding(name: str) -> None:
     model = build(name)
     src, mask, tgt = batch()
     expected = model(src, tgt, mask)
-    early = model.extend(tgt[:1, :4], model.start(model.encode(src[:1], mask[:1]))).state
-    late = model.extend(tgt[1:, :1], model.start(model.encode(src[1:, :5], mask[1:, :5]))).state
-    logits, state = model.step(torch.stack([tgt[0, 4], *tgt[1:, 1]]), join(early, late))
-    torch.testing.assert_close(logits, torch.stack([expected[0, 4], *expected[1:, 1]]))
+    state = model.extend(tgt[:, :2], model.start(model.encode(src, mask))).state
     logits, _ = model.extend(tgt[[2, 1], 2:6], state.select(torch.tensor([2, 1])))
     torch.testing.assert_close(logits, expected[[2, 1], 2:6])
 

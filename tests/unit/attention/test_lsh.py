@@ -41,7 +41,6 @@ def defined(
     real: Tensor,
     *,
     causal: bool,
-    segment_ids: Tensor | None = None,
 ) -> Tensor:
     """Follow the definition token by token: who meets whom in any round, and one softmax over them."""
     query, key_value, buckets = attention.project(x)
@@ -55,9 +54,8 @@ def defined(
             for i in range(x.size(1)):
                 met: set[int] = set()
                 for turn in range(attention.rounds):
-                    where = [0] * x.size(1) if segment_ids is None else segment_ids[row].tolist()
                     address = [
-                        (int(buckets[turn, row, head, j]), where[j]) if real[row, j] else (-1, 0)
+                        int(buckets[turn, row, head, j]) if real[row, j] else -1
                         for j in range(x.size(1))
                     ]
                     members = [j for j in range(x.size(1)) if address[j] == address[i]]
@@ -116,19 +114,6 @@ def test_sorting_and_masking_are_one_attention(causal: bool) -> None:
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     torch.testing.assert_close(weights @ notes[""].values, notes[""].output)
     assert (weights > 0).sum(-1).max() <= 3 * (5 if causal else 10)
-
-
-def test_packed_sentences_do_not_meet() -> None:
-    attention = make(rounds=2, buckets=2, window=4)
-    x, real, _ = tensors(40)
-    segment_ids = (torch.arange(40) // 17).expand(2, -1)
-    found = attention(x, mask=real, causal=True, segment_ids=segment_ids)
-    torch.testing.assert_close(
-        found, defined(attention, x, real, causal=True, segment_ids=segment_ids)
-    )
-    torch.testing.assert_close(
-        found[:, 17:34], attention(x[:, 17:34], mask=real[:, 17:34], causal=True)
-    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -226,12 +211,12 @@ def test_large_numbers_of_tokens_get_long_codes() -> None:
 def test_half_precision_stays_close_and_finite(causal: bool) -> None:
     attention = make(rounds=3, buckets=4, window=4).float()
     x = torch.randn(2, 100, 16, requires_grad=True)
-    noted: dict[str, Tensor] = {}
-    exact = attention(x, causal=causal, noted=noted)
+    saved: dict[str, Tensor] = {}
+    exact = attention(x, causal=causal, saved=saved)
     (wanted,) = torch.autograd.grad(exact.square().sum(), x)
     with torch.autocast("cpu", torch.bfloat16):
         half = attention(
-            x, causal=causal, noted=noted
+            x, causal=causal, saved=saved
         )  # in the same buckets: one that flips is another function
     (found,) = torch.autograd.grad(half.float().square().sum(), x)
     assert (half.float() - exact).norm() < 0.03 * exact.norm()

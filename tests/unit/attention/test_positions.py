@@ -41,11 +41,6 @@ def test_a_local_window_reaches_as_far_as_its_radius() -> None:
     assert masks.local(3, radius=0).int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
-def test_packed_sentences_see_themselves() -> None:
-    seen = masks.same_segment(torch.tensor([[0, 0, 1]]), torch.tensor([[0, 1, 1, 1]]))
-    assert seen.int().tolist() == [[[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 1, 1]]]
-
-
 def test_both_keeps_what_two_masks_allow() -> None:
     mask = torch.tensor([True, False])
     assert masks.combine(None, None) is None

@@ -6,22 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.attention import SelfAttention, record
+from dragoman.attention import SelfAttention
 from dragoman.attention.relative_positions import (
     AlibiBias,
-    AlibiPositions,
     RotaryEmbedding,
-    RotaryPositions,
-    ShawPositions,
     ShawRelativeKeys,
-    T5Positions,
     T5RelativeBias,
     TransformerXLBias,
-    TransformerXLPositions,
     alibi_slopes,
 )
 from dragoman.config import Config, ModelConfig
-from dragoman.models.context import ForwardContext
 from dragoman.models.factory import build_model
 from dragoman.ops import attend, attend_reference
 
@@ -279,30 +273,6 @@ def test_a_query_that_sees_nothing_gets_zeros_with_a_bias_too() -> None:
     found = attend(query, key, key, mask=mask, bias=torch.randn(2, 3, 5))
     assert not found[:, :, 1].any()
     assert found[:, :, 0].any()
-
-
-@pytest.mark.parametrize(
-    "scheme", [RotaryPositions, AlibiPositions, T5Positions, ShawPositions, TransformerXLPositions]
-)
-def test_packed_sentences_are_as_if_alone(scheme: type[RotaryPositions]) -> None:
-    torch.manual_seed(0)
-    attention = SelfAttention(8, 2, within=scheme.within(heads=2, head_width=4, causal=True))
-    for weight in attention.parameters():
-        torch.nn.init.normal_(weight)
-    x = torch.randn(1, 7, 8)
-    segment_ids, position_ids = (
-        torch.tensor([[0, 0, 0, 1, 1, 1, 1]]),
-        torch.tensor([[0, 1, 2, 0, 1, 2, 3]]),
-    )
-    mask = ForwardContext(segment_ids=segment_ids).self_mask(causal=True)
-    packed = attention(x, mask=mask, causal=True, position_ids=position_ids)
-    alone = torch.cat([attention(x[:, :3], causal=True), attention(x[:, 3:], causal=True)], dim=1)
-    torch.testing.assert_close(packed, alone)
-    with record(attention) as notes:
-        torch.testing.assert_close(
-            attention(x, mask=mask, causal=True, position_ids=position_ids), packed
-        )
-    assert notes[""].weights.shape == (1, 2, 7, 7)
 
 
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "shaw", "transformer_xl"])

@@ -1,4 +1,4 @@
-"""What cannot work is refused when a configuration is read, without torch, with the reason and what to use instead."""
+"""Invalid block lists are rejected when a configuration is read, with a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
         ["model.decoder=[transformer(attention=monotonic)]"],
         [
             "'attention' in 'transformer(attention=monotonic)'",
-            "weighs all positions at once",
-            "goes on from",
+            "computes all positions in parallel",
+            "monotonic depends on the previous position",
             "use lstm(attention=monotonic)",
         ],
     ),
@@ -39,13 +39,17 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
         ["model.encoder=[transformer(alignment=local_m)]"],
         [
             "'transformer(alignment=local_m)'",
-            "local_m goes on from the position before",
+            "local_m depends on the previous position",
             "use lstm",
         ],
     ),
     (
         ["model.decoder=[transformer(score=additive)]"],
-        ["'transformer(score=additive)'", "scaled dot products", "or use lstm(attention=additive)"],
+        [
+            "'transformer(score=additive)'",
+            "scaled dot-product attention only",
+            "or use lstm(attention=additive)",
+        ],
     ),
     (
         ["model.decoder=[cross_attention(alignment=mocha)]"],
@@ -61,7 +65,10 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
         ],
     ),
     (["model.decoder=[gru(window=5)]"], ["'gru(window=5)'", "use transformer(window=5)"]),
-    (["model.encoder=[conv(window=5)]"], ["'conv(window=5)'", "use conv(kernel_size=5)"]),
+    (
+        ["model.encoder=[conv(window=5)]"],
+        ["'conv(window=5)'", "conv(kernel_size=5) sees 2 positions"],
+    ),
     (["model.encoder=[bilstm(window=5)]"], ["'bilstm(window=5)'", "use transformer(window=5)"]),
     (
         ["model.encoder=[lstm]", "model.decoder=[lstm]", "model.window=4"],
@@ -74,7 +81,7 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
     (
         ["model.decoder=[lstm(attention=dot, alignment=location_sensitive)]"],
         [
-            "a hidden layer has room",
+            "adds terms inside an additive score",
             "found attention=dot",
             "use attention=additive or normed_additive",
         ],
@@ -106,31 +113,34 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
     ),
     (
         ["model.decoder=[bilstm]"],
-        ["must see no future", "found bilstm", "use lstm, or put bilstm into model.encoder"],
+        ["must be causal", "found bilstm", "use lstm, or put bilstm into model.encoder"],
     ),
     (["model.decoder=[transformer, bigru*2]"], ["found bigru", "use gru"]),
     (
         ["model.encoder=[cross_attention]"],
-        ["must need no memory", "found attend", "put it into model.decoder"],
+        ["must have no cross-attention", "found cross_attention", "put it into model.decoder"],
     ),
     (
         ["model.encoder=[lstm(attention=additive)]"],
-        ["which an encoder has not", "found attention=additive", "move the block to model.decoder"],
+        ["is for decoders", "found attention=additive", "move the block to model.decoder"],
     ),
     (
         ["model.encoder=[bilstm(attention=additive)]"],
         ["'bilstm(attention=additive)'", "use lstm(attention=additive) in model.decoder"],
     ),
-    (["model.encoder=[bigru(layers=3)]"], ["'bigru(layers=3)'", "write bigru*3"]),
+    (
+        ["model.encoder=[bigru(layers=3)]"],
+        ["'bigru(layers=3)'", "repeat the block instead: bigru*3"],
+    ),
     (
         ["model.encoder=[gru(initial_state=last)]"],
-        ["about a decoder's first state", "found initial_state=last", "leave it out"],
+        ["initial_state is for decoders", "found initial_state=last", "leave it out"],
     ),
     (
         ["model.decoder=[lstm(reverse=true)]"],
         ["found reverse=true in a decoder", "use it in model.encoder"],
     ),
-    (["model.decoder=[ffn*2]"], ["must read the source", "found ffn*2", "add attend"]),
+    (["model.decoder=[ffn*2]"], ["must read the source", "found ffn*2", "add cross_attention"]),
     (
         ["model.decoder=[conv(attention=none), lstm(initial_state=zero)]"],
         ["must read", "found conv(attention=none), lstm(initial_state=zero)"],
@@ -142,13 +152,13 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
     (
         ["model.decoder=[lstm(attention=mocha, radius=3)]"],
         [
-            "reach is for alignment local_m or local_p or location_sensitive",
-            "found reach=3 with attention=mocha;",
+            "radius is for alignment local_m or local_p or location_sensitive",
+            "found radius=3 with attention=mocha;",
         ],
     ),
     (
         ["model.decoder=[gru(attention=additive, coverage_loss_weight=0.5)]"],
-        ["penalty is for alignment coverage", "found penalty=0.5"],
+        ["coverage_loss_weight is for alignment coverage", "found coverage_loss_weight=0.5"],
     ),
     (
         ["model.decoder=[gru(smoothing=true)]"],
@@ -159,7 +169,7 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
     ),
     (
         ["model.decoder=[lstm(decoder=bahdanau)]"],
-        ["query needs attention", "found decoder=bahdanau"],
+        ["decoder needs attention", "found decoder=bahdanau"],
     ),
     (
         ["model.decoder=[lstm(attention=mocha, alignment=hard)]"],
@@ -169,13 +179,19 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
         ["model.decoder=[lstm(alignment=additive)]"],
         ["additive is a score, not an alignment", "write attention=additive"],
     ),
-    (["model.decoder=[lstm(heads=4)]"], ["'lstm(heads=4)'", "one head", "use self for several"]),
+    (
+        ["model.decoder=[lstm(heads=4)]"],
+        ["'lstm(heads=4)'", "single-head attention", "use transformer"],
+    ),
     (
         ["model.decoder=[conv(heads=4)]"],
-        ["'conv(heads=4)'", "one dot product a layer", "use lstm or self"],
+        ["'conv(heads=4)'", "single-head dot-product attention", "use lstm or transformer"],
     ),
-    (["model.encoder=[conv(kernel_size=4)]"], ["odd in an encoder", "found 4", "try kernel=5"]),
-    (["model.encoder=[slef*2]"], ["found 'slef'", "did you mean self?"]),
+    (
+        ["model.encoder=[conv(kernel_size=4)]"],
+        ["odd in an encoder", "found 4", "try kernel_size=5"],
+    ),
+    (["model.encoder=[trasnformer*2]"], ["found 'trasnformer'", "did you mean transformer?"]),
     (["model.encoder=[transformer(haeds=4)]"], ["found 'haeds'", "did you mean heads?"]),
     (["model.decoder=[lstm(attention=aditive)]"], ["found 'aditive'", "did you mean additive?"]),
     (
@@ -196,7 +212,7 @@ REFUSED = [  # overrides, then what the message must say: the reason, the found 
     ),
     (
         ["model.encoder=[bilstm]", "model.width=7", "model.heads=1", "model.positions=none"],
-        ["both sides share it", "found 7", "model.width=8"],
+        ["must be even for a bidirectional RNN", "found 7", "model.width=8"],
     ),
     (
         ["model.tie_embeddings=all", "text.shared_vocab=false"],
@@ -260,7 +276,7 @@ def test_commas_inside_brackets_do_not_tear_a_block_apart(tmp_path: Path) -> Non
     file.write_text(f"model:\n  decoder: [{', '.join(wanted)}]\n", encoding="utf-8")
     assert read_config(file=file).model.decoder == wanted
     assert "found 'transformer(heads=4'; close every bracket" in str(
-        refusal("model.encoder=['transformer(heads=4', self]")
+        refusal("model.encoder=['transformer(heads=4', transformer]")
     )
 
 
@@ -311,9 +327,9 @@ print("torch" in sys.modules)
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_blocks_options_are_listed_as_its_builder_takes_them(name: str) -> None:
-    """The list is read without torch; the builder is what runs. An option goes into both, here with the same type and default."""
+    """The options class is read without torch; the builder must have the same arguments."""
     assert BLOCKS[name].options, (
-        f"list the options of {name} in dragoman/models/options.py, and name that class in its entry"
+        f"list the options of {name} in dragoman/models/block_options.py, and name that class in its entry"
     )
     kind, listed = BLOCKS.load(name), block_options_type(name)
     assert kind.overridable == listed.overridable

@@ -17,7 +17,7 @@ def test_blocks_are_written_out() -> None:
         BlockSpec("transformer", {"heads": 4}),
     ]
     assert (
-        parse_blocks([" self ( heads = 4 , ffn_width=8 ) * 2 "])
+        parse_blocks([" transformer ( heads = 4 , ffn_width=8 ) * 2 "])
         == [BlockSpec("transformer", {"heads": 4, "ffn_width": 8})] * 2
     )
 
@@ -39,9 +39,9 @@ def test_a_spec_is_written_as_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("slef*6", "found 'slef' in 'slef*6'; did you mean self?"),
+        ("trasnformer*6", "found 'trasnformer' in 'trasnformer*6'; did you mean transformer?"),
         ("perceptron", "found 'perceptron' in 'perceptron'; choose one of"),
-        ("transformer*6", "found 'transformer' in 'transformer*6'; did you mean self?"),
+        ("self*6", "found 'self' in 'self*6'; did you mean transformer?"),
         ("CNN", "found 'CNN' in 'CNN'; did you mean conv?"),
         (
             "transformer*x",
@@ -57,7 +57,7 @@ def test_a_spec_is_written_as_it_is_read() -> None:
         ("transformer*2, transformer*3", "make each block an entry of its own"),
         ("", "found ''; write a block's name"),
         ("transformer 6", "remove or correct '6'"),
-        ("6*self", "remove or correct '6*self'"),
+        ("6*transformer", "remove or correct '6*transformer'"),
         ("transformer(heads=4)x2", "remove or correct 'x2'"),
     ],
 )
@@ -85,9 +85,12 @@ def test_no_blocks_and_too_many_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("transformer" + " " * 200_000 + "!", "at most 1000 characters; found 200005, 'self    "),
-        ("transformer(" + " " * 200_000 + "*", "at most 1000 characters; found 200006"),
-        ("transformer" + "(" * 100_000, "at most 1000 characters; found 100004"),
+        (
+            "transformer" + " " * 200_000 + "!",
+            "at most 1000 characters; found 200012, 'transformer    ",
+        ),
+        ("transformer(" + " " * 200_000 + "*", "at most 1000 characters; found 200013"),
+        ("transformer" + "(" * 100_000, "at most 1000 characters; found 100011"),
         ("transformer" + " " * 900 + "!", "remove or correct '!'"),
         ("transformer*" + "9" * 900, "blocks; found 1001"),
         ("transformer*\u0663", "found '\u0663' in"),

@@ -1,4 +1,4 @@
-"""The decoding state by itself: choosing rows, growing caches, places."""
+"""DecoderState: selecting rows, reordering and growing caches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 
 from dragoman.models.context import ForwardContext, Memory
 from dragoman.models.decoder_state import MIN_CACHE_GROWTH, DecoderState
-from dragoman.models.joining import join
 
 
 def cached(rows: int = 4, sentences: int = 2, length: int = 3, width: int = 2) -> DecoderState:
@@ -106,52 +105,12 @@ def test_a_selected_state_is_independent_of_the_old_one() -> None:
     assert after.filled("key")[:, 0, 2, 0].tolist() == [55, 155, 255, 355]
 
 
-def test_rows_at_different_places_write_and_see_their_own() -> None:
-    state = join(cached(rows=1, sentences=1, length=5), cached(rows=1, sentences=1, length=2))
-    assert (state.length, state.position_ids.tolist()) == (5, [5, 2])  # type: ignore[union-attr]
-    assert state.visible(1) is not None
-    state = state.append("key", torch.full((2, 1, 2, 2), 9.0))
-    assert (state.length, state.position_ids.tolist()) == (7, [7, 4])  # type: ignore[union-attr]
-    assert state.filled("key")[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 9, 9]
-    assert state.filled("key")[1, 0, :4, 0].tolist() == [0, 1, 9, 9]
-    seen = state.visible(2)
-    assert seen.sum(-1).tolist() == [[6, 7], [3, 4]]  # type: ignore[union-attr]
-
-
-def test_level_states_stay_level_when_joined() -> None:
-    state = join(cached(), cached())
-    assert state.position_ids is None
-    assert state.visible(1) is None
-    assert (state.rows, state.sentences) == (8, 4)
-    assert "mask" not in state.memory
-
-
-def test_joining_hides_what_a_shorter_source_lacks() -> None:
-    short = DecoderState(recurrent={"x": torch.zeros(1, 1)}, memory={"key": torch.ones(1, 2, 4)})
-    long = DecoderState(recurrent={"x": torch.zeros(1, 1)}, memory={"key": torch.ones(1, 5, 4)})
-    joined = join(short, long)
-    assert joined.memory["mask"].tolist() == [[True, True, False, False, False], [True] * 5]
-    assert joined.memory["key"].shape == (2, 5, 4)
-    masked = DecoderState(
-        recurrent={"x": torch.zeros(1, 1)},
-        memory={"key": torch.ones(1, 2, 4), "mask": torch.tensor([[True, False]])},
-    )
-    assert join(masked, long).memory["mask"][0].tolist() == [True, False, False, False, False]
-
-
-def test_joining_states_of_different_fans_gives_each_row_its_sentence() -> None:
-    joined = join(cached(rows=4, sentences=2), cached(rows=2, sentences=2))
-    assert (joined.rows, joined.sentences) == (6, 6)
-    assert joined.memory["key"][:, 0, 0].tolist() == [0, 0, 1, 1, 0, 1]
-
-
 def test_a_state_without_memory_works_too() -> None:
     """A language model has the same verbs."""
     state = DecoderState(recurrent={"hidden": torch.arange(3).float().unsqueeze(1)})
     assert state.sentences == 3
     assert state.reorder(torch.tensor([2, 2])).recurrent["hidden"].flatten().tolist() == [2, 2]
     assert state.keep(torch.tensor([1])).recurrent["hidden"].flatten().tolist() == [1]
-    assert join(state, state).rows == 6
 
 
 def test_gradients_pass_through_a_cache() -> None:
@@ -172,7 +131,8 @@ def test_memory_rows_are_selected_with_all_that_belongs_to_them(mask: torch.Tens
     assert chosen.rows == 3
     assert chosen.values[:, 0, 0].tolist() == [2, 2, 0]
     assert (chosen.mask is None) == (mask is None)
-    assert chosen.segment_ids is None
+    assert chosen.embeddings is not None
+    assert chosen.embeddings.shape == (3, 2, 1)
 
 
 def test_added_losses_are_summed_by_name() -> None:

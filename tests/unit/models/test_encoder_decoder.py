@@ -94,28 +94,6 @@ def test_six_post_norm_layers_train_with_the_papers_schedule() -> None:
     assert sum(nlls[-10:]) / 10 < 3.1  # and has begun to learn, through 12 post-norm layers
 
 
-@torch.no_grad()
-def test_sentences_packed_in_one_row_do_not_see_each_other() -> None:
-    model = model_of(
-        encoder=("transformer*2",), decoder=("transformer*2",), width=16, heads=2, ffn_width=32
-    ).eval()
-    src, tgt = torch.randint(4, 16, (1, 9)), torch.randint(4, 16, (1, 7))
-    src_segments, tgt_segments = (
-        torch.tensor([[0] * 5 + [1] * 4]),
-        torch.tensor([[0] * 3 + [1] * 4]),
-    )
-    src_places, tgt_places = (
-        torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]]),
-        torch.tensor([[0, 1, 2, 0, 1, 2, 3]]),
-    )
-    memory = model.encode(src, segment_ids=src_segments, position_ids=src_places)
-    packed = model.project(
-        model.decode(tgt, memory, segment_ids=tgt_segments, position_ids=tgt_places)
-    )
-    torch.testing.assert_close(packed[:, :3], model(src[:, :5], tgt[:, :3]))
-    torch.testing.assert_close(packed[:, 3:], model(src[:, 5:], tgt[:, 3:]))
-
-
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch's compiler, of its own doing

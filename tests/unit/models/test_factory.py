@@ -112,7 +112,7 @@ def test_weights_are_shared_in_all_three_places_and_stored_once() -> None:
 
 def test_two_vocabularies_cannot_share_one_matrix() -> None:
     with pytest.raises(
-        ConfigError, match=r"found 11 source and 10 target pieces; set model.tie_embeddings=target"
+        ConfigError, match=r"found 11 source and 10 target tokens; set model.tie_embeddings=target"
     ):
         build(11, 10, tie_embeddings="all")
 
@@ -127,7 +127,7 @@ def test_blocks_take_options_of_their_own() -> None:
 def test_unknown_options_are_answered_with_the_nearest() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"model.encoder must give self options.*found 'haeds' in 'self\(haeds=4\)'; did you mean heads\?",
+        match=r"model.encoder must give transformer options.*found 'haeds' in 'transformer\(haeds=4\)'; did you mean heads\?",
     ):
         build(encoder=("transformer(haeds=4)",))
 
@@ -148,7 +148,7 @@ def test_unknown_options_are_answered_with_the_nearest() -> None:
 )
 def test_options_of_the_wrong_kind_are_refused(option: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        build(encoder=(f"self({option})",))
+        build(encoder=(f"transformer({option})",))
     assert said in str(error.value)
 
 

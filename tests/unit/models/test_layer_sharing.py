@@ -61,7 +61,7 @@ def test_shared_weights_are_one_parameter_with_one_name(share: str) -> None:
     else:
         parts = {
             "attention": ("encoder.0.self", "decoder.0.self", "decoder.0.cross"),
-            "ffn_width": ("encoder.0.feedforward",) * 2,
+            "ffn": ("encoder.0.feedforward",) * 2,
         }
         others = sum(count_parameters(alone.get_submodule(path)) for path in parts[share])
         expected = count_parameters(alone) - 2 * others
@@ -191,7 +191,7 @@ def test_what_no_layer_could_heed_is_refused() -> None:
     blocks = {"encoder": ("lstm",), "decoder": ("lstm(attention=dot)",)}
     (problem,) = Config().replace(model={**blocks, "share_layers": "ffn"}).problems()
     assert (
-        "model.share_layers=ffn needs a block with a feed-forward layer; found lstm, lstm(attention=dot)"
+        "model.share_layers=ffn needs a block with a feed-forward network; found lstm, lstm(attention=dot)"
         in problem
     )
     (problem,) = Config().replace(model={**blocks, "talking_heads": True}).problems()

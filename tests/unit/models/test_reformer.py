@@ -61,7 +61,7 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def switch() -> None:
         monkeypatch.setattr(
             reformer,
-            "run_reversibly",
+            "run_sublayers_reversible",
             lambda changes, x, memory, *, random: run_sublayers(changes, x, memory),
         )
 
@@ -286,26 +286,30 @@ def _seeded(layer: ChunkedFeedForward, x: Tensor) -> Tensor:
         (
             "reformer(kv_heads=1)",
             {},
-            "no model.kv_heads: queries are the keys.*; found 1; leave it out, or use attention=full",
+            "does not support model.kv_heads: .*; found 1; leave it out, or use attention=full",
         ),
-        ("reformer", {"attention_dropout": 0.1}, "no model.attention_dropout: .*; found 0.1"),
+        (
+            "reformer",
+            {"attention_dropout": 0.1},
+            "does not support model.attention_dropout: .*; found 0.1",
+        ),
         (
             "reformer",
             {"qk_norm": "rms"},
-            "no model.qk_norm: keys have length one already; found rms",
+            "does not support model.qk_norm: keys are normalized to unit length; found rms",
         ),
-        ("reformer", {"window": 3}, "no model.window: .*; found 3"),
+        ("reformer", {"window": 3}, "does not support model.window: .*; found 3"),
         (
             "reformer",
             {"positions": "rotary"},
-            "added to embeddings where attention hashes; found model.positions=rotary; use sinusoidal",
+            "needs positions that are added to the embeddings; found model.positions=rotary; use sinusoidal",
         ),
         (
             "reformer(attention=monotonic)",
             {},
             "found 'monotonic'; use attention=lsh or attention=full",
         ),
-        ("reformer(residual=post_norm)", {}, "found 'residual'.*norms inside"),
+        ("reformer(residual=post_norm)", {}, "found 'residual'.*always pre-norm"),
         (
             "reformer(layers=0)",
             {},

@@ -152,7 +152,7 @@ def test_defaults_add_no_weights_and_blocks_may_differ() -> None:
         ({"qk_norm": "batch"}, "found 'batch'"),
         (
             {"encoder": ("lstm",), "decoder": ("lstm",), "window": 4},
-            "model.window=4 acts in self-attention and needs a self block; found lstm",
+            "model.window=4 acts in self-attention and needs a transformer block; found lstm",
         ),
         (
             {"encoder": ("lstm",), "decoder": ("lstm",), "positions": "alibi"},

@@ -12,7 +12,6 @@ from training_kit import VOCABULARY, Corpus, tiny_model
 
 from dragoman.data.batches import make_batch
 from dragoman.errors import StoppedError
-from dragoman.registry import catalogue
 from dragoman.runtime import signals
 from dragoman.tasks.translation import (
     LOGITS_MEMORY_DIVISOR,
@@ -169,7 +168,3 @@ def test_a_request_to_stop_leaves_a_validation_at_once() -> None:
             validation()(tiny_model().eval())
     finally:
         signals.uninstall_handlers()
-
-
-def test_the_registry_finds_the_task() -> None:
-    assert catalogue("task").load("translate") is TranslationTask
