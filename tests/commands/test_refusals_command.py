@@ -17,7 +17,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
     [
         (
             "model.decoder=[transformer(attention=monotonic)]",
-            "weighs all positions at once",
+            "computes all positions in parallel",
             "use lstm(attention=monotonic)",
         ),
         (
@@ -31,7 +31,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
             "use attention=additive",
         ),
         ("model.heads=7", "must divide model.width; found 7 and 256", "try model.heads=4 or 8"),
-        ("model.decoder=[bilstm]", "must see no future; found bilstm", "use lstm"),
+        ("model.decoder=[bilstm]", "must be causal; found bilstm", "use lstm"),
     ],
 )
 def test_a_dry_run_refuses_before_it_looks_at_the_text(
