@@ -107,7 +107,7 @@ def train_architecture(
         )
         result = trainer.fit(resume=False)
         took = time_budget.elapsed()
-        train_state = trainer.train_state
+        train_state = trainer.state
         tokens = train_state.tokens_seen
         weights, chosen = select_weights(run, config)
         del trainer

@@ -293,7 +293,7 @@ class TimedFeed:
             while True:
                 began = time.perf_counter()
                 update = next(batches)
-                if update.number > self._warmup_updates:
+                if update.step > self._warmup_updates:
                     self.wait_seconds += time.perf_counter() - began
                 yield update
         finally:

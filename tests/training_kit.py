@@ -17,7 +17,9 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training.cuda_graphs import CUDAGraphRunner, _CapturedGraph
+from dragoman.training.data_loader import GlobalBatch
 from dragoman.training.task import Loss
+from dragoman.training.train_step import OOMSplitter, StepRequests, TrainStep
 from dragoman.training.trainer import Trainer
 
 VOCABULARY = 24
@@ -120,7 +122,7 @@ def log_of(path: Path) -> list[dict[str, Any]]:
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     """Read the newest step's tensors, by file and name."""
-    newest = RunDirectory(path).newest()
+    newest = RunDirectory(path).latest()
     assert newest is not None, f"nothing was published in {path}"
     files = {
         "weights": newest.load_weights(),
@@ -136,7 +138,7 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
 def state_of(path: Path) -> dict[str, Any]:
     """Read the newest step's state, without what the clock decides."""
-    newest = RunDirectory(path).newest()
+    newest = RunDirectory(path).latest()
     assert newest is not None, f"nothing was published in {path}"
     return {key: value for key, value in newest.state.items() if key != "seconds"}
 
@@ -153,6 +155,33 @@ def assert_same_run(one: Path, other: Path) -> None:
         for path in (one, other)
     ]
     assert logs[0] == logs[1]
+
+
+def accumulated(step: TrainStep, batch: GlobalBatch) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Do a step with a learning rate of zero; return its summed gradients, and loss, nll and targets."""
+    seen: list[tuple[list[torch.Tensor], torch.Tensor]] = []
+    all_reduce = step._parallel.all_reduce_gradients
+
+    def note(gradients: Any, sums: torch.Tensor, number: int) -> Any:
+        kept = [each if each is None else each.clone() for each in gradients]
+        seen.append((kept, sums[:3].clone()))
+        return all_reduce(gradients, sums, number)
+
+    step._parallel.all_reduce_gradients = note  # type: ignore[method-assign]
+    try:
+        step(batch, lr=0.0, requests=StepRequests())
+    finally:
+        step._parallel.all_reduce_gradients = all_reduce  # type: ignore[method-assign]
+    return seen[0]
+
+
+def fail_in_parts(
+    splitter: OOMSplitter, batch: Batch, error: Exception, *, may_split: bool = True
+) -> None:
+    """Raise an error in every part of a batch."""
+    for part in splitter.parts(batch, may_split=may_split):
+        with part:
+            raise error
 
 
 class Pretended(CUDAGraphRunner):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import secrets
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +16,7 @@ from typing import Any
 import torch
 
 from dragoman._version import __version__
-from dragoman.checkpoint.checkpoint import (
+from dragoman.checkpoint.format import (
     TENSOR_PARTS,
     Checkpoint,
     CheckpointTensors,
@@ -25,9 +29,7 @@ from dragoman.checkpoint.checkpoint import (
 )
 from dragoman.checkpoint.retention import (
     BestCheckpoint,
-    StatusFile,
     count_quarantined,
-    create_or_read_run_id,
     list_prunable,
     prune_oldest,
     quarantine_checkpoint,
@@ -38,6 +40,7 @@ from dragoman.checkpoint.training_log import TrainingLog, spell_nonfinite
 from dragoman.errors import CorruptError, DiskError
 from dragoman.storage import fault_injection
 from dragoman.storage import manifest as manifests
+from dragoman.storage.atomic import replace_file
 from dragoman.storage.disk import (
     DiskFullError,
     os_errors_converted,
@@ -51,7 +54,7 @@ from dragoman.storage.tensor_files import check_finite, count_tensor_bytes
 def describe_environment(
     *, device: str = "cpu", world: int = 1, deterministic: bool = False
 ) -> dict[str, Any]:
-    """Record what the bits depend on; sums are split by threads and instruction set, so those are part of it."""
+    """Return what bit-exact results depend on, threads and instruction set included."""
     return {
         "torch": torch.__version__.split("+")[0],
         "threads": torch.get_num_threads(),
@@ -63,7 +66,7 @@ def describe_environment(
 
 
 def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what changed, such as "threads 1 -> 2"; empty when a resumed run repeats every bit."""
+    """Return what changed, such as "threads 1 -> 2"; empty when a resumed run is bit-exact."""
     return [
         f"{key} {before.get(key)} -> {now.get(key)}"
         for key in sorted(before.keys() | now.keys())
@@ -75,14 +78,12 @@ __all__ = ["Checkpoint", "CheckpointTensors", "RunDirectory"]
 
 logger = logging.getLogger(__name__)
 
-_DISK_ERROR_RETRIES = 2  # intervals to go on after a disk error other than a full disk
-_DISK_SPACE_MARGIN = (
-    1.2  # room asked for, over the tensors' own bytes: headers, state, other programs
-)
+_DISK_ERROR_RETRIES = 2  # failed checkpoints that are tolerated, other than on a full disk
+_DISK_SPACE_MARGIN = 1.2  # required disk space over the bytes of the tensors
 
 
 class RunDirectory:
-    """What a run writes, and how it is found again; only one process, rank 0, may write in it."""
+    """Checkpoints, log and status of a run; only rank 0 writes to it."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class RunDirectory:
         self.data_digest, self.config_digest = data_digest, config_digest
         self._environment = environment
         self._lock = DirectoryLock(self.path)
-        self._log = TrainingLog(self.path)
+        self.training_log = TrainingLog(self.path)
         self._best = BestCheckpoint(self.path)
         self._status = StatusFile(self.path)
         self._parent: Checkpoint | None = None
@@ -109,7 +110,7 @@ class RunDirectory:
     # Owning the directory
 
     def lock(self) -> RunDirectory:
-        """Take the directory for this process, clear its own leftovers, and begin the run's record where there is none."""
+        """Lock the directory, remove leftovers, and create run.json where there is none."""
         require_writable(self.path)
         self._lock.acquire()
         with os_errors_converted(self.path):
@@ -118,12 +119,12 @@ class RunDirectory:
         return self
 
     def close(self) -> None:
-        """Give the directory back."""
-        self._log.close()
+        """Close the log and release the lock."""
+        self.training_log.close()
         self._lock.release()
 
     def __enter__(self) -> RunDirectory:
-        """Lock for the length of a block."""
+        """Lock the directory."""
         return self.lock()
 
     def __exit__(
@@ -132,20 +133,20 @@ class RunDirectory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the directory back, whatever happened."""
+        """Release the lock."""
         self.close()
 
-    # Publishing
+    # Saving
 
     def require_checkpoint_space(self, tensors: CheckpointTensors, *, ranks: int = 1) -> None:
-        """Refuse at the start a run whose checkpoints will not fit: one more than are kept exist for a moment."""
+        """Raise DiskFullError if the checkpoints of a run will not fit; one more than are kept must."""
         size = int(_DISK_SPACE_MARGIN * ranks * _count_bytes(tensors))
-        there = len(self.steps())
+        existing = len(self.steps())
         with os_errors_converted(self.path):
             require_disk_space(
                 self.path,
-                size * max(1, self.keep_checkpoints + 1 - there),
-                f"room for {self.keep_checkpoints + 1} checkpoints of {size} bytes",
+                size * max(1, self.keep_checkpoints + 1 - existing),
+                f"{self.keep_checkpoints + 1} checkpoints of {size} bytes",
             )
 
     def save_checkpoint(
@@ -160,11 +161,11 @@ class RunDirectory:
         write: WriteTensors = write_tensor_files,
         ranks: int = 1,
     ) -> Checkpoint | None:
-        """Make a step visible, whole and durable, or raise; `write` has the files written, where `ranks` write some each.
+        """Save a checkpoint atomically and durably, and return it; `write` writes the tensor files.
 
-        With `patient`, a failing disk is waited for: None is returned and training may go on, for `grace` intervals when
-        the disk is full and two for other errors. A stop and the run's end must not be patient. `suspect` marks a step
-        after a spike of the loss; the last one that is not suspect is never pruned.
+        With `tolerate_disk_errors`, a failing disk returns None and training continues:
+        `disk_full_retries` times when the disk is full, twice after other errors. `suspect` marks a
+        checkpoint after a loss spike; the last one that is not suspect is never pruned.
         """
         self._lock.check()
         for part in TENSOR_PARTS:
@@ -181,7 +182,7 @@ class RunDirectory:
         }
         try:
             with os_errors_converted(self.path):
-                self._log.sync()
+                self.training_log.sync()
                 checkpoint = self._write_pruning_old(step, tensors, state, fields, write, ranks)
         except DiskError as error:
             self._failures += 1
@@ -191,7 +192,7 @@ class RunDirectory:
             if not tolerate_disk_errors or left < 0:
                 raise
             logger.warning(
-                "step %d was not saved: %s (training goes on; %d more failures end it)",
+                "the checkpoint of step %d was not saved: %s (training continues; %d more failures end it)",
                 step,
                 error,
                 left + 1,
@@ -200,7 +201,7 @@ class RunDirectory:
         self._failures, self._parent = 0, checkpoint
         with os_errors_converted(self.path):
             fault_injection.point("publish.log")
-            self._log.append({"event": "checkpoint", "step": step})
+            self.training_log.append({"event": "checkpoint", "step": step})
         self.status(step=step, checkpoint=step)
         return checkpoint
 
@@ -213,58 +214,54 @@ class RunDirectory:
         write: WriteTensors,
         ranks: int,
     ) -> Checkpoint:
-        """Write a step; while the disk is full, give up old steps one at a time."""
+        """Write a checkpoint; while the disk is full, remove old ones, one at a time."""
         needed = int(_DISK_SPACE_MARGIN * ranks * _count_bytes(tensors))
-        place = self.path / step_directory_name(step)
-        if place.exists():
+        path = self.path / step_directory_name(step)
+        if path.exists():
             try:
-                open_checkpoint(place)
+                open_checkpoint(path)
             except CorruptError as error:
-                quarantine_checkpoint(place, error)
+                quarantine_checkpoint(path, error)
         while True:
             try:
-                require_disk_space(self.path, needed, place.name)
+                require_disk_space(self.path, needed, path.name)
                 with os_errors_converted(self.path):
                     return write_checkpoint(self.path, step, tensors, state, fields, write)
             except DiskFullError:
                 removed = prune_oldest(self.path, self.run_id, needed)
                 if removed is None:
                     raise
-                logger.warning(
-                    "the disk is full: %s was removed to make room for %s", removed, place.name
-                )
+                logger.warning("the disk is full: %s was removed for %s", removed, path.name)
 
-    # Finding
+    # Loading
 
     def steps(self) -> list[int]:
-        """List the published steps, oldest first, unverified."""
+        """Return the saved steps, oldest first, unverified."""
         return list_steps(self.path)
 
-    def at(self, step: int) -> Checkpoint:
-        """Open one step, verified; raises CorruptError naming the first wrong file."""
+    def open_step(self, step: int) -> Checkpoint:
+        """Verify and open one checkpoint; raises CorruptError naming the first damaged file."""
         return open_checkpoint(self.path / step_directory_name(step))
 
     def verified_checkpoints(self) -> Iterator[Checkpoint]:
-        """Open the steps that verify, newest first, changing nothing."""
+        """Yield the checkpoints that verify, newest first; changes nothing."""
         for step in reversed(self.steps()):
             with contextlib.suppress(CorruptError):
-                yield self.at(step)
+                yield self.open_step(step)
 
-    def newest(self, expected: CheckpointTensors | None = None) -> Checkpoint | None:
-        """Open the newest step that verifies and fits; None only where no step was ever published.
+    def latest(self, expected: CheckpointTensors | None = None) -> Checkpoint | None:
+        """Return the newest checkpoint that verifies; None only where none was ever saved.
 
-        While the lock is held, a step that does not verify is set aside as `bad-step-…`. A whole step that does not fit
-        `expected` is no damage: the configuration changed, and that is an error of its own.
+        While the lock is held, a damaged checkpoint is quarantined as `bad-step-…`. An intact one that
+        does not match `expected` belongs to another configuration and raises CorruptError.
         """
         bad = 0
         for step in reversed(self.steps()):
             try:
-                checkpoint = self.at(step)
+                checkpoint = self.open_step(step)
             except CorruptError as error:
                 bad += 1
-                logger.warning(
-                    "%s does not verify and is passed over: %s", step_directory_name(step), error
-                )
+                logger.warning("%s is damaged and is skipped: %s", step_directory_name(step), error)
                 if self._lock.held:
                     quarantine_checkpoint(self.path / step_directory_name(step), error)
                 continue
@@ -273,37 +270,38 @@ class RunDirectory:
             return checkpoint
         if self._has_saved_before():
             raise CorruptError(
-                f"a run that was begun in {self.path} goes on from a checkpoint that verifies",
+                f"the run in {self.path} must have a checkpoint that verifies",
                 found=f"{count_quarantined(self.path) or bad} checkpoints, none valid",
-                fix="restore one from a copy (each bad-step folder says why in WHY.txt), or train in another directory",
+                fix="restore one from a copy (WHY.txt in each bad-step directory has the reason), "
+                "or train in another directory",
             )
         return None
 
     def best(self) -> Checkpoint | None:
-        """Open the step that was kept as the best, if there is one."""
+        """Return the checkpoint that was kept as the best, if there is one."""
         return self._best.open()
 
     def environment_changes_since(self, checkpoint: Checkpoint) -> list[str]:
-        """Say why going on from a checkpoint will not repeat an uninterrupted run's bits, such as "threads 1 -> 2"."""
+        """Return why resuming from a checkpoint is not bit-exact, such as "threads 1 -> 2"."""
         return environment_changes(checkpoint.environment, dict(self._environment()))
 
-    # Keeping and pruning
+    # Retention
 
     def keep_best(self, step: int) -> None:
-        """Keep a step as the best, past any pruning, in place of an earlier best."""
+        """Keep a checkpoint as the best, exempt from pruning, in place of an earlier best."""
         with os_errors_converted(self.path):
-            self._best.replace(self.at(step))
+            self._best.replace(self.open_step(step))
 
     def ensure_best_kept(self, step: int) -> None:
-        """Keep the best that a resumed run knows of, where a crash came between publishing and keeping it."""
+        """Keep the best checkpoint of a resumed run, where a crash came before keeping it."""
         if step in self.steps() and self._best.steps() != [step]:
             with contextlib.suppress(CorruptError):  # the earlier best stays
                 self.keep_best(step)
 
     def prune(self, keep_checkpoints: int | None = None) -> list[int]:
-        """Remove the oldest steps but the `keep` newest; returns which.
+        """Remove all but the `keep_checkpoints` newest checkpoints; return the removed steps.
 
-        Never the newest, never the best (unless keep/ holds it), never the last that is not suspect, never one that this run did not write.
+        Never removed are the newest, the last that is not suspect, and those of another run.
         """
         pruned = []
         with os_errors_converted(self.path):
@@ -317,46 +315,78 @@ class RunDirectory:
 
     # Log and status
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Add an update's line to log.jsonl; it must carry its number as `update`."""
-        self._log.append(record)
-
     def records(self) -> Iterator[dict[str, Any]]:
-        """Read log.jsonl back."""
-        return self._log.records()
+        """Yield the records of log.jsonl."""
+        return self.training_log.records()
 
     def truncate_log(self, step: int) -> int:
-        """Take back the lines past a step, so that replayed updates are not counted twice; returns how many."""
-        return self._log.truncate(step)
+        """Remove the log lines after a step, which a resumed run repeats; return how many."""
+        return self.training_log.truncate(step)
 
-    def status(self, *, now: bool = True, **fields: Any) -> None:
-        """Replace status.json (state, update, exit_code, reason, …); with `now=False`, at most once a minute.
-
-        Some launchers lose the exit code; this file has it. A full disk does not end a run here.
-        """
+    def status(self, **fields: Any) -> None:
+        """Update status.json (state, step, exit_code, reason, …); a full disk only logs a warning."""
         self._lock.check()
-        self._status.replace(fields, now=now)
+        self._status.update(fields)
 
     def _has_saved_before(self) -> bool:
-        """Say whether a step was ever published here: then update 0 is not where the run goes on."""
+        """Whether a checkpoint was ever saved here, so that the run cannot start at step 0."""
         return (
             bool(self.steps())
             or count_quarantined(self.path) > 0
-            or any(record.get("event") == "checkpoint" for record in self._log.records())
+            or any(record.get("event") == "checkpoint" for record in self.training_log.records())
         )
 
     def _check_same_run(self, checkpoint: Checkpoint, expected: CheckpointTensors | None) -> None:
         before = checkpoint.manifest.get("data_sha256")
         if before and self.data_digest and before != self.data_digest:
             raise CorruptError(
-                "the corpus must be the one that the run began with",
-                found=f"data {self.data_digest[:12]}… where {checkpoint.path.name} was trained on {before[:12]}…",
+                "the corpus must be the one that the run started with",
+                found=f"data {self.data_digest[:12]}…, and {checkpoint.path.name} was trained on "
+                f"{before[:12]}…",
                 fix="restore the corpus, or train in another directory",
             )
         if expected is not None:
             checkpoint.require_fit(expected)
         for change in self.environment_changes_since(checkpoint):
             logger.warning("resume is not bit-exact: %s", change)
+
+
+class StatusFile:
+    """`status.json`: state, step and exit code of a run, for launchers that lose the exit code."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / "status.json"
+        self._fields: dict[str, Any] = {}
+
+    def update(self, fields: dict[str, Any]) -> None:
+        """Change some fields and replace the file; a full disk only logs a warning."""
+        self._fields |= fields
+        process = {"pid": os.getpid(), "host": socket.gethostname(), "time": _timestamp()}
+        try:
+            replace_file(self.path, manifests.canonical_json(self._fields | process))
+        except OSError as error:
+            logger.warning("status.json was not replaced: %s", error)
+
+
+def _timestamp() -> str:
+    """Return the local time for display; no decision depends on it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def create_or_read_run_id(run: Path, config_digest: str) -> str:
+    """Return the id of the run from run.json, written at its start; pruning only touches its own steps."""
+    path = run / "run.json"
+    if path.exists():
+        return str(manifests.read_json(path).get("run_id", ""))
+    run_id = secrets.token_hex(8)
+    created = {
+        "format": 1,
+        "run_id": run_id,
+        "created": _timestamp(),
+        "created_by": f"dragoman {__version__}",
+    }
+    replace_file(path, manifests.canonical_json(created | {"config_sha256": config_digest}))
+    return run_id
 
 
 def _count_bytes(tensors: CheckpointTensors) -> int:

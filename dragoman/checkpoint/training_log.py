@@ -1,4 +1,4 @@
-"""The run's log: one JSON line an update, appended, and cut back to the last published update at resume."""
+"""The training log (log.jsonl): one JSON line per step, truncated to the checkpoint at a resume."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from dragoman.errors import encode_json
 from dragoman.storage.atomic import open_run_file
 from dragoman.storage.disk import DISK_FULL_ERRNOS, os_errors_converted
 
-_MAX_BUFFERED_BYTES = (
-    1 << 20
-)  # bytes held back while the disk is full; the run ends long before, by the checkpoint's rule
+# Kept in memory while the disk is full; failing checkpoints end the run long before that.
+_MAX_BUFFERED_BYTES = 1 << 20
 
 
 class TrainingLog:
-    """`log.jsonl` of a run directory; lines that a resume takes back go to `log.discarded.jsonl`."""
+    """`log.jsonl` of a run directory; lines that a resume removes go to `log.discarded.jsonl`."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "log.jsonl"
@@ -29,41 +28,37 @@ class TrainingLog:
         self._pending = b""
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a line; while the disk is full it is held back, for a line is not worth losing a run."""
+        """Append a line; while the disk is full it is kept in memory, so that the run can continue."""
         line = json.dumps(spell_nonfinite(record), ensure_ascii=False, allow_nan=False)
-        self._pending += encode_json(line) + b"\n"
-        with os_errors_converted(self.path):
-            try:
-                self._flush()
-            except OSError as error:
-                if (
-                    error.errno not in {*DISK_FULL_ERRNOS, errno.EFBIG}
-                    or len(self._pending) > _MAX_BUFFERED_BYTES
-                ):
+        self._pending += (line.encode() if line.isascii() else encode_json(line)) + b"\n"
+        try:
+            self._flush()
+        except OSError as error:
+            disk_full = error.errno in {*DISK_FULL_ERRNOS, errno.EFBIG}
+            if not disk_full or len(self._pending) > _MAX_BUFFERED_BYTES:
+                with os_errors_converted(self.path):
                     raise
 
     def sync(self) -> None:
-        """Make every line durable: a checkpoint must not outlive the log of the updates that led to it."""
+        """Flush all lines to disk (fsync): the log must reach at least as far as a checkpoint."""
         with os_errors_converted(self.path):
             self._flush()
             os.fsync(self._descriptor)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Read the whole lines back, in order; a line cut off by a crash is left out."""
+        """Yield the records in order; a line that a crash cut off is ignored."""
         for _, record in self._lines():
             yield record
 
     def truncate(self, step: int) -> int:
-        """Take back every line from the first that is past an update; returns how many lines went to the discarded ones."""
+        """Move all lines after a step to `log.discarded.jsonl`; return how many."""
         self.close()
         if not os.path.lexists(self.path):
             return 0
         cut = 0
         for end, record in self._lines():
             number = record.get("step", 0)
-            if (
-                type(number) is not int or number > step
-            ):  # what is not ours goes to the discarded lines too
+            if type(number) is not int or number > step:  # lines that we did not write go too
                 break
             cut = end
         with (
@@ -80,13 +75,13 @@ class TrainingLog:
                 discarded.write(rest if rest.endswith(b"\n") else rest + b"\n")
                 discarded.flush()
                 os.fsync(discarded.fileno())
-            # Only after the copy is safe: a crash in between leaves a line twice, never nowhere.
+            # Only after the copy is on disk: a crash in between leaves lines twice, but loses none.
             file.truncate(cut)
             os.fsync(file.fileno())
         return rest.count(b"\n") + (not rest.endswith(b"\n"))
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
+        """Close the file; `append` opens it again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -99,7 +94,7 @@ class TrainingLog:
             self._pending = self._pending[os.write(self._descriptor, self._pending) :]
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Give each whole line with the offset of its end; stops at the first that is not whole."""
+        """Yield the records with the offset of their line ends, up to the first incomplete line."""
         if not os.path.lexists(self.path):
             return
         end = 0
@@ -116,7 +111,7 @@ class TrainingLog:
 
 
 def spell_nonfinite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Spell NaN and infinity as text: JSON has no numbers for them, and a skipped update's loss is worth reading."""
+    """Return a record with NaN and infinity as text, which JSON has no numbers for."""
     return {
         key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in record.items()

@@ -75,6 +75,7 @@ class BatchPlan:
             ]
         )
         self._planned_batches: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+        self._cached_window_sizes: dict[int, list[int]] = {}  # of the last epoch that was asked for
 
     @property
     def examples(self) -> int:
@@ -127,13 +128,17 @@ class BatchPlan:
         return [order[start : start + self._window] for start in range(0, len(order), self._window)]
 
     def _window_sizes(self, epoch: int) -> list[int]:
-        return [
-            sum(
-                allocation.batches
-                for allocation in self._allocate(self._counts[blocks].sum(axis=0))
-            )
-            for blocks in self._windows(epoch)
-        ]
+        """Return the number of batches of each window of an epoch."""
+        if epoch not in self._cached_window_sizes:
+            sizes = [
+                sum(
+                    allocation.batches
+                    for allocation in self._allocate(self._counts[blocks].sum(axis=0))
+                )
+                for blocks in self._windows(epoch)
+            ]
+            self._cached_window_sizes = {epoch: sizes}
+        return self._cached_window_sizes[epoch]
 
     def _plan(self, epoch: int, window: int) -> list[NDArray[np.int64]]:
         blocks = self._windows(epoch)[window]

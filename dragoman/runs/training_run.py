@@ -372,7 +372,7 @@ class _TrainingRun:
             )
             return True
         if newest.step < (
-            train_state.steps if self.time_budget.is_limited else self.config.train.steps
+            train_state.max_steps if self.time_budget.is_limited else self.config.train.steps
         ):
             return False
         more = f"dragoman train --out {self.output_dir.out} --resume --set train.steps={2 * newest.step}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import IO, Any
 
-_lost_streams: dict[str, str] = {}  # why each stream was lost, until somebody takes note of it
+lost_streams: dict[str, str] = {}  # name -> reason, until `pop_lost_streams`
 
 
 class TolerantStream:
@@ -57,7 +57,7 @@ class TolerantStream:
     def _record_loss(self, error: Exception) -> None:
         if not self._lost and not isinstance(error, BlockingIOError):  # a slow reader is no loss
             self._lost = True
-            _lost_streams[self._name] = getattr(error, "strerror", None) or str(error)
+            lost_streams[self._name] = getattr(error, "strerror", None) or str(error)
 
 
 def make_tolerant(stream: IO[str], name: str = "stderr") -> IO[str]:
@@ -67,8 +67,8 @@ def make_tolerant(stream: IO[str], name: str = "stderr") -> IO[str]:
 
 def pop_lost_streams() -> dict[str, str]:
     """Return which streams were lost since the last call, and why."""
-    taken = dict(_lost_streams)
-    _lost_streams.clear()
+    taken = dict(lost_streams)
+    lost_streams.clear()
     return taken
 
 

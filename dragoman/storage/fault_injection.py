@@ -48,19 +48,19 @@ class _Fault:
     action: str
 
 
-_armed_faults: list[_Fault] = []
+armed_faults: list[_Fault] = []
 
 
 def arm_faults(text: str) -> None:
     """Set the faults that a text describes, in place of any earlier ones; an empty text sets none."""
-    _armed_faults[:] = [_parse(part) for part in text.split(",") if part]
+    armed_faults[:] = [_parse(part) for part in text.split(",") if part]
 
 
 def point(name: str) -> None:
     """Pass a named point: nothing happens unless a test armed it."""
-    if not _armed_faults:
+    if not armed_faults:
         return
-    passed = [fault for fault in _armed_faults if fault.point == name and fault.left]
+    passed = [fault for fault in armed_faults if fault.point == name and fault.left]
     for fault in passed:  # all count this passage before one of them may raise
         fault.left -= 1
     for fault in passed:

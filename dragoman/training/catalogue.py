@@ -1,4 +1,4 @@
-"""The optimisers and schedules by name; listing them imports no torch."""
+"""Registries of optimizers and learning-rate schedules; importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -7,34 +7,30 @@ from dragoman.registry import Entry, Registry
 OPTIMIZERS = Registry(
     "optimizer",
     adam=Entry(
-        "dragoman.training.optimizers:build_adam",
-        "Adam; weight decay, where set, is added to the gradient.",
+        "dragoman.training.optimizer:build_adam",
+        "Adam; weight decay is added to the gradient (L2 regularization).",
     ),
     adamw=Entry(
-        "dragoman.training.optimizers:build_adamw",
-        "Adam whose weight decay acts on the weights themselves.",
+        "dragoman.training.optimizer:build_adamw",
+        "AdamW: weight decay decoupled from the gradient.",
     ),
 )
 
 SCHEDULES = Registry(
     "schedule",
-    constant=Entry("dragoman.training.lr_schedule:constant", "Rises over the warm-up, then stays."),
+    constant=Entry("dragoman.training.lr_schedule:constant", "Constant after the warm-up."),
     noam=Entry(
         "dragoman.training.lr_schedule:noam",
-        "The Transformer paper's, with train.learning_rate as a factor (the paper's is 1).",
+        "The schedule of the Transformer paper; train.learning_rate is its factor (1 there).",
     ),
     inverse_sqrt=Entry(
         "dragoman.training.lr_schedule:inverse_sqrt",
-        "Falls with the square root of the update after the warm-up.",
+        "Inverse square root of the step after the warm-up.",
     ),
-    cosine=Entry(
-        "dragoman.training.lr_schedule:cosine", "Falls along half a cosine to zero at train.steps."
-    ),
-    linear=Entry(
-        "dragoman.training.lr_schedule:linear", "Falls in a straight line to zero at train.steps."
-    ),
+    cosine=Entry("dragoman.training.lr_schedule:cosine", "Cosine decay to zero at train.steps."),
+    linear=Entry("dragoman.training.lr_schedule:linear", "Linear decay to zero at train.steps."),
     wsd=Entry(
         "dragoman.training.lr_schedule:wsd",
-        "Warm-up, a stable stretch, then a straight fall over train.cooldown_fraction.",
+        "Warm-up, stable, then linear decay over train.cooldown_fraction of the steps (WSD).",
     ),
 )

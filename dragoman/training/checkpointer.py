@@ -1,8 +1,8 @@
-"""Between the trainer's objects and the run directory: what goes into a checkpoint, and how it comes back.
+"""Saves the trainer's model, optimizer and EMA as checkpoints, and loads them again.
 
-Where every rank holds the whole model, only rank 0 touches the directory; what it reads, the others get through the group, so
-that no shared disk is needed. Where the model is shared out, every rank writes and reads its own rows, in a directory that all of
-them see; rank 0 alone says what is published.
+With a replicated model only rank 0 reads and writes the run directory, and broadcasts what it read, so
+that no shared disk is needed. With a sharded model (FSDP) every rank writes and reads its own rows in a
+directory on a shared disk, and rank 0 alone publishes the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dragoman.checkpoint.checkpoint import (
+from dragoman.checkpoint.format import (
     TENSOR_PARTS,
     Checkpoint,
     CheckpointTensors,
@@ -28,15 +28,16 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import ConfigError, DiskError, DivergedError
 from dragoman.storage.atomic import FileRecord
 from dragoman.storage.tensor_files import check_finite
-from dragoman.training import optimizers
-from dragoman.training.distributed.data_parallel import ParallelStrategy, named_weights
+from dragoman.training import optimizer as optimizers
+from dragoman.training.distributed.data_parallel import named_weights
 from dragoman.training.distributed.process_group import CallRanks, ProcessGroup
 from dragoman.training.ema import EMA
 from dragoman.training.train_state import read_train_state
+from dragoman.training.train_step import ParallelStrategy
 
 
 class Checkpointer:
-    """Publishes and restores a model with its optimiser and its running average."""
+    """Saves and loads a model with its optimizer and EMA."""
 
     def __init__(
         self,
@@ -48,28 +49,22 @@ class Checkpointer:
         ema: EMA | None,
         world: ProcessGroup,
     ) -> None:
-        self._run, self._model, self._parallel, self._optimizer, self._ema = (
-            run,
-            model,
-            parallel,
-            optimizer,
-            ema,
-        )
-        self._world = world
-        self._initial_weights: dict[str, Tensor] | None = (
-            None  # the weights of the start, until a first checkpoint stands
-        )
+        self._run, self._model, self._parallel = run, model, parallel
+        self._optimizer, self._ema, self._world = optimizer, ema, world
+        # Kept until the first checkpoint is saved, for a rollback.
+        self._initial_weights: dict[str, Tensor] | None = None
 
     def start_new_run(self) -> None:
-        """Start from the model as it is; a directory with a run in it is refused."""
-        found = self._world.run_on_rank_zero(self._run.steps, "look at the run directory")
+        """Start from the model's current weights; raise ConfigError if the directory holds a run."""
+        found = self._world.run_on_rank_zero(self._run.steps, "list the checkpoints")
         if found:
             raise ConfigError(
                 [
-                    f"a new run needs a directory without one; found step {found[-1]} in {self._run.path}; resume it, or choose another"
+                    "a new run needs a directory without checkpoints; "
+                    f"found step {found[-1]} in {self._run.path}; resume it, or choose another"
                 ]
             )
-        self._world.run_on_rank_zero(self._check_disk_space, "look at the disk")
+        self._world.run_on_rank_zero(self._check_disk_space, "check the disk space")
         if self._parallel.lockstep:
             self._check_shared_disk()
         if self._ema is not None:
@@ -79,9 +74,9 @@ class Checkpointer:
             for name, tensor in named_weights(self._parallel.local_module).items()
         }
 
-    def restore(self) -> dict[str, Any] | None:
-        """Load the newest checkpoint and return its state; without any, start from the model as it is and return None."""
-        found = self._world.run_on_rank_zero(self._load_newest, "read the newest checkpoint")
+    def load_latest(self) -> dict[str, Any] | None:
+        """Load the newest checkpoint and return its state; without one, start a new run and return None."""
+        found = self._world.run_on_rank_zero(self._load_on_rank_zero, "load the newest checkpoint")
         if found is None:
             self.start_new_run()
             return None
@@ -97,14 +92,14 @@ class Checkpointer:
         return dict(found["state"])
 
     def roll_back(self) -> dict[str, Any] | None:
-        """Return to the newest checkpoint after a divergence, or to the weights of the start; the log is cut accordingly."""
+        """Load the newest checkpoint, or the initial weights, and truncate the log accordingly."""
         if self._initial_weights is None:
-            return self.restore()
+            return self.load_latest()
         self._load_weights(self._initial_weights)
         self._optimizer.state.clear()
         if self._ema is not None:
             self._ema.load_state_dict(self._initial_weights)
-        self._world.run_on_rank_zero(lambda: self._run.truncate_log(0), "cut the log")
+        self._world.run_on_rank_zero(lambda: self._run.truncate_log(0), "truncate the log")
         return None
 
     def save_checkpoint(
@@ -116,48 +111,48 @@ class Checkpointer:
         tolerate_disk_errors: bool,
         suspect: bool,
     ) -> bool:
-        """Publish a step; rank 0 decides and the others write their pieces or wait; False when a failing disk was put up with."""
-        what = f"publish step {step}"
+        """Save a checkpoint on rank 0 (FSDP: on all ranks); return False after a tolerated disk error."""
+        what = f"save the checkpoint of step {step}"
 
-        def write(**how: Any) -> bool:
-            done = self._run.save_checkpoint(
+        def write(**options: Any) -> bool:
+            saved = self._run.save_checkpoint(
                 step,
                 self._tensors(),
                 state,
                 metrics,
                 tolerate_disk_errors=tolerate_disk_errors,
                 suspect=suspect,
-                **how,
+                **options,
             )
-            if done is not None:
+            if saved is not None:
                 self._run.prune()
-            return done is not None
+            return saved is not None
 
         if self._parallel.lockstep:
 
-            def write_together(ask: CallRanks) -> bool:
+            def write_sharded(call_ranks: CallRanks) -> bool:
                 return write(
-                    write=lambda folder, _: _merge_file_records(ask(str(folder)), folder),
+                    write=lambda folder, _: _merge_file_records(call_ranks(str(folder)), folder),
                     ranks=self._world.size,
                 )
 
-            published = bool(self._world.run_with_ranks(write_together, self._write_shards, what))
+            saved = bool(self._world.run_with_ranks(write_sharded, self._write_shards, what))
         else:
-            published = bool(self._world.run_on_rank_zero(write, what))
-        if published:
+            saved = bool(self._world.run_on_rank_zero(write, what))
+        if saved:
             self._initial_weights = None
-        return published
+        return saved
 
     def keep_best(self, step: int) -> None:
-        """Keep a published step as the best."""
-        self._world.run_on_rank_zero(lambda: self._run.keep_best(step), f"keep step {step}")
+        """Keep a saved checkpoint as the best."""
+        self._world.run_on_rank_zero(
+            lambda: self._run.keep_best(step), f"keep the checkpoint of step {step}"
+        )
 
     def _write_shards(self, folder: str) -> dict[str, Any]:
-        """Write this rank's pieces and say what they are, or what went wrong: no rank may leave the others waiting."""
+        """Write this rank's shards; return their file records, or the error, since other ranks wait for it."""
         tensors = self._tensors()
-        if (
-            not self._world.is_rank_zero
-        ):  # numbers and buffers, which every rank holds, are rank 0's to write
+        if not self._world.is_rank_zero:  # replicated scalars and buffers are saved by rank 0
             tensors = {
                 part: values and self._select_sharded(values) for part, values in tensors.items()
             }
@@ -177,38 +172,39 @@ class Checkpointer:
         return {"files": {name: list(record) for name, record in records.items()}}
 
     def _select_sharded(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Choose the tensors that this rank has a piece of."""
+        """Return the tensors of which this rank holds a shard."""
         return {name: tensor for name, tensor in tensors.items() if self._rows(name) is not None}
 
     def _rows(self, name: str) -> slice | None:
-        """Say which rows of a weight, or of a moment, are this rank's."""
+        """Return which rows of a weight or of its moments this rank holds."""
         parameter, _, slot = name.rpartition(".")
-        return self._parallel.rows(name) or (
-            None if slot == "step" else self._parallel.rows(parameter)
+        return self._parallel.local_rows(name) or (
+            None if slot == "step" else self._parallel.local_rows(parameter)
         )
 
     def _check_shared_disk(self) -> None:
-        """Refuse ranks that do not see rank 0's directory: their pieces would be lost."""
+        """Raise ConfigError if a rank does not see rank 0's directory: its shards would be lost."""
 
-        def look(name: str) -> bool:
+        def is_visible(name: str) -> bool:
             return (self._run.path / name).exists()
 
-        def everybody(ask: CallRanks) -> list[bool]:
+        def probe(call_ranks: CallRanks) -> list[bool]:
             probe_file = self._run.path / f".tmp-disk-0-{secrets.token_hex(4)}"
             probe_file.touch()
             try:
-                return ask(probe_file.name)
+                return call_ranks(probe_file.name)
             finally:
                 probe_file.unlink()
 
-        seen = self._world.run_with_ranks(everybody, look, "look whether all ranks share a disk")
+        seen = self._world.run_with_ranks(probe, is_visible, "check for a shared disk")
         if not all(seen):
             found = (
                 f"a file of rank 0 in {self._run.path} that rank {seen.index(False)} does not see"
             )
             raise ConfigError(
                 [
-                    f"train.fsdp needs --out on a disk that all ranks share; found {found}; use another, or train.fsdp=off"
+                    f"train.fsdp needs --out on a disk that all ranks share; found {found}; "
+                    "use another, or train.fsdp=off"
                 ]
             )
 
@@ -235,11 +231,11 @@ class Checkpointer:
             tensors, ranks=self._world.size if self._parallel.lockstep else 1
         )
 
-    def _load_newest(self) -> dict[str, Any] | None:
-        """Verify the newest checkpoint and cut the log to it; where rank 0 holds everything, load it too."""
-        whole = named_weights(self._model)
+    def _load_on_rank_zero(self) -> dict[str, Any] | None:
+        """Verify the newest checkpoint and truncate the log to it; load it, unless it is sharded."""
+        weights = named_weights(self._model)
         averaged = dict(self._model.named_parameters()) if self._ema is not None else None
-        checkpoint = self._run.newest({"weights": whole, "ema": averaged})
+        checkpoint = self._run.latest({"weights": weights, "ema": averaged})
         if checkpoint is None:
             self._run.truncate_log(0)
             return None
@@ -251,7 +247,7 @@ class Checkpointer:
         return {"step": checkpoint.step, "state": state}
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        """Read what this rank holds of a checkpoint, whoever wrote it."""
+        """Load this rank's part of a checkpoint, however many ranks saved it."""
         rows: Callable[[str], slice | None] | None = self._rows if self._parallel.lockstep else None
         self._load_weights(checkpoint.load_weights(rows=rows))
         optimizers.load_state_dict(
@@ -267,7 +263,7 @@ class Checkpointer:
             tensor.copy_(tensors[name])
 
     def _broadcast_state(self) -> None:
-        """Give every rank what rank 0 read; moments that another rank has not got yet are made first."""
+        """Broadcast what rank 0 loaded; optimizer moments are allocated on the other ranks first."""
         for parameter in self._model.parameters():
             if parameter.requires_grad and not self._optimizer.state.get(parameter):
                 self._optimizer.state[parameter] = {
@@ -282,13 +278,14 @@ class Checkpointer:
 
 
 def _merge_file_records(answers: list[dict[str, Any]], folder: Path) -> dict[str, FileRecord]:
-    """Put together what the ranks wrote, or raise what one of them met."""
+    """Return the file records of all ranks, or raise the error of one of them."""
     for answer in answers:
         if "diverged" in answer:
             raise DivergedError(
-                "only finite numbers are published",
+                "only finite numbers are saved",
                 found=answer["diverged"],
-                fix="lower train.learning_rate or set train.max_grad_norm, and resume from the last checkpoint",
+                fix="lower train.learning_rate or set train.max_grad_norm, and resume "
+                "from the last checkpoint",
             )
         if "error" in answer:
             raise OSError(answer["errno"], answer["error"], str(folder))
@@ -299,8 +296,9 @@ def _merge_file_records(answers: list[dict[str, Any]], folder: Path) -> dict[str
         size = (folder / name).stat().st_size if (folder / name).exists() else None
         if size != record.bytes:
             raise DiskError(
-                "rank 0 must see what every rank wrote",
-                found=f"{'nothing' if size is None else f'{size} bytes'} where {record.bytes} of {name} were written",
-                fix="keep --out on one disk that all ranks share",
+                "rank 0 must see the files of every rank",
+                found=f"{'no file' if size is None else f'{size} bytes'} for {name}, "
+                f"of which {record.bytes} bytes were written",
+                fix="use a directory for --out on a disk that all ranks share",
             )
     return records

@@ -1,8 +1,8 @@
-"""Replaying launches: on a GPU a small model's time goes into launching its kernels one by one.
+"""CUDA graphs: capture the forward and backward pass of each batch shape, and replay it.
 
-For each shape of batch the launches of one forward and backward pass are recorded, as a CUDA graph, and from then on
-replayed as a single one. The kernels, their order and their random numbers are those of the plain pass. What cannot be
-recorded (a pass that waits for the device, or that draws random numbers on the host) goes on as before.
+On a GPU, a small model spends its time launching kernels one by one; a CUDA graph launches them together.
+Kernels, their order and their random numbers are those of the eager pass. A model that cannot be captured
+(because it synchronizes with the device, or draws random numbers on the host) stays in eager mode.
 """
 
 from __future__ import annotations
@@ -26,32 +26,26 @@ from dragoman.training.task import Loss
 
 logger = logging.getLogger(__name__)
 
-MAX_GRAPHS = (
-    64  # the plan's shapes, with and without masks; each takes as long to record as a few updates
-)
-CAPTURE_AT_OCCURRENCE = (
-    2  # a shape is recorded when it comes again: many remainders of a pass never do
-)
+MAX_GRAPHS = 64  # batch shapes, with and without masks; a capture takes as long as a few steps
+CAPTURE_AT_OCCURRENCE = 2  # many last batches of an epoch have a shape that never occurs again
 
-ForwardBackward = Callable[
-    [Batch], Loss
-]  # leaves the gradients on the parameters, or none of them where it fails
+ForwardBackward = Callable[[Batch], Loss]  # leaves gradients on the parameters, or none on failure
 
 
 class GraphCaptureError(RuntimeError):
-    """A pass does something that a recording would freeze or forbid."""
+    """The model does something that a CUDA graph cannot replay."""
 
 
 class _CapturedGraph(NamedTuple):
-    batch: Batch  # the tensors that the recorded kernels read
+    batch: Batch  # the tensors that the captured kernels read
     loss: Loss  # the tensors that they write
     replay: Callable[[], None]
 
 
 class CUDAGraphRunner:
-    """Computes losses and gradients as `compute` does, by replaying it where that can be done.
+    """Computes losses and gradients as `compute` does, by replaying CUDA graphs where possible.
 
-    The gradients that it leaves are its own, and the next call writes over them: whoever needs them longer copies them.
+    The gradients that it leaves on the parameters are overwritten by the next call: clone them to keep them.
     """
 
     def __init__(
@@ -63,21 +57,17 @@ class CUDAGraphRunner:
         accumulates_grad: bool = True,
     ) -> None:
         self._compute, self._parameters, self._device = compute, parameters, device
-        self._accumulates_grad = accumulates_grad  # whether a pass adds to the gradients that it finds, or writes over them
+        self._accumulates_grad = accumulates_grad  # whether `compute` adds to existing gradients
         self._graphs: dict[Any, _CapturedGraph] = {}
         self._shape_counts: Counter[Any] = Counter()
-        self._flat_grads: Tensor | None = (
-            None  # of all parameters in a row: what every recording writes
-        )
-        self._params_without_grad: set[int] = set()  # parameters that get no gradient
+        self._flat_grads: Tensor | None = None  # of all parameters; every graph writes to it
+        self._params_without_grad: set[int] = set()
         self._capturer = CudaGraphCapturer(device)
         self.is_enabled = True
 
     def __call__(self, batch: Batch) -> Loss:
-        """Leave a batch's gradients on the parameters and give its loss; the caller has just seeded the generators."""
-        if (
-            not self.is_enabled or is_recording()
-        ):  # captured kernels neither record nor edit attention weights
+        """Leave the gradients on the parameters and return the loss; the caller has just set the seed."""
+        if not self.is_enabled or is_recording():  # a graph cannot record or edit attention weights
             return self._compute(batch)
         key = _batch_key(batch)
         if key not in self._graphs:
@@ -91,21 +81,19 @@ class CUDAGraphRunner:
         return self._replay_graph(self._graphs[key], batch)
 
     def release_graphs(self) -> None:
-        """Let go of every recording and its memory; shapes are recorded anew when they come again."""
+        """Free all graphs and their memory; shapes are captured anew when they occur again."""
         self._graphs.clear()
         self._shape_counts.clear()
-        self._flat_grads, self._capturer = (
-            None,
-            CudaGraphCapturer(self._device),
-        )  # the memory goes with the last recording
+        self._flat_grads = None
+        self._capturer = CudaGraphCapturer(self._device)  # its memory pool goes with the last graph
 
     def _replay_graph(self, captured: _CapturedGraph, batch: Batch) -> Loss:
-        """Give the recorded kernels this batch, and hand out what they make."""
-        assert self._flat_grads is not None, "what is recorded has somewhere to write"
-        for place, tensor in zip(
+        """Copy a batch into the graph's input tensors, replay it, and return its loss."""
+        assert self._flat_grads is not None, "a captured graph has gradients"
+        for static, tensor in zip(
             _batch_tensors(captured.batch), _batch_tensors(batch), strict=True
         ):
-            place.copy_(tensor, non_blocking=True)
+            static.copy_(tensor, non_blocking=True)
         captured.replay()
         for number, (parameter, gradient) in enumerate(
             zip(self._parameters, self._grad_views(self._flat_grads), strict=True)
@@ -115,7 +103,7 @@ class CUDAGraphRunner:
         return Loss(loss.total.clone(), loss.nll.clone(), loss.count.clone())
 
     def _capture_shape(self, key: Any, batch: Batch) -> bool:
-        """Record a shape; where that fails, say so once and never try again."""
+        """Capture a batch shape and return whether that worked; a failure disables CUDA graphs."""
         seed = torch.default_generator.initial_seed()
         try:
             if not self._graphs:
@@ -130,7 +118,8 @@ class CUDAGraphRunner:
                 "out of memory" if is_out_of_memory(error) else " ".join(str(error).split())[:160]
             )
             logger.info(
-                "updates are launched kernel by kernel, which takes small models longer: %s", found
+                "CUDA graphs: off, training continues in eager mode, slower for small models (%s)",
+                found,
             )
         for parameter in self._parameters:
             parameter.grad = None
@@ -138,13 +127,13 @@ class CUDAGraphRunner:
         return self.is_enabled
 
     def _warm_up(self, batch: Batch) -> None:
-        """Run one plain pass under watch, and note which parameters get no gradient."""
+        """Run one eager pass that may not synchronize; find the parameters without gradients."""
         before = torch.default_generator.get_state()
         with _forbid_device_sync():
             self._compute(batch)
         if not torch.equal(before, torch.default_generator.get_state()):
             raise GraphCaptureError(
-                "the model draws random numbers on the host, and a recording would repeat them"
+                "the model draws random numbers on the host, which a CUDA graph would repeat"
             )
         self._params_without_grad = {
             number for number, parameter in enumerate(self._parameters) if parameter.grad is None
@@ -153,32 +142,31 @@ class CUDAGraphRunner:
         self._flat_grads = torch.zeros(total, device=self._device)
 
     def _capture(self, batch: Batch) -> _CapturedGraph:
-        """Record the kernels of one pass over a batch's tensors; nothing is computed yet."""
-        assert self._flat_grads is not None, "a trial has made room for the gradients"
-        gradients, made = self._flat_grads, list[Loss]()
+        """Capture the kernels of one pass over a batch's tensors; nothing is computed yet."""
+        assert self._flat_grads is not None, "the warm-up allocates the gradients"
+        gradients, losses = self._flat_grads, list[Loss]()
         for parameter, view in zip(self._parameters, self._grad_views(gradients), strict=True):
-            parameter.grad = view  # the pass leaves its gradient there
+            parameter.grad = view  # the backward pass writes to it
 
         def launch() -> None:
             if self._accumulates_grad:
                 gradients.zero_()
             loss = self._compute(batch)
-            made.append(Loss(loss.total.detach(), loss.nll.detach(), loss.count.detach()))
+            losses.append(Loss(loss.total.detach(), loss.nll.detach(), loss.count.detach()))
 
         replay = self._capturer(launch)
-        return _CapturedGraph(batch, made[0], replay)
+        return _CapturedGraph(batch, losses[0], replay)
 
     def _grad_views(self, flat: Tensor) -> Iterator[Tensor]:
-        """Cut a row of all numbers into the parameters' shapes."""
-        pieces = flat.split([parameter.numel() for parameter in self._parameters])  # type: ignore[no-untyped-call]
+        """Return views of a flat tensor in the parameters' shapes."""
+        parts = flat.split([parameter.numel() for parameter in self._parameters])  # type: ignore[no-untyped-call]
         return (
-            piece.view_as(parameter)
-            for piece, parameter in zip(pieces, self._parameters, strict=True)
+            part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True)
         )
 
 
 def _batch_key(batch: Batch) -> tuple[Any, ...]:
-    """Tell batches apart whose kernels differ: by shape, and by which sides are padded."""
+    """Return the key of batches with the same kernels: shapes, and which sides have padding."""
     full = (batch.sizes == (batch.src.shape[1], batch.tgt_in.shape[1])).all(axis=0)
     return (batch.src.shape, batch.tgt_in.shape, *full.tolist())
 
@@ -189,14 +177,12 @@ def _batch_tensors(batch: Batch) -> tuple[Tensor, ...]:
 
 @contextmanager
 def _forbid_device_sync() -> Iterator[None]:
-    """Turn every wait for the device into an error."""
+    """Raise an error at every synchronization with the device."""
     if not torch.cuda.is_available():
         yield
         return
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch warns that it may overlook some waits; recording will not
+        warnings.simplefilter("ignore")  # torch warns that it may miss some; the capture does not
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -205,7 +191,7 @@ def _forbid_device_sync() -> Iterator[None]:
 
 
 def _reset_generator(device: torch.device) -> None:
-    """Give the device a generator state that no broken recording has marked as its own."""
+    """Replace the device's generator state, which a failed capture may have claimed."""
     if device.type != "cuda":
         return
     generator = torch.cuda.default_generators[

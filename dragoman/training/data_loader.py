@@ -1,8 +1,8 @@
-"""The batches of each update, made ready in the background.
+"""The batches of each training step, prepared in the background.
 
-Position belongs to the trainer: what has been prepared ahead is never part of any state, and what is prepared is a pure
-function of (plan, seed, cursor, rank). Resuming is therefore no different run (joeynmt#125, #172; OpenNMT-py#2006,
-#2517; huggingface/transformers#11323).
+The trainer owns the position: what has been prefetched is never part of any state, and each batch is a
+pure function of (plan, seed, cursor, rank). A resumed run therefore sees the same batches (joeynmt#125,
+#172; OpenNMT-py#2006, #2517; huggingface/transformers#11323).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ CollateFunction = Callable[[np.ndarray, int], Batch]  # (example numbers, seed) 
 
 
 class MicroBatch(NamedTuple):
-    """What one rank computes at once: some or all rows of a micro-batch."""
+    """All or some rows of a micro-batch, which one rank computes in one pass."""
 
-    micro_index: int  # place of the micro-batch in the update's global list
-    split_index: int  # place of the rows in the micro-batch
+    micro_index: int  # index of the micro-batch in the step, over all ranks
+    split_index: int  # index of these rows, where a micro-batch is split over ranks
     batch: Batch
-    is_dummy: bool = False  # gone through for the other ranks' sake, and counts nothing
+    is_dummy: bool = False  # computed only to stay in lockstep with other ranks; does not count
 
 
 class GlobalBatch(NamedTuple):
-    """One update's work: this rank's share, and what the whole is."""
+    """The batch of one optimizer step: this rank's micro-batches, and the examples of all ranks."""
 
-    number: int
+    step: int
     micro_batches: list[MicroBatch]
     examples: list[np.ndarray]  # of all ranks, by micro-batch
-    next_cursor: Cursor  # the position behind it
+    next_cursor: Cursor  # position of the next step's first micro-batch
 
 
 class DataLoader:
-    """Prepares updates one after the other, up to `depth` ahead in a thread of its own, or on demand with `depth` 0."""
+    """Prepares batches up to `prefetch` steps ahead in a thread, or on demand with `prefetch=0`."""
 
     def __init__(
         self,
@@ -55,31 +55,22 @@ class DataLoader:
         prefetch: int = 2,
         pin_memory: bool = False,
     ) -> None:
-        self._plan, self._collate, self._gradient_accumulation, self._seed = (
-            plan,
-            collate,
-            gradient_accumulation,
-            seed,
-        )
-        self._rank, self._ranks, self._lockstep, self._prefetch, self._pin_memory = (
-            rank,
-            ranks,
-            lockstep,
-            prefetch,
-            pin_memory,
-        )
+        self._plan, self._collate, self._seed = plan, collate, seed
+        self._gradient_accumulation = gradient_accumulation
+        self._rank, self._ranks, self._lockstep = rank, ranks, lockstep
+        self._prefetch, self._pin_memory = prefetch, pin_memory
 
-    def batches(self, number: int, cursor: Cursor) -> Generator[GlobalBatch, None, None]:
-        """Yield updates from a position on, without end; close the iterator to end its thread."""
+    def batches(self, step: int, cursor: Cursor) -> Generator[GlobalBatch, None, None]:
+        """Yield batches without end, from a step and its position on; close it to end the thread."""
         if self._prefetch == 0:
-            yield from self._generate(number, cursor)
+            yield from self._generate(step, cursor)
             return
         ready: queue.Queue[GlobalBatch | BaseException] = queue.Queue(self._prefetch)
         stop = threading.Event()
         thread = threading.Thread(
             target=self._prefetch_batches,
-            args=(ready, stop, number, cursor),
-            name="feed",
+            args=(ready, stop, step, cursor),
+            name="data-loader",
             daemon=True,
         )
         thread.start()
@@ -97,15 +88,15 @@ class DataLoader:
         self,
         ready: queue.Queue[GlobalBatch | BaseException],
         stop: threading.Event,
-        number: int,
+        step: int,
         cursor: Cursor,
     ) -> None:
-        """Keep the queue full until told to stop; an error goes the same way as the work and is raised where it is used."""
+        """Keep the queue full until `stop`; pass an error on to the thread that reads the queue."""
         item: GlobalBatch | BaseException
-        work = self._generate(number, cursor)
+        batches = self._generate(step, cursor)
         while not stop.is_set():
             try:
-                item = next(work)
+                item = next(batches)
             except BaseException as error:  # everything must reach the main thread
                 item = error
             while not stop.is_set():
@@ -117,30 +108,30 @@ class DataLoader:
             if isinstance(item, BaseException):
                 return
 
-    def _generate(self, number: int, cursor: Cursor) -> Iterator[GlobalBatch]:
+    def _generate(self, step: int, cursor: Cursor) -> Iterator[GlobalBatch]:
         while True:
             examples, cursor = plan_step(self._plan, cursor, self._gradient_accumulation)
-            fault_injection.point("data.next")
-            yield GlobalBatch(number, self._rank_micro_batches(number, examples), examples, cursor)
-            number += 1
+            if fault_injection.armed_faults:
+                fault_injection.point("data.next")
+            yield GlobalBatch(step, self._rank_micro_batches(step, examples), examples, cursor)
+            step += 1
 
-    def _rank_micro_batches(self, number: int, examples: list[np.ndarray]) -> list[MicroBatch]:
-        """Take every W-th slice of the global list; micro-batches are cut by rows only where there are fewer than ranks."""
+    def _rank_micro_batches(self, step: int, examples: list[np.ndarray]) -> list[MicroBatch]:
+        """Return every W-th micro-batch of the step; they are split by rows where ranks outnumber them."""
         parts = -(-self._ranks // len(examples))
         mine: list[MicroBatch] = []
-        for place in range(self._rank, len(examples) * parts, self._ranks):
-            micro_index, split_index = divmod(place, parts)
-            batch = self._collate_micro_batch(number, micro_index, examples)
+        for index in range(self._rank, len(examples) * parts, self._ranks):
+            micro_index, split_index = divmod(index, parts)
+            batch = self._collate_micro_batch(step, micro_index, examples)
             if parts > 1:
                 if split_index >= len(batch):
                     continue
                 batch = batch.rows(slice(split_index, None, parts))
             mine.append(MicroBatch(micro_index, split_index, batch))
         if self._lockstep:
-            is_dummy = MicroBatch(
-                0, 0, self._collate_micro_batch(number, 0, examples).rows(slice(1)), is_dummy=True
-            )
-            mine += [is_dummy] * (-(-len(examples) * parts // self._ranks) - len(mine))
+            first = self._collate_micro_batch(step, 0, examples)
+            dummy = MicroBatch(0, 0, first.rows(slice(1)), is_dummy=True)
+            mine += [dummy] * (-(-len(examples) * parts // self._ranks) - len(mine))
         return (
             [part._replace(batch=part.batch.pin_memory()) for part in mine]
             if self._pin_memory
@@ -148,9 +139,9 @@ class DataLoader:
         )
 
     def _collate_micro_batch(
-        self, number: int, micro_index: int, examples: list[np.ndarray]
+        self, step: int, micro_index: int, examples: list[np.ndarray]
     ) -> Batch:
-        """Collate a micro-batch whole even where a rank needs some rows only: its pieces and shape must not depend on the ranks."""
+        """Collate a whole micro-batch, so that its tokens and shape do not depend on the number of ranks."""
         return self._collate(
-            examples[micro_index], derive_seed(self._seed, number, micro_index, "text")
+            examples[micro_index], derive_seed(self._seed, step, micro_index, "text")
         )

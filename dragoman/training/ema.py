@@ -1,4 +1,4 @@
-"""A running average of the weights, which often translates better than the weights themselves."""
+"""Exponential moving average (EMA) of the weights, which often translates better than the weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """Exponentially decaying average of a model's parameters.
+    """Exponential moving average of a model's parameters.
 
-    The decay warms up as `min(decay, (1 + n) / (10 + n))` at the n-th update, so that the random weights of the
-    start are soon forgotten; the same rule as TensorFlow's ExponentialMovingAverage with `num_updates`.
+    The decay warms up as `min(decay, (1 + n) / (10 + n))` at step n, so that the initial weights lose their
+    influence soon: the rule of TensorFlow's ExponentialMovingAverage with `num_updates`.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -23,31 +23,31 @@ class EMA:
         self._average = [parameter.detach().clone() for parameter in self._weights]
 
     def decay_at(self, step: int) -> float:
-        """Give the decay of the n-th update, counted from 1."""
+        """Return the decay of a step, counted from 1."""
         return min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
-    def follow(self, step: int) -> None:
-        """Move towards the weights; a skipped update has left them unchanged and moves the average all the same."""
+    def update(self, step: int) -> None:
+        """Move the average towards the weights, also after a step that was skipped."""
         torch._foreach_lerp_(self._average, self._weights, 1.0 - self.decay_at(step))
 
     @contextmanager
     @torch.no_grad()
     def averaged_weights(self) -> Iterator[None]:
-        """Lend the average to the model, as for validation, and put the weights back afterwards."""
-        kept = [weight.detach().clone() for weight in self._weights]
+        """Give the model the averaged weights within the block, as for validation."""
+        weights = [weight.detach().clone() for weight in self._weights]
         torch._foreach_copy_(self._weights, self._average)
         try:
             yield
         finally:
-            torch._foreach_copy_(self._weights, kept)
+            torch._foreach_copy_(self._weights, weights)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give the average by parameter name."""
+        """Return the average by parameter name."""
         return dict(zip(self._names, self._average, strict=True))
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take an average back."""
+        """Load an average."""
         for name, average in zip(self._names, self._average, strict=True):
             average.copy_(tensors[name])

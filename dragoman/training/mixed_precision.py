@@ -18,57 +18,54 @@ from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, 
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.task import Loss, Task
 
-_CPU_FLAGS = (
-    "amx_bf16",
-    "avx512_bf16",
-)  # with either, products ran 1.3 to 1.7 times as fast as in float32 (docs/log.md)
+# With either, matrix multiplications ran 1.3 to 1.7 times as fast as in float32 (docs/log.md).
+_CPU_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 class Precision(NamedTuple):
-    """A number format for products, and why it was chosen."""
+    """The dtype of matrix multiplications, and why it was chosen."""
 
     dtype: torch.dtype
     reason: str
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Make the context that a forward pass runs in."""
+        """Return the context of a forward pass; it can be entered again."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(device.type, dtype=self.dtype)
 
     @property
     def name(self) -> str:
-        """Name the format as the configuration does."""
+        """The dtype's name, as in `train.precision`."""
         return str(self.dtype).removeprefix("torch.")
 
 
 def choose_precision(wanted: str, device: torch.device) -> Precision:
-    """Follow `train.precision`; `auto` asks the hardware and never the clock, so that a rerun decides alike."""
+    """Return the precision of `train.precision`; `auto` depends on the hardware alone, not on timing."""
     if wanted == "float32":
         return Precision(torch.float32, "as configured")
-    if wanted == "bfloat16" and (
-        device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    if device.type == "cuda":
+        # Emulated bfloat16 would be slower than float32.
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        if supported and wanted == "bfloat16":
+            return Precision(torch.bfloat16, "as configured")
+        gpu = torch.cuda.get_device_name(device)
+        if supported:
+            return Precision(torch.bfloat16, f"{gpu} supports it")
+        return Precision(torch.float32, f"{gpu} does not support bfloat16")
+    if wanted == "bfloat16":
         return Precision(torch.bfloat16, "as configured")
-    if (
-        device.type == "cuda"
-    ):  # one without bfloat16 would emulate it, slower than float32 and no more exact
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return Precision(torch.bfloat16, f"{torch.cuda.get_device_name(device)} multiplies it")
-        return Precision(
-            torch.float32, f"{torch.cuda.get_device_name(device)} does not multiply bfloat16"
-        )
     if device.type == "cpu":
         flag = next((flag for flag in _CPU_FLAGS if flag in _cpu_flags()), None)
         if flag:
             return Precision(torch.bfloat16, f"this CPU has {flag}")
-        return Precision(torch.float32, "this CPU does not multiply bfloat16")
-    return Precision(torch.float32, f"bfloat16 was not tried on {device.type}")
+        return Precision(torch.float32, "this CPU has no bfloat16 instructions")
+    return Precision(torch.float32, f"bfloat16 is untested on {device.type}")
 
 
 @cache
 def _cpu_flags() -> frozenset[str]:
-    """Read what the processor can do; empty where the system does not say, which leads to float32."""
+    """Return the CPU's feature flags; empty where the system does not report them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -77,13 +74,13 @@ def _cpu_flags() -> frozenset[str]:
 
 
 class BF16DataParallel(ReplicatedDataParallel):
-    """Every rank holds the whole model, and a rounded copy that its passes go through."""
+    """Data parallel with float32 master weights and a bfloat16 copy for forward and backward."""
 
     accumulates_grad = False
 
     def __init__(self, model: nn.Module, world: ProcessGroup) -> None:
         super().__init__(model, world)
-        self.bf16_copy = copy.deepcopy(model).train()
+        self.module = self.bf16_copy = copy.deepcopy(model).train()
         for parameter in self.bf16_copy.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
             parameter.grad = None
@@ -93,42 +90,60 @@ class BF16DataParallel(ReplicatedDataParallel):
             parameter for parameter in self.bf16_copy.parameters() if parameter.requires_grad
         ]
 
-    def loss(self, task: Task, batch: Batch) -> Loss:
-        """Round the weights as they are now, and compute a batch's loss with them."""
-        with torch.no_grad():
-            torch._foreach_copy_(self._bf16_params, self._master_params)
-        return task.loss(self.bf16_copy, batch)
+    def wrap_task(self, task: Task) -> Task:
+        """Return the task with the master weights copied to bfloat16 before each forward pass."""
+        return _BF16Task(task, self)
+
+    @torch.no_grad()
+    def update_bf16_copy(self) -> None:
+        """Round the master weights as they are now into the compute copy."""
+        torch._foreach_copy_(self._bf16_params, self._master_params)
 
     def backward(self, loss: Loss) -> None:
-        """Leave the loss's gradients on the trained weights, in the tensors that are there or in new ones."""
+        """Leave float32 gradients on the master weights, in existing tensors where there are any."""
         try:
             loss.total.backward()  # type: ignore[no-untyped-call]
             self._copy_grads_to_master()
         finally:
-            for bf16_copy in self._bf16_trainable:
-                bf16_copy.grad = None
+            for parameter in self._bf16_trainable:
+                parameter.grad = None
 
     @torch.no_grad()
     def _copy_grads_to_master(self) -> None:
-        places: list[Tensor] = []
-        found: list[Tensor] = []
-        for parameter, bf16_copy in zip(self._parameters, self._bf16_trainable, strict=True):
-            if bf16_copy.grad is None:
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for parameter, bf16_parameter in zip(self._parameters, self._bf16_trainable, strict=True):
+            if bf16_parameter.grad is None:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
             else:
-                parameter.grad = (
-                    torch.empty_like(parameter) if parameter.grad is None else parameter.grad
-                )
-                places.append(parameter.grad)
-                found.append(bf16_copy.grad)
-        torch._foreach_copy_(places, found)
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                targets.append(parameter.grad)
+                sources.append(bf16_parameter.grad)
+        torch._foreach_copy_(targets, sources)
+
+
+class _BF16Task:
+    """A task whose forward pass starts from the current master weights."""
+
+    def __init__(self, task: Task, parallel: BF16DataParallel) -> None:
+        self._task, self._parallel = task, parallel
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Copy the weights and compute the loss."""
+        self._parallel.update_bf16_copy()
+        return self._task.loss(model, batch)
 
 
 def should_use_bf16_weights(
     config: TrainConfig, model: nn.Module, precision: Precision, device: torch.device
 ) -> bool:
-    """Follow `train.param_dtype`; `auto` rounds on a GPU where every block allows it, and nothing does where a pass changes the model."""
+    """Whether to train with a bfloat16 compute copy, as `train.param_dtype` says.
+
+    `auto` does so on a GPU if every block allows it. A model with buffers that training changes, such as
+    the running means of batch normalization, never has a copy: the copy's changes would be lost.
+    """
     if (
         precision.dtype != torch.bfloat16
         or config.param_dtype == "float32"
@@ -136,9 +151,7 @@ def should_use_bf16_weights(
     ):
         return False
     parameters = dict(model.named_parameters())
-    if any(
-        name not in parameters for name in named_weights(model)
-    ):  # running means: the copy's would be lost
+    if any(name not in parameters for name in named_weights(model)):
         return False
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     return config.param_dtype == "bfloat16" or (

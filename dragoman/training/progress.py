@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 
 TimeFunction = Callable[[], float]
 
-RATE_WINDOW_SECONDS = (
-    20.0  # what a rate looks back on: long enough to be calm, short enough to be true
-)
+RATE_WINDOW_SECONDS = 20.0  # of a rate: long enough to be smooth, short enough to be current
 MAX_MARKS = 256
 
 
 class Meter:
-    """Counts towards a total and knows how fast it goes."""
+    """A counter with a total, a rate and an ETA."""
 
     def __init__(
         self, total: int | None, *, done: int = 0, clock: TimeFunction = time.monotonic
@@ -35,10 +33,10 @@ class Meter:
         self._marks: deque[tuple[float, int]] = deque([(self.started, done)], maxlen=MAX_MARKS)
 
     def advance(self, count: int = 1) -> None:
-        """Count more of it."""
+        """Add to the count."""
         self.done += count
         now = self._clock()
-        # At most MOST_MARKS marks over the window, whatever the pace.
+        # At most MAX_MARKS marks over the window, however fast the counter is.
         if now - self._marks[-1][0] >= RATE_WINDOW_SECONDS / MAX_MARKS:
             self._marks.append((now, self.done))
             while len(self._marks) > 2 and now - self._marks[0][0] > RATE_WINDOW_SECONDS:
@@ -46,26 +44,26 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Say how long it has been going."""
+        """Seconds since the start."""
         return self._clock() - self.started
 
     @property
     def rate(self) -> float:
-        """Say how many a second, lately."""
+        """Count per second, over the last seconds."""
         then, before = self._marks[0]
         passed = self._clock() - then
         return (self.done - before) / passed if passed > 0 else 0.0
 
     @property
     def eta(self) -> float | None:
-        """Estimate the seconds that are left; None while nothing can be said."""
+        """Estimated seconds to the end; None while unknown."""
         if self.total is None or self.rate <= 0:
             return None
         return max(self.total - self.done, 0) / self.rate
 
 
 def format_duration(seconds: float) -> str:
-    """Write seconds as a person would: "45 s", "3 min 05 s", "2 h 10 min"."""
+    """Return seconds as text: "45 s", "3 min 05 s", "2 h 10 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -74,59 +72,58 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-ProgressField = tuple[
-    int, str
-]  # a text with its rank: in a narrow terminal the highest ranks are left out first
+# A text with its priority: a narrow terminal drops the fields with the highest numbers first.
+ProgressField = tuple[int, str]
 
 WIDE_BAR_COLUMNS, NARROW_BAR_COLUMNS, WIDE_TERMINAL_COLUMNS = 20, 10, 80  # columns
-MIN_PHASE_SECONDS = 2.0  # a phase that is shorter is not worth a line
+MIN_PHASE_SECONDS = 2.0  # a shorter phase is not shown
 LINE_INTERVAL_SECONDS = 5.0
 
 
 class Phase(Protocol):
-    """One thing that takes a while."""
+    """A part of a run with a progress bar, such as tokenizing the corpus."""
 
     def advance(self, count: int = 1) -> None:
-        """Say that so much more of it is done."""
+        """Add to the progress."""
         ...
 
 
 class TrainingDisplay(Protocol):
-    """Training, as it is shown."""
+    """The display of training."""
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Take in one update's record, as the log has it."""
+        """Show the log record of a step."""
         ...
 
-    def validated(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
-        """Take in a validation's outcome and the best so far."""
+    def show_validation(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
+        """Show the metrics of a validation, and the best so far."""
         ...
 
     def set_max_steps(self, steps: int) -> None:
-        """Take in a new number of planned updates."""
+        """Change the number of planned steps."""
         ...
 
 
 class Progress(Protocol):
-    """Where the parts of a run report to."""
+    """The progress display of a run."""
 
     def phase(
         self, name: str, total: int | None = None, unit: str = ""
     ) -> AbstractContextManager[Phase]:
-        """Show something that takes a while, such as `phase("preparing", 29000, "pairs")`."""
+        """Show a part of the run, such as `phase("preparing", 29000, "pairs")`."""
         ...
 
     def training(self, *, steps: int, done: int = 0) -> AbstractContextManager[TrainingDisplay]:
-        """Show training."""
+        """Show training, of which `done` steps are done."""
         ...
 
     def note(self, text: str) -> None:
-        """Say one thing in one line."""
+        """Show one line of text."""
         ...
 
 
 def open_progress(stream: IO[str], *, live: bool | None = None) -> Progress:
-    """Choose the display that fits a stream: live on a terminal, lines in a file or a pipe; a stream that goes away ends neither."""
+    """Return the display for a stream: live on a terminal, lines elsewhere; it survives a closed stream."""
     stream = make_tolerant(stream)
     if live if live is not None else stream.isatty():
         from rich.console import Console
@@ -136,7 +133,7 @@ def open_progress(stream: IO[str], *, live: bool | None = None) -> Progress:
 
 
 class TrainingMeter:
-    """The figures of training: loss, speed, padding, time left, best so far."""
+    """Metrics of training for display: loss, tokens/s, padding, best validation, ETA."""
 
     def __init__(self, *, steps: int, done: int = 0, clock: TimeFunction = time.monotonic) -> None:
         self.steps = Meter(steps, done=done, clock=clock)
@@ -146,32 +143,31 @@ class TrainingMeter:
         self.valid: Mapping[str, float] = {}
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Take in one update's record; loss and padding are smoothed over some twenty updates."""
+        """Add the record of a step; loss and padding are smoothed over about twenty steps."""
         seen = self.steps.done
         self.steps.advance()
         if "nll" not in record:
             return
-        share = 0.05 if self.loss else 1.0
-        if (
-            isinstance(record["nll"], float) and record["nll"] == record["nll"]
-        ):  # a skipped update may have none
-            self.loss += share * (record["nll"] - self.loss)
-        self.padding += (share if seen else 1.0) * (record["padding"] - self.padding)
+        smoothing = 0.05 if self.loss else 1.0
+        nll = record["nll"]
+        if isinstance(nll, float) and nll == nll:  # a skipped step may have NaN
+            self.loss += smoothing * (nll - self.loss)
+        self.padding += (smoothing if seen else 1.0) * (record["padding"] - self.padding)
         self.tokens.advance(record["tokens"])
 
     def summary(self) -> str:
-        """Say it all in one line."""
+        """Return all fields in one line."""
         return " · ".join(text for _, text in self.fields())
 
     def fields(self) -> list[ProgressField]:
-        """Return everything in the order in which it is shown, each with its rank among what is kept in a narrow terminal."""
+        """Return the fields in the order of display, each with its priority in a narrow terminal."""
         fields: list[ProgressField] = [
             (2, f"loss {self.loss:.3f}"),
             (3, f"{self.tokens.rate:,.0f} tokens/s"),
         ]
         fields.append((5, f"padding {100 * self.padding:.1f} %"))
         if self.best:
-            figure = next(
+            metric = next(
                 (
                     f"{shown} {self.best[name]:.2f}"
                     for name, shown in (("bleu", "BLEU"), ("loss", "loss"))
@@ -179,27 +175,27 @@ class TrainingMeter:
                 ),
                 "",
             )
-            fields.append((4, f"best at {int(self.best['step']):,}: {figure}".rstrip(": ")))
+            fields.append((4, f"best at step {int(self.best['step']):,}: {metric}".rstrip(": ")))
         return [*fields, *_eta_field(self.steps)]
 
 
 class QuietProgress:
-    """Shows nothing: for tests, libraries and every rank but the first."""
+    """Shows nothing: for tests, libraries and all ranks but rank 0."""
 
     def advance(self, count: int = 1) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
-    def validated(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
-        """Ignore it."""
+    def show_validation(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
+        """Do nothing."""
 
     def set_max_steps(self, steps: int) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Phase]:
@@ -225,13 +221,13 @@ class PlainProgress:
         self._stream, self._every, self._clock = stream, every, clock
 
     def note(self, text: str) -> None:
-        """Write one line at once."""
+        """Write and flush one line."""
         self._stream.write(text + "\n")
         self._stream.flush()
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Phase]:
-        """Write lines once it has taken two seconds, and one at its end."""
+        """Write a line every few seconds, and one at the end of a phase of over two seconds."""
         phase = _PlainPhase(
             self, Meter(total, clock=self._clock), name, unit, self._every, self._clock
         )
@@ -240,7 +236,7 @@ class PlainProgress:
 
     @contextmanager
     def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingDisplay]:
-        """Write a line every few seconds, and one for every validation."""
+        """Write a line every few seconds, and one for each validation."""
         yield _PlainTrainingDisplay(
             self, TrainingMeter(steps=steps, done=done, clock=self._clock), self._every, self._clock
         )
@@ -256,14 +252,8 @@ class _PlainPhase:
         every: float,
         clock: TimeFunction,
     ) -> None:
-        self._owner, self._meter, self._name, self._unit, self._every, self._clock = (
-            owner,
-            meter,
-            name,
-            unit,
-            every,
-            clock,
-        )
+        self._owner, self._meter, self._name, self._unit = owner, meter, name, unit
+        self._every, self._clock = every, clock
         self._next = clock() + MIN_PHASE_SECONDS
 
     def advance(self, count: int = 1) -> None:
@@ -291,11 +281,10 @@ class _PlainTrainingDisplay:
         self._meter.update(record)
         if self._clock() >= self._next:
             self._next = self._clock() + self._every
-            self._owner.note(
-                f"update {self._meter.steps.done:,} of {self._meter.steps.total:,} · {self._meter.summary()}"
-            )
+            steps = self._meter.steps
+            self._owner.note(f"step {steps.done:,} of {steps.total:,} · {self._meter.summary()}")
 
-    def validated(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
+    def show_validation(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
         self._meter.best = best
         self._owner.note(format_validation(self._meter.steps.done, metrics, best))
 
@@ -304,19 +293,19 @@ class _PlainTrainingDisplay:
 
 
 class LiveProgress:
-    """A display that moves, drawn by rich."""
+    """A live display, drawn by rich."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rich_progress: RichProgress | None = None
 
     def note(self, text: str) -> None:
-        """Write a line above the moving part."""
+        """Print a line above the live display."""
         self._console.print(text, highlight=False, markup=False)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Phase]:
-        """Draw a bar, and take it away at the end."""
+        """Draw a progress bar, and remove it at the end."""
         meter = Meter(total)
         with self._bar(
             name, meter, lambda: [(1, format_count(meter, unit)), *_eta_field(meter)]
@@ -329,7 +318,7 @@ class LiveProgress:
 
     @contextmanager
     def training(self, *, steps: int, done: int = 0) -> Iterator[TrainingDisplay]:
-        """Draw the bar of training, with its figures beside it."""
+        """Draw the progress bar of training, with its metrics."""
         meter = TrainingMeter(steps=steps, done=done)
         with self._bar(
             "training", meter.steps, lambda: [(1, format_count(meter.steps)), *meter.fields()]
@@ -340,7 +329,7 @@ class LiveProgress:
     def _bar(
         self, name: str, meter: Meter, fields: Callable[[], list[ProgressField]]
     ) -> Iterator[_Bar]:
-        """Add a bar to the one display that a terminal can hold, and start or stop that with its first and last bar."""
+        """Add a bar to the terminal's one live display, which starts with the first bar and ends with it."""
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
@@ -371,7 +360,7 @@ class LiveProgress:
 
 
 class _Bar:
-    """One bar; told of everything, it redraws four times a second."""
+    """A progress bar, redrawn at most four times a second."""
 
     def __init__(
         self,
@@ -380,12 +369,8 @@ class _Bar:
         meter: Meter,
         fields: Callable[[], list[ProgressField]],
     ) -> None:
-        self._rich_progress, self.task, self._meter, self._fields = (
-            rich_progress,
-            task,
-            meter,
-            fields,
-        )
+        self._rich_progress, self.task = rich_progress, task
+        self._meter, self._fields = meter, fields
         self._next = 0.0
 
     def advance(self, count: int = 1) -> None:
@@ -401,14 +386,13 @@ class _Bar:
             )
 
     def _text(self) -> str:
-        """Return the fields that fit beside the name and the bar, in a terminal that may have changed its width."""
+        """Return the fields that fit beside name and bar at the terminal's current width."""
         width = self._rich_progress.console.width
         bar: Any = self._rich_progress.columns[1]
         bar.bar_width = WIDE_BAR_COLUMNS if width >= WIDE_TERMINAL_COLUMNS else NARROW_BAR_COLUMNS
         name = max(len(str(task.description)) for task in self._rich_progress.tasks)
-        return join_fitting_fields(
-            self._fields(), width - name - bar.bar_width - 2
-        )  # and a space after each
+        spaces = 2
+        return join_fitting_fields(self._fields(), width - name - bar.bar_width - spaces)
 
 
 class _LiveTrainingDisplay:
@@ -419,7 +403,7 @@ class _LiveTrainingDisplay:
         self._meter.update(record)
         self._bar.draw()
 
-    def validated(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
+    def show_validation(self, metrics: Mapping[str, float], best: Mapping[str, float]) -> None:
         self._meter.best = best
         self._owner.note(format_validation(self._meter.steps.done, metrics, best))
 
@@ -427,40 +411,39 @@ class _LiveTrainingDisplay:
         self._meter.steps.total = steps
 
 
-def join_fitting_fields(fields: list[ProgressField], room: int) -> str:
-    """Join the fields that fit into so many columns, leaving out those of the highest ranks first; one is always kept."""
+def join_fitting_fields(fields: list[ProgressField], columns: int) -> str:
+    """Join the fields that fit into the columns, dropping the highest numbers first; keeps at least one."""
     kept = list(fields)
-    while len(kept) > 1 and len(" · ".join(text for _, text in kept)) > room:
+    while len(kept) > 1 and len(" · ".join(text for _, text in kept)) > columns:
         kept.remove(max(kept))
     return " · ".join(text for _, text in kept)
 
 
 def _eta_field(meter: Meter) -> list[ProgressField]:
-    """Return the field that is kept longest, as soon as it can be estimated."""
-    return [] if meter.eta is None else [(0, f"{format_duration(meter.eta)} left")]
+    """Return the ETA, which is dropped last, once it is known."""
+    return [] if meter.eta is None else [(0, f"ETA {format_duration(meter.eta)}")]
 
 
 def format_count(meter: Meter, unit: str = "") -> str:
-    """Say how much of a thing is done: "1,200 of 29,000 pairs"."""
+    """Return a count with its total: "1,200 of 29,000 pairs"."""
     total = f" of {meter.total:,}" if meter.total is not None else ""
     return f"{meter.done:,}{total} {unit}".rstrip()
 
 
 def format_phase(name: str, meter: Meter, unit: str) -> str:
-    """Say how a phase stands: count, rate, estimate."""
-    eta = f", {format_duration(meter.eta)} left" if meter.eta is not None else ""
-    return f"{name}: {format_count(meter, unit)}, {meter.rate:,.0f} a second{eta}"
+    """Return the progress of a phase: count, rate, ETA."""
+    eta = f", ETA {format_duration(meter.eta)}" if meter.eta is not None else ""
+    return f"{name}: {format_count(meter, unit)}, {meter.rate:,.0f} {unit or 'items'}/s{eta}"
 
 
-def format_validation(update: int, metrics: Mapping[str, float], best: Mapping[str, float]) -> str:
-    """Say how a validation went."""
+def format_validation(step: int, metrics: Mapping[str, float], best: Mapping[str, float]) -> str:
+    """Return the metrics of a validation as a line."""
     summary = " · ".join(_format_metric(name, value) for name, value in metrics.items())
-    return f"validation at {update:,}: {summary}" + (
-        " · the best so far" if best.get("step") == update else ""
-    )
+    marker = " · best so far" if best.get("step") == step else ""
+    return f"validation at step {step:,}: {summary}{marker}"
 
 
 def _format_metric(name: str, value: float) -> str:
-    """Write one metric as people read it."""
+    """Return one metric as text."""
     shown = {"bleu": f"BLEU {value:.1f}", "exact": f"{100 * value:.0f} % exact"}
     return shown.get(name, f"{name} {value:.3f}")

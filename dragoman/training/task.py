@@ -1,4 +1,4 @@
-"""What a loss hands to the trainer: sums, so that any split of a batch gives the same gradient."""
+"""The interface of a task to the trainer: a loss as sums over the target tokens of a batch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Sums over the valid targets of a batch; the trainer divides by the count of the whole update, over all ranks.
+    """Sums over the target tokens of a batch; the trainer divides by the count of the whole step.
 
-    A mean of means would weigh the tokens of a small micro-batch more than those of a large one.
+    Sums give the same gradient however a step is split into micro-batches and ranks. A mean of means
+    would give the tokens of a small micro-batch more weight than those of a large one.
     """
 
-    total: Tensor  # (), what is minimised: smoothing and added terms included
-    nll: Tensor  # (), negative log-likelihood of the targets alone, in nats
-    count: Tensor  # (), valid targets
+    total: Tensor  # (), the training objective: label smoothing and auxiliary losses included
+    nll: Tensor  # (), negative log-likelihood of the targets, in nats
+    count: Tensor  # (), number of target tokens
 
 
 class Task(Protocol):
-    """All that the trainer knows of a task."""
+    """What a model is trained to do."""
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Compute the sums for one batch; called inside autocast, gradients on."""
-        ...
-
-    def with_torch_compile(self) -> Task:
-        """Make the same task with its forward pass compiled."""
+        """Compute the loss of a batch; called within autocast, with gradients enabled."""
         ...

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, for those who have it: `pip install "dragoman[board]"`."""
+"""TensorBoard scalars of a run; needs `pip install "dragoman[board]"`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEP_SCALARS = ("loss", "nll", "lr", "grad_norm", "tokens", "padding", "seconds"
 
 
 class TensorBoardWriter:
-    """Writes every record of the log as TensorBoard scalars; what an earlier start wrote past `done` updates is taken back."""
+    """Writes the records of the training log as TensorBoard scalars; purges those after step `done`."""
 
     def __init__(self, folder: Path, *, done: int = 0) -> None:
         try:
@@ -27,7 +27,7 @@ class TensorBoardWriter:
         self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1)
 
     def __call__(self, record: Mapping[str, Any]) -> None:
-        """Take in an update's or a validation's record."""
+        """Write the record of a step or a validation."""
         group = "valid" if record.get("event") == "validation" else "train"
         names = (
             STEP_SCALARS
@@ -40,5 +40,5 @@ class TensorBoardWriter:
                 self._writer.add_scalar(f"{group}/{name}", value, record["step"])
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the file."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""A few real updates before a run begins, to tell how long it will take."""
+"""Throughput measurement: a few real training steps before a run begins."""
 
 from __future__ import annotations
 
@@ -17,52 +17,53 @@ from dragoman.training.data_loader import DataLoader
 from dragoman.training.distributed.data_parallel import named_weights
 from dragoman.training.train_step import StepRequests, TrainStep
 
-REPEATED_STEPS = 4  # updates
+REPEATED_STEPS = 4  # steps that are repeated until their CUDA graphs are captured
 
 
 class Throughput(NamedTuple):
-    """How fast training goes."""
+    """Speed of training."""
 
-    seconds: float  # an update
-    tokens: float  # a second, both sides
+    seconds: float  # per step
+    tokens: float  # per second, source and target
 
 
 def measure_throughput(
-    step: TrainStep,
+    train_step: TrainStep,
     data_loader: DataLoader,
     *,
     local_module: nn.Module,
     optimizer: Optimizer,
     seconds: float,
-    most: int,
+    max_steps: int,
 ) -> Throughput:
-    """Measure the pace by up to `most` real updates for about so long, and put everything back as it was before the first one.
+    """Time up to `max_steps` real steps for about so many seconds, and restore weights and optimizer.
 
-    The first half only warms up: a GPU meets each shape for the first time, and that takes as long as many updates. Where
-    shapes are recorded when they come again, a few updates are gone through over and over.
+    The first half is warm-up: the first step of each batch shape takes as long as many others on a GPU.
+    With CUDA graphs, a few batches are repeated, since a shape is captured when it occurs again.
     """
-    kept = {name: tensor.clone() for name, tensor in named_weights(local_module).items()}
-    warmed = done = tokens = 0
-    least = (CAPTURE_AT_OCCURRENCE + 1) * REPEATED_STEPS if step.uses_cuda_graphs else 1
+    weights = {name: tensor.clone() for name, tensor in named_weights(local_module).items()}
+    warmup = done = tokens = 0
+    graphs, requests = train_step.uses_cuda_graphs, StepRequests()
+    min_steps = (CAPTURE_AT_OCCURRENCE + 1) * REPEATED_STEPS if graphs else 1
     began = start = time.monotonic()
-    with closing(data_loader.batches(1, Cursor(0, 0))) as coming:
+    with closing(data_loader.batches(1, Cursor(0, 0))) as loaded:
         batches = (
-            itertools.cycle(list(itertools.islice(coming, REPEATED_STEPS)))
-            if step.uses_cuda_graphs
-            else coming
+            itertools.cycle(list(itertools.islice(loaded, REPEATED_STEPS))) if graphs else loaded
         )
-        while warmed < least or (2 * warmed < most and time.monotonic() - began < seconds / 2):
-            step(next(batches), learning_rate=0.0, requests=StepRequests()).read()
-            warmed, start = warmed + 1, time.monotonic()
-        while done < max(1, least // 2) or (
-            warmed + done < most and time.monotonic() - began < seconds
+        while warmup < min_steps or (
+            2 * warmup < max_steps and time.monotonic() - began < seconds / 2
         ):
-            tokens += step(next(batches), learning_rate=0.0, requests=StepRequests()).read().tokens
+            train_step(next(batches), lr=0.0, requests=requests).read()
+            warmup, start = warmup + 1, time.monotonic()
+        while done < max(1, min_steps // 2) or (
+            warmup + done < max_steps and time.monotonic() - began < seconds
+        ):
+            tokens += train_step(next(batches), lr=0.0, requests=requests).read().tokens
             done += 1
-    took = time.monotonic() - start
+    elapsed = time.monotonic() - start
     with torch.no_grad():
         for name, tensor in named_weights(local_module).items():
-            tensor.copy_(kept[name])
+            tensor.copy_(weights[name])
     optimizer.state.clear()
-    step.release_graphs()  # the run has an update step of its own, and the memory should be free for it
-    return Throughput(took / done, tokens / took)
+    train_step.release_graphs()  # frees their memory for the run, which has a step of its own
+    return Throughput(elapsed / done, tokens / elapsed)

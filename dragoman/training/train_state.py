@@ -1,4 +1,4 @@
-"""Training state: step counters, best metrics, divergence detection; everything of a run that is not a tensor."""
+"""Training state: step counters, best metrics, divergence detection; all of a run but its tensors."""
 
 from __future__ import annotations
 
@@ -6,102 +6,37 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
-from dragoman.checkpoint.checkpoint import Checkpoint, has_json_type
-from dragoman.config import TrainConfig
+from dragoman.checkpoint.format import Checkpoint, has_json_type
 from dragoman.data.batches import Cursor
 from dragoman.errors import DivergedError
 from dragoman.storage.manifest import corrupt_file_error
 from dragoman.training.data_loader import GlobalBatch
-from dragoman.training.mixed_precision import Precision
-from dragoman.training.train_step import OOMSplitter, StepMetrics
+from dragoman.training.train_step import StepMetrics
+
+logger = logging.getLogger(__name__)
 
 HIGHER_IS_BETTER = {"loss": False, "bleu": True}
-
-
-@dataclass
-class TrainState:
-    """Counters and decisions of a run; `update` is the number of the last update that was done."""
-
-    steps: int  # planned updates: what the learning rate is a function of
-    step: int = 0
-    applied_steps: int = 0  # updates that changed the weights
-    epoch: int = 0
-    batch: int = 0  # the next micro-batch of the epoch
-    examples_seen: int = 0
-    tokens_seen: int = 0
-    validated: int = 0  # the last update that was validated
-    metrics: dict[str, float] = field(default_factory=dict)  # of that validation
-    best: dict[str, float] = field(default_factory=dict)  # its metrics, and "update"
-    validations_since_best: int = 0  # validations since the best
-    token_limits: dict[str, int] = field(
-        default_factory=dict
-    )  # what fits into memory, see memory.py
-    divergence: dict[str, Any] = field(default_factory=dict)  # see divergence.py
-    precision: str = ""
-    seconds: float = 0.0  # spent in training, over all starts
-
-    @property
-    def cursor(self) -> Cursor:
-        """Give the position in the data."""
-        return Cursor(self.epoch, self.batch)
-
-    @cursor.setter
-    def cursor(self, cursor: Cursor) -> None:
-        self.epoch, self.batch = cursor
-
-    def record_validation(self, step: int, metrics: dict[str, float], by: str) -> bool:
-        """Take in a validation; True when it is the best so far, which one without a finite figure never is."""
-        self.validated, self.metrics = (
-            step,
-            {name: value for name, value in metrics.items() if math.isfinite(value)},
-        )
-        value, best = self.metrics.get(by), self.best.get(by)
-        better = value is not None and (
-            best is None or (value > best if HIGHER_IS_BETTER[by] else value < best)
-        )
-        if better:
-            self.best = {**self.metrics, "step": step}
-        self.validations_since_best = 0 if better else self.validations_since_best + 1
-        return better
-
-    def has_reached(self, target_exact: float) -> bool:
-        """Whether the newest step was validated and translates this fraction of the sample exactly; never for 0."""
-        return 0 < target_exact <= self.metrics.get("exact", 0.0) and self.validated == self.step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give everything as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> TrainState:
-        """Take back what `export_state` gave; what a later version adds has its default."""
-        known = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
-        return cls(**known)
-
 
 MAX_CONSECUTIVE_SKIPS = 10
 SKIP_WINDOW = 1000
 MAX_SKIP_RATE = 0.01
 SPIKE_SIGMAS = 6.0
-SPIKE_WINDOW = 500  # updates that the running mean and variance of the loss look back on
+SPIKE_WINDOW = 500  # steps of the running mean and variance of the loss
 
 
 class DivergenceDetector:
-    """Counts what was skipped and says when that is too much; its state is plain JSON."""
+    """Counts skipped steps and loss spikes, and decides when training has diverged."""
 
-    def __init__(self, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         state = state or {}
         self.total_skips = int(state.get("total_skips", 0))
-        self.recent_skips: deque[int] = deque(
-            state.get("recent_skips", ())
-        )  # numbers of the updates skipped within the window
+        self.recent_skips: deque[int] = deque(state.get("recent_skips", ()))  # within SKIP_WINDOW
         self.consecutive_skips = int(state.get("consecutive_skips", 0))
-        self.excluded_steps: set[int] = set(
-            state.get("excluded_steps", ())
-        )  # updates that a rollback passes over
+        # Steps that are not repeated after a rollback.
+        self.excluded_steps: set[int] = set(state.get("excluded_steps", ()))
         self.rolled_back = bool(state.get("rolled_back", False))
         self.mean, self.variance, self.seen = (
             float(state.get(key, 0.0)) for key in ("mean", "variance", "seen")
@@ -109,7 +44,7 @@ class DivergenceDetector:
         self.suspect = bool(state.get("suspect", False))
 
     def record_skip(self, step: int) -> bool:
-        """Count a skipped update; True when the rule says that training has diverged."""
+        """Count a skipped step; return whether training has diverged."""
         self.total_skips += 1
         self.consecutive_skips += 1
         self.recent_skips.append(step)
@@ -121,20 +56,31 @@ class DivergenceDetector:
         )
 
     def record_loss(self, loss: float) -> bool:
-        """Count an applied update; True when its loss stands more than six standard deviations above the mean."""
+        """Count a finite step; return whether its loss is a spike, six standard deviations high."""
         self.consecutive_skips = 0
         deviation = loss - self.mean
         spike = self.seen >= SPIKE_WINDOW and deviation > SPIKE_SIGMAS * math.sqrt(self.variance)
         self.suspect = self.suspect or spike
         self.seen += 1
-        share = 1 / min(self.seen, SPIKE_WINDOW)
-        self.mean += share * deviation
-        self.variance = (1 - share) * (self.variance + share * deviation * deviation)
+        weight = 1 / min(self.seen, SPIKE_WINDOW)
+        self.mean += weight * deviation
+        self.variance = (1 - weight) * (self.variance + weight * deviation * deviation)
         return spike
 
-    def roll_back(self, published: dict[str, Any]) -> DivergenceDetector:
-        """Make the watch for a second try: counters as published, but knowing what to pass over, and that this was the one chance."""
-        restored = DivergenceDetector(published)
+    def require_first_rollback(self) -> None:
+        """Raise DivergedError if the run was rolled back to a checkpoint before."""
+        if self.rolled_back:
+            raise DivergedError(
+                "gradients must stay finite",
+                found=f"{len(self.recent_skips)} steps with gradients that were not, the last of "
+                f"them {self.recent_skips[-1]}, after one rollback to a checkpoint",
+                fix="lower train.learning_rate or set train.max_grad_norm=1, then resume: "
+                "the newest checkpoint is intact",
+            )
+
+    def roll_back(self, saved: Mapping[str, Any]) -> DivergenceDetector:
+        """Return the detector of a checkpoint, which excludes the steps that were skipped since."""
+        restored = DivergenceDetector(saved)
         restored.excluded_steps |= set(self.recent_skips)
         restored.rolled_back = True
         restored.consecutive_skips = 0
@@ -142,7 +88,7 @@ class DivergenceDetector:
         return restored
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the state as JSON."""
+        """Return the state as JSON values."""
         return {
             "total_skips": self.total_skips,
             "recent_skips": list(self.recent_skips),
@@ -156,112 +102,95 @@ class DivergenceDetector:
         }
 
 
-logger = logging.getLogger(__name__)
+@dataclass
+class TrainState:
+    """Counters and decisions of a run; `step` is the last step that was done."""
 
+    max_steps: int  # planned steps: the learning rate depends on them
+    step: int = 0
+    applied_steps: int = 0  # steps that changed the weights
+    epoch: int = 0
+    batch: int = 0  # the next micro-batch of the epoch
+    examples_seen: int = 0
+    tokens_seen: int = 0
+    validated_step: int = 0  # the last step that was validated
+    metrics: dict[str, float] = field(default_factory=dict)  # of that validation
+    best: dict[str, float] = field(default_factory=dict)  # metrics of the best one, and its "step"
+    validations_since_best: int = 0
+    token_limits: dict[str, int] = field(default_factory=dict)  # OOMSplitter.token_limits
+    divergence: DivergenceDetector = field(default_factory=DivergenceDetector)
+    precision: str = ""
+    seconds: float = 0.0  # training time, over all resumes
 
-class TrainStateTracker:
-    """Where a run stands, what was skipped, and what fits into memory."""
+    @property
+    def cursor(self) -> Cursor:
+        """The position in the data."""
+        return Cursor(self.epoch, self.batch)
 
-    def __init__(self, config: TrainConfig, precision: Precision, *, replanned: bool) -> None:
-        self._config, self._precision = config, precision
-        self._keep_planned_steps = replanned or bool(config.time_budget)
-        self.train_state = TrainState(steps=config.steps)
-        self.divergence = DivergenceDetector()
-        self.oom_splitter = OOMSplitter()
-
-    def advance(
-        self, update: GlobalBatch, learning_rate: float, step_metrics: StepMetrics
-    ) -> dict[str, Any]:
-        """Count an update in, and turn it into a line of the log; "diverged" in it means that the rule has struck."""
-        train_state = self.train_state
-        train_state.examples_seen += sum(len(examples) for examples in update.examples)
-        train_state.tokens_seen += step_metrics.tokens
-        record: dict[str, Any] = {"step": update.number, "lr": learning_rate}
-        if update.number in self.divergence.excluded_steps:
+    def advance(self, batch: GlobalBatch, lr: float, metrics: StepMetrics) -> dict[str, Any]:
+        """Count a step and return its log record, with "diverged" if training has diverged."""
+        self.examples_seen += sum(len(examples) for examples in batch.examples)
+        self.tokens_seen += metrics.tokens
+        record: dict[str, Any] = {"step": batch.step, "lr": lr}
+        if batch.step in self.divergence.excluded_steps:
             return record | {"excluded": True}
         record |= {
-            "loss": step_metrics.total,
-            "nll": step_metrics.nll,
-            "grad_norm": step_metrics.grad_norm,
-            "tokens": step_metrics.tokens,
+            "loss": metrics.loss,
+            "nll": metrics.nll,
+            "grad_norm": metrics.grad_norm,
+            "tokens": metrics.tokens,
+            "padding": 1 - metrics.tokens / max(metrics.padded_tokens, 1),
         }
-        record["padding"] = 1 - step_metrics.tokens / max(step_metrics.padded_tokens, 1)
-        if step_metrics.is_finite:
-            train_state.applied_steps += 1
+        if metrics.is_finite:
+            self.applied_steps += 1
             mean = self.divergence.mean
-            if self.divergence.record_loss(step_metrics.total):
+            if self.divergence.record_loss(metrics.loss):
                 logger.warning(
-                    "the loss of update %d stands out: %.3f after a mean of %.3f",
-                    update.number,
-                    step_metrics.total,
+                    "loss spike at step %d: %.3f, after a mean of %.3f",
+                    batch.step,
+                    metrics.loss,
                     mean,
                 )
             return record
         # Numbers of examples, never their text.
-        examples = [int(example) for examples in update.examples for example in examples]
+        examples = [int(example) for examples in batch.examples for example in examples]
         named = f"{len(examples):,} example{'' if len(examples) == 1 else 's'}"
         logger.warning(
-            "update %d is not finite and was skipped; the log names its %s", update.number, named
+            "step %d has a loss or gradient that is not finite and was skipped; log.jsonl lists its %s",
+            batch.step,
+            named,
         )
-        return (
-            record
-            | {"skipped": True, "examples": examples}
-            | ({"diverged": True} if self.divergence.record_skip(update.number) else {})
+        record |= {"skipped": True, "examples": examples}
+        return record | ({"diverged": True} if self.divergence.record_skip(batch.step) else {})
+
+    def record_validation(self, step: int, metrics: dict[str, float], by: str) -> bool:
+        """Record a validation; return whether it is the best so far by a finite metric."""
+        self.validated_step = step
+        self.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        value, best = self.metrics.get(by), self.best.get(by)
+        better = value is not None and (
+            best is None or (value > best if HIGHER_IS_BETTER[by] else value < best)
         )
+        if better:
+            self.best = {**self.metrics, "step": step}
+        self.validations_since_best = 0 if better else self.validations_since_best + 1
+        return better
+
+    def has_reached(self, target_exact: float) -> bool:
+        """Whether the last step was validated with this fraction of exact translations; never for 0."""
+        exact = self.metrics.get("exact", 0.0)
+        return 0 < target_exact <= exact and self.validated_step == self.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Give everything as JSON."""
-        train_state = self.train_state
-        train_state.token_limits, train_state.divergence, train_state.precision = (
-            self.oom_splitter.token_limits,
-            self.divergence.state_dict(),
-            self._precision.name,
-        )
-        return train_state.state_dict()
+        """Return everything as JSON values."""
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        return state | {"divergence": self.divergence.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Go on from a checkpoint's state, or from the start without one."""
-        planned = self.train_state.steps
-        self.train_state = (
-            TrainState.from_state_dict(state) if state is not None else TrainState(steps=planned)
-        )
-        if state is None:
-            return
-        if not self._keep_planned_steps:
-            self.train_state.steps = (
-                self._config.steps
-            )  # a person may ask for more updates, or fewer, at a resume
-        if self.train_state.precision and self.train_state.precision != self._precision.name:
-            logger.warning(
-                "resume is not bit-exact: precision %s -> %s",
-                self.train_state.precision,
-                self._precision.name,
-            )
-        self.oom_splitter.token_limits.clear()
-        self.oom_splitter.token_limits.update(self.train_state.token_limits)
-        self.divergence = DivergenceDetector(self.train_state.divergence)
-
-    def require_first_rollback(self) -> None:
-        """Refuse a second return to a checkpoint."""
-        recent_skips = self.divergence.recent_skips
-        if self.divergence.rolled_back:
-            raise DivergedError(
-                "training must stay within finite numbers",
-                found=f"{len(recent_skips)} updates that did not, the last of them {recent_skips[-1]}, after one return to a checkpoint",
-                fix="lower train.learning_rate or set train.max_grad_norm=1, then resume: the newest checkpoint is intact",
-            )
-
-    def roll_back(self, state: dict[str, Any] | None) -> None:
-        """Go on from a checkpoint's state, passing over the updates that were skipped since."""
-        before, last = self.divergence, self.train_state.step
-        self.load_state_dict(state)
-        self.divergence = before.roll_back(self.train_state.divergence)
-        logger.warning(
-            "updates up to %d would not stay finite; back to %d, passing over %d",
-            last,
-            self.train_state.step,
-            len(before.recent_skips),
-        )
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> TrainState:
+        """Return the state that `state_dict` described; missing fields have their defaults."""
+        known = {name: state[name] for name in cls.__dataclass_fields__ if name in state}
+        return cls(**known | {"divergence": DivergenceDetector(state.get("divergence"))})
 
 
 _DIVERGENCE_TYPES: dict[str, Any] = {
@@ -273,7 +202,7 @@ _DIVERGENCE_TYPES: dict[str, Any] = {
 
 
 def read_train_state(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint's state; raise CorruptError where a value has a type that the trainer never writes."""
+    """Return a checkpoint's state; raise CorruptError for a value of a wrong type."""
     state = checkpoint.state
     for name, problem in invalid_state_fields(state):
         raise corrupt_file_error(checkpoint.path / "state.json", f"{name} {problem}")
@@ -281,14 +210,14 @@ def read_train_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def invalid_state_fields(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names in a checkpoint's state whose values are of another type than a run writes, with what was found."""
-    hints = get_type_hints(TrainState)
+    """Yield the fields of a state whose values have a wrong type, with what was found."""
+    types = get_type_hints(TrainState) | {"divergence": dict[str, Any]}
     for name, value in state.items():
-        if name in hints and not has_json_type(value, hints[name]):
+        if name in types and not has_json_type(value, types[name]):
             yield name, f"{value!r:.100}"
     divergence = state.get("divergence")
     for name, value in divergence.items() if isinstance(divergence, dict) else ():
         if not has_json_type(value, _DIVERGENCE_TYPES.get(name, Any)):
             yield f"divergence.{name}", f"{value!r:.100}"
-    if "steps" not in state:
-        yield "steps", "missing"
+    if "max_steps" not in state:
+        yield "max_steps", "missing"

@@ -74,7 +74,7 @@ def _train(
     place.require_checkpoint_space(
         {"weights": weights, "optimizer": weights, "ema": weights}
     )  # moments come in pairs, and there are no others yet
-    newest = place.newest({"weights": weights})
+    newest = place.latest({"weights": weights})
     done, best = 0, float(10**9)
     if newest is not None:
         model.load_state_dict(newest.load_weights())

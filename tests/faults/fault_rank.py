@@ -68,18 +68,18 @@ def run(
         "validate": lambda model: {"loss": float(model.output_weight.abs().mean())},
     }
     trainer = tiny_trainer(place, parts=parts, **options, **settings)
-    task = trainer._train_step._task
+    task = trainer._step.task
     if nan:
-        task = trainer._train_step._task = Spoiled(task, nan[0], world, nan[1])
-    launch = trainer._launch_step
+        task = trainer._step.task = Spoiled(task, nan[0], world, nan[1])
+    train_step = trainer.train_step
 
-    def note(update: Any) -> None:
-        task.update = update.number
+    def note(batch: Any) -> None:
+        task.update = batch.step
         trace.write(
             json.dumps(
                 {
-                    "step": update.number,
-                    "examples": [ids.tolist() for ids in update.examples],
+                    "step": batch.step,
+                    "examples": [ids.tolist() for ids in batch.examples],
                     "pid": os.getpid(),
                 }
             )
@@ -87,9 +87,9 @@ def run(
         )
         trace.flush()
         signals.wait_for_stop(pause)
-        launch(update)
+        train_step(batch)
 
-    trainer._launch_step = note
+    trainer.train_step = note
     try:
         if copy:
             return republish(trainer, Path(copy), world)

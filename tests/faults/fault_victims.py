@@ -196,13 +196,13 @@ def reported(directory: Path) -> int:
 
 def newest_step(directory: Path) -> int:
     """Verify the newest step in full; 0 where none was published."""
-    newest = RunDirectory(directory).newest()
+    newest = RunDirectory(directory).latest()
     return 0 if newest is None else newest.step
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
     """Hash the newest step's tensors."""
-    newest = RunDirectory(directory).newest()
+    newest = RunDirectory(directory).latest()
     assert newest is not None
     return {"step": str(newest.step)} | {
         name: record["sha256"]

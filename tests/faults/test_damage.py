@@ -143,7 +143,7 @@ def test_a_run_goes_on_from_the_step_before(victims, reference, place):
     assert loop(victims, place).wait() == 0
     [bad] = place.glob("bad-step-00000008-*")
     assert "optimizer.safetensors" in (bad / "WHY.txt").read_text()
-    newest = RunDirectory(place).newest()
+    newest = RunDirectory(place).latest()
     assert newest is not None
     assert {"step": "12"} | {
         n: r["sha256"] for n, r in newest.manifest["files"].items() if n != "state.json"
@@ -160,4 +160,4 @@ def test_all_steps_damaged_is_exit_65_and_nothing_is_deleted(victims, place):
     assert "2 checkpoints, none valid" in place.with_name("run.output").read_text()
     assert sum(path.stat().st_size for path in place.rglob("*.safetensors")) == before
     with pytest.raises(CorruptError, match="none valid"):
-        RunDirectory(place).newest()
+        RunDirectory(place).latest()

@@ -13,7 +13,7 @@ from dragoman.storage.disk import free_disk_bytes
 
 
 def sizes(directory) -> dict[str, int]:
-    newest = RunDirectory(directory).newest()
+    newest = RunDirectory(directory).latest()
     assert newest is not None
     return {name: record["bytes"] for name, record in newest.manifest["files"].items()}
 

@@ -67,7 +67,7 @@ def test_progress_outlives_its_stream(number: int, live: bool) -> None:
     with progress.training(steps=3) as view:
         for update in range(3):
             view.update({"step": update, "nll": 1.0, "padding": 0.1, "tokens": 10})
-        view.validated({"loss": 1.0}, {"step": 3, "loss": 1.0})
+        view.show_validation({"loss": 1.0}, {"step": 3, "loss": 1.0})
     assert standard_streams.pop_lost_streams() == {"stderr": os.strerror(number)}
     assert standard_streams.pop_lost_streams() == {}, "a loss is reported once"
 

@@ -37,14 +37,14 @@ def _bad_gradient(weight):
 
 def spoiled_trainer(run, spoils, *, late=False, **options):
     trainer = tiny_trainer(run, **options)
-    task = trainer._train_step._task = Spoiled(trainer._train_step._task, spoils, late=late)
-    launch = trainer._launch_step
+    task = trainer._step.task = Spoiled(trainer._step.task, spoils, late=late)
+    train_step = trainer.train_step
 
-    def note(update):
-        task.update = update.number
-        launch(update)
+    def note(batch):
+        task.update = batch.step
+        train_step(batch)
 
-    trainer._launch_step = note
+    trainer.train_step = note
     return trainer
 
 
@@ -86,7 +86,7 @@ def test_a_skipped_update_leaves_weights_and_moments_alone(tmp_path):
             run, lambda update: update == 5, steps=5, checkpoint_every=4, ema_decay=0.0
         )
         trainer.fit(resume=False)
-        before, after = run.at(4), run.at(5)
+        before, after = run.open_step(4), run.open_step(5)
         for one, other in (
             (before.load_weights(), after.load_weights()),
             (before.load_optimizer(), after.load_optimizer()),
@@ -132,7 +132,7 @@ def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
         ) as error:
             trainer.fit(resume=False)
         assert error.value.exit_code == 70
-        newest = run.newest()
+        newest = run.latest()
         assert newest is not None
         assert newest.step <= 48
         assert all(torch.isfinite(tensor).all() for tensor in newest.load_weights().values())

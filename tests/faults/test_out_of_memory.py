@@ -7,7 +7,16 @@ import re
 import numpy as np
 import pytest
 import torch
-from training_kit import Corpus, assert_same_run, log_of, state_of, tiny_model, tiny_trainer
+from training_kit import (
+    Corpus,
+    accumulated,
+    assert_same_run,
+    fail_in_parts,
+    log_of,
+    state_of,
+    tiny_model,
+    tiny_trainer,
+)
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.data.batches import Cursor
@@ -52,7 +61,7 @@ class Narrow:
 def make(run, room, *, late=False, **options):
     options.setdefault("model", {"dropout": 0.0})
     trainer = tiny_trainer(run, **options)
-    trainer._train_step._task = Narrow(trainer._train_step._task, room, late=late)
+    trainer._step.task = Narrow(trainer._step.task, room, late=late)
     return trainer
 
 
@@ -67,10 +76,9 @@ def test_the_gradient_of_the_parts_is_the_gradient_of_the_whole(
     for name, room in (("whole", 10**9), ("parts", int(64 * share))):
         with RunDirectory(tmp_path / name) as run:
             trainer = make(run, room, late=late, gradient_accumulation=gradient_accumulation)
-            update = next(trainer._data_loader.batches(1, Cursor(0, 0)))
-            gradient, sums = trainer._train_step.gradient(update)
-            gradients.append((gradient, sums))
-            assert (trainer._tracker.oom_splitter.splits > 0) == (name == "parts")
+            batch = next(trainer._data_loader.batches(1, Cursor(0, 0)))
+            gradients.append(accumulated(trainer._step, batch))
+            assert (trainer._step.oom_splitter.splits > 0) == (name == "parts")
     (whole, sums), (parts, others) = gradients
     torch.testing.assert_close(sums, others, rtol=1e-6, atol=0)
     for one, other in zip(whole, parts, strict=True):
@@ -96,9 +104,9 @@ def test_what_fits_is_remembered_and_not_tried_again(tmp_path):
     with RunDirectory(tmp_path) as run:
         trainer = make(run, 30, steps=24)
         trainer.fit(resume=False)
-    tried = trainer._train_step._task.tried
+    tried = trainer._step.task.tried
     failures = [slots for slots in tried if slots > 30]
-    assert len(failures) <= 2 * len(trainer._tracker.oom_splitter.token_limits)
+    assert len(failures) <= 2 * len(trainer._step.oom_splitter.token_limits)
     assert all(slots <= 30 for slots in tried[len(tried) // 2 :])
 
 
@@ -120,12 +128,12 @@ def test_that_batches_are_split_is_said_once_a_process(tmp_path, caplog, monkeyp
         with RunDirectory(tmp_path / name) as run:
             trainer = make(run, 10, steps=12)
             trainer.fit(resume=False)
-            assert trainer._tracker.oom_splitter.splits > 1
+            assert trainer._step.oom_splitter.splits > 1
     [line] = [
         record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()
     ]
     assert re.fullmatch(
-        r"out of memory with \d+ slots of \d+x\d+: .* computed in parts, and the result is the same; a lower train.* it",
+        r"out of memory with \d+ padded tokens of shape \d+x\d+: .* in parts, with the same result; lower train.* it",
         line,
     )
 
@@ -135,13 +143,10 @@ def test_where_no_sentence_fits_the_memory_is_said_to_be_too_small():
     plan = corpus.plan()
     batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
 
-    def fail(part, path):
-        raise MemoryError
-
     with pytest.raises(
         torch.OutOfMemoryError, match=f"every sentence of a batch of {batch.src.shape[1]}x"
     ):
-        OOMSplitter().run(batch, fail)
+        fail_in_parts(OOMSplitter(), batch, MemoryError())
 
 
 def test_a_sentence_that_does_not_fit_alone_is_left_out_and_named(caplog):
@@ -151,15 +156,14 @@ def test_a_sentence_that_does_not_fit_alone_is_left_out_and_named(caplog):
     oom_splitter, seen = OOMSplitter(), []
     heavy = int(batch.examples[0])
 
-    def compute(part, path):
-        if heavy in part.examples:
-            raise MemoryError
-        seen.extend(part.examples.tolist())
-
-    oom_splitter.run(batch, compute)
+    for part in oom_splitter.parts(batch):
+        with part:
+            if heavy in part.batch.examples:
+                raise MemoryError
+            seen.extend(part.batch.examples.tolist())
     assert oom_splitter.dropped_examples == [heavy]
     assert sorted(seen) == sorted(set(batch.examples.tolist()) - {heavy})
-    assert f"example {heavy} is left out" in caplog.text
+    assert f"example {heavy} is skipped" in caplog.text
 
 
 def test_other_errors_are_not_swallowed():
@@ -167,11 +171,8 @@ def test_other_errors_are_not_swallowed():
     plan = corpus.plan()
     batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
 
-    def fail(part, path):
-        raise RuntimeError("shapes do not match")
-
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        OOMSplitter().run(batch, fail)
+        fail_in_parts(OOMSplitter(), batch, RuntimeError("shapes do not match"))
 
 
 @pytest.mark.parametrize(
@@ -208,10 +209,10 @@ def test_parts_have_seeds_of_their_own():
     batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
     paths = []
     oom_splitter = OOMSplitter({f"{batch.src.shape[1]}x{batch.tgt_in.shape[1]}": 1})
-    oom_splitter.run(
-        batch,
-        lambda part, path: paths.append(path) or TranslationTask(smoothing=0.0).loss(model, part),
-    )
+    for part in oom_splitter.parts(batch):
+        with part:
+            paths.append(part.path)
+            TranslationTask(smoothing=0.0).loss(model, part.batch)
     assert len(set(paths)) == len(paths) == len(batch)
 
 
@@ -220,7 +221,7 @@ def test_halves_are_as_equal_as_may_be_and_hold_every_row_once():
     for count in (2, 3, 5, 8):
         batch = corpus.collate(corpus.plan())(np.arange(count), 0)
         rows = len(batch.examples)  # a shape may ask for more rows than there are pairs
-        halves = train_step._split_in_half(train_step.BatchPart(batch, "1"))
+        halves = train_step.BatchPart(batch, "1").halves()
         assert [half.path for half in halves] == ["10", "11"]
         assert [len(half.batch.examples) for half in halves] == [rows - rows // 2, rows // 2]
         assert torch.equal(torch.cat([half.batch.src for half in halves]), batch.src)

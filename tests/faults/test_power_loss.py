@@ -17,7 +17,7 @@ from dragoman.errors import CorruptError
 
 def save_checkpoint(run: RunDirectory, step: int) -> None:
     weight = torch.full((2, 3), float(step))
-    run.log({"step": step})
+    run.training_log.append({"step": step})
     run.save_checkpoint(
         step,
         {"weights": {"w": weight}, "optimizer": {"w.exp_avg": weight}, "ema": None},
@@ -39,7 +39,7 @@ def survivors(operations, before: Path, place: Path, reported: int) -> int:
                 continue
             seen.add(key)
             with RunDirectory(materialise(state, place / "crash")) as run:
-                newest = run.newest()
+                newest = run.latest()
                 assert newest is not None, operation
                 assert newest.step >= reported, (operation, sorted(state))
                 assert run.best() is not None or reported < 2, operation

@@ -180,7 +180,7 @@ def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_
     assert [rank.wait() for rank in ranks] == [75, -9]
     assert not list(directory.glob("step-*"))
     assert (
-        "all processes of a run must go on together; found on rank 0:"
+        "all ranks of a run must stay alive; found on rank 0:"
         in directory.with_name("output").read_text()
     )
     assert json.loads((directory / "status.json").read_text())["exit_code"] == 75

@@ -46,7 +46,7 @@ def make(run, *, nan_at=(), stop_after=0, stop_in_validation=0, **options):
             signals.request_stop("a test")
 
     def validate(model):
-        if trainer.train_state.step == stop_in_validation:
+        if trainer.state.step == stop_in_validation:
             signals.request_stop("a test")
         signals.raise_if_stop_requested()
         return {"loss": float(model.output_weight.abs().mean())}
@@ -57,14 +57,14 @@ def make(run, *, nan_at=(), stop_after=0, stop_in_validation=0, **options):
         **options,
     )
     if nan_at:
-        trainer._train_step._task = spoiled = NanAt(trainer._train_step._task, *nan_at)
-        launch = trainer._launch_step
+        trainer._step.task = spoiled = NanAt(trainer._step.task, *nan_at)
+        train_step = trainer.train_step
 
-        def note(update):
-            spoiled.update = update.number
-            launch(update)
+        def note(batch):
+            spoiled.update = batch.step
+            train_step(batch)
 
-        trainer._launch_step = note
+        trainer.train_step = note
     return trainer
 
 
@@ -240,7 +240,7 @@ def test_a_request_that_comes_in_the_middle_of_an_update_leaves_it(tmp_path):
 
     with RunDirectory(tmp_path) as run:
         trainer = make(run, gradient_accumulation=8)
-        trainer._train_step._task.loss = urgent(trainer._train_step._task.loss)
+        trainer._step.task.loss = urgent(trainer._step.task.loss)
         with pytest.raises(StoppedError, match="found SIGTERM, SIGTERM"):
             trainer.fit(resume=False)
     assert len(calls) == 2

@@ -47,7 +47,7 @@ def test_each_rank_writes_its_own_rows(written):
     assert files_of(written / "2" / "run", 8) == names | {"state.json", "manifest.json"}
     step = written / "2" / "run" / "step-00000008"
     first, second = (load_file(step / f"weights-{rank}-of-2.safetensors") for rank in range(2))
-    whole = RunDirectory(written / "2" / "run").at(8).load_weights()
+    whole = RunDirectory(written / "2" / "run").open_step(8).load_weights()
     assert first["embeddings.shared.weight"].shape == (12, 16)
     for name, tensor in whole.items():
         pieces = [each[name] for each in (first, second) if name in each]
@@ -104,7 +104,7 @@ def test_a_piece_that_is_hurt_is_named_and_the_step_before_is_used(
     ) == [0, 0]
     good = tensors_of(directory)
     hurt(directory / "step-00000008" / name)
-    assert RunDirectory(directory).newest().step == 4
+    assert RunDirectory(directory).latest().step == 4
     assert f"step-00000008/{name}" in caplog.text
     assert run_ranks(
         victims, directory, 2, steps=8, gradient_accumulation=2, fsdp="on", validate_every=100
@@ -166,7 +166,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_update(victims, tmp_path
     wait_for_update(directory, 5)
     ranks[1].send(signal.SIGTERM)
     assert [rank.wait() for rank in ranks] == [75, 75], output_of(directory)
-    assert RunDirectory(directory).newest().step == last_update(directory)
+    assert RunDirectory(directory).latest().step == last_update(directory)
 
 
 @pytest.mark.timeout(60)  # the survivor has 30 s
@@ -188,7 +188,7 @@ def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_
     ranks[1].send()
     assert [rank.wait() for rank in ranks] == [75, -9]
     assert not list(directory.glob("step-*"))
-    assert "all processes of a run must go on together; found on rank 0:" in output_of(directory)
+    assert "all ranks of a run must stay alive; found on rank 0:" in output_of(directory)
     assert json.loads((directory / "status.json").read_text())["exit_code"] == 75
 
 
@@ -205,7 +205,7 @@ def test_a_rank_that_dies_while_it_writes_leaves_no_step(victims, tmp_path):
     )
     assert [rank.wait() for rank in ranks] == [75, -9], output_of(directory)
     assert RunDirectory(directory).steps() == [4]
-    assert "no sign of rank 1" in output_of(directory)
+    assert "no heartbeat of rank 1" in output_of(directory)
     assert run_ranks(victims, directory, 2, **settings) == [0, 0]
     assert RunDirectory(directory).steps() == [4, 8, 12]
     assert not list(directory.glob(".tmp-*"))

@@ -1,7 +1,8 @@
-"""A model shared out over the ranks with torch's `fully_shard` (FSDP2): weights, gradients, moments and running average.
+"""Sharded data parallel with torch's `fully_shard` (FSDP2): weights, gradients, moments and EMA.
 
-Each weight is cut by rows. A block's weights are gathered when a pass comes to it and given back behind it; its gradients are
-summed into the ranks' shares on the way back. The ranks meet in every block, so all must make the same passes in the same order.
+Each weight is sharded by rows. A block's weights are gathered before its forward and backward pass and
+freed after it; its gradients are reduce-scattered in the backward pass. The ranks communicate in every
+block, so all of them must run the same passes in the same order.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from torch.distributed.tensor import DTensor
 from dragoman.config import TrainConfig
 from dragoman.data.batches import Batch
 from dragoman.models.stack import Stack
-from dragoman.training.distributed.data_parallel import (
-    Gradients,
-    ParallelStrategy,
-    ReducedGradients,
-    ReplicatedDataParallel,
-    named_weights,
-)
+from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, named_weights
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.mixed_precision import BF16DataParallel
 from dragoman.training.task import Loss, Task
+from dragoman.training.train_step import (
+    Gradients,
+    ParallelStrategy,
+    ReducedGradients,
+    SingleProcess,
+)
 
-MAX_REPLICA_FRACTION = 0.5  # share of the memory that weights, gradients and moments may take; the rest is for activations
+# Fraction of the GPU's memory for weights, gradients and moments; the rest is for activations.
+MAX_REPLICA_FRACTION = 0.5
 
 
 class FSDPDecision(NamedTuple):
-    """Whether the model is shared out, and why."""
+    """Whether the model is sharded, and why."""
 
     enabled: bool
     reason: str
@@ -43,16 +45,15 @@ class FSDPDecision(NamedTuple):
 def choose_fsdp(
     config: TrainConfig, model: nn.Module, *, ranks: int, device: torch.device
 ) -> FSDPDecision:
-    """Follow `train.fsdp`; `auto` shares out what would fill more than half of a GPU on every rank."""
+    """Return the decision of `train.fsdp`; `auto` shards a model that fills over half of each GPU."""
     if ranks == 1:
         return FSDPDecision(False, "there is one process")
     if config.fsdp != "auto":
         return FSDPDecision(config.fsdp == "on", "as configured")
     if device.type != "cuda":
         return FSDPDecision(False, f"on {device.type} it is slower")
-    copies = 5 + (
-        1 if config.ema_decay else 0
-    )  # weights, gradients, the message that sums them, two moments, the running average
+    # Weights, gradients, the buffer of their all-reduce, two moments, and the EMA.
+    copies = 5 + (1 if config.ema_decay else 0)
     needed = copies * sum(
         parameter.numel() * parameter.element_size() for parameter in model.parameters()
     )
@@ -69,10 +70,12 @@ def build_parallel_strategy(
     *,
     bf16_weights: bool = False,
 ) -> ParallelStrategy:
-    """Hold a model as was chosen; one that is shared out is never rounded."""
+    """Return the strategy for a model; a sharded model has no bfloat16 copy."""
     if fsdp.enabled:
         return ShardedDataParallel(model, world, device)
-    return BF16DataParallel(model, world) if bf16_weights else ReplicatedDataParallel(model, world)
+    if bf16_weights:
+        return BF16DataParallel(model, world)
+    return SingleProcess(model) if world.size == 1 else ReplicatedDataParallel(model, world)
 
 
 class ShardedDataParallel:
@@ -82,7 +85,7 @@ class ShardedDataParallel:
     accumulates_grad = True
 
     def __init__(self, model: nn.Module, world: ProcessGroup, device: torch.device) -> None:
-        self._world = world
+        self.module, self._world = model, world
         self.file_suffix = f"-{world.rank}-of-{world.size}"
         world.broadcast(named_weights(model).values())
         buffers = {
@@ -100,69 +103,74 @@ class ShardedDataParallel:
         for name, parameter in model.named_parameters():
             local_param = parameter
             if isinstance(parameter, DTensor):
-                # The same memory, without the wrapper: optimiser and average need not know of it.
+                # The same memory as a plain tensor: optimizer and EMA need no DTensor support.
                 local_param = nn.Parameter(
                     parameter.to_local().detach(), requires_grad=parameter.requires_grad
                 )
                 rows = rank_rows(len(parameter), rank=world.rank, ranks=world.size)
-                assert len(local_param) == rows.stop - rows.start, "torch must cut weights as we do"
+                assert len(local_param) == rows.stop - rows.start, "rank_rows must agree with torch"
                 self._sharded_params.append((parameter, local_param))
                 self._rows[name] = rows
             _register_tensor(self.local_module, name, local_param)
         for name, tensor in buffers.items():
             _register_tensor(self.local_module, name, tensor)
-        cut = {id(local_param) for _, local_param in self._sharded_params}
+        sharded = {id(local_param) for _, local_param in self._sharded_params}
         self._local_params = [
             local_param
             for local_param in self.local_module.parameters()
             if local_param.requires_grad
         ]
         self._replicated_indices = [
-            number
-            for number, local_param in enumerate(self._local_params)
-            if id(local_param) not in cut
-        ]  # held by every rank
+            index
+            for index, local_param in enumerate(self._local_params)
+            if id(local_param) not in sharded
+        ]
 
-    def loss(self, task: Task, batch: Batch) -> Loss:
-        """Compute a batch's loss, gathering each block's weights on the way."""
-        self._world.doing("a pass over a batch", waits=True)
-        return Loss(*self._world.run_collective(lambda: self._loss_module(task, batch)))
+    def wrap_task(self, task: Task) -> Task:
+        """Return the task with FSDP's hooks around its forward pass."""
+        return _ShardedTask(task, self._loss_module, self._world)
 
     def backward(self, loss: Loss) -> None:
-        """Sum the loss's gradients over the ranks, each into its share."""
+        """Reduce-scatter the loss's gradients to the ranks' shards."""
         self._world.run_collective(loss.total.backward)
         for parameter, local_param in self._sharded_params:
             gradient, parameter.grad = parameter.grad, None
             local_param.grad = None if gradient is None else gradient.to_local()  # type: ignore[attr-defined]
 
     @torch.no_grad()
-    def total(self, gradient: Gradients, sums: Tensor, number: int) -> ReducedGradients:
-        """Sum what is left: figures, squares of the shares' gradients, and gradients of the numbers that are not cut."""
-        common = [
-            torch.zeros_like(self._local_params[place])
-            if gradient[place] is None
-            else gradient[place]
-            for place in self._replicated_indices
+    def all_reduce_gradients(
+        self, gradients: Gradients, sums: Tensor, step: int
+    ) -> ReducedGradients:
+        """Sum metrics, squared norms of the shards, and gradients of the replicated scalars."""
+        replicated = [
+            torch.zeros_like(self._local_params[index])
+            if gradients[index] is None
+            else gradients[index]
+            for index in self._replicated_indices
         ]
-        cut = [
-            part
-            for place, part in enumerate(gradient)
-            if part is not None and place not in self._replicated_indices
+        sharded = [
+            gradient
+            for index, gradient in enumerate(gradients)
+            if gradient is not None and index not in self._replicated_indices
         ]
-        squares = torch.nn.utils.get_total_norm(cut).to(sums).square()
+        squares = torch.nn.utils.get_total_norm(sharded).to(sums).square()
         flat = torch.cat(
-            [sums, squares.reshape(1), *(part.reshape(-1) for part in common if part is not None)]
+            [
+                sums,
+                squares.reshape(1),
+                *(gradient.reshape(-1) for gradient in replicated if gradient is not None),
+            ]
         )
-        self._world.all_reduce(flat, f"summing the figures of update {number}")
+        self._world.all_reduce(flat, f"all-reduce of the metrics of step {step}")
         sums, squares, rest = flat.split([len(sums), 1, len(flat) - len(sums) - 1])  # type: ignore[no-untyped-call]
-        summed = list(gradient)
-        for place, value in zip(self._replicated_indices, rest, strict=True):
-            summed[place] = value.reshape(())
+        summed = list(gradients)
+        for index, value in zip(self._replicated_indices, rest, strict=True):
+            summed[index] = value.reshape(())
         return ReducedGradients(summed, sums, (squares.squeeze(0) + rest.square().sum()).sqrt())
 
     @contextmanager
     def gathered_model(self) -> Iterator[None]:
-        """Gather all weights; the first rank keeps them until the end, and its model is then like any other."""
+        """Gather all weights; rank 0 keeps them until the end of the block, as an ordinary model."""
         try:
             self._world.run_collective(self._gather)
             if not self._world.is_rank_zero:
@@ -171,8 +179,8 @@ class ShardedDataParallel:
         finally:
             self._scatter()
 
-    def rows(self, name: str) -> slice | None:
-        """Say which rows of a weight are this rank's."""
+    def local_rows(self, name: str) -> slice | None:
+        """Return which rows of a weight this rank holds; None for a replicated one."""
         return self._rows.get(name)
 
     def _gather(self) -> None:
@@ -186,21 +194,33 @@ class ShardedDataParallel:
             unit.set_reshard_after_forward(not isinstance(unit, _LossModule), recurse=False)
 
 
+class _ShardedTask:
+    """A task whose loss is computed within the FSDP root module."""
+
+    def __init__(self, task: Task, loss_module: _LossModule, world: ProcessGroup) -> None:
+        self._task, self._loss_module, self._world = task, loss_module, world
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Compute the loss, gathering each block's weights for its forward pass."""
+        self._world.set_activity("the forward pass of a batch", waits=True)
+        return Loss(*self._world.run_collective(lambda: self._loss_module(self._task, batch)))
+
+
 class _LossModule(nn.Module):
-    """The call that torch's hooks stand around: a model is used through several methods, and a loss reads its output matrix."""
+    """The FSDP root module: its hooks surround the whole loss, which uses several of the model's methods."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, task: Task, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the loss; a tuple, for torch looks for tensors in nothing else."""
+        """Return the loss as a tuple: FSDP finds output tensors in no other type."""
         loss = task.loss(self.model, batch)
         return loss.total, loss.nll, loss.count
 
 
 def find_fsdp_units(model: nn.Module) -> list[nn.Module]:
-    """Find the blocks whose weights are gathered one block at a time; none where a block may be left out or lends a weight."""
+    """Return the blocks that are sharded as units; none with layer drop or shared weights."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     blocks: list[nn.Module] = [block for stack in stacks for _, block in stack.blocks()]
     weights = [parameter for block in blocks for parameter in block.parameters()]
@@ -212,7 +232,7 @@ def find_fsdp_units(model: nn.Module) -> list[nn.Module]:
 
 
 def rank_rows(count: int, *, rank: int, ranks: int) -> slice:
-    """Cut rows as torch does: equally many for every rank, as far as they go."""
+    """Return the rows of a rank, split as torch does: equally many for every rank while they last."""
     each = -(-count // ranks)
     return slice(min(count, rank * each), min(count, (rank + 1) * each))
 
@@ -220,7 +240,7 @@ def rank_rows(count: int, *, rank: int, ranks: int) -> slice:
 def _apply_fully_shard(
     root: _LossModule, blocks: list[nn.Module], device: torch.device, ranks: int
 ) -> list[FSDPModule]:
-    """Cut the blocks, then what is left; numbers that are no row of anything are held by every rank."""
+    """Shard the blocks, then the remaining weights; scalars are replicated."""
     mesh = init_device_mesh(device.type, (ranks,))
     scalars = {parameter for parameter in root.parameters() if parameter.ndim == 0}
     units = [
@@ -230,18 +250,18 @@ def _apply_fully_shard(
         for module in [*blocks, root]
     ]
     for unit in units:
-        unit.set_gradient_divide_factor(1.0)  # a sum: the update divides once, by its targets
-        unit.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+        unit.set_gradient_divide_factor(1.0)  # a sum: the step divides once
+        unit.set_force_sum_reduction_for_comms(True)  # gloo supports no other
     return units
 
 
 def _register_tensor(root: nn.Module, path: str, tensor: Tensor) -> None:
-    """Register a parameter or a buffer under a dotted path, making the modules on the way."""
-    *places, leaf = path.split(".")
-    for place in places:
-        if place not in dict(root.named_children()):
-            root.add_module(place, nn.Module())
-        root = root.get_submodule(place)
+    """Register a parameter or a buffer under a dotted name, creating the modules of its path."""
+    *modules, leaf = path.split(".")
+    for name in modules:
+        if name not in dict(root.named_children()):
+            root.add_module(name, nn.Module())
+        root = root.get_submodule(name)
     if isinstance(tensor, nn.Parameter):
         root.register_parameter(leaf, tensor)
     else:

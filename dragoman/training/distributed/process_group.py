@@ -32,23 +32,24 @@ POLL_SECONDS = 0.05
 
 
 def agree_on_group_id(store: KeyValueStore, *, rank: int, size: int, timeout: float) -> str:
-    """Wait until all ranks are there and give the meeting's name; raises RuntimeError when some do not come."""
+    """Wait until all ranks have joined and return the group's id; raises RuntimeError at a timeout."""
     token = secrets.token_hex(8)
     store.set(f"hello/{rank}", token)
-    patience = time.monotonic() + timeout
-    while time.monotonic() < patience:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
         name = _propose_group(store, size) if rank == 0 else _confirm_group(store, rank, token)
         if name and store.check([f"begin/{name}"]):
             return name
         time.sleep(POLL_SECONDS)
     missing = [other for other in range(size) if not store.check([f"hello/{other}"])]
     raise RuntimeError(
-        f"not all of {size} ranks came within {timeout:.0f} s; never heard of: {missing or 'none, but not all are new'}"
+        f"not all of {size} ranks joined within {timeout:.0f} s; "
+        f"missing: {missing or 'none, but some are of an earlier start'}"
     )
 
 
 def _propose_group(store: KeyValueStore, size: int) -> str:
-    """Name the meeting of those who said hello last; it begins once each of them has found its own word in the list."""
+    """Propose a group of the ranks that joined last; it starts once each has confirmed its token."""
     hello_keys = [f"hello/{rank}" for rank in range(size)]
     if not store.check(hello_keys):
         return ""
@@ -61,7 +62,7 @@ def _propose_group(store: KeyValueStore, size: int) -> str:
 
 
 def _confirm_group(store: KeyValueStore, rank: int, token: str) -> str:
-    """Say that we are here where the list has our own word, and not that of a process that stood in our place before."""
+    """Confirm a proposed group if it has our token, and not that of an earlier process of our rank."""
     tokens = json.loads(store.get("invited")) if store.check(["invited"]) else []
     if len(tokens) <= rank or tokens[rank] != token:
         return ""
@@ -79,18 +80,17 @@ _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 logger = logging.getLogger(__name__)
 
-RANK_POLL_SECONDS = 0.05
 WATCHDOG_SECONDS = 60.0
 SHUTDOWN_TIMEOUT_SECONDS = 10.0
 STOPPING_RANK_TIMEOUT_SECONDS = 2.0
-EXIT_GRACE_SECONDS = 5.0  # for a process that was told of a loss to notice by itself
+EXIT_GRACE_SECONDS = 5.0  # for the main thread to notice a lost rank by itself
 
 _Value = TypeVar("_Value")
-CallRanks = Callable[[Any], list[Any]]  # a word for everybody -> what each rank answered
+CallRanks = Callable[[Any], list[Any]]  # an argument for all ranks -> their return values
 
 
 class ProcessGroup:
-    """One process among several, or alone."""
+    """The ranks of a run, seen from one of them; a group of one by default."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class ProcessGroup:
         self.rank, self.size = rank, size
         self._store, self._timeout = store, timeout
         self._num_exchanges = 0
-        self._peer_lost = False  # somebody was lost
-        self._exiting = threading.Event()  # this process knows that it must end
-        self.on_rank_lost: Callable[[str], None] = lambda reason: (
-            None
-        )  # called in another thread, just before the process is left
+        self.is_rank_zero = rank == 0  # the process that writes files and shows progress
+        self._peer_lost = False
+        self._exiting = threading.Event()  # the main thread knows that the process must end
+        # Called in the heartbeat thread, before the process exits.
+        self.on_rank_lost: Callable[[str], None] = lambda reason: None
         self._parent = os.getppid()
         self._heartbeat: Heartbeat | None = None
         if store is not None:
@@ -116,91 +116,86 @@ class ProcessGroup:
                 store, rank=rank, size=size, patience=patience, lost=self._exit_process
             )
 
-    @property
-    def is_rank_zero(self) -> bool:
-        """Say whether this is the process that writes and shows progress."""
-        return self.rank == 0
-
-    def doing(self, what: str, *, waits: bool = False) -> None:
-        """Note what this process is at, for the message about a rank that everybody waits for."""
+    def set_activity(self, activity: str, *, waits: bool = False) -> None:
+        """Set what this rank does now, for the warning about a rank that the others wait for."""
         if self._heartbeat is not None:
-            self._heartbeat.doing(what, waits=waits)
+            self._heartbeat.set_activity(activity, waits=waits)
 
     def all_reduce(self, flat: Tensor, what: str) -> None:
-        """Sum a tensor over all processes, in place."""
+        """Sum a tensor over all ranks, in place."""
         if self.size > 1:
-            self.doing(what, waits=True)
+            self.set_activity(what, waits=True)
             self.run_collective(lambda: dist.all_reduce(flat))
-            self.doing(f"past {what}")
+            self.set_activity(f"after {what}")
             if self._heartbeat is not None:
-                self._heartbeat.is_monitoring = (
-                    True  # all are training now, and nobody is silent for long any more
-                )
+                self._heartbeat.is_monitoring = True  # all ranks train now; none is silent for long
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give everybody the first process's values, in place."""
+        """Copy rank 0's tensors to all ranks, in place."""
         if self.size > 1:
             for tensor in tensors:
                 self.run_collective(lambda tensor=tensor: dist.broadcast(tensor, src=0))  # type: ignore[misc]
 
     def run_on_rank_zero(self, compute: Callable[[], Any], what: str) -> Any:
-        """Let the first process compute something as JSON and hand it to all; the others wait as long as it lives."""
+        """Call a function on rank 0 and return its JSON result on all ranks, which wait for it."""
         if self._store is None or self._heartbeat is None:
             return compute()
         self._num_exchanges += 1
-        key = f"share/{self._num_exchanges}"
+        key = f"result/{self._num_exchanges}"
         if self.is_rank_zero:
-            self.doing(what)
+            self.set_activity(what)
             return self._publish_result(key, compute)
         return self._receive_result(key, what)
 
     def run_with_ranks(
         self, compute: Callable[[CallRanks], Any], part: Callable[[Any], Any], what: str
     ) -> Any:
-        """Share what the first process computes, as `share` does, while all do a part of it each time that it asks them to.
+        """Call `compute` on rank 0, which can call `part` on all ranks; return its result everywhere.
 
-        `compute` gets a function that hands a word (JSON) to everybody's `part` and gives the answers, by rank.
+        `compute` gets a function that calls `part` with one argument (JSON) on every rank and returns the
+        results, by rank.
         """
         if self._store is None or self._heartbeat is None:
-            return compute(lambda word: [part(word)])
+            return compute(lambda argument: [part(argument)])
         self._num_exchanges += 1
-        key = f"share/{self._num_exchanges}"
+        key = f"result/{self._num_exchanges}"
         if self.is_rank_zero:
-            self.doing(what)
-            asked = itertools.count()
+            self.set_activity(what)
+            calls = itertools.count()
             return self._publish_result(
                 key,
                 lambda: compute(
-                    lambda word: self._call_ranks(f"{key}/{next(asked)}", word, part, what)
+                    lambda argument: self._call_ranks(f"{key}/{next(calls)}", argument, part, what)
                 ),
             )
         for number in itertools.count():
-            question = f"{key}/{number}"
-            self.doing(f"waiting for rank 0: {what}", waits=True)
-            waiting = functools.partial(self._wait_for_key, [key, question], 0, what)
+            call_key = f"{key}/{number}"
+            self.set_activity(f"waiting for rank 0: {what}", waits=True)
+            waiting = functools.partial(self._wait_for_key, [key, call_key], 0, what)
             if self.run_collective(waiting) == key:
                 break
-            self.doing(what)
-            word = json.loads(self._store.get(question))
-            self._publish_result(f"{question}/{self.rank}", lambda word=word: part(word))  # type: ignore[misc]
+            self.set_activity(what)
+            argument = json.loads(self._store.get(call_key))
+            publish = functools.partial(part, argument)
+            self._publish_result(f"{call_key}/{self.rank}", publish)
         return self._receive_result(key, what)
 
     def _call_ranks(
-        self, question: str, word: Any, part: Callable[[Any], Any], what: str
+        self, call_key: str, argument: Any, part: Callable[[Any], Any], what: str
     ) -> list[Any]:
-        """Hand everybody a word, do this process's own part, and collect the answers."""
-        assert self._store is not None, "only a process among several asks others"
-        self._store.set(question, json.dumps(word))
-        answers = [part(word)]
-        return answers + [
-            self._receive_result(f"{question}/{rank}", what, of=rank)
+        """Call `part` on every rank and return the results."""
+        assert self._store is not None, "only several ranks exchange results"
+        self._store.set(call_key, json.dumps(argument))
+        results = [part(argument)]
+        return results + [
+            self._receive_result(f"{call_key}/{rank}", what, of=rank)
             for rank in range(1, self.size)
         ]
 
     def _receive_result(self, key: str, what: str, *, of: int = 0) -> Any:
-        """Read what a rank told of its work, as soon as it is there."""
-        assert self._store is not None, "only a process among several hears anything"
-        self.doing(f"waiting for rank {of}: {what}", waits=True)
+        """Wait for a rank's result and return it; raise StoppedError if it failed."""
+        assert self._store is not None, "only several ranks exchange results"
+        self.set_activity(f"waiting for rank {of}: {what}", waits=True)
         self.run_collective(lambda: self._wait_for_key([key], of, what))
         received = json.loads(self._store.get(key))
         if "error" in received:
@@ -208,16 +203,16 @@ class ProcessGroup:
         return received["value"]
 
     def _wait_for_key(self, keys: list[str], of: int, what: str) -> str:
-        """Wait until one of the keys is there, as long as the rank that will write it shows signs of life; says which."""
-        assert self._store is not None, "only a process among several hears anything"
-        assert self._heartbeat is not None, "a process among several has a heartbeat"
+        """Wait until one of the keys is set and return it; raise StoppedError if the rank is dead."""
+        assert self._store is not None, "only several ranks exchange results"
+        assert self._heartbeat is not None, "several ranks have heartbeats"
         while True:
             for key in keys:
                 if self._store.check([key]):
                     return key
             self.check_launcher()
-            # A launcher that lost a rank asks the others to stop: then its silence need not be long to be believed. Rank 0
-            # may keep its threads from running for a while (learning a vocabulary does); the others only write files.
+            # A launcher that lost a rank asks the others to stop; then a short silence is enough. Rank 0 may
+            # block its heartbeat for a while (learning a vocabulary does); the others only write files.
             longest = self._timeout if of == 0 else min(self._timeout, LOST_RANK_SECONDS)
             patience = (
                 min(longest, STOPPING_RANK_TIMEOUT_SECONDS) if signals.stop_requested() else longest
@@ -226,13 +221,13 @@ class ProcessGroup:
                 self._peer_lost = True
                 raise _rank_lost_error(
                     self.rank,
-                    f"no sign of rank {of} for {patience:.0f} s while waiting for it to {what}",
+                    f"no heartbeat of rank {of} for {patience:.0f} s while waiting for it to {what}",
                 )
-            time.sleep(RANK_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _publish_result(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Compute and tell the outcome, an error too: the others must not wait for what will never come."""
-        assert self._store is not None, "only a process among several tells anything"
+        """Compute and publish a result, or the error, since other ranks wait for it."""
+        assert self._store is not None, "only several ranks exchange results"
         try:
             value = compute()
         except BaseException as error:
@@ -242,39 +237,39 @@ class ProcessGroup:
         return value
 
     def check_launcher(self) -> None:
-        """Leave when the launcher is gone: nobody would collect us (measured: ranks outlive a killed torchrun)."""
+        """Raise StoppedError if the launcher is gone: ranks outlive a killed torchrun."""
         if self.size > 1 and os.getppid() != self._parent:
             raise _rank_lost_error(self.rank, "the launcher is gone")
 
     def _exit_process(self, reason: str) -> None:
-        """End the process from its heartbeat's thread, where a collective holds the main one: NCCL never returns from a dead peer."""
+        """Exit from the heartbeat thread: NCCL collectives in the main one never return from a dead peer."""
         logger.error("%s", _rank_lost_error(self.rank, reason))
         self.on_rank_lost(str(_rank_lost_error(self.rank, reason)))
         if not self._exiting.wait(EXIT_GRACE_SECONDS):
             os._exit(StoppedError.exit_code)
 
     def close(self) -> None:
-        """Leave the group. Rank 0 goes last, for the others still read from its store; but it does not wait for the dead."""
+        """Leave the group; rank 0 last, since its process holds the store, but without waiting for the dead."""
         self._exiting.set()
         if self._heartbeat is not None and self._store is not None:
             self._heartbeat.stop()
             with suppress(RuntimeError):
                 self._store.set(f"bye/{self.rank}", "")
-                everybody = [f"bye/{rank}" for rank in range(self.size)]
-                patience = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
+                all_ranks = [f"bye/{rank}" for rank in range(self.size)]
+                deadline = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
                 while (
                     self.is_rank_zero
                     and not self._peer_lost
-                    and not self._store.check(everybody)
-                    and time.monotonic() < patience
+                    and not self._store.check(all_ranks)
+                    and time.monotonic() < deadline
                 ):
-                    time.sleep(RANK_POLL_SECONDS)
+                    time.sleep(POLL_SECONDS)
         if self._store is not None and dist.is_initialized():
             with suppress(RuntimeError):  # peers may have gone first
                 dist.destroy_process_group()
 
     def run_collective(self, call: Callable[[], _Value]) -> _Value:
-        """Do something that needs all ranks, and turn a peer's death or silence into one sentence; the survivors never publish."""
+        """Call a collective; raise StoppedError if a rank died or timed out."""
         try:
             return call()
         except RuntimeError as error:
@@ -288,7 +283,7 @@ class ProcessGroup:
 def init_process_group(
     device: torch.device, *, timeout: float = 300.0, environment: Mapping[str, str] = os.environ
 ) -> ProcessGroup:
-    """Find out from torchrun's environment who we are; without one we are alone."""
+    """Join the process group of torchrun's environment; without one, return a group of one."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return ProcessGroup()
     rank, size = (parse_rank_variable(environment, name) for name in ("RANK", "WORLD_SIZE"))
@@ -296,19 +291,20 @@ def init_process_group(
     if missing:
         raise ConfigError(
             [
-                f"a run of several processes needs MASTER_ADDR and MASTER_PORT; found {', '.join(missing)} unset; start it with torchrun"
+                "distributed training needs MASTER_ADDR and MASTER_PORT; "
+                f"found {', '.join(missing)} unset; start it with torchrun"
             ]
         )
     set_parent_death_signal()
-    place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    address = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
     waiting = threading.Timer(
         WATCHDOG_SECONDS,
         logger.warning,
         (
-            "rank %d still waits for the other %d ranks at %s; are all started?",
+            "rank %d still waits for the other %d ranks at %s; are all of them started?",
             rank,
             size - 1,
-            place,
+            address,
         ),
     )
     waiting.daemon = True
@@ -336,16 +332,15 @@ def init_process_group(
 
 
 def set_parent_death_signal() -> None:
-    """Ask Linux to end this process with its launcher, whose death torchrun's workers otherwise survive."""
+    """Have Linux kill this process when its launcher dies; torchrun's workers survive it otherwise."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(
-                1, signal.SIGKILL, 0, 0, 0
-            )  # 1 is PR_SET_PDEATHSIG
+            pr_set_pdeathsig = 1
+            ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def _is_peer_lost(error: RuntimeError) -> bool:
-    """Tell a peer that is gone from an error of our own; gloo's have no class, but name their source."""
+    """Whether an error means that a peer is gone; gloo's errors have no class of their own."""
     return isinstance(error, dist.DistError) or any(
         word in str(error) for word in ("gloo", "Connection", "NCCL", "Timeout", "timed out")
     )
@@ -353,7 +348,7 @@ def _is_peer_lost(error: RuntimeError) -> bool:
 
 def _rank_lost_error(rank: int, found: str) -> StoppedError:
     return StoppedError(
-        "all processes of a run must go on together",
+        "all ranks of a run must stay alive",
         found=f"on rank {rank}: {found}",
-        fix="run the same command again; it goes on from the newest checkpoint",
+        fix="run the same command again; it resumes from the newest checkpoint",
     )

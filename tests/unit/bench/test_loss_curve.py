@@ -303,10 +303,10 @@ def test_held_weights_show_a_way_that_errs(
     plain = curves.compared_setups(torch.device("cpu"))["plain float32"]
     weights = track.train("plain", plain, 1).weights
     base = track.run_frozen("plain", plain, 1, weights)
-    holding = importlib.import_module("dragoman.training.distributed.data_parallel")
-    backward = holding.Replicated.backward
+    holding = importlib.import_module("dragoman.training.train_step")
+    backward = holding.SingleProcess.backward
     monkeypatch.setattr(
-        holding.Replicated,
+        holding.SingleProcess,
         "backward",
         lambda self, loss: backward(self, replace(loss, total=1.01 * loss.total)),
     )

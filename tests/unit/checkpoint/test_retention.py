@@ -34,7 +34,7 @@ def test_prune_keeps_the_newest(run):
     assert run.prune() == [1, 2]
     assert run.prune(1) == [3]
     assert run.prune(1) == []
-    assert run.newest().step == 4
+    assert run.latest().step == 4
 
 
 def test_the_best_outlives_pruning(run):
@@ -147,7 +147,7 @@ def test_a_full_disk_gives_up_old_steps_one_at_a_time(run, caplog):
     with caplog.at_level(logging.WARNING):
         assert save_checkpoint(run, 4).step == 4
     assert run.steps() == [3, 4]
-    assert "step-00000001 was removed to make room for step-00000004" in caplog.text
+    assert "step-00000001 was removed for step-00000004" in caplog.text
 
 
 def test_a_full_disk_never_costs_the_newest(run):
@@ -156,7 +156,7 @@ def test_a_full_disk_never_costs_the_newest(run):
     with pytest.raises(DiskError, match="No space left on device") as caught:
         save_checkpoint(run, 2)
     assert caught.value.exit_code == 74
-    assert run.newest().step == 1
+    assert run.latest().step == 1
     assert not list(run.path.glob(".tmp-*"))
 
 

@@ -15,7 +15,7 @@ import torch
 from run_kit import flip, save_checkpoint, tensors
 
 from dragoman.checkpoint import run_directory as checkpoints
-from dragoman.checkpoint.checkpoint import write_tensor_files
+from dragoman.checkpoint.format import write_tensor_files
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.errors import BundleError, CorruptError, DivergedError, LockedError, StoppedError
 from dragoman.runtime import signals
@@ -39,7 +39,7 @@ def run(tmp_path):
 
 def test_what_is_published_comes_back(run):
     save_checkpoint(run, 1, 7)
-    newest = run.newest(tensors(7))
+    newest = run.latest(tensors(7))
     assert newest.step == 7
     assert newest.state == {"step": 7, "cursor": [0, 7]}
     assert newest.metrics == {"loss": 1 / 7}
@@ -47,13 +47,15 @@ def test_what_is_published_comes_back(run):
     assert torch.equal(newest.load_optimizer()["layer.weight.exp_avg"], torch.full((8, 4), 3.5))
     assert torch.equal(newest.load_ema()["layer.weight"], torch.full((8, 4), 7.0) / 3)
     assert newest.manifest["parent"]["step"] == 1
-    assert newest.manifest["parent"]["manifest_sha256"] == run.at(1).manifest["manifest_sha256"]
+    assert (
+        newest.manifest["parent"]["manifest_sha256"] == run.open_step(1).manifest["manifest_sha256"]
+    )
 
 
 def test_no_average_no_file(run):
     run.save_checkpoint(1, tensors(1) | {"ema": None}, {})
-    assert run.newest().load_ema() is None
-    assert sorted(os.listdir(run.newest().path)) == [
+    assert run.latest().load_ema() is None
+    assert sorted(os.listdir(run.latest().path)) == [
         "manifest.json",
         "optimizer.safetensors",
         "state.json",
@@ -73,21 +75,21 @@ def test_nothing_is_pickled(run):
 
 
 def test_an_empty_directory_has_no_newest(run):
-    assert run.newest() is None
+    assert run.latest() is None
     assert run.best() is None
     assert run.steps() == []
-    assert RunDirectory(run.path / "nowhere").newest() is None
+    assert RunDirectory(run.path / "nowhere").latest() is None
 
 
 def test_a_damaged_step_is_set_aside_and_the_previous_used(run, caplog):
     save_checkpoint(run, 1, 2, 3)
     flip(run.path / "step-00000003" / "optimizer.safetensors")
     with caplog.at_level(logging.WARNING):
-        assert run.newest().step == 2
+        assert run.latest().step == 2
     assert "optimizer.safetensors" in caplog.text
     [bad] = run.path.glob("bad-step-00000003-*")
     assert "optimizer.safetensors" in (bad / "WHY.txt").read_text()
-    assert run.newest().step == 2
+    assert run.latest().step == 2
     assert save_checkpoint(run, 3).step == 3  # the same number can be published again
 
 
@@ -141,18 +143,18 @@ def test_a_changed_digit_in_any_file_of_a_step_is_noticed_before_it_is_used(run,
         for tried, changed in enumerate(changed_digits(path), start=1):
             path.write_bytes(changed)
             with pytest.raises(CorruptError) as caught:
-                run.at(12)
+                run.open_step(12)
             assert str(path) in str(caught.value)
-            assert RunDirectory(run.path).newest().step == 1 or tried > 1  # once a file is enough
+            assert RunDirectory(run.path).latest().step == 1 or tried > 1  # once a file is enough
         assert tried > 2, name
         path.write_bytes(good)
-    assert run.at(12).state == {"step": 12, "cursor": [0, 12]}
+    assert run.open_step(12).state == {"step": 12, "cursor": [0, 12]}
 
 
 def test_without_the_lock_nothing_is_moved(run):
     save_checkpoint(run, 1, 2)
     flip(run.path / "step-00000002" / "weights.safetensors")
-    assert RunDirectory(run.path).newest().step == 1
+    assert RunDirectory(run.path).latest().step == 1
     assert [each.step for each in RunDirectory(run.path).verified_checkpoints()] == [1]
     assert (run.path / "step-00000002").is_dir()
 
@@ -164,7 +166,7 @@ def test_a_run_never_restarts_silently(run):
         flip(run.path / f"step-0000000{step}" / "weights.safetensors")
     for _ in range(2):
         with pytest.raises(CorruptError, match="2 checkpoints, none valid") as caught:
-            run.newest()
+            run.latest()
     assert caught.value.exit_code == 65
     assert len(list(run.path.glob("bad-step-*/weights.safetensors"))) == 2
 
@@ -173,13 +175,13 @@ def test_a_run_whose_steps_were_deleted_does_not_restart_silently(run):
     save_checkpoint(run, 1)
     os.rename(run.path / "step-00000001", run.path.parent / "elsewhere")
     with pytest.raises(CorruptError, match="0 checkpoints, none valid"):
-        run.newest()
+        run.latest()
 
 
 def test_a_step_under_another_s_name_is_damage(run):
     save_checkpoint(run, 1, 2)
     os.rename(run.path / "step-00000002", run.path / "step-00000009")
-    assert run.newest().step == 1
+    assert run.latest().step == 1
     [bad] = run.path.glob("bad-step-00000009-*")
     assert "step 2 under the name step-00000009" in (bad / "WHY.txt").read_text()
 
@@ -187,7 +189,7 @@ def test_a_step_under_another_s_name_is_damage(run):
 def test_a_file_where_a_step_belongs_is_set_aside(run):
     save_checkpoint(run, 1)
     (run.path / "step-00000002").write_text("not a directory")
-    assert run.newest().step == 1
+    assert run.latest().step == 1
 
 
 def test_another_configuration_is_no_damage(run):
@@ -196,7 +198,7 @@ def test_another_configuration_is_no_damage(run):
     with pytest.raises(
         BundleError, match=r"which has layer.weight F32 \[16, 4\]; found layer.weight F32 \[8, 4\]"
     ) as caught:
-        run.newest(tensors(1, width=16))
+        run.latest(tensors(1, width=16))
     assert caught.value.exit_code == 2
     assert run.steps() == [1]
 
@@ -206,9 +208,9 @@ def test_another_corpus_is_refused(tmp_path):
         save_checkpoint(run, 1)
     with (
         RunDirectory(tmp_path, data_digest="b" * 64) as run,
-        pytest.raises(CorruptError, match="found data bbbbbbbbbbbb… where step-00000001"),
+        pytest.raises(CorruptError, match="found data bbbbbbbbbbbb…, and step-00000001"),
     ):
-        run.newest()
+        run.latest()
 
 
 def test_a_change_of_threads_is_told(tmp_path, caplog):
@@ -216,17 +218,17 @@ def test_a_change_of_threads_is_told(tmp_path, caplog):
     with RunDirectory(tmp_path, environment=lambda: environment) as run:
         save_checkpoint(run, 1)
         with caplog.at_level(logging.WARNING):
-            assert run.newest().step == 1
+            assert run.latest().step == 1
             assert caplog.text == ""
             environment["threads"] = 2
-            newest = run.newest()
+            newest = run.latest()
         assert "resume is not bit-exact: threads 1 -> 2" in caplog.text
         assert run.environment_changes_since(newest) == ["threads 1 -> 2"]
 
 
 def test_the_environment_has_what_the_bits_depend_on(run):
     save_checkpoint(run, 1)
-    assert run.newest().environment.keys() == {
+    assert run.latest().environment.keys() == {
         "torch",
         "threads",
         "simd",
@@ -256,10 +258,10 @@ def test_publishing_the_same_again_is_nothing(run):
 
 def test_two_histories_are_told_apart(run):
     save_checkpoint(run, 5)
-    with pytest.raises(DivergedError, match=r"another weights\.safetensors in it") as caught:
+    with pytest.raises(DivergedError, match=r"found a different weights\.safetensors") as caught:
         run.save_checkpoint(5, tensors(6), {})
     assert caught.value.exit_code == 70
-    assert torch.equal(run.newest().load_weights()["layer.weight"], torch.full((8, 4), 5.0))
+    assert torch.equal(run.latest().load_weights()["layer.weight"], torch.full((8, 4), 5.0))
     assert not list(run.path.glob(".tmp-*"))
 
 
@@ -267,7 +269,7 @@ def test_a_damaged_step_is_published_again_over(run):
     save_checkpoint(run, 5)
     flip(run.path / "step-00000005" / "weights.safetensors")
     assert save_checkpoint(run, 5).step == 5
-    assert run.newest().step == 5
+    assert run.latest().step == 5
     assert len(list(run.path.glob("bad-step-00000005-*"))) == 1
 
 
@@ -306,15 +308,14 @@ def test_a_second_request_to_stop_publishes_nothing(run):
 
 def test_the_log_is_cut_to_the_last_published_update(run):
     save_checkpoint(run, 1, 2)
-    run.log({"step": 3})
-    assert run.truncate_log(run.newest().step) == 1
+    run.training_log.append({"step": 3})
+    assert run.truncate_log(run.latest().step) == 1
     assert [record["step"] for record in run.records()] == [1, 1, 2, 2]
 
 
-def test_status_is_replaced_whole_and_not_too_often(run):
+def test_status_keeps_earlier_fields(run):
     run.status(state="running", step=0)
-    run.status(now=False, step=1)
-    assert json.loads((run.path / "status.json").read_text())["step"] == 0
+    run.status(step=1)
     run.status(state="stopped", exit_code=75, reason="SIGTERM")
     content = json.loads((run.path / "status.json").read_text())
     assert {key: content[key] for key in ("state", "step", "exit_code", "reason", "pid")} == {
@@ -330,7 +331,7 @@ def test_a_status_that_cannot_be_written_ends_nothing(run, monkeypatch, caplog):
     def fail(path, data) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dragoman.checkpoint.retention.replace_file", fail)
+    monkeypatch.setattr("dragoman.checkpoint.run_directory.replace_file", fail)
     with caplog.at_level(logging.WARNING):
         run.status(state="running")
     assert "No space left" in caplog.text
@@ -394,7 +395,7 @@ def test_a_state_of_wrong_types_is_refused(tmp_path: Path, name: str, value: Any
     rewrite_signed(step, "state.json", lambda state: state.update({name: value}))
     wrong = value if name != "divergence" else next(iter(value.values()))
     with pytest.raises(CorruptError) as caught:
-        read_train_state(RunDirectory(tmp_path / "run").at(4))
+        read_train_state(RunDirectory(tmp_path / "run").open_step(4))
     assert f"state.json must be as it was written; found {name}" in str(caught.value)
     assert repr(wrong) in str(caught.value)
 
@@ -420,7 +421,7 @@ def test_a_manifest_of_wrong_types_is_refused(tmp_path: Path, name: str, value: 
         lambda content: content.update({name: value}),
     )
     with pytest.raises(CorruptError, match=re.escape(f"found {name} {value!r}")):
-        RunDirectory(tmp_path / "run").at(4)
+        RunDirectory(tmp_path / "run").open_step(4)
 
 
 def test_a_linked_step_is_set_aside_and_nothing_behind_it_is_touched(tmp_path: Path) -> None:
@@ -430,7 +431,7 @@ def test_a_linked_step_is_set_aside_and_nothing_behind_it_is_touched(tmp_path: P
         (tmp_path / "run" / "step-00000004").rename(outside)
         (tmp_path / "run" / "step-00000004").symlink_to(outside)
         before = sorted(each.name for each in outside.iterdir())
-        newest = run.newest()
+        newest = run.latest()
         assert newest is not None
         assert newest.step == 2
         assert run.prune(keep_checkpoints=1) == []

@@ -24,7 +24,7 @@ def test_lines_come_back_in_order(tmp_path):
     write(log, 1, 2, 3)
     log.sync()
     assert [record["step"] for record in log.records()] == [1, 2, 3]
-    assert log.path.read_text().splitlines()[1] == '{"update": 2, "loss": 0.5}'
+    assert log.path.read_text().splitlines()[1] == '{"step": 2, "loss": 0.5}'
     log.close()
 
 
@@ -115,10 +115,10 @@ def test_another_disk_error_is_told_at_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "line",
     [
-        '{"update": null}',
-        '{"update": [1]}',
-        '{"update": 1e999}',
-        '{"update": true}',
+        '{"step": null}',
+        '{"step": [1]}',
+        '{"step": 1e999}',
+        '{"step": true}',
         "[" * 100_000,
         "[1]",
     ],
@@ -130,5 +130,5 @@ def test_a_line_of_another_form_goes_to_the_discarded_ones(tmp_path: Path, line:
     with log.path.open("a") as file:
         file.write(line + "\n")
     assert log.truncate(5) == 1
-    assert log.path.read_text() == '{"update": 1}\n'
+    assert log.path.read_text() == '{"step": 1}\n'
     assert log.discarded.read_text() == line + "\n"

@@ -20,7 +20,7 @@ from dragoman.storage.tensor_files import read_header
 from dragoman.text.tokenizer import train_tokenizers
 from dragoman.training.distributed.data_parallel import named_weights
 from dragoman.training.ema import EMA
-from dragoman.training.optimizers import build_adam, load_state_dict, state_dict
+from dragoman.training.optimizer import build_adam, load_state_dict, state_dict
 
 KINDS = ["all", "attention", "ffn"]
 
@@ -148,7 +148,7 @@ def test_the_optimiser_and_averages_see_each_weight_once() -> None:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(src, tgt).flatten(0, 1), tgt.flatten()).backward()
         optimizer.step()
-        average.follow(1)
+        average.update(1)
     names = {name for name, _ in model.named_parameters()}
     assert set(average.state_dict()) == names
     state = state_dict(optimizer, model)

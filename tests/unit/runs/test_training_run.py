@@ -628,18 +628,18 @@ def asked_to_stop(monkeypatch):
     """Ask to stop at a step, as often as is said."""
 
     def ask(at: int, times: int = 1) -> None:
-        from dragoman.training.train_state import TrainStateTracker
+        from dragoman.training.train_state import TrainState
 
-        count, left = TrainStateTracker.advance, [times]
+        count, left = TrainState.advance, [times]
 
         def counted(self, update, *rest):
             record = count(self, update, *rest)
-            if update.number == at:
+            if update.step == at:
                 for _ in range(left.pop() if left else 0):
                     signals.request_stop("SIGINT")
             return record
 
-        monkeypatch.setattr(TrainStateTracker, "advance", counted)
+        monkeypatch.setattr(TrainState, "advance", counted)
 
     signals.uninstall_handlers()
     yield ask

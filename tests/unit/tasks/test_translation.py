@@ -19,7 +19,6 @@ from dragoman.tasks.translation import (
     TranslationValidator,
     ValidationSample,
     _logit_rows_per_chunk,
-    forward,
 )
 from dragoman.training.mixed_precision import choose_precision
 
@@ -91,14 +90,16 @@ def test_a_batch_without_padding_gives_the_same() -> None:
 
 
 def test_terms_that_members_add_are_part_of_the_total_alone() -> None:
-    def with_term(model, src, src_mask, tgt_in, tgt_mask, losses):
-        hidden = forward(model, src, src_mask, tgt_in, tgt_mask, losses)
-        losses["coverage"] = torch.tensor(3.5)
-        return hidden
-
     model, batch = tiny_model().eval(), batch_of(0, 4)
     plain = TranslationTask(smoothing=0.1).loss(model, batch)
-    added = TranslationTask(smoothing=0.1, forward=with_term).loss(model, batch)
+    decode = model.decode
+
+    def with_auxiliary_loss(*arguments, losses, **options):
+        losses["coverage"] = torch.tensor(3.5)
+        return decode(*arguments, losses=losses, **options)
+
+    model.decode = with_auxiliary_loss
+    added = TranslationTask(smoothing=0.1).loss(model, batch)
     assert added.total.item() == pytest.approx(plain.total.item() + 3.5, rel=1e-5)
     assert added.nll.item() == plain.nll.item()
 

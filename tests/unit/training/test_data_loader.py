@@ -46,7 +46,7 @@ def test_preparing_ahead_changes_nothing() -> None:
     for now, ahead in zip(
         take(make_feed(prefetch=0), 40), take(make_feed(prefetch=3), 40), strict=True
     ):
-        assert (now.number, now.next_cursor) == (ahead.number, ahead.next_cursor)
+        assert (now.step, now.next_cursor) == (ahead.step, ahead.next_cursor)
         assert [part.micro_index for part in now.micro_batches] == [
             part.micro_index for part in ahead.micro_batches
         ]
@@ -58,7 +58,7 @@ def test_preparing_ahead_changes_nothing() -> None:
 def test_going_on_from_a_position_is_going_on() -> None:
     whole = take(make_feed(), 30)
     rest = take(make_feed(), 20, number=11, cursor=whole[9].next_cursor)
-    assert [update.number for update in rest] == list(range(11, 31))
+    assert [update.step for update in rest] == list(range(11, 31))
     for one, other in zip(whole[10:], rest, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(one.examples, other.examples, strict=True))
 
@@ -126,9 +126,9 @@ def test_an_error_in_the_background_is_raised_where_it_is_used(prefetch: int) ->
 def test_closing_ends_the_thread() -> None:
     updates = make_feed(prefetch=2).batches(1, Cursor(0, 0))
     next(updates)
-    assert any(thread.name == "feed" for thread in threading.enumerate())
+    assert any(thread.name == "data-loader" for thread in threading.enumerate())
     updates.close()
-    assert not any(thread.name == "feed" for thread in threading.enumerate())
+    assert not any(thread.name == "data-loader" for thread in threading.enumerate())
 
 
 def test_collating_gets_the_seed_of_its_place() -> None:

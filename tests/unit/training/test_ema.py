@@ -16,7 +16,7 @@ def test_the_average_follows_by_the_written_rule() -> None:
     expected = 0.0
     for update, value in enumerate((1.0, 3.0, -2.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0), start=1):
         nn.init.constant_(model.weight, value)
-        average.follow(update)
+        average.update(update)
         decay = min(0.5, (1 + update) / (10 + update))
         expected = decay * expected + (1 - decay) * value
         assert average.state_dict()["weight"].item() == pytest.approx(expected, rel=1e-6)
@@ -53,7 +53,7 @@ def test_state_round_trip() -> None:
     model = nn.Linear(3, 3)
     average = EMA(model, decay=0.9)
     nn.init.ones_(model.weight)
-    average.follow(1)
+    average.update(1)
     other = EMA(nn.Linear(3, 3), decay=0.9)
     other.load_state_dict(average.state_dict())
     assert all(

@@ -34,6 +34,7 @@ from dragoman.training.trainer import Trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 HALF = Precision(torch.bfloat16, "as configured")
+TASK = TranslationTask(smoothing=0.1)
 ROUNDED: dict[str, Any] = {"precision": "bfloat16", "param_dtype": "bfloat16"}
 
 
@@ -74,7 +75,7 @@ def gradients(
     parallel: ReplicatedDataParallel, precision: Precision = HALF
 ) -> dict[str, torch.Tensor]:
     with precision.autocast(CPU):
-        loss = parallel.loss(TranslationTask(smoothing=0.1), batch())
+        loss = parallel.wrap_task(TASK).loss(parallel.module, batch())
     parallel.backward(loss)
     found = {
         name: parameter.grad
@@ -150,7 +151,7 @@ def test_replayed_passes_leave_the_gradients_of_plain_ones() -> None:
 
     def compute(each: Batch) -> Loss:
         with HALF.autocast(CPU):
-            loss = parallel.loss(TranslationTask(smoothing=0.1), each)
+            loss = parallel.wrap_task(TASK).loss(parallel.module, each)
         parallel.backward(loss)
         return loss
 

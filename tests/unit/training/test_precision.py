@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
     [
         ({"avx2", "avx512_bf16"}, "bfloat16", "avx512_bf16"),
         ({"avx2", "amx_bf16"}, "bfloat16", "amx_bf16"),
-        ({"avx2", "avx512f"}, "float32", "does not multiply"),
-        (set(), "float32", "does not multiply"),
+        ({"avx2", "avx512f"}, "float32", "no bfloat16 instructions"),
+        (set(), "float32", "no bfloat16 instructions"),
     ],
 )
 def test_auto_asks_the_processor_and_says_why(monkeypatch, flags, name, reason) -> None:

@@ -82,20 +82,20 @@ def test_training_shows_loss_speed_padding_time_left_and_best() -> None:
         for update in range(1, 101):
             clock.now += 0.125
             view.update(record(update))
-        view.validated(
+        view.show_validation(
             {"loss": 1.5, "perplexity": 4.48, "bleu": 31.25, "exact": 0.125},
             {"loss": 1.5, "bleu": 31.25, "step": 100},
         )
         clock.now += 6
         view.update(record(101))
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("update 16 of 1,000 · loss 2.000 · 8,000 tokens/s")
-    assert "tokens/s · padding 5.0 % · 2 min 03 s left" in lines[0]
+    assert lines[0].startswith("step 16 of 1,000 · loss 2.000 · 8,000 tokens/s")
+    assert "tokens/s · padding 5.0 % · ETA 2 min 03 s" in lines[0]
     assert (
         lines[-2]
-        == "validation at 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · 12 % exact · the best so far"
+        == "validation at step 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · 12 % exact · best so far"
     )
-    assert "best at 100: BLEU 31.25" in lines[-1]
+    assert "best at step 100: BLEU 31.25" in lines[-1]
     assert len(lines) <= 5
 
 
@@ -112,8 +112,8 @@ def test_a_short_phase_says_nothing_and_a_long_one_count_rate_and_estimate() -> 
             clock.now += 1
             phase.advance(1000)
     assert stream.getvalue().splitlines() == [
-        "preparing: 2,000 of 29,000 pairs, 1,000 a second, 27 s left",
-        "preparing: 7,000 of 29,000 pairs, 1,000 a second, 22 s left",
+        "preparing: 2,000 of 29,000 pairs, 1,000 pairs/s, ETA 27 s",
+        "preparing: 7,000 of 29,000 pairs, 1,000 pairs/s, ETA 22 s",
         "preparing: 8,000 pairs in 8 s",
     ]
 
@@ -123,7 +123,7 @@ def test_a_phase_of_unknown_length_has_no_estimate() -> None:
     with PlainProgress(stream, clock=clock).phase("reading") as phase:
         clock.now += 3
         phase.advance(6)
-    assert stream.getvalue().splitlines()[0] == "reading: 6, 2 a second"
+    assert stream.getvalue().splitlines()[0] == "reading: 6, 2 items/s"
 
 
 def test_a_skipped_update_does_not_spoil_the_loss_shown() -> None:
@@ -143,9 +143,9 @@ def test_a_resumed_run_counts_from_where_it_was() -> None:
         view.set_max_steps(96)
         clock.now += 5
         view.update(record(92))
-    assert stream.getvalue().splitlines()[0].startswith("update 91 of 100")
+    assert stream.getvalue().splitlines()[0].startswith("step 91 of 100")
     assert stream.getvalue().splitlines()[1].startswith("update 92 of 96")
-    assert "20 s left" in stream.getvalue().splitlines()[1]
+    assert "ETA 20 s" in stream.getvalue().splitlines()[1]
 
 
 def test_the_live_display_draws_and_leaves_only_notes() -> None:
@@ -157,13 +157,13 @@ def test_the_live_display_draws_and_leaves_only_notes() -> None:
             view.update(record(update))
         with progress.phase("validating", 4, "batches") as phase:
             phase.advance(4)
-        view.validated({"loss": 1.25}, {"loss": 1.25, "step": 10})
+        view.show_validation({"loss": 1.25}, {"loss": 1.25, "step": 10})
         progress._rich_progress.refresh()
     text = stream.getvalue()
     assert "training on 2 CPU cores" in text
     assert "loss 2.000" in text
     assert "of 50" in text
-    assert "validation at 10: loss 1.250 · the best so far" in text
+    assert "validation at step 10: loss 1.250 · best so far" in text
     assert progress._rich_progress is None
 
 
@@ -176,7 +176,7 @@ def test_quiet_is_quiet() -> None:
     progress = QuietProgress()
     with progress.training(steps=3) as view, progress.phase("x", 3) as phase:
         view.update(record(1))
-        view.validated({}, {})
+        view.show_validation({}, {})
         view.set_max_steps(3)
         phase.advance()
     progress.note("nothing")
@@ -185,7 +185,7 @@ def test_quiet_is_quiet() -> None:
 def test_a_validation_that_is_not_the_best_says_so_by_silence() -> None:
     assert (
         format_validation(20, {"loss": 2.0}, {"loss": 1.0, "step": 10})
-        == "validation at 20: loss 2.000"
+        == "validation at step 20: loss 2.000"
     )
 
 
@@ -200,7 +200,7 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
     progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=width))
     with progress.training(steps=100_000, done=12_345) as view:
         if best:
-            view.validated({"loss": 1.5}, best)
+            view.show_validation({"loss": 1.5}, best)
         view.update({"step": 12_346, "nll": 4.123, "padding": 0.051, "tokens": 20_000})
         drawn = progress._rich_progress
         assert drawn is not None
@@ -210,7 +210,7 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
     assert "\n" not in line, "one line"
     assert len(line) <= width
     assert line.startswith("training ")
-    assert line.rstrip().endswith("3 h 25 min left")
+    assert line.rstrip().endswith("ETA 3 h 25 min")
     bar = 20 if width >= 80 else 10
     assert line[9] == "━", "without colours only what is done is drawn"
     assert line[9 + bar] == " "
@@ -221,7 +221,7 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
 
 
 def test_a_long_name_leaves_room_for_something() -> None:
-    fields = [(1, "12,346 of 100,000 pairs"), (0, "45 s left")]
-    assert join_fitting_fields(fields, 40) == "12,346 of 100,000 pairs · 45 s left"
-    assert join_fitting_fields(fields, 20) == "45 s left"
-    assert join_fitting_fields(fields, 2) == "45 s left"
+    fields = [(1, "12,346 of 100,000 pairs"), (0, "ETA 45 s")]
+    assert join_fitting_fields(fields, 40) == "12,346 of 100,000 pairs · ETA 45 s"
+    assert join_fitting_fields(fields, 20) == "ETA 45 s"
+    assert join_fitting_fields(fields, 2) == "ETA 45 s"

@@ -19,8 +19,8 @@ from dragoman.models.block import Block
 from dragoman.ops import short_attention
 from dragoman.training import torch_compile
 from dragoman.training.torch_compile import (
-    CompiledForward,
     choose_torch_compile,
+    compile_blocks,
     configure_backends,
     fall_back_to_eager,
 )
@@ -32,9 +32,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 @pytest.mark.parametrize(
     ("changes", "device", "wanted", "reason"),
     [
-        ({}, GPU, True, "100,000 updates"),
+        ({}, GPU, True, "100,000 steps"),
         ({}, CPU, False, "on cpu"),
-        ({"steps": 500}, GPU, False, "500 updates are too few"),
+        ({"steps": 500}, GPU, False, "500 steps are too few"),
         ({"time_budget": 240.0}, GPU, False, "240 s is too short"),
         ({"deterministic": True}, GPU, False, "round differently"),
         ({"compile": "off"}, GPU, False, "as configured"),
@@ -98,34 +98,32 @@ def call(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("compile", ["auto", "on"])
 def test_ranks_that_share_the_weights_never_compile(compile: str) -> None:
     found = choose_torch_compile(dataclasses.replace(LONG, compile=compile), GPU, sharded=True)
-    assert (found.enabled, "meet within a pass" in found.reason) == (False, True)
+    assert (found.enabled, "communicates within the forward pass" in found.reason) == (False, True)
 
 
 def test_blocks_are_compiled_once_but_for_those_that_loop(by_hand: list[str]) -> None:
     model = nn.Sequential(Doubling(), Looping(), nn.Identity(), Doubling())
-    compiled = CompiledForward(call)
+    compile_blocks(model)
     for _ in range(3):
-        assert float(compiled(model, torch.tensor(1.0))) == 8.0
+        assert float(call(model, torch.tensor(1.0))) == 8.0
     assert by_hand == ["Doubling", "Doubling"]
 
 
 def test_after_a_failure_the_blocks_run_as_they_are(
     by_hand: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiled, model = (
-        CompiledForward(call),
-        Doubling(RuntimeError("\nno C++ compiler\nset TORCH_LOGS for pages of it")),
-    )
+    model = Doubling(RuntimeError("\nno C++ compiler\nset TORCH_LOGS for pages of it"))
+    compile_blocks(model)
     with pytest.raises(RuntimeError) as found:
-        compiled(model, torch.tensor(3.0))
+        call(model, torch.tensor(3.0))
     assert fall_back_to_eager(found.value)
-    assert float(compiled(model, torch.tensor(3.0))) == 6.0
+    assert float(call(model, torch.tensor(3.0))) == 6.0
     assert not fall_back_to_eager(found.value), (
         "nothing is compiled any more, so the error is the model's own"
     )
     assert [record.getMessage() for record in caplog.records] == [
-        "compiling failed, the blocks run as they are, and the result is the same (RuntimeError: no C++ compiler); "
-        "train.compile=off skips it"
+        "torch.compile failed (RuntimeError: no C++ compiler); training continues in eager mode with "
+        "the same result; set train.compile=off to skip it"
     ]
     assert choose_torch_compile(dataclasses.replace(LONG, compile="on"), CPU) == (
         False,
@@ -139,8 +137,9 @@ def test_after_a_failure_the_blocks_run_as_they_are(
     ids=["memory", "ours"],
 )
 def test_other_errors_are_no_failure_to_compile(by_hand: list[str], error: Exception) -> None:
-    compiled, model = CompiledForward(call), Doubling()
-    compiled(model, torch.tensor(1.0))
+    model = Doubling()
+    compile_blocks(model)
+    call(model, torch.tensor(1.0))
     assert not fall_back_to_eager(error)
 
 
@@ -154,7 +153,7 @@ def test_the_trainer_compiles_the_blocks_for_training_and_validates_without(
 
 
 def test_torch_may_compile_every_variant() -> None:
-    CompiledForward(call)
+    compile_blocks(nn.Identity())
     assert torch._dynamo.config.recompile_limit >= torch_compile.RECOMPILE_LIMIT
 
 
@@ -163,12 +162,12 @@ def test_what_was_compiled_is_kept_for_the_next_run(
 ) -> None:
     monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    CompiledForward(call)
+    compile_blocks(nn.Identity())
     assert (
         os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
     )  # whoever has chosen a folder keeps it
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    CompiledForward(call)
+    compile_blocks(nn.Identity())
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
-from training_kit import Corpus, Pretended, tiny_model
+from training_kit import Corpus, Pretended, accumulated, tiny_model
 
 from dragoman.config import TrainConfig
 from dragoman.data.batches import Cursor, make_batch
 from dragoman.tasks.translation import TranslationTask
-from dragoman.training import optimizers
 from dragoman.training.data_loader import GlobalBatch, MicroBatch
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
 from dragoman.training.distributed.process_group import ProcessGroup
-from dragoman.training.mixed_precision import BF16DataParallel, choose_precision
-from dragoman.training.train_step import OOMSplitter, StepRequests, TrainStep
+from dragoman.training.mixed_precision import BF16DataParallel
+from dragoman.training.optimizer import build_adam
+from dragoman.training.train_step import OOMSplitter, SingleProcess, StepRequests, TrainStep
 
 CPU = torch.device("cpu")
 
@@ -25,14 +27,14 @@ def make_step(
     *,
     max_grad_norm: float = 0.0,
     seed: int = 1,
-    parallel: ReplicatedDataParallel | None = None,
+    parallel: SingleProcess | None = None,
 ) -> TrainStep:
     return TrainStep(
-        parallel=parallel or ReplicatedDataParallel(model, ProcessGroup()),
+        parallel=parallel or SingleProcess(model),
         task=TranslationTask(smoothing=0.1),
-        optimizer=optimizers.build_adam(model, TrainConfig()),
+        optimizer=build_adam(model, TrainConfig()),
         device=CPU,
-        precision=choose_precision("float32", CPU),
+        autocast=nullcontext(),
         oom_splitter=OOMSplitter(),
         seed=seed,
         max_grad_norm=max_grad_norm,
@@ -55,9 +57,9 @@ def test_accumulation_equals_one_big_batch() -> None:
     """Micro-batches of unequal size and padding weigh each token alike; a mean of means would not."""
     model = tiny_model(dropout=0.0).train()
     step = make_step(model)
-    whole, sums = step.gradient(make_update([list(range(24))]))
-    parts, others = step.gradient(
-        make_update([list(range(3)), list(range(3, 20)), [20], list(range(21, 24))])
+    whole, sums = accumulated(step, make_update([list(range(24))]))
+    parts, others = accumulated(
+        step, make_update([list(range(3)), list(range(3, 20)), [20], list(range(21, 24))])
     )
     torch.testing.assert_close(sums, others)
     assert sums[2] == sum(len(ids) + 1 for ids in Corpus().tgt[:24])
@@ -72,7 +74,8 @@ def test_replayed_passes_add_up_though_each_writes_over_the_last(
     """Whether an update's first batch is replayed or its second, or both."""
     model = tiny_model(dropout=0.0).train()
     plain, replayed = (make_step(model, parallel=kind(model, ProcessGroup())) for _ in range(2))
-    replayed._gradient_function = Pretended(
+    replayed.uses_cuda_graphs = True
+    replayed._compute_gradients = Pretended(
         replayed._forward_backward,
         replayed._parameters,
         CPU,
@@ -80,9 +83,11 @@ def test_replayed_passes_add_up_though_each_writes_over_the_last(
     )
     for number in range(1, 5):
         update = make_update([[0, 1, 2], [3, 4, 5], [number]], number)
-        for one, other in zip(replayed.gradient(update)[0], plain.gradient(update)[0], strict=True):
+        for one, other in zip(
+            accumulated(replayed, update)[0], accumulated(plain, update)[0], strict=True
+        ):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
-    assert replayed._gradient_function._graphs
+    assert replayed._compute_gradients._graphs
 
 
 def test_accumulated_updates_equal_one_big_update() -> None:
@@ -92,7 +97,7 @@ def test_accumulated_updates_equal_one_big_update() -> None:
     ):
         step = make_step(model, max_grad_norm=0.5)
         for number in range(1, 4):
-            step(make_update(groups, number), learning_rate=0.01, requests=StepRequests())
+            step(make_update(groups, number), lr=0.01, requests=StepRequests())
     with torch.no_grad():
         batch = make_update([list(range(24, 40))]).micro_batches[0].batch
         losses = [
@@ -108,11 +113,11 @@ def test_figures_are_per_target_and_count_everything() -> None:
         TranslationTask(smoothing=0.1).loss(model, part.batch) for part in update.micro_batches
     ]
     step_metrics = make_step(model)(
-        update, learning_rate=0.0, requests=StepRequests(save_checkpoint=True)
+        update, lr=0.0, requests=StepRequests(save_checkpoint=True)
     ).read()
     count = sum(int(loss.count) for loss in expected)
-    assert step_metrics.targets == count
-    assert step_metrics.total == pytest.approx(
+    assert step_metrics.num_targets == count
+    assert step_metrics.loss == pytest.approx(
         sum(loss.total.item() for loss in expected) / count, rel=1e-5
     )
     assert step_metrics.nll == pytest.approx(
@@ -131,29 +136,29 @@ def test_figures_are_per_target_and_count_everything() -> None:
 def test_the_norm_is_that_of_the_mean_gradient() -> None:
     model = tiny_model(dropout=0.0).train()
     step, update = make_step(model), make_update([[0, 1, 2]])
-    gradient, sums = step.gradient(update)
+    gradient, sums = accumulated(step, update)
     norm = torch.cat([(part / sums[2]).flatten() for part in gradient if part is not None]).norm()
-    assert step(
-        update, learning_rate=0.0, requests=StepRequests()
-    ).read().grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    assert step(update, lr=0.0, requests=StepRequests()).read().grad_norm == pytest.approx(
+        norm.item(), rel=1e-5
+    )
 
 
 def test_no_gradient_is_left_behind() -> None:
     model = tiny_model().train()
-    make_step(model)(make_update([[0, 1]]), learning_rate=0.1, requests=StepRequests())
+    make_step(model)(make_update([[0, 1]]), lr=0.1, requests=StepRequests())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_an_update_without_work_changes_nothing() -> None:
     model = tiny_model().train()
     step = make_step(model)
-    step(make_update([[0, 1]]), learning_rate=0.1, requests=StepRequests())
+    step(make_update([[0, 1]]), lr=0.1, requests=StepRequests())
     before = [parameter.detach().clone() for parameter in model.parameters()]
     step_metrics = step(
-        make_update([[0]])._replace(micro_batches=[]), learning_rate=0.1, requests=StepRequests()
+        make_update([[0]])._replace(micro_batches=[]), lr=0.1, requests=StepRequests()
     ).read()
     assert not step_metrics.is_finite
-    assert step_metrics.targets == 0
+    assert step_metrics.num_targets == 0
     assert all(
         torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)
     )
@@ -165,18 +170,18 @@ def test_dropout_depends_on_the_position_alone() -> None:
     step = make_step(model)
     update = make_update([[0, 1], [2, 3]], number=5)
     torch.manual_seed(123)
-    first = step.gradient(update)[1]
+    first = accumulated(step, update)[1]
     torch.rand(17)
-    second = step.gradient(update)[1]
+    second = accumulated(step, update)[1]
     alone = (
-        step.gradient(update._replace(micro_batches=update.micro_batches[1:]))[1]
-        + step.gradient(update._replace(micro_batches=update.micro_batches[:1]))[1]
+        accumulated(step, update._replace(micro_batches=update.micro_batches[1:]))[1]
+        + accumulated(step, update._replace(micro_batches=update.micro_batches[:1]))[1]
     )
-    other = step.gradient(update._replace(number=6))[1]
+    other = accumulated(step, update._replace(step=6))[1]
     assert torch.equal(first, second)
     torch.testing.assert_close(first, alone)
     assert not torch.equal(first, other)
-    assert not torch.equal(first, make_step(model, seed=2).gradient(update)[1])
+    assert not torch.equal(first, accumulated(make_step(model, seed=2), update)[1])
 
 
 def test_an_error_in_the_model_is_not_hidden_and_leaves_no_gradient() -> None:
@@ -186,7 +191,7 @@ def test_an_error_in_the_model_is_not_hidden_and_leaves_no_gradient() -> None:
     def broken(model, batch):
         raise ValueError("no such thing")
 
-    step._task.loss = broken
+    step.task.loss = broken
     with pytest.raises(ValueError, match="no such thing"):
-        step(make_update([[0]]), learning_rate=0.1, requests=StepRequests())
+        step(make_update([[0]]), lr=0.1, requests=StepRequests())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -33,7 +33,7 @@ def _one_thread_and_no_requests():
 
 
 def train(path, *, resume=False, **options):
-    with RunDirectory(path, keep_checkpoints=options.get("keep", 3)) as run:
+    with RunDirectory(path, keep_checkpoints=options.get("keep_checkpoints", 3)) as run:
         trainer = tiny_trainer(run, **options)
         return trainer, trainer.fit(resume=resume)
 
@@ -87,7 +87,7 @@ def test_the_moving_average_follows_every_step_with_its_own_number(tmp_path) -> 
     assert run.steps() == [1, 2, 3, 4, 5]
     for step in run.steps():
         decay = min(SETTINGS.ema_decay, (1 + step) / (10 + step))
-        weights, average = run.at(step).load_weights(), run.at(step).load_ema()
+        weights, average = run.open_step(step).load_weights(), run.open_step(step).load_ema()
         assert average is not None
         for name in expected:
             expected[name] = decay * expected[name] + (1 - decay) * weights[name].double()
@@ -259,7 +259,7 @@ def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
     assert rates[4] == pytest.approx(3e-3)
     assert rates[5] == pytest.approx(3e-3 * 6 / 7)
     assert rates[9] == pytest.approx(3e-3 * 1 / 6)
-    assert state_of(tmp_path)["steps"] == 9
+    assert state_of(tmp_path)["max_steps"] == 9
     _, result = train(tmp_path, steps=10, resume=True, parts={"replan": replan})
     assert result.step == 9
 
@@ -349,7 +349,7 @@ def test_a_spike_marks_the_next_checkpoint(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("dragoman.training.train_state.SPIKE_WINDOW", 3)
     monkeypatch.setattr("dragoman.training.train_state.SPIKE_SIGMAS", -1e9)
     train(tmp_path, steps=8, keep_checkpoints=5)
-    suspects = [RunDirectory(tmp_path).at(step).manifest["suspect"] for step in (4, 8)]
+    suspects = [RunDirectory(tmp_path).open_step(step).manifest["suspect"] for step in (4, 8)]
     assert suspects == [True, True]
 
 

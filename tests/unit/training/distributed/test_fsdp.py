@@ -7,9 +7,9 @@ import types
 
 import pytest
 import torch
-from training_kit import Corpus, tiny_model
+from training_kit import Corpus, fail_in_parts, tiny_model
 
-from dragoman.checkpoint.checkpoint import ShardedTensors, shard_file_names
+from dragoman.checkpoint.format import ShardedTensors, shard_file_names
 from dragoman.config import TrainConfig
 from dragoman.data.batches import Cursor
 from dragoman.errors import BundleError, ConfigError, CorruptError, DiskError, DivergedError
@@ -65,7 +65,7 @@ def test_a_running_average_is_a_copy_more(monkeypatch) -> None:
 def test_nothing_is_compiled_where_ranks_meet_within_a_pass() -> None:
     found = choose_torch_compile(TrainConfig(compile="on"), CPU, sharded=True)
     assert not found.enabled
-    assert "meet within a pass" in found.reason
+    assert "communicates within the forward pass" in found.reason
 
 
 def test_blocks_are_gathered_one_by_one_unless_they_lend_weights_or_are_left_out() -> None:
@@ -125,16 +125,15 @@ def test_a_batch_that_does_not_fit_cannot_be_split_by_one_rank_alone() -> None:
     plan = corpus.plan()
     batch = corpus.collate(plan)(next(iter(plan.epoch(0))), 0)
 
-    def fail(batch, path) -> None:
-        raise torch.OutOfMemoryError("out of memory")
-
     with pytest.raises(
         ConfigError,
-        match=r"must fit into the memory of every rank; found out of memory with \d+ slots of \d+x\d+; lower",
+        match=r"memory of every rank; found out of memory with \d+ padded tokens of shape \d+x\d+; lower",
     ):
-        OOMSplitter().run_unsplit(batch, fail)
+        fail_in_parts(OOMSplitter(), batch, torch.OutOfMemoryError("full"), may_split=False)
     seen = []
-    OOMSplitter().run_unsplit(batch, lambda batch, path: seen.append((len(batch), path)))
+    for part in OOMSplitter().parts(batch, may_split=False):
+        with part:
+            seen.append((len(part.batch), part.path))
     assert seen == [(len(batch), "")]
 
 
@@ -219,7 +218,7 @@ def test_pieces_that_do_not_fit_each_other_are_damage(tmp_path) -> None:
     write_tensors(paths[1], {"matrix": torch.zeros(2, 4)})
     with pytest.raises(
         CorruptError,
-        match=r"weights-1-of-2.safetensors must hold .* found matrix F32 \[2, 4\] below F32 \[2, 3\]",
+        match=r"weights-1-of-2.safetensors must hold .* found matrix F32 \[2, 4\] after F32 \[2, 3\]",
     ):
         _ = ShardedTensors(paths).header
 
@@ -238,7 +237,7 @@ def test_what_one_rank_met_rank_0_raises(tmp_path) -> None:
     assert caught.value.errno == errno.ENOSPC
     with pytest.raises(DivergedError, match="found weights x between nan and nan"):
         _merge_file_records([good, {"diverged": "weights x between nan and nan"}], tmp_path)
-    with pytest.raises(DiskError, match="found nothing where 7 of b were written"):
+    with pytest.raises(DiskError, match="found no file for b, of which 7 bytes were written"):
         _merge_file_records([good, {"files": {"b": [7, "def"]}}], tmp_path)
 
 

@@ -116,7 +116,7 @@ def test_a_silent_rank_0_is_given_up(worlds) -> None:
     second = worlds(1, timeout=0.3)
     with pytest.raises(
         StoppedError,
-        match=r"found on rank 1: no sign of rank 0 for 0 s while waiting for it to validate",
+        match=r"found on rank 1: no heartbeat of rank 0 for 0 s while waiting for it to validate",
     ):
         second.run_on_rank_zero(lambda: None, "validate")
 
@@ -126,7 +126,7 @@ def test_asked_to_stop_a_rank_does_not_wait_long_for_the_dead(worlds, monkeypatc
     second = worlds(1, timeout=3600.0)
     signals.request_stop("SIGTERM")
     try:
-        with pytest.raises(StoppedError, match="no sign of rank 0"):
+        with pytest.raises(StoppedError, match="no heartbeat of rank 0"):
             second.run_on_rank_zero(lambda: None, "validate")
     finally:
         signals.uninstall_handlers()
@@ -155,35 +155,35 @@ def test_a_broken_collective_is_one_sentence(worlds, monkeypatch) -> None:
 
 
 def test_everybody_says_what_it_is_at(worlds, store) -> None:
-    worlds(0).doing("validating")
+    worlds(0).set_activity("validating")
     deadline = time.monotonic() + 10
     while (
         "validating" not in store.values.get("beat/0", b"").decode() and time.monotonic() < deadline
     ):
         time.sleep(0.02)
-    assert json.loads(store.values["beat/0"])["doing"] == "validating"
+    assert json.loads(store.values["beat/0"])["activity"] == "validating"
 
 
 def test_a_long_wait_names_who_is_waited_for(store, caplog, monkeypatch) -> None:
     """Sixty seconds, then a line that says which rank waits for what (OpenNMT-py#1981; allenai/allennlp#5088)."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     other = Heartbeat(store, rank=1, size=2, patience=60.0)
-    other.doing("reading the data")
+    other.set_activity("reading the data")
     first = Heartbeat(store, rank=0, size=2, patience=0.1)
-    first.doing("summing the gradients of update 7", waits=True)
+    first.set_activity("summing the gradients of update 7", waits=True)
     deadline = time.monotonic() + 10
     while "has waited" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
     first.stop()
     other.stop()
     assert "summing the gradients of update 7" in caplog.text
-    assert "rank 1 reading the data for" in caplog.text
+    assert "rank 1: reading the data for" in caplog.text
     assert caplog.text.count("has waited") == 1
 
 
 def test_a_rank_that_never_came_is_named(store) -> None:
     beat = Heartbeat(store, rank=0, size=2, patience=60.0)
-    assert "rank 1 never heard of" in beat.others()
+    assert "rank 1: never connected" in beat.describe_other_ranks()
     beat.stop()
 
 
@@ -234,7 +234,7 @@ def test_a_rank_that_does_not_answer_is_given_up(worlds) -> None:
     first = worlds(0, timeout=0.3)
     with pytest.raises(
         StoppedError,
-        match=r"found on rank 0: no sign of rank 1 for 0 s while waiting for it to publish step 5",
+        match=r"found on rank 0: no heartbeat of rank 1 for 0 s while waiting for it to publish step 5",
     ):
         first.run_with_ranks(lambda ask: ask("folder"), lambda word: None, "publish step 5")
 
@@ -243,7 +243,7 @@ def watch(store, rank: int) -> tuple[Heartbeat, list[str]]:
     reasons: list[str] = []
     beat = Heartbeat(store, rank=rank, size=3, patience=60.0, lost=reasons.append)
     beat.is_monitoring = True
-    beat.doing("summing", waits=True)
+    beat.set_activity("summing", waits=True)
     return beat, reasons
 
 
@@ -260,12 +260,12 @@ def test_a_silent_rank_is_lost_to_all(store, monkeypatch) -> None:
     monkeypatch.setattr(heartbeat, "LOST_RANK_SECONDS", 0.2)
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     store.set(
-        "beat/2", json.dumps({"count": 7, "doing": "summing", "seconds": 1.0})
+        "beat/2", json.dumps({"count": 7, "activity": "summing", "seconds": 1.0})
     )  # and no more from it
     first, told = watch(store, 0)
     second, also = watch(store, 1)
     until(lambda: told and also)
-    assert told == also == ["no sign of rank 2 for 0 s during summing"]
+    assert told == also == ["no heartbeat of rank 2 for 0 s during summing"]
     first.stop()
     second.stop()
 
@@ -275,10 +275,10 @@ def test_nobody_is_lost_before_all_train_or_while_nobody_waits(store, monkeypatc
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     reasons: list[str] = []
     beat = Heartbeat(store, rank=1, size=2, patience=60.0, lost=reasons.append)
-    beat.doing("summing", waits=True)
+    beat.set_activity("summing", waits=True)
     time.sleep(0.3)
     beat.is_monitoring = True
-    beat.doing("computing")
+    beat.set_activity("computing")
     time.sleep(0.3)
     beat.stop()
     assert not reasons
@@ -292,10 +292,10 @@ def test_a_process_that_is_held_by_a_collective_is_left(worlds, monkeypatch, cap
     world = worlds(1)
     told: list[str] = []
     world.on_rank_lost = told.append
-    world._exit_process("no sign of rank 0 for 20 s during summing")
+    world._exit_process("no heartbeat of rank 0 for 20 s during summing")
     assert left == [StoppedError.exit_code]
-    assert "found on rank 1: no sign of rank 0 for 20 s during summing" in told[0]
-    assert "no sign of rank 0" in caplog.text
+    assert "found on rank 1: no heartbeat of rank 0 for 20 s during summing" in told[0]
+    assert "no heartbeat of rank 0" in caplog.text
     world._exiting.set()
     world._exit_process("again")
     assert left == [StoppedError.exit_code]
@@ -344,7 +344,5 @@ def test_ranks_that_are_started_again_meet_under_a_new_name(store) -> None:
 
 
 def test_a_rank_that_never_comes_is_named(store) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"not all of 2 ranks came within 0 s; never heard of: \[1\]"
-    ):
+    with pytest.raises(RuntimeError, match=r"not all of 2 ranks joined within 0 s; missing: \[1\]"):
         agree_on_group_id(store, rank=0, size=2, timeout=0.2)

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: safetensors files, one per part or one per rank, with state.json and a manifest."""
+"""Checkpoint format: safetensors files (one per part, or one per part and rank), state.json, manifest."""
 
 from __future__ import annotations
 
@@ -34,14 +34,12 @@ from dragoman.storage.tensor_files import (
     write_tensors,
 )
 
-RowSelector = Callable[
-    [str], slice | None
-]  # a tensor's name -> which of its rows are wanted; None for all
+RowSelector = Callable[[str], slice | None]  # name of a tensor -> rows to read; None for all
 _SHARD_FILE = re.compile(r"(\w+)-(\d+)-of-(\d+)\.safetensors")
 
 
 def shard_file_names(part: str, names: Collection[str]) -> list[str]:
-    """List a part's files among a directory's, in order: one, or all of its pieces; empty where there are none or some are missing."""
+    """Return the files of a part: one, or all of its shards in order; empty where any is missing."""
     if f"{part}.safetensors" in names:
         return [f"{part}.safetensors"]
     found = [match for match in map(_SHARD_FILE.fullmatch, names) if match and match[1] == part]
@@ -50,7 +48,7 @@ def shard_file_names(part: str, names: Collection[str]) -> list[str]:
 
 
 class ShardedTensors:
-    """One part of a checkpoint, such as the weights, in one file or several."""
+    """One part of a checkpoint, such as the weights, in one file or in shards."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
@@ -58,23 +56,23 @@ class ShardedTensors:
 
     @property
     def header(self) -> dict[str, TensorInfo]:
-        """Give types and whole shapes; raises CorruptError where pieces do not fit together."""
+        """Dtypes and full shapes of the tensors; raises CorruptError where shards do not match."""
         whole: dict[str, TensorInfo] = {}
         for path, header in self._headers.items():
-            for name, piece in header.items():
+            for name, shard in header.items():
                 whole[name] = (
-                    piece if name not in whole else _concat_shapes(path, name, whole[name], piece)
+                    shard if name not in whole else _concat_shapes(path, name, whole[name], shard)
                 )
         return whole
 
     def require_fit(self, expected: Mapping[str, Tensor]) -> None:
-        """Refuse what was made for another model."""
+        """Raise CorruptError if the tensors do not match a model's."""
         check_tensors_match(self._paths[0], self.header, expected)
 
     def read(
         self, *, expected: Mapping[str, Tensor] | None = None, rows: RowSelector | None = None
     ) -> dict[str, Tensor]:
-        """Read all tensors, or only the wanted rows of each."""
+        """Return all tensors, or the selected rows of each."""
         if len(self._paths) == 1 and rows is None:
             return read_tensors(self._paths[0], expected=expected)
         if expected is not None:
@@ -92,7 +90,7 @@ class ShardedTensors:
     def _read_shards(
         self, path: Path, row_offsets: Mapping[str, int], rows: RowSelector | None
     ) -> Iterator[tuple[str, Tensor, int]]:
-        """Give what is wanted of each tensor in a file, and the row that the next file begins at."""
+        """Yield the selected rows of each tensor in a file, and the first row of the next file."""
         try:
             with native_path(path) as readable, safe_open(readable, framework="pt") as file:
                 for name, shape in self._headers[path].items():
@@ -113,24 +111,24 @@ class ShardedTensors:
 
 
 def _concat_shapes(path: Path, name: str, above: TensorInfo, below: TensorInfo) -> TensorInfo:
-    """Put one piece's shape below another's."""
+    """Return the shape of two shards concatenated by rows."""
     if (
         above.dtype != below.dtype
         or not above.shape
         or not below.shape
         or above.shape[1:] != below.shape[1:]
     ):
-        found = f"{name} {below.dtype} {list(below.shape)} below {above.dtype} {list(above.shape)}"
+        found = f"{name} {below.dtype} {list(below.shape)} after {above.dtype} {list(above.shape)}"
         fix = "restore it from a copy, or use an older checkpoint"
-        raise CorruptError(f"{path} must hold pieces that fit the others", found=found, fix=fix)
+        raise CorruptError(f"{path} must hold shards that match the others", found=found, fix=fix)
     return TensorInfo(above.dtype, (above.shape[0] + below.shape[0], *above.shape[1:]))
 
 
 TENSOR_PARTS = ("weights", "optimizer", "ema")
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
-_MAX_STATE_BYTES = 256 << 20  # bytes; learnt token caps and excluded examples make it grow
+_MAX_STATE_BYTES = 256 << 20  # token limits and excluded steps make it grow
 _MAX_NUMBER = 1 << 62
-# Types of what is read of a step's manifest.
+# Types of the manifest's fields.
 _MANIFEST_TYPES: dict[str, Any] = {
     "step": int,
     "run_id": str,
@@ -147,7 +145,7 @@ WriteTensors = Callable[[Path, CheckpointTensors], Mapping[str, FileRecord]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published step whose files were verified."""
+    """A saved checkpoint whose files were verified."""
 
     step: int
     path: Path
@@ -155,41 +153,41 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Everything but tensors that the run resumes from, as whoever published it gave it."""
+        """The training state without tensors, as it was saved."""
         return manifest.read_json(self.path / "state.json", max_bytes=_MAX_STATE_BYTES)
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The validation's figures at this step."""
+        """Validation metrics of this step."""
         return dict(self.manifest.get("metrics", {}))
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What the run's bits depended on when this was written."""
+        """Versions, device and threads that bit-exact results depend on."""
         return dict(self.manifest.get("env", {}))
 
     def load_weights(
         self, expected: Mapping[str, Tensor] | None = None, *, rows: RowSelector | None = None
     ) -> dict[str, Tensor]:
-        """Read the model's weights, whole or some rows of each, however many ranks wrote them."""
+        """Return the model's weights, or some rows of each, however many ranks saved them."""
         return self._sharded_tensors("weights").read(expected=expected, rows=rows)
 
     def load_optimizer(
         self, expected: Mapping[str, Tensor] | None = None, *, rows: RowSelector | None = None
     ) -> dict[str, Tensor]:
-        """Read the optimiser's tensors, named `<parameter>.<slot>`."""
+        """Return the optimizer's tensors, named `<parameter>.<slot>`."""
         return self._sharded_tensors("optimizer").read(expected=expected, rows=rows)
 
     def load_ema(
         self, expected: Mapping[str, Tensor] | None = None, *, rows: RowSelector | None = None
     ) -> dict[str, Tensor] | None:
-        """Read the running average of the weights; None where none was kept."""
+        """Return the EMA of the weights; None where there is none."""
         if not shard_file_names("ema", self.manifest["files"]):
             return None
         return self._sharded_tensors("ema").read(expected=expected, rows=rows)
 
     def require_fit(self, expected: CheckpointTensors) -> None:
-        """Refuse a model that this checkpoint was not made for, before any tensor is read."""
+        """Raise CorruptError if the checkpoint belongs to another model; reads headers only."""
         for part, tensors in expected.items():
             if tensors is not None:
                 self._sharded_tensors(part).require_fit(tensors)
@@ -205,12 +203,12 @@ class Checkpoint:
 
 
 def step_directory_name(step: int) -> str:
-    """Name a step's directory; the zeros make names sort as numbers do."""
+    """Return the name of a step's directory, zero-padded so that names sort by step."""
     return f"step-{step:08d}"
 
 
 def list_steps(run: Path) -> list[int]:
-    """List the steps in a directory by number, oldest first, unverified."""
+    """Return the steps saved in a directory, oldest first, unverified."""
     names = os.listdir(run) if run.is_dir() else []
     return sorted(
         int(match[1])
@@ -220,8 +218,8 @@ def list_steps(run: Path) -> list[int]:
 
 
 def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:
-    """Verify a step's directory and open it; raises CorruptError naming the first wrong file."""
-    if path.is_symlink():  # what it leads to is not ours to prune
+    """Verify and open a checkpoint; raises CorruptError naming the first damaged file."""
+    if path.is_symlink():  # its target may belong to another run and must not be pruned
         raise manifest.corrupt_file_error(path, "a symbolic link")
     content = manifest.verify_files(path, sizes_only=sizes_only)
     names = set(content["files"])
@@ -243,13 +241,12 @@ def open_checkpoint(path: Path, *, sizes_only: bool = False) -> Checkpoint:
 
 
 def has_json_type(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON is of a type, numbers being those that a run can count."""
+    """Whether a JSON value has a type; numbers must be finite and in range."""
     if kind is int:
         return type(value) is int and 0 <= value <= _MAX_NUMBER
     if kind is float:
-        return (
-            type(value) in (int, float) and -_MAX_NUMBER <= value <= _MAX_NUMBER
-        )  # NaN is neither
+        # NaN fails both comparisons.
+        return type(value) in (int, float) and -_MAX_NUMBER <= value <= _MAX_NUMBER
     if get_origin(kind) in (dict, list):
         parts = value.values() if isinstance(value, dict) else value
         return isinstance(value, get_origin(kind)) and all(
@@ -261,7 +258,7 @@ def has_json_type(value: Any, kind: Any) -> bool:
 def write_tensor_files(
     folder: Path, tensors: CheckpointTensors, *, file_suffix: str = ""
 ) -> dict[str, FileRecord]:
-    """Write the parts into files of their own; a rank's `label`, such as "-0-of-2", tells its pieces from the others'."""
+    """Write one file per part; `file_suffix`, such as "-0-of-2", names the shards of a rank."""
     files = {}
     for part in TENSOR_PARTS:
         values = tensors.get(part)
@@ -283,10 +280,11 @@ def write_checkpoint(
     fields: Mapping[str, Any],
     write: WriteTensors = write_tensor_files,
 ) -> Checkpoint:
-    """Write a step into a temporary directory and publish it by one rename; `write` puts the tensors into it.
+    """Write a checkpoint into a temporary directory and publish it with one atomic rename.
 
-    On any failure before the rename the temporary directory is removed. A step that is there already with the same
-    tensors is left as it is; with others, two histories have met and nothing is published.
+    `write` writes the tensors. On any failure before the rename the temporary directory is removed. An
+    existing checkpoint of the step with the same tensors is kept; one with other tensors, which belongs to
+    another run, raises DivergedError.
     """
     final = run / step_directory_name(step)
     temporary = run / temporary_name(f"{step:08d}")
@@ -313,14 +311,14 @@ def write_checkpoint(
 def _require_same_tensors(
     published: Checkpoint, content: Mapping[str, Any], temporary: Path
 ) -> Checkpoint:
-    """Keep what is published when it has the tensors that we were about to publish."""
-    # state.json may hold times for people, so it does not decide.
+    """Return the existing checkpoint if it has the same tensors as the new one."""
+    # state.json holds timings, so it is not compared.
     for name, record in content["files"].items():
         if name != "state.json" and published.manifest["files"].get(name) != record:
             raise DivergedError(
-                f"{published.path} must hold what this run computes for the step",
-                found=f"another {name} in it",
-                fix="train in another directory: two runs with different histories have met in this one",
+                f"{published.path} must hold the tensors that this run computes",
+                found=f"a different {name}",
+                fix="train in another directory: two different runs were saved in this one",
             )
     remove_flat_directory(temporary)
     sync_directory(published.path.parent)
@@ -328,10 +326,10 @@ def _require_same_tensors(
 
 
 def raise_if_urgent() -> None:
-    """Stop between two files when somebody asked a second time."""
+    """Raise StoppedError at a second stop request, between two files."""
     if signals.is_stop_urgent():
         raise StoppedError(
-            "a second request to stop publishes nothing",
+            "a second stop request saves no checkpoint",
             found=signals.stop_reason(),
-            fix="run the same command again to go on from the last checkpoint",
+            fix="run the same command again to resume from the last checkpoint",
         )

@@ -1,8 +1,8 @@
-"""Optimisers, and their state by parameter name.
+"""Optimizers, and their state by parameter name.
 
-Only torch's fused forms are used: besides being fast, they take the gradient's divisor and a "not finite" flag as
-tensors (`grad_scale`, `found_inf`), so that scaling, clipping and skipping need neither another pass over the
-gradients nor a word from the device.
+Only torch's fused optimizers are used. They take the gradient's divisor and a "not finite" flag as tensors
+(`grad_scale`, `found_inf`), so that scaling, clipping and skipping a step need neither another pass over
+the gradients nor a synchronization with the device.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dragoman.errors import CorruptError
 
 
 def build_adam(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """Make Adam, Kingma and Ba (2015)."""
+    """Return Adam, Kingma and Ba (2015)."""
     return Adam(_parameter_groups(model, config), **_adam_arguments(config))
 
 
 def build_adamw(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """Make AdamW, Loshchilov and Hutter (2019)."""
+    """Return AdamW, Loshchilov and Hutter (2019)."""
     return AdamW(_parameter_groups(model, config), **_adam_arguments(config))
 
 
 def state_dict(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Name every tensor of the state `<parameter>.<slot>`, so that a new order of parameters cannot swap moments."""
+    """Return the optimizer's tensors by name, `<parameter>.<slot>`: independent of parameter order."""
     return {
         f"{name}.{slot}": value.detach()
         for name, parameter in _trainable_parameters(model)
@@ -37,14 +37,14 @@ def state_dict(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_state_dict(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put exported tensors back where they were; every parameter must find all of its own."""
+    """Load tensors that `state_dict` returned; every parameter must have its own."""
     owners = dict(_trainable_parameters(model))
     slots: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, slot = key.rpartition(".")
         if name not in owners:
             raise CorruptError(
-                "an optimiser's state must belong to the model's parameters",
+                "the optimizer state must belong to the model's parameters",
                 found=key,
                 fix="resume with the configuration of the run",
             )
@@ -52,7 +52,7 @@ def load_state_dict(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str
     missing = [name for name in owners if name not in slots]
     if tensors and missing:
         raise CorruptError(
-            "every parameter must have its optimiser state",
+            "every parameter must have its optimizer state",
             found=f"none for {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
             fix="resume with the configuration of the run",
@@ -71,26 +71,15 @@ def load_state_dict(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str
         }
 
 
-def apply_gradients(
-    optimizer: Optimizer, *, learning_rate: float, divisor: Tensor, nonfinite: Tensor
-) -> None:
-    """Apply the gradients divided by `divisor`, or nothing at all where `nonfinite` is 1; both are 0-d float32 tensors."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    scaled: Any = optimizer  # torch reads these two attributes in every fused step
-    scaled.grad_scale, scaled.found_inf = divisor, nonfinite
-    optimizer.step()
-
-
 def _trainable_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """Go through the parameters that are trained; one that is shared has its first name."""
+    """Yield the trainable parameters; a shared one by its first name only."""
     return (
         (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
     )
 
 
 def _parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
-    """Let weight decay pull on matrices only: a bias or a norm's gain has no excess to be rid of."""
+    """Return the parameter groups: weight decay applies to matrices, not to biases and norms."""
     matrices = [parameter for _, parameter in _trainable_parameters(model) if parameter.ndim > 1]
     vectors = [parameter for _, parameter in _trainable_parameters(model) if parameter.ndim <= 1]
     groups = [
@@ -101,7 +90,7 @@ def _parameter_groups(model: nn.Module, config: TrainConfig) -> list[dict[str, A
 
 
 def _adam_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Translate the settings into torch's names."""
+    """Return the settings under torch's names."""
     return {
         "lr": config.learning_rate,
         "betas": (config.beta1, config.beta2),

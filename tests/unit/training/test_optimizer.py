@@ -8,8 +8,9 @@ from torch import nn
 
 from dragoman.config import TrainConfig
 from dragoman.errors import CorruptError
-from dragoman.training import optimizers
+from dragoman.training import optimizer as optimizers
 from dragoman.training.catalogue import OPTIMIZERS
+from dragoman.training.train_step import apply_gradients
 
 
 def make_model(seed: int = 0) -> nn.Module:
@@ -29,9 +30,7 @@ def take_step(
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
-    optimizers.apply_gradients(
-        optimizer, learning_rate=rate, divisor=torch.tensor(divisor), nonfinite=torch.tensor(bad)
-    )
+    apply_gradients(optimizer, lr=rate, divisor=torch.tensor(divisor), nonfinite=torch.tensor(bad))
 
 
 @pytest.mark.parametrize(
@@ -84,9 +83,7 @@ def test_weight_decay_pulls_on_matrices_only() -> None:
     before = copy.deepcopy(model.state_dict())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizers.apply_gradients(
-        optimizer, learning_rate=0.1, divisor=torch.tensor(1.0), nonfinite=torch.tensor(0.0)
-    )
+    apply_gradients(optimizer, lr=0.1, divisor=torch.tensor(1.0), nonfinite=torch.tensor(0.0))
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(
             parameter.data, before[name] * (0.95 if parameter.ndim > 1 else 1.0)
