@@ -144,7 +144,7 @@ def test_a_resumed_run_counts_from_where_it_was() -> None:
         clock.now += 5
         view.update(record(92))
     assert stream.getvalue().splitlines()[0].startswith("step 91 of 100")
-    assert stream.getvalue().splitlines()[1].startswith("update 92 of 96")
+    assert stream.getvalue().splitlines()[1].startswith("step 92 of 96")
     assert "ETA 20 s" in stream.getvalue().splitlines()[1]
 
 
