@@ -83,7 +83,7 @@ def _train(
     place.truncate_log(done)
     for update in range(done + 1, updates + 1):
         loss = _update(model, optimizer, update, nan_at)
-        place.log({"step": update, "loss": loss.hex()})
+        place.training_log.append({"step": update, "loss": loss.hex()})
         if signals.is_stop_urgent():
             return StoppedError.exit_code
         stop = signals.stop_requested()

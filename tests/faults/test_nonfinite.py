@@ -58,7 +58,7 @@ def test_one_bad_update_is_skipped_and_named(tmp_path, caplog, late):
     assert result.step == 12
     assert [record["step"] for record in skipped] == [7]
     assert len(skipped[0]["examples"]) >= 1
-    assert "update 7 is not finite" in caplog.text
+    assert "step 7 has a loss or gradient that is not finite" in caplog.text
     state = state_of(tmp_path)
     assert (state["step"], state["applied_steps"], state["divergence"]["total_skips"]) == (
         12,
@@ -102,7 +102,7 @@ def test_a_bad_stretch_is_rolled_back_and_passed_over(tmp_path, caplog):
         )
         result = trainer.fit(resume=False)
     assert result.step == 24
-    assert "back to 11, passing over 10" in caplog.text
+    assert "rolled back to step 11, excluding 10 steps" in caplog.text
     log = [record for record in log_of(tmp_path) if "event" not in record]
     assert [record["step"] for record in log] == list(range(1, 25))
     assert [record["step"] for record in log if record.get("excluded")] == list(range(12, 22))
@@ -128,7 +128,7 @@ def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
         trainer = spoiled_trainer(run, lambda update: update >= 30, steps=100, checkpoint_every=4)
         with pytest.raises(
             DivergedError,
-            match=r"found 10 updates that did not, the last of them 49, after one return",
+            match=r"found 10 steps with gradients that were not, the last of them 49, after one rollback",
         ) as error:
             trainer.fit(resume=False)
         assert error.value.exit_code == 70

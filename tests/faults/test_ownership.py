@@ -122,7 +122,7 @@ def test_files_of_a_run_are_not_written_through_links_or_pipes(tmp_path, name, o
         ),
         RunDirectory(run) as directory,
     ):
-        directory.log({"step": 1})
+        directory.training_log.append({"step": 1})
     assert target.read_text() == "my text\n"
     assert not (tmp_path / "nowhere").exists()
 
@@ -145,7 +145,7 @@ def test_files_that_are_replaced_replace_a_link_too(tmp_path, name):
                 "padding": 0.0,
                 "seconds": 0.1,
             }
-            directory.log(record)
+            directory.training_log.append(record)
         directory.status(state="training")
         assert draw_curves(run / "log.jsonl", run / "curves.png")
     assert target.read_text() == "my text\n"
