@@ -1,290 +1,288 @@
-"""Recipes by name; each is a function that returns a configuration."""
+"""Registry of the recipes: published models by name; importing it needs no torch."""
 
 from __future__ import annotations
 
 from dragoman.registry import Entry, Registry
 
-TRANSFORMER, RECURRENT, CONVOLUTIONAL, DOMHAN2018 = (
-    "Transformer",
-    "recurrent",
-    "convolutional",
-    "merging ladder",
-)
+TRANSFORMER = "Transformer"
 VARIANTS = "Transformer variants"
+RNN = "RNN"
+CNN = "CNN"
+DOMHAN2018 = "Domhan (2018)"
 
 RECIPES = Registry(
     "recipe",
     tiny=Entry(
         "dragoman.recipes.transformer:tiny",
-        "1.4 million weights: ten minutes on two cores.",
+        "Transformer, 1.4M parameters; 10 min on 2 cores",
         family=TRANSFORMER,
     ),
     small=Entry(
         "dragoman.recipes.transformer:small",
-        "9 million weights, for 100,000 pairs or so.",
+        "Transformer, 9M parameters; about 100k pairs",
         family=TRANSFORMER,
     ),
     vaswani2017_base=Entry(
         "dragoman.recipes.transformer:vaswani2017_base",
-        "The base model of 'Attention Is All You Need'.",
+        "Transformer base (Vaswani et al. 2017)",
         family=TRANSFORMER,
     ),
     vaswani2017_big=Entry(
         "dragoman.recipes.transformer:vaswani2017_big",
-        "The big model of 'Attention Is All You Need'.",
+        "Transformer big (Vaswani et al. 2017)",
         family=TRANSFORMER,
     ),
     shaw2018=Entry(
         "dragoman.recipes.transformer_variants:shaw2018",
-        "Relative positions in the keys.",
+        "Relative position keys (Shaw et al. 2018)",
         family=VARIANTS,
     ),
     dai2019=Entry(
         "dragoman.recipes.transformer_variants:dai2019",
-        "Relative positions as in Transformer-XL.",
+        "Transformer-XL relative positions (Dai et al.)",
         family=VARIANTS,
     ),
     su2021=Entry(
         "dragoman.recipes.transformer_variants:su2021",
-        "Rotary positions (RoFormer).",
+        "Rotary embeddings, RoFormer (Su et al. 2021)",
         family=VARIANTS,
     ),
     press2022=Entry(
         "dragoman.recipes.transformer_variants:press2022",
-        "Scores that fall with the distance (ALiBi).",
+        "ALiBi position bias (Press et al. 2022)",
         family=VARIANTS,
     ),
     raffel2020=Entry(
         "dragoman.recipes.transformer_variants:raffel2020",
-        "T5's layers: its norm, distance buckets, no bias.",
+        "T5 layers: RMSNorm, relative bias (Raffel 2020)",
         family=VARIANTS,
     ),
     xiong2020=Entry(
         "dragoman.recipes.transformer_variants:xiong2020",
-        "Norm inside the way around, so no warm-up.",
+        "Pre-norm Transformer (Xiong et al. 2020)",
         family=VARIANTS,
     ),
     nguyen2019=Entry(
         "dragoman.recipes.transformer_variants:nguyen2019",
-        "For little data: ScaleNorm and FixNorm.",
+        "Low-resource: ScaleNorm, FixNorm (Nguyen 2019)",
         family=VARIANTS,
     ),
     lan2020=Entry(
         "dragoman.recipes.transformer_variants:lan2020",
-        "Layers share weights, small embeddings (ALBERT).",
+        "Shared layers, as in ALBERT (Lan et al. 2020)",
         family=VARIANTS,
     ),
     fan2020=Entry(
         "dragoman.recipes.transformer_variants:fan2020",
-        "12 + 6 layers, a fifth left out (LayerDrop).",
+        "LayerDrop, 12 + 6 layers (Fan et al. 2020)",
         family=VARIANTS,
     ),
     zhang2019=Entry(
         "dragoman.recipes.transformer_variants:zhang2019",
-        "12 + 12 layers, drawn smaller by depth (DS-Init).",
+        "DS-Init, 12 + 12 layers (Zhang et al. 2019)",
         family=VARIANTS,
     ),
     shazeer2020=Entry(
         "dragoman.recipes.transformer_variants:shazeer2020",
-        "Heads that talk to each other.",
+        "Talking-heads attention (Shazeer et al. 2020)",
         family=VARIANTS,
     ),
     shazeer2020_glu=Entry(
         "dragoman.recipes.transformer_variants:shazeer2020_glu",
-        "Gated feed-forward layers (SwiGLU).",
+        "SwiGLU feed-forward networks (Shazeer 2020)",
         family=VARIANTS,
     ),
     ainslie2023=Entry(
         "dragoman.recipes.transformer_variants:ainslie2023",
-        "Heads that share keys and values in groups (GQA).",
+        "Grouped-query attention (Ainslie et al. 2023)",
         family=VARIANTS,
     ),
     henry2020=Entry(
         "dragoman.recipes.transformer_variants:henry2020",
-        "For little data: queries, keys of length 1.",
+        "Low-resource: query-key norm (Henry et al. 2020)",
         family=VARIANTS,
     ),
     bhojanapalli2020=Entry(
         "dragoman.recipes.transformer_variants:bhojanapalli2020",
-        "Heads as wide as a sentence is long.",
+        "Wider attention heads (Bhojanapalli et al. 2020)",
         family=VARIANTS,
     ),
     vaswani2017_restricted=Entry(
         "dragoman.recipes.transformer_variants:vaswani2017_restricted",
-        "Self-attention that sees neighbours only.",
+        "Sliding-window self-attention (Vaswani, sec. 4)",
         family=VARIANTS,
     ),
     kitaev2020=Entry(
         "dragoman.recipes.reformer:kitaev2020",
-        "Reformer for documents: hashed, reversible.",
+        "Reformer: LSH attention, reversible; documents",
         family=TRANSFORMER,
     ),
     kitaev2020_wmt=Entry(
         "dragoman.recipes.reformer:kitaev2020_wmt",
-        "Reformer for sentences: reversible base layers.",
+        "Reformer for WMT: reversible, full attention",
         family=TRANSFORMER,
     ),
     bahdanau2015=Entry(
         "dragoman.recipes.rnn:bahdanau2015",
-        "RNNsearch: gated units and additive attention.",
-        family=RECURRENT,
+        "RNNsearch: GRU with additive attention",
+        family=RNN,
     ),
     luong2015_general=Entry(
         "dragoman.recipes.rnn:luong2015_general",
-        "Four LSTM layers, general score, input feeding.",
-        family=RECURRENT,
+        "LSTM, general score, input feeding (Luong 2015)",
+        family=RNN,
     ),
     luong2015_dot=Entry(
-        "dragoman.recipes.rnn:luong2015_dot", "The same with the dot product.", family=RECURRENT
+        "dragoman.recipes.rnn:luong2015_dot", "LSTM, dot score (Luong et al. 2015)", family=RNN
     ),
     luong2015_concat=Entry(
         "dragoman.recipes.rnn:luong2015_concat",
-        "The same, scored by a small network.",
-        family=RECURRENT,
+        "LSTM, concat (additive) score (Luong et al. 2015)",
+        family=RNN,
     ),
     luong2015_location=Entry(
         "dragoman.recipes.rnn:luong2015_location",
-        "The same, weighed by the target's state alone.",
-        family=RECURRENT,
+        "LSTM, location score (Luong et al. 2015)",
+        family=RNN,
     ),
     luong2015_local_m=Entry(
         "dragoman.recipes.rnn:luong2015_local_m",
-        "The same in a window that walks along.",
-        family=RECURRENT,
+        "LSTM, local-m attention (Luong et al. 2015)",
+        family=RNN,
     ),
     luong2015_local_p=Entry(
         "dragoman.recipes.rnn:luong2015_local_p",
-        "The same in a window whose place is predicted.",
-        family=RECURRENT,
+        "LSTM, local-p attention (Luong et al. 2015)",
+        family=RNN,
     ),
     wu2016=Entry(
         "dragoman.recipes.rnn:wu2016",
-        "GNMT: eight LSTM layers, the lowest one attends.",
-        family=RECURRENT,
+        "GNMT: 8-layer LSTM (Wu et al. 2016)",
+        family=RNN,
     ),
     chorowski2015=Entry(
         "dragoman.recipes.rnn_alignments:chorowski2015",
-        "Attention that knows where it looked; characters.",
-        family=RECURRENT,
+        "Location-sensitive attention, characters",
+        family=RNN,
     ),
     raffel2017=Entry(
         "dragoman.recipes.rnn_alignments:raffel2017",
-        "Monotonic attention: one walk along the source.",
-        family=RECURRENT,
+        "Monotonic attention (Raffel et al. 2017)",
+        family=RNN,
     ),
     chiu2018=Entry(
         "dragoman.recipes.rnn_alignments:chiu2018",
-        "The same with a soft look back (MoChA).",
-        family=RECURRENT,
+        "MoChA: monotonic chunkwise attention",
+        family=RNN,
     ),
     xu2015=Entry(
         "dragoman.recipes.rnn_alignments:xu2015",
-        "Hard attention: one source word, by reward.",
-        family=RECURRENT,
+        "Hard attention with REINFORCE (Xu et al. 2015)",
+        family=RNN,
     ),
     see2017=Entry(
         "dragoman.recipes.rnn_alignments:see2017",
-        "Coverage: nothing is said twice.",
-        family=RECURRENT,
+        "Coverage attention and loss (See et al. 2017)",
+        family=RNN,
     ),
     gehring2017=Entry(
         "dragoman.recipes.convs2s:gehring2017",
-        "ConvS2S: gated convolutions, attention in each.",
-        family=CONVOLUTIONAL,
+        "ConvS2S: gated CNN with attention in each layer",
+        family=CNN,
     ),
     domhan2018_transformer=Entry(
         "dragoman.recipes.domhan2018:domhan2018_transformer",
-        "Both ladders' top: six layers, norms inside.",
+        "Pre-norm Transformer, 6 + 6 layers (baseline)",
         family=DOMHAN2018,
     ),
     domhan2018_rnn=Entry(
         "dragoman.recipes.domhan2018:domhan2018_rnn",
-        "Ladder: residual LSTMs, one attention at the end.",
+        "Residual LSTM, single-head attention",
         family=DOMHAN2018,
     ),
     domhan2018_rnn_mh=Entry(
         "dragoman.recipes.domhan2018:domhan2018_rnn_mh",
-        "Ladder: the same with multi-head attention.",
+        "rnn + multi-head attention",
         family=DOMHAN2018,
     ),
     domhan2018_rnn_pos=Entry(
         "dragoman.recipes.domhan2018:domhan2018_rnn_pos",
-        "Ladder: and with positions.",
+        "rnn_mh + position embeddings",
         family=DOMHAN2018,
     ),
     domhan2018_rnn_norm=Entry(
         "dragoman.recipes.domhan2018:domhan2018_rnn_norm",
-        "Ladder: and with norms.",
+        "rnn_pos + layer norm",
         family=DOMHAN2018,
     ),
     domhan2018_rnn_multi_att_1h=Entry(
         "dragoman.recipes.domhan2018:domhan2018_rnn_multi_att_1h",
-        "Ladder: and with attention after every LSTM.",
+        "rnn_norm + single-head attention in each layer",
         family=DOMHAN2018,
     ),
     domhan2018_rnn_multi_att=Entry(
         "dragoman.recipes.domhan2018:domhan2018_rnn_multi_att",
-        "Ladder: and that with many heads.",
+        "rnn_norm + multi-head attention in each layer",
         family=DOMHAN2018,
     ),
     domhan2018_rnn_ff=Entry(
         "dragoman.recipes.domhan2018:domhan2018_rnn_ff",
-        "Ladder: and with feed-forward layers, both sides.",
+        "rnn_multi_att + feed-forward networks",
         family=DOMHAN2018,
     ),
     domhan2018_cnn=Entry(
         "dragoman.recipes.domhan2018:domhan2018_cnn",
-        "Ladder: residual convolutions, attention in each.",
+        "Residual CNN, single-head attention per layer",
         family=DOMHAN2018,
     ),
     domhan2018_cnn_norm=Entry(
         "dragoman.recipes.domhan2018:domhan2018_cnn_norm",
-        "Ladder: the same with norms.",
+        "cnn + layer norm",
         family=DOMHAN2018,
     ),
     domhan2018_cnn_mh=Entry(
         "dragoman.recipes.domhan2018:domhan2018_cnn_mh",
-        "Ladder: and with multi-head attention.",
+        "cnn_norm + multi-head attention",
         family=DOMHAN2018,
     ),
     domhan2018_cnn_ff=Entry(
         "dragoman.recipes.domhan2018:domhan2018_cnn_ff",
-        "Ladder: and with feed-forward layers, both sides.",
+        "cnn_mh + feed-forward networks",
         family=DOMHAN2018,
     ),
     domhan2018_self_rnn=Entry(
         "dragoman.recipes.domhan2018:domhan2018_self_rnn",
-        "Self-attention reads, LSTMs write.",
+        "Transformer encoder, LSTM decoder",
         family=DOMHAN2018,
     ),
     domhan2018_self_cnn=Entry(
         "dragoman.recipes.domhan2018:domhan2018_self_cnn",
-        "Self-attention reads, convolutions write.",
+        "Transformer encoder, CNN decoder",
         family=DOMHAN2018,
     ),
     domhan2018_rnn_self=Entry(
         "dragoman.recipes.domhan2018:domhan2018_rnn_self",
-        "LSTMs read, self-attention writes.",
+        "LSTM encoder, Transformer decoder",
         family=DOMHAN2018,
     ),
     domhan2018_cnn_self=Entry(
         "dragoman.recipes.domhan2018:domhan2018_cnn_self",
-        "Convolutions read, self-attention writes.",
+        "CNN encoder, Transformer decoder",
         family=DOMHAN2018,
     ),
     domhan2018_self_combined=Entry(
         "dragoman.recipes.domhan2018:domhan2018_self_combined",
-        "Self-attention reads; all three kinds write.",
+        "Transformer encoder, mixed decoder",
         family=DOMHAN2018,
     ),
     domhan2018_self_none=Entry(
         "dragoman.recipes.domhan2018:domhan2018_self_none",
-        "Self-attention reads, writes word by word.",
+        "Transformer encoder, no self-attention in decoder",
         family=DOMHAN2018,
     ),
     domhan2018_none_self=Entry(
         "dragoman.recipes.domhan2018:domhan2018_none_self",
-        "Reads word by word, self-attention writes.",
+        "Feed-forward encoder, Transformer decoder",
         family=DOMHAN2018,
     ),
 )

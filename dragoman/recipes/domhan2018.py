@@ -1,10 +1,12 @@
-"""The merging ladder: Domhan (2018), "How Much Attention Do You Need? A Granular Analysis of Neural Machine Translation Architectures".
+"""Domhan (2018), "How Much Attention Do You Need?": RNN and CNN become a Transformer step by step.
 
-Rung by rung an RNN and a CNN become a Transformer (the paper's tables 3 and 4), then encoders and decoders are mixed (table 5).
-"Released" is the author's code, awslabs/sockeye, branch acl18: its README.md gives each rung's architecture and the training
-command of IWSLT, whose sizes are taken here. Its `rnn` is an LSTM that starts from zeros, its `cnn` a convolution over 3
-places; `res` goes around a sub-layer, and `norm` inside it is `residual="pre_norm"`. Three things differ: every way around a layer
-drops some of its output here, there those of LSTMs alone; states of LSTMs are not normalised; weights start as in `initialise.py`.
+The paper's tables 3 and 4 add one part of the Transformer at a time to an RNN and to a CNN; table 5
+combines different encoders and decoders. "Released" is the author's code, awslabs/sockeye, branch
+acl18: its README.md has the architecture of each model and the training command for IWSLT, whose
+sizes are used here. Its `rnn` is an LSTM with a zero initial state, its `cnn` a convolution of
+kernel size 3, `res` a residual connection, `norm` inside it pre-norm. Three differences: every
+residual connection has dropout here, only those of LSTMs there; LSTM states are not normalized;
+weights are initialized as in `models/initialization.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from dragoman.config import Config, DecodeConfig, ModelConfig, TextConfig, Train
 
 DEPTH = 6  # released: repeat(6, ...)
 
-# What mixes the positions on each side, released: birnn and then rnn in an encoder; cnn(..., 3, relu).
+# Released: birnn, then rnn in an encoder; cnn(..., 3, relu).
 RNN = "lstm(initial_state=zero)"
 CNN = "conv(attention=none, activation=relu, weight_norm=false)"
 CROSS_ATTENTION, CROSS_ATTENTION_1H, FFN = "cross_attention", "cross_attention(heads=1)", "ffn"
 
-# The encoders and decoders of table 5, each as high as the Transformer's.
+# Encoders and decoders of table 5, each as deep as the Transformer's.
 ENCODERS = {
     "self": ("transformer*6",),
     "rnn": ("bilstm", FFN, *("lstm", FFN) * (DEPTH - 1)),
@@ -36,22 +38,21 @@ DECODERS = {
 
 
 def domhan2018_transformer() -> Config:
-    """The top of both ladders: the Transformer with its norms inside the ways around."""
+    """The pre-norm Transformer that tables 3 and 4 arrive at."""
     return Config(
         text=TextConfig(
-            tokenizer="bpe",  # not in the released command: as in the Transformer's paper
-            vocab_size=32_000,  # not in the released command: as in the Transformer's paper, a round number
+            tokenizer="bpe",  # not in the released command: as in Vaswani et al. (2017)
+            # not in the released command: as in Vaswani et al. (2017), a round number
+            vocab_size=32_000,
             shared_vocab=True,  # released: --weight-tying-type=src_trg_softmax needs one vocabulary
         ),
         model=ModelConfig(
-            encoder=ENCODERS[
-                "self"
-            ],  # released: repeat(6, res(norm->mh_dot_self_att)->res(norm->ff->linear))->norm
-            decoder=DECODERS[
-                "self"
-            ],  # released: the same with res(norm->mh_dot_att) between the two
+            # released: repeat(6, res(norm->mh_dot_self_att)->res(norm->ff->linear))->norm
+            encoder=ENCODERS["self"],
+            # released: the same with res(norm->mh_dot_att) between the two
+            decoder=DECODERS["self"],
             width=256,  # released: NUM_HIDDEN=256
-            heads=8,  # not in the released command: as in the Transformer's paper
+            heads=8,  # not in the released command: as in Vaswani et al. (2017)
             ffn_width=1024,  # released: FF_NUM_HIDDEN=1024
             residual="pre_norm",  # released: res(norm->...), and ->norm at the end
             positions="sinusoidal",  # released: pos->
@@ -60,19 +61,22 @@ def domhan2018_transformer() -> Config:
             dropout=0.1,  # released: --custom-seq-dropout 0.1
         ),
         train=TrainConfig(
-            steps=50_000,  # not the paper's, which stops when validation stands still
+            steps=50_000,  # not the paper's, which stops when validation stops improving
             batch_tokens=8192,  # released: --batch-type=word --batch-size=8192
             optimizer="adam",  # released: --optimizer=adam
             learning_rate=2e-4,  # released: --initial-learning-rate=0.0002
             beta2=0.999,  # Adam's default
             epsilon=1e-8,  # Adam's default
-            schedule="wsd",  # released: lowered when validation stands still; here the fall is planned
+            # released: lowered when validation stops improving; here on a schedule
+            schedule="wsd",
             warmup_steps=0,  # released: --learning-rate-warmup=0
             max_grad_norm=0.0,  # released: --gradient-clipping-threshold=-1
             label_smoothing=0.1,  # released: --label-smoothing=0.1
-            average_checkpoints=8,  # released: sockeye.average -n 8, of the best; here of the newest
+            # released: sockeye.average -n 8, of the best; here of the newest
+            average_checkpoints=8,
             keep_checkpoints=8,  # as many as are averaged
-            checkpoint_every=500,  # released: --decode-and-evaluate=500 sentences at each; the distance is not told there
+            # released: --decode-and-evaluate=500 sentences at each; the interval is not given there
+            checkpoint_every=500,
             validate_every=500,  # with the checkpoints
         ),
         decode=DecodeConfig(
@@ -83,7 +87,7 @@ def domhan2018_transformer() -> Config:
 
 
 def domhan2018_rnn() -> Config:
-    """The lowest rung, table 3: residual LSTMs, one attention with one head, one feed-forward layer."""
+    """Table 3, first row: residual LSTMs, one single-head attention, one feed-forward network."""
     return _replace_model(
         encoder=("bilstm", "lstm*5"),  # released: res(birnn->dropout)->repeat(5,res(rnn->dropout))
         decoder=(
@@ -92,54 +96,53 @@ def domhan2018_rnn() -> Config:
             FFN,
         ),  # released: repeat(6,res(rnn->dropout))->res(mh_dot_att(heads=1))->res(ff->linear)
         residual="no_norm",  # released: res without norm
-        positions="none",  # released: dropout-> in the place of pos->
+        positions="none",  # released: dropout-> instead of pos->
     )
 
 
 def domhan2018_rnn_mh() -> Config:
-    """One rung up: the one attention gets all heads."""
+    """Table 3: `domhan2018_rnn` with multi-head attention."""
+    # released: res(mh_dot_att)
     return domhan2018_rnn().replace(
         model={"decoder": ("lstm(initial_state=zero)*6", CROSS_ATTENTION, FFN)}
-    )  # released: res(mh_dot_att)
+    )
 
 
 def domhan2018_rnn_pos() -> Config:
-    """One rung up: positions on both sides."""
+    """Table 3: `domhan2018_rnn_mh` with position embeddings."""
     return domhan2018_rnn_mh().replace(model={"positions": "sinusoidal"})  # released: pos->
 
 
 def domhan2018_rnn_norm() -> Config:
-    """One rung up: a norm before every layer and at the end."""
-    return domhan2018_rnn_pos().replace(
-        model={"residual": "pre_norm"}
-    )  # released: res(norm->...), ->norm
+    """Table 3: `domhan2018_rnn_pos` with pre-norm."""
+    # released: res(norm->...), ->norm
+    return domhan2018_rnn_pos().replace(model={"residual": "pre_norm"})
 
 
 def domhan2018_rnn_multi_att_1h() -> Config:
-    """A step aside: attention after every LSTM of the decoder, with one head."""
+    """Table 3: `domhan2018_rnn_norm` with single-head attention after every decoder LSTM."""
+    # released: mh_dot_att(heads=1) within repeat
     return domhan2018_rnn_norm().replace(
         model={"decoder": (*(RNN, CROSS_ATTENTION_1H) * DEPTH, FFN)}
-    )  # released: mh_dot_att(heads=1) within repeat
+    )
 
 
 def domhan2018_rnn_multi_att() -> Config:
-    """One rung up: attention after every LSTM of the decoder, with all heads."""
-    return domhan2018_rnn_norm().replace(
-        model={"decoder": (*(RNN, CROSS_ATTENTION) * DEPTH, FFN)}
-    )  # released: mh_dot_att within repeat
+    """Table 3: `domhan2018_rnn_norm` with multi-head attention after every decoder LSTM."""
+    # released: mh_dot_att within repeat
+    return domhan2018_rnn_norm().replace(model={"decoder": (*(RNN, CROSS_ATTENTION) * DEPTH, FFN)})
 
 
 def domhan2018_rnn_ff() -> Config:
-    """The top rung of table 3, RNN and RNN in table 5: a feed-forward layer after every LSTM."""
+    """Table 3, last row: a feed-forward network after every LSTM; RNN and RNN in table 5."""
     return _combine("rnn", "rnn")
 
 
 def domhan2018_cnn() -> Config:
-    """The lowest rung of table 4, "CNN ReLU": residual convolutions, attention of one head after each."""
+    """Table 4, first row, "CNN ReLU": residual convolutions, single-head attention after each."""
     return _replace_model(
-        encoder=(
-            "conv(activation=relu, weight_norm=false)*6",
-        ),  # released: repeat(6,res(cnn($NUM_HIDDEN,3,relu)))
+        # released: repeat(6,res(cnn($NUM_HIDDEN,3,relu)))
+        encoder=("conv(activation=relu, weight_norm=false)*6",),
         decoder=(CNN, CROSS_ATTENTION_1H)
         * DEPTH,  # released: repeat(6,res(cnn($NUM_HIDDEN,3,relu))->res(mh_dot_att(heads=1)))
         residual="no_norm",  # released: res without norm
@@ -147,64 +150,62 @@ def domhan2018_cnn() -> Config:
 
 
 def domhan2018_cnn_norm() -> Config:
-    """One rung up: a norm before every layer and at the end."""
-    return domhan2018_cnn().replace(
-        model={"residual": "pre_norm"}
-    )  # released: res(norm->...), ->norm
+    """Table 4: `domhan2018_cnn` with pre-norm."""
+    # released: res(norm->...), ->norm
+    return domhan2018_cnn().replace(model={"residual": "pre_norm"})
 
 
 def domhan2018_cnn_mh() -> Config:
-    """One rung up: every attention gets all heads."""
-    return domhan2018_cnn_norm().replace(
-        model={"decoder": (CNN, CROSS_ATTENTION) * DEPTH}
-    )  # released: mh_dot_att
+    """Table 4: `domhan2018_cnn_norm` with multi-head attention."""
+    # released: mh_dot_att
+    return domhan2018_cnn_norm().replace(model={"decoder": (CNN, CROSS_ATTENTION) * DEPTH})
 
 
 def domhan2018_cnn_ff() -> Config:
-    """The top rung of table 4, CNN and CNN in table 5: a feed-forward layer after every convolution."""
+    """Table 4, last row: a feed-forward network after every convolution; CNN and CNN in table 5."""
     return _combine("cnn", "cnn")
 
 
 def domhan2018_self_rnn() -> Config:
-    """Table 5: self-attention reads, LSTMs write."""
+    """Table 5: Transformer encoder, LSTM decoder."""
     return _combine("self", "rnn")
 
 
 def domhan2018_self_cnn() -> Config:
-    """Table 5: self-attention reads, convolutions write."""
+    """Table 5: Transformer encoder, CNN decoder."""
     return _combine("self", "cnn")
 
 
 def domhan2018_rnn_self() -> Config:
-    """Table 5: LSTMs read, self-attention writes."""
+    """Table 5: LSTM encoder, Transformer decoder."""
     return _combine("rnn", "self")
 
 
 def domhan2018_cnn_self() -> Config:
-    """Table 5: convolutions read, self-attention writes."""
+    """Table 5: CNN encoder, Transformer decoder."""
     return _combine("cnn", "self")
 
 
 def domhan2018_self_combined() -> Config:
-    """Table 5: self-attention reads; self-attention, LSTMs and convolutions write in turn."""
+    """Table 5: Transformer encoder; self-attention, LSTMs and convolutions in the decoder."""
     return _combine("self", "combined")
 
 
 def domhan2018_self_none() -> Config:
-    """Table 5: self-attention reads; in the decoder a position knows no other, only the source."""
+    """Table 5: Transformer encoder; a decoder of cross-attention and feed-forward networks only."""
     return _combine("self", "none")
 
 
 def domhan2018_none_self() -> Config:
-    """Not the paper's: an encoder in which no position knows another, for the fourth column of its table."""
+    """Not in the paper: an encoder of feed-forward networks only, Transformer decoder."""
     return _combine("none", "self")
 
 
 def _combine(encoder: str, decoder: str) -> Config:
-    """Put an encoder and a decoder of table 5 together."""
+    """Return the configuration of an encoder and a decoder of table 5."""
     return _replace_model(encoder=ENCODERS[encoder], decoder=DECODERS[decoder])
 
 
 def _replace_model(**model: object) -> Config:
-    """Change the Transformer's model, and nothing of how it is trained."""
+    """Return the Transformer's configuration with other model settings."""
     return domhan2018_transformer().replace(model=model)

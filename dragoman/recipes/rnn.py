@@ -1,9 +1,8 @@
-"""Recurrent translators: Bahdanau, Cho and Bengio (2015), Luong, Pham and Manning (2015), Wu et al. (2016).
+"""RNN models with attention: Bahdanau et al. (2015), Luong et al. (2015), Wu et al. (2016).
 
-The papers' own texts were not at hand: settings were compared with other sources, and a section is cited where somebody who had the paper
-open cites it too, which is Bahdanau's appendix A.2.2. Where a line differs from its paper it says so. For all: words are pieces here,
-so nothing is unknown; one width serves embeddings, states and memory; first values are those of `layers/rnn.py`; the papers'
-optimisers (Adadelta, plain SGD) are not here: Adam is in their place.
+Settings that differ from the paper are marked. In all: subwords instead of words, so there are no
+unknown words; one width for embeddings, states and encoder output; initialization as in
+`layers/rnn.py`; Adam instead of the papers' Adadelta and SGD.
 """
 
 from __future__ import annotations
@@ -12,54 +11,57 @@ from dragoman.config import Config, DataConfig, DecodeConfig, ModelConfig, TextC
 
 
 def bahdanau2015() -> Config:
-    """RNNsearch-50: the first translator with attention."""
+    """RNNsearch-50: bidirectional GRU encoder, GRU decoder with additive attention."""
     return Config(
         text=TextConfig(
-            tokenizer="bpe",  # not the paper's whole words, of which the rare ones became unknown
+            tokenizer="bpe",  # not the paper's whole words, which made rare words unknown
             vocab_size=30_000,  # the paper: the 30,000 most frequent words of each language
-            shared_vocab=False,  # the paper: a list for each language
+            shared_vocab=False,  # the paper: one vocabulary for each language
         ),
-        data=DataConfig(
-            max_length=50
-        ),  # the paper: RNNsearch-50 is trained on sentences of up to 50 words
+        # the paper: RNNsearch-50 is trained on sentences of up to 50 words
+        data=DataConfig(max_length=50),
         model=ModelConfig(
-            # Annotations join the states of both directions; 500 each here, 1000 each in the paper.
-            encoder=(
-                "bigru(residual_connection=false)",
-            ),  # the paper: one bidirectional layer of gated units
-            # The last state asks, the answer enters the gates; appendix A.2.2: the first state from the last backward one, and
-            # maxout behind.
+            # The paper: one bidirectional GRU layer of 1000 units each way; here 500 each way
+            encoder=("bigru(residual_connection=false)",),
+            # Query is the previous state, the context is an input of the GRU. Appendix A.2.2:
+            # initial state from the last backward state, maxout output.
             decoder=(
-                "gru(attention=additive, decoder=bahdanau, initial_state=last_backward, residual_connection=false)",
-            ),  # see above
-            width=1000,  # the paper: 1000 hidden units, 1000 in the alignment, but 620 in embeddings and 500 in maxout
+                "gru(attention=additive, decoder=bahdanau, initial_state=last_backward, "
+                "residual_connection=false)",
+            ),
+            # the paper: 1000 hidden units, 1000 in the alignment; 620 in embeddings, 500 in maxout
+            width=1000,
             heads=1,  # the paper: one alignment
-            positions="none",  # the order is in the recurrence
-            tie_embeddings="none",  # the paper: E for each side and W_o are matrices of their own
-            scale_embeddings=False,  # the paper: E y as it is
-            output_bias=False,  # appendix A.2.2: exp(y^T W_o t), biases left out
+            positions="none",  # an RNN encodes the order
+            tie_embeddings="none",  # the paper: E for each side and W_o are separate matrices
+            scale_embeddings=False,  # the paper: embeddings are not scaled
+            output_bias=False,  # appendix A.2.2: exp(y^T W_o t), without biases
             dropout=0.0,  # the paper names none
             attention_dropout=0.0,  # the paper names none
         ),
         train=TrainConfig(
-            steps=288_000,  # the paper: 2.88e5 updates
+            steps=288_000,  # the paper: 2.88e5 steps
             batch_tokens=2400,  # the paper: 80 sentences, of about 30 words each
             optimizer="adam",  # not the paper's Adadelta
-            learning_rate=5e-4,  # not in the paper: half of Adam's default, which is safe at this width
+            # not in the paper: half of Adam's default, which is safe at this width
+            learning_rate=5e-4,
             beta2=0.999,  # Adam's default
             epsilon=1e-8,  # Adam's default
-            schedule="constant",  # the paper: Adadelta with rho 0.95 and epsilon 1e-6, without a schedule
+            # the paper: Adadelta with rho 0.95 and epsilon 1e-6, without a schedule
+            schedule="constant",
             warmup_steps=0,  # none in the paper
-            max_grad_norm=1.0,  # the paper: gradients at most 1 long
-            label_smoothing=0.0,  # the paper: the likelihood itself
-            compile="off",  # a loop over positions is compiled anew for every length, and gains less than that takes
-            final_checkpoint="best",  # the paper trains RNNsearch-50* until validation stops improving; of the other it does not say
+            max_grad_norm=1.0,  # the paper: gradient norm clipped at 1
+            label_smoothing=0.0,  # the paper: no label smoothing
+            # a loop over positions would be recompiled for every length
+            compile="off",
+            # the paper: RNNsearch-50* is trained until validation stops improving
+            final_checkpoint="best",
             checkpoint_every=2000,  # not in the paper
             validate_every=2000,  # not in the paper
         ),
         decode=DecodeConfig(
-            beam=10,  # the paper: beam search, of a width that is not told
-            length_penalty=0.0,  # the paper: the translation of the highest probability
+            beam=10,  # the paper: beam search, whose width is not given
+            length_penalty=0.0,  # the paper: highest probability
         ),
     )
 
@@ -68,43 +70,44 @@ def luong2015_general() -> Config:
     """Global attention with the general score and input feeding, four layers."""
     return Config(
         text=TextConfig(
-            tokenizer="bpe",  # not the paper's whole words, of which the rare ones became unknown
+            tokenizer="bpe",  # not the paper's whole words, which made rare words unknown
             vocab_size=50_000,  # the paper: the 50,000 most frequent words of each language
-            shared_vocab=False,  # the paper: a list for each language
+            shared_vocab=False,  # the paper: one vocabulary for each language
         ),
         data=DataConfig(max_length=50),  # the paper: no pairs over 50 words
         model=ModelConfig(
-            encoder=(
-                "lstm(layers=4, reverse=true, residual_connection=false)",
-            ),  # the paper: 4 layers, the source reversed
-            # The new state asks by the general score; input feeding goes into the lowest layer.
-            # The decoder's first hidden and cell states are projected from the encoder's last one; in the paper each layer's are
-            # handed on as they are.
+            # the paper: 4 layers, the source reversed
+            encoder=("lstm(layers=4, reverse=true, residual_connection=false)",),
+            # Input feeding enters the lowest layer. The initial hidden and cell states are
+            # projected from the encoder's last state; in the paper they are copied layer by layer.
             decoder=(
-                "lstm(layers=4, attention=general, decoder=luong, input_feeding=true, initial_state=first, initial_cell=true, residual_connection=false)",
-            ),  # see above
-            width=1000,  # the paper: 1000 cells a layer, embeddings of 1000
+                "lstm(layers=4, attention=general, decoder=luong, input_feeding=true, "
+                "initial_state=first, initial_cell=true, residual_connection=false)",
+            ),
+            width=1000,  # the paper: 1000 cells per layer, embeddings of 1000
             heads=1,  # the paper: one alignment
-            positions="none",  # the order is in the recurrence
-            tie_embeddings="none",  # the paper: embeddings and W_s are matrices of their own
-            scale_embeddings=False,  # the paper names no factor
+            positions="none",  # an RNN encodes the order
+            tie_embeddings="none",  # the paper: embeddings and W_s are separate matrices
+            scale_embeddings=False,  # the paper has no scaling
             output_bias=False,  # the paper: softmax(W_s h~)
-            dropout=0.2,  # the paper: 0.2, as in Zaremba et al. (2015) not within the recurrence
+            dropout=0.2,  # the paper: 0.2, as in Zaremba et al. (2015) on non-recurrent connections
             attention_dropout=0.0,  # the paper names no other dropout
         ),
         train=TrainConfig(
-            steps=420_000,  # the paper: 12 passes with dropout, over 4.5 million pairs
+            steps=420_000,  # the paper: 12 epochs with dropout, over 4.5 million pairs
             batch_tokens=3800,  # the paper: 128 sentences, of about 30 words each
             optimizer="adam",  # not the paper's plain SGD
             learning_rate=5e-4,  # not the paper's 1, which is for SGD
             beta2=0.999,  # Adam's default
             epsilon=1e-8,  # Adam's default
-            schedule="wsd",  # the paper: constant for 8 passes, then halved after every pass; here a straight fall
-            cooldown_fraction=0.33,  # the paper: the last 4 of 12 passes
+            # the paper: constant for 8 epochs, then halved every epoch; here linear
+            schedule="wsd",
+            cooldown_fraction=0.33,  # the paper: the last 4 of 12 epochs
             warmup_steps=0,  # the paper: none
-            max_grad_norm=5.0,  # the paper: gradients at most 5 long
-            label_smoothing=0.0,  # the paper: the likelihood itself
-            compile="off",  # a loop over positions is compiled anew for every length, and gains less than that takes
+            max_grad_norm=5.0,  # the paper: gradient norm clipped at 5
+            label_smoothing=0.0,  # the paper: no label smoothing
+            # a loop over positions would be recompiled for every length
+            compile="off",
             final_checkpoint="best",  # not in the paper
             checkpoint_every=2000,  # not in the paper
             validate_every=2000,  # not in the paper
@@ -117,90 +120,99 @@ def luong2015_general() -> Config:
 
 
 def luong2015_dot() -> Config:
-    """The same with the dot product as it is."""
+    """`luong2015_general` with the dot score."""
     return _luong("attention=dot")  # the paper's "dot"
 
 
 def luong2015_concat() -> Config:
-    """The same with a network of one layer."""
-    return _luong("attention=additive")  # the paper's "concat", which had no success there
+    """`luong2015_general` with the concat (additive) score."""
+    return _luong("attention=additive")  # the paper's "concat", which did not work well there
 
 
 def luong2015_location() -> Config:
-    """The same with weights that depend on the target state alone."""
+    """`luong2015_general` with the location score, which reads the decoder state only."""
     return _luong("attention=location")  # the paper's "location"
 
 
 def luong2015_local_m() -> Config:
-    """The same in a window that walks one word a step."""
+    """`luong2015_general` with monotonic local attention (local-m)."""
     return _luong("attention=general, alignment=local_m")  # the paper's "local-m", D = 10
 
 
 def luong2015_local_p() -> Config:
-    """The same in a window whose place is predicted: the paper's best."""
+    """`luong2015_general` with predictive local attention (local-p), the paper's best."""
     return _luong("attention=general, alignment=local_p")  # the paper's "local-p", D = 10
 
 
 def _luong(attention: str) -> Config:
-    """Change how the decoder of luong2015_general attends."""
-    decoder = f"lstm(layers=4, {attention}, decoder=luong, input_feeding=true, initial_state=first, initial_cell=true, residual_connection=false)"
+    """Return `luong2015_general` with other attention options of its decoder."""
+    decoder = (
+        f"lstm(layers=4, {attention}, decoder=luong, input_feeding=true, initial_state=first, "
+        "initial_cell=true, residual_connection=false)"
+    )
     return luong2015_general().replace(model={"decoder": (decoder,)})
 
 
 def wu2016() -> Config:
-    """GNMT: eight layers a side, ways around the upper ones, the lowest decoder layer's attention fed to all.
+    """GNMT: eight LSTM layers, residual from the third, one attention fed to all decoder layers.
 
-    "Summary" is the one at shortscience.org of arXiv 1609.08144, "nmt" Google's later code, tensorflow/nmt, with
-    nmt/standard_hparams/wmt16_gnmt_8_layer.json; the paper's own text was not at hand, so no section is cited.
+    "Summary" is that of arXiv 1609.08144 at shortscience.org; "nmt" is Google's later code,
+    tensorflow/nmt, with nmt/standard_hparams/wmt16_gnmt_8_layer.json.
     """
     return Config(
         text=TextConfig(
-            tokenizer="bpe",  # not the paper's word pieces, which are found by another criterion
+            tokenizer="bpe",  # the paper: wordpieces
             vocab_size=32_000,  # nmt: wmt16.sh makes 32,000 merges
-            shared_vocab=True,  # not nmt's, which has a list for each language (share_vocab false)
+            shared_vocab=True,  # not nmt's, which has share_vocab false
         ),
         data=DataConfig(max_length=50),  # nmt: src_max_len 50
         model=ModelConfig(
-            # Summary: 8 layers, the lowest in both directions. nmt: ways around begin with the third layer from below.
+            # Summary: 8 layers, the lowest in both directions. nmt: residual connections from the
+            # third layer on.
             encoder=(
                 "bilstm(residual_connection=false)",
                 "lstm(residual_connection=false)",
                 "lstm*6",
-            ),  # see above
-            # Summary: the attention is a network with one hidden layer, asked by the lowest decoder layer, fed to all layers; the
-            # encoder's state is not passed on. nmt: normed_bahdanau.
+            ),
+            # Summary: additive attention queried by the lowest decoder layer, its context fed to
+            # all layers; zero initial state. nmt: normed_bahdanau.
             decoder=(
-                "lstm(layers=8, attention=normed_additive, decoder=gnmt, initial_state=zero, residual_connection=false)",
-            ),  # see above
+                "lstm(layers=8, attention=normed_additive, decoder=gnmt, initial_state=zero, "
+                "residual_connection=false)",
+            ),
             width=1024,  # nmt: num_units 1024
             heads=1,  # one alignment
-            residual="no_norm",  # ways around without norms, which are younger
-            positions="none",  # the order is in the recurrence
-            tie_embeddings="none",  # nmt: embeddings and output are matrices of their own
-            scale_embeddings=False,  # nmt names no factor
+            residual="no_norm",  # residual connections without norms
+            positions="none",  # an RNN encodes the order
+            tie_embeddings="none",  # nmt: embeddings and output are separate matrices
+            scale_embeddings=False,  # nmt: no scaling
             output_bias=False,  # nmt: the output layer has use_bias=False
             dropout=0.2,  # summary: 0.2 to 0.3, more for small data
             attention_dropout=0.0,  # nmt has none
         ),
         train=TrainConfig(
             steps=340_000,  # nmt: num_train_steps 340000
-            batch_tokens=3800,  # summary: 128 sentences, here of about 30 pieces each
-            optimizer="adam",  # summary: Adam for 60,000 updates, then plain SGD, which is not here
+            batch_tokens=3800,  # summary: 128 sentences, here of about 30 tokens each
+            optimizer="adam",  # summary: Adam for 60,000 steps, then SGD; here Adam throughout
             learning_rate=2e-4,  # summary: 2e-4
             beta2=0.999,  # Adam's default
             epsilon=1e-8,  # Adam's default
-            schedule="wsd",  # nmt: constant for half of the run, then halved five times; here a straight fall
+            # nmt: constant for half of the run, then halved five times; here linear
+            schedule="wsd",
             cooldown_fraction=0.5,  # nmt: decay_scheme luong10
             warmup_steps=0,  # none in either
             max_grad_norm=5.0,  # summary: 5
-            label_smoothing=0.0,  # the likelihood itself; the paper's second stage, reinforcement by GLEU, is not here
-            compile="off",  # a loop over positions is compiled anew for every length, and gains less than that takes
+            # none; the paper's second stage, RL with GLEU, is not implemented
+            label_smoothing=0.0,
+            # a loop over positions would be recompiled for every length
+            compile="off",
             final_checkpoint="best",  # not in the paper
             checkpoint_every=2000,  # not in the paper
             validate_every=2000,  # not in the paper
         ),
         decode=DecodeConfig(
             beam=3,  # summary: 3
-            length_penalty=0.65,  # summary: between 0.6 and 0.7, with a coverage penalty that is not here
+            # summary: between 0.6 and 0.7, with a coverage penalty, which is not implemented
+            length_penalty=0.65,
         ),
     )

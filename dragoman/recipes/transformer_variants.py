@@ -1,8 +1,8 @@
-"""The Transformer's variants, each the base model of Vaswani et al. (2017) but for what its paper changes.
+"""Transformer variants: the base model of Vaswani et al. (2017) with the change of one paper.
 
-Where a paper trains something else than a translator (a language model, an encoder to be tuned), what it changes is theirs and the
-rest is the base model's. "Released" names code that was read; "not checked" means that the paper's text was not at hand. Feed-forward
-layers and heads are the base model's wherever a line does not say otherwise.
+Where a paper trains something else (a language model, a pretrained encoder), its change is applied
+to the base translation model. "Released" names published code; "not checked" marks settings that
+were not compared with the paper.
 """
 
 from __future__ import annotations
@@ -12,49 +12,50 @@ from dragoman.recipes.transformer import vaswani2017_base
 
 
 def shaw2018() -> Config:
-    """Relative positions in the keys: Shaw, Uszkoreit and Vaswani (2018)."""
+    """Relative position keys: Shaw, Uszkoreit and Vaswani (2018)."""
     return vaswani2017_base().replace(
         model={"positions": "shaw"},  # table 1: 26.8 BLEU for 26.5; distances clipped at 16
     )
 
 
 def dai2019() -> Config:
-    """Transformer-XL's relative positions: Dai et al. (2019), whose models are of language; the memory of earlier text is left out."""
+    """Transformer-XL's relative positions, without its segment recurrence: Dai et al. (2019)."""
     return vaswani2017_base().replace(
-        model={
-            "positions": "transformer_xl"
-        },  # the paper's four terms; released: mem_transformer.py
+        # the paper's four terms; released: mem_transformer.py
+        model={"positions": "transformer_xl"},
     )
 
 
 def su2021() -> Config:
-    """Rotary positions: Su et al. (2021), "RoFormer"."""
+    """Rotary position embeddings: Su et al. (2021), "RoFormer"."""
     return vaswani2017_base().replace(
         model={"positions": "rotary"},  # table 1: 27.5 BLEU for 27.3
     )
 
 
 def press2022() -> Config:
-    """Scores that fall with the distance: Press, Smith and Lewis (2022), "ALiBi", whose models are of language."""
+    """Linear position biases: Press, Smith and Lewis (2022), "ALiBi"."""
     return vaswani2017_base().replace(
-        model={
-            "positions": "alibi"
-        },  # slopes 2^(-8 i / H); ahead of a word at slopes of their own, which are ours
+        # slopes 2^(-8 i / H); encoders have other slopes for later positions
+        model={"positions": "alibi"},
     )
 
 
 def raffel2020() -> Config:
-    """T5's layer at its smallest size: Raffel et al. (2020). Their text-to-text training and Adafactor are not here."""
+    """T5-small layers, without its pretraining and Adafactor: Raffel et al. (2020)."""
     return vaswani2017_base().replace(
         model={
-            # 6 + 6 layers of 512, 8 heads of 64, 2048 inside: T5's small model has the base Transformer's sizes.
-            "norm": "t5",  # section 2.1: no mean, no shift
+            # T5-small has the base Transformer's sizes: 6 + 6 layers, 512, 8 heads of 64, 2048.
+            "norm": "t5",  # section 2.1: RMSNorm without a bias
             "norm_epsilon": 1e-6,  # released: layer_norm_epsilon
-            "residual": "pre_norm",  # section 2.1: the norm stands before each layer, outside the way around
-            "positions": "t5",  # section 2.1: a number for each of 32 buckets of distances; here each layer has its own
+            # section 2.1: norm before each sub-layer
+            "residual": "pre_norm",
+            # section 2.1: a bias for each of 32 distance buckets; here one table per layer
+            "positions": "t5",
             "attention_bias": False,  # released: no biases anywhere
             "ffn_bias": False,  # released: the same
-            # Embeddings of deviation 1, times the root of 1/512 on the way out (released), are ours times the root of 512 on the way in.
+            # Released: embeddings of unit variance, divided by sqrt(512) at the output; equivalent
+            # here.
             "attention_dropout": 0.1,  # released: dropout_rate, everywhere
             "ffn_dropout": 0.1,  # released: the same
         },
@@ -62,11 +63,12 @@ def raffel2020() -> Config:
 
 
 def xiong2020() -> Config:
-    """The norm inside the way around, and no warm-up: Xiong et al. (2020)."""
+    """Pre-norm without warm-up: Xiong et al. (2020)."""
     return vaswani2017_base().replace(
-        model={"residual": "pre_norm"},  # their Pre-LN, with a norm at the end of each stack
+        model={"residual": "pre_norm"},  # Pre-LN, with a final norm in each stack
         train={
-            "learning_rate": 1e-3,  # figure 2: at 1e-3 without warm-up it trains as well as post-norm with it
+            # figure 2: 1e-3 without warm-up matches post-norm with warm-up
+            "learning_rate": 1e-3,
             "schedule": "linear",  # not checked
             "warmup_steps": 0,  # figure 2: none
         },
@@ -74,9 +76,12 @@ def xiong2020() -> Config:
 
 
 def nguyen2019() -> Config:
-    """ScaleNorm and FixNorm for little data: Nguyen and Salazar (2019). Released: configurations.py and model.py."""
+    """ScaleNorm and FixNorm for low-resource translation: Nguyen and Salazar (2019).
+
+    Released: configurations.py and model.py.
+    """
     return vaswani2017_base().replace(
-        text={"vocab_size": 8000},  # not checked: fit for a hundred thousand pairs
+        text={"vocab_size": 8000},  # not checked: for about 100,000 pairs
         model={
             "norm": "scale",  # released: scnorm
             "norm_epsilon": 1e-5,  # released: layers.py
@@ -89,10 +94,11 @@ def nguyen2019() -> Config:
             "ffn_dropout": 0.3,  # released: ff_dropout
         },
         train={
-            "steps": 100_000,  # released: epochs of 1000 updates, 200 at most; half of it
+            "steps": 100_000,  # released: at most 200 epochs of 1000 steps; here half
             "batch_tokens": 4096,  # released: batch_size
             "learning_rate": 3e-4,  # released: lr
-            "schedule": "wsd",  # released falls by 0.8 whenever validation stands still; here a planned fall
+            # released: decays by 0.8 when validation stops improving; here on a schedule
+            "schedule": "wsd",
             "warmup_steps": 0,  # released: lr_scheduler is the one without warm-up
             "max_grad_norm": 1.0,  # released: clip_grad
             "average_checkpoints": 1,  # released: none
@@ -103,10 +109,11 @@ def nguyen2019() -> Config:
 
 
 def lan2020() -> Config:
-    """Shared layers and factorised embeddings: Lan et al. (2020), "ALBERT", whose models are encoders to be tuned."""
+    """Cross-layer sharing and factorized embeddings: Lan et al. (2020), "ALBERT"."""
     return vaswani2017_base().replace(
         model={
-            "share_layers": "all",  # ALBERT's default; sharing attention alone costs least (tables 3 to 5)
+            # ALBERT's default; sharing attention only costs least (tables 3 to 5)
+            "share_layers": "all",
             "embedding_width": 128,  # E = 128 in all of its models
             "activation": "gelu",  # as in BERT; not checked
         },
@@ -114,7 +121,7 @@ def lan2020() -> Config:
 
 
 def fan2020() -> Config:
-    """Layers left out in training: Fan, Grave and Joulin (2020), "LayerDrop". Released: fairseq's examples/layerdrop."""
+    """LayerDrop: Fan, Grave and Joulin (2020). Released: fairseq's examples/layerdrop."""
     return vaswani2017_base().replace(
         model={
             "encoder": ("transformer*12",),  # released: layerdrop_wmt_en_de_12_6
@@ -125,12 +132,11 @@ def fan2020() -> Config:
 
 
 def zhang2019() -> Config:
-    """Twelve layers that start smaller the deeper they stand: Zhang, Titov and Sennrich (2019); their merged attention is not here."""
+    """Depth-scaled initialization, without merged attention: Zhang, Titov and Sennrich (2019)."""
     return vaswani2017_base().replace(
         model={
-            "encoder": (
-                "transformer*12",
-            ),  # the abstract: +1.1 BLEU on average for 12-layer models
+            # the abstract: +1.1 BLEU on average for 12-layer models
+            "encoder": ("transformer*12",),
             "decoder": ("transformer*12",),  # the same
             "initialization": "depth_scaled",  # DS-Init
         },
@@ -138,54 +144,51 @@ def zhang2019() -> Config:
 
 
 def shazeer2020() -> Config:
-    """Heads that talk: Shazeer et al. (2020), "Talking-Heads Attention", whose models are T5's."""
+    """Talking-heads attention: Shazeer et al. (2020)."""
     return vaswani2017_base().replace(
-        model={"talking_heads": True},  # as many heads of scores as of weights
+        model={"talking_heads": True},  # as many score heads as weight heads
     )
 
 
 def shazeer2020_glu() -> Config:
-    """A gate in the feed-forward layers: Shazeer (2020), "GLU Variants Improve Transformer", whose models are T5's."""
+    """SwiGLU feed-forward networks: Shazeer (2020), "GLU Variants Improve Transformer"."""
     return vaswani2017_base().replace(
         model={
             "activation": "swiglu",  # equation 5
-            "ffn_width": 1365,  # two thirds of 2048, so that three matrices are as large as two were
+            # two thirds of 2048, for as many parameters with three matrices
+            "ffn_width": 1365,
             "ffn_bias": False,  # equation 5 has none
         },
     )
 
 
 def ainslie2023() -> Config:
-    """Keys and values shared by groups of heads: Ainslie et al. (2023), whose models are T5's."""
+    """Grouped-query attention: Ainslie et al. (2023)."""
     return vaswani2017_base().replace(
-        model={
-            "kv_heads": 2
-        },  # not the paper's, which groups 64 heads by eights; four heads to a key here
+        # four query heads per key-value head; the paper has 64 heads in 8 groups
+        model={"kv_heads": 2},
     )
 
 
 def henry2020() -> Config:
-    """Queries and keys of length one, times a trained number: Henry et al. (2020), "QKNorm"; it builds on Nguyen and Salazar's."""
+    """Query-key normalization on top of `nguyen2019`: Henry et al. (2020), "QKNorm"."""
     return nguyen2019().replace(
-        model={
-            "qk_norm": "scale"
-        },  # the abstract: l2 along each head, then a learnt scale; which norm their layers keep is not checked
+        # the abstract: L2 norm of each head, then a learned scale
+        model={"qk_norm": "scale"},
     )
 
 
 def bhojanapalli2020() -> Config:
-    """Heads as wide as a sentence is long: Bhojanapalli et al. (2020), "Low-Rank Bottleneck", whose models are BERT's."""
+    """Wider heads: Bhojanapalli et al. (2020), "Low-Rank Bottleneck in Multi-head Attention"."""
     return vaswani2017_base().replace(
-        model={
-            "head_width": 128
-        },  # the fixed size of their tables 1 and 2: wider than most sentences are long
+        # their tables 1 and 2
+        model={"head_width": 128},
     )
 
 
 def vaswani2017_restricted() -> Config:
-    """Self-attention to neighbours, proposed in section 4 of "Attention Is All You Need" and not tried there."""
+    """Sliding-window self-attention, proposed in section 4 of Vaswani et al. (2017)."""
     return vaswani2017_base().replace(
-        model={
-            "window": 32
-        },  # table 1: r; the paper names no value, and six layers reach 6 x 32 places to either side
+        # table 1: r; the paper gives no value
+        model={"window": 32},
     )

@@ -59,7 +59,7 @@ def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
         for line in capsys.readouterr().out.splitlines()[1:]
     ]
     families = list(dict.fromkeys(entry.family for entry in RECIPES.values()))
-    assert {"Transformer", "recurrent", "convolutional"} <= set(families)
+    assert {"Transformer", "RNN", "CNN"} <= set(families)
     expected = []
     for family in families:
         expected += [

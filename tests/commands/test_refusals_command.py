@@ -69,9 +69,9 @@ def test_a_process_of_its_own_says_several_at_once(dragoman: Run) -> None:
         "--src=no.de",
         "--tgt=no.en",
         "--set",
-        "model.encoder=[bilstm(window=2)*3, slef]",
+        "model.encoder=[bilstm(window=2)*3, trasnformer]",
         "--dry-run",
     )
     assert done.returncode == 2
-    assert "did you mean self?" in done.stderr
+    assert "did you mean transformer?" in done.stderr
     assert "Traceback" not in done.stderr

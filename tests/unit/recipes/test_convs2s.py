@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-
 import pytest
 import torch
 
 from dragoman.config import apply_overrides, from_dict, read_config, to_dict
 from dragoman.models.factory import build_model, count_parameters
-from dragoman.recipes import convs2s
 from dragoman.recipes.convs2s import gehring2017
 from dragoman.registry import catalogue
 
@@ -76,14 +72,3 @@ def test_embeddings_start_near_the_papers_tenth() -> None:
     torch.manual_seed(0)
     model = build_model(gehring2017().model, src_vocab_size=100, tgt_vocab_size=100).eval()
     assert model.embeddings["src"].weight.std().item() == pytest.approx(1 / 16, rel=0.1)  # type: ignore[operator]
-
-
-def test_every_line_of_the_recipe_says_why() -> None:
-    """A setting without a source is a superstition."""
-    source = inspect.getsource(convs2s)
-    lines = source.splitlines()
-    keywords = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.keyword)]
-    settings = [node for node in keywords if not isinstance(node.value, ast.Call)]
-    assert len(settings) > 20
-    for node in settings:
-        assert "#" in lines[node.value.end_lineno - 1], lines[node.value.end_lineno - 1]  # type: ignore[operator]

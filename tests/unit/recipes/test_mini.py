@@ -12,7 +12,7 @@ from dragoman.config import Config, from_dict, read_config, to_dict
 from dragoman.models.block_spec import parse_blocks
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.recipes.catalogue import RECIPES
-from dragoman.recipes.mini import LAYERS, MAX_STEPS, REACH, TARGET_EXACT, WIDTH, mini
+from dragoman.recipes.mini import LAYERS, MAX_STEPS, RADIUS, TARGET_EXACT, WIDTH, mini
 
 SIZES = {
     "layers",
@@ -129,7 +129,7 @@ def test_a_window_over_the_source_spans_characters() -> None:
     """Ten subwords are a sentence, ten characters a word or two: a window that short could not reach the end of a reversed string."""
     for name in ("luong2015_local_m", "luong2015_local_p"):
         (spec,) = parse_blocks(read_config(recipe=name, scale=mini).model.decoder)
-        assert spec.options["radius"] == REACH
+        assert spec.options["radius"] == RADIUS
     (spec,) = parse_blocks(read_config(recipe="luong2015_general", scale=mini).model.decoder)
     assert "reach" not in spec.options
 

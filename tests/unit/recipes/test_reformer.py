@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-
 import pytest
 import torch
 
@@ -12,7 +9,6 @@ from dragoman.cli.stack_diagram import format_stack
 from dragoman.config import from_dict, read_config, to_dict
 from dragoman.models.factory import build_model, summarize_model
 from dragoman.models.reformer import Reformer, ReversibleLSHLayer
-from dragoman.recipes import reformer
 from dragoman.recipes.reformer import kitaev2020, kitaev2020_wmt
 from dragoman.registry import catalogue
 
@@ -72,21 +68,3 @@ def test_a_run_is_drawn_layer_by_layer() -> None:
     assert sum("layers 0.0 to 0.5, each" in line for line in lines) == 2
     assert sum("LSHAttention" in line for line in lines) == 2
     assert any("cross " in line and "CrossAttention" in line for line in lines)
-
-
-def test_every_line_of_the_recipes_says_why() -> None:
-    """A setting without a source is a superstition."""
-    source = inspect.getsource(reformer)
-    lines = source.splitlines()
-    tree = ast.parse(source)
-    values = [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant | ast.Tuple)
-    ]
-    values += [
-        value for node in ast.walk(tree) if isinstance(node, ast.Dict) for value in node.values
-    ]
-    assert len(values) > 30
-    for value in values:
-        assert "#" in lines[value.end_lineno - 1], lines[value.end_lineno - 1]  # type: ignore[operator]

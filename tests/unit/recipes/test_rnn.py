@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 from dataclasses import replace
 
 import pytest
@@ -14,7 +12,6 @@ from torch.nn import functional as F
 from dragoman.config import Config, ModelConfig
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model, count_parameters
-from dragoman.recipes import rnn
 from dragoman.recipes.catalogue import RECIPES
 from dragoman.recipes.rnn import bahdanau2015, luong2015_general, wu2016
 
@@ -106,15 +103,6 @@ def test_sizes(name: str, thousands: float) -> None:
             tgt_vocab_size=config.text.vocab_size,
         )
     assert count_parameters(model) == round(1000 * thousands)
-
-
-def test_every_line_says_why() -> None:
-    """A setting without a source is a superstition."""
-    source = inspect.getsource(rnn)
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant | ast.Tuple):
-            assert "#" in lines[node.value.end_lineno - 1], lines[node.value.end_lineno - 1]  # type: ignore[operator]
 
 
 def miniature(config: ModelConfig) -> EncoderDecoder:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 
 from dragoman.config import read_config, to_dict
 from dragoman.models.factory import build_model, count_parameters
-from dragoman.recipes import transformer_variants
 from dragoman.recipes.catalogue import RECIPES, VARIANTS
 from dragoman.recipes.mini import mini
 
@@ -78,17 +75,6 @@ def test_weights_are_as_many_as_the_change_makes_them() -> None:
     assert abs(parameters("shazeer2020_glu") - base) < 0.01 * base
     assert parameters("shazeer2020") == base + 18 * 2 * 8 * 8
     assert parameters("ainslie2023") < base < parameters("bhojanapalli2020")
-
-
-def test_every_line_says_why() -> None:
-    for name in NAMES:
-        lines = [
-            line
-            for line in inspect.getsource(getattr(transformer_variants, name)).splitlines()
-            if '": ' in line and not line.strip().startswith("#")
-        ]
-        assert lines
-        assert all("#" in line for line in lines), [line for line in lines if "#" not in line]
 
 
 @pytest.mark.parametrize("name", NAMES)
