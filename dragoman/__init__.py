@@ -1,4 +1,4 @@
-"""Train translators from your own text, run them, and see how they came to their output.
+"""Neural machine translation on PyTorch: train, translate, explain and export models.
 
 from dragoman import Translator
 translator = Translator.load("my-model")
@@ -33,7 +33,8 @@ __all__ = [
     "train",
 ]
 
-# Where each public name lives. They are imported on first use, so that `import dragoman` and `dragoman --help` stay quick.
+# Module of each public name. They are imported on first use, so that `import dragoman` and
+# `dragoman --help` do not import torch.
 _HOMES = {
     "Config": "dragoman.config",
     "Explanation": "dragoman.explain",
@@ -47,7 +48,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
+    """Import a public name on its first use."""
     if name not in _HOMES:
         raise AttributeError(
             f"module 'dragoman' has no attribute {name!r}; it has {', '.join(__all__)}"
@@ -58,5 +59,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
+    """Return the public names, imported or not."""
     return sorted(set(globals()) | set(__all__))

@@ -1,21 +1,21 @@
-"""What can go wrong, as a family.
+"""Exceptions of Dragoman, as a tree.
 
-    DragomanError                 a person can put it right; exit 2
-    ├── ConfigError               a setting, or several: every problem is listed
+    DragomanError                 the user can correct it; exit 2
+    ├── ConfigError               one or more invalid settings; all problems are listed
     ├── DataError                 a corpus, a line of it, or a text file
-    ├── BundleError               a directory that is not a model, or not a whole one
-    ├── CorruptError              what was written can no longer be trusted; exit 65
-    ├── DivergedError             training left the finite numbers; exit 70
+    ├── BundleError               a directory that is not a model, or an incomplete one
+    ├── CorruptError              files that differ from what was written; exit 65
+    ├── DivergedError             non-finite loss or weights in training; exit 70
     ├── LockedError               another process owns the directory; exit 73
     ├── DiskError                 reading or writing failed, or the disk is full; exit 74
-    ├── StoppedError              stopped on request and saved; exit 75
-    └── ForbiddenError            no permission; exit 77
+    ├── StoppedError              stopped on request, progress saved; exit 75
+    └── PermissionDeniedError     no permission; exit 77
 
-Every message has three parts: what must hold, what was found, what to do. The command line prints it as one
-line and ends with the class's exit code; the exit codes follow the BSD sysexits.
+A message has three parts: what must hold, what was found, what to do. The command line prints it as
+one line and exits with the class's exit code; the codes follow the BSD sysexits.
 
-A message may quote what a stranger's file says, so it is made `printable` when it is rendered: it cannot move the cursor,
-reverse the direction of writing, begin another line or fill the screen.
+A message may quote an untrusted file, so control characters are escaped when it is rendered: it
+cannot move the cursor, reverse the writing direction, start another line or fill the screen.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 MAX_MESSAGE_CHARACTERS = (
-    2000  # of each part of a message; a path may have 4096, and then its middle is left out
+    2000  # characters of each part of a message; longer parts lose their middle
 )
-MAX_LISTED_PROBLEMS = 50  # of a configuration that are listed; the rest are counted
-_MAX_NAME_CHARACTERS = 100  # a longer name resembles none of ours, and comparing takes its time
-# C0 and C1 controls, DEL, surrogates, directions of writing (Unicode's bidirectional formatting) and line separators.
+MAX_LISTED_PROBLEMS = 50  # problems of a configuration that are listed; the rest are counted
+_MAX_NAME_CHARACTERS = 100  # longer names are not compared with known names, which would be slow
+# C0 and C1 controls, DEL, surrogates, bidirectional formatting and line separators.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNPRINTABLE_EXCEPT_LINES = re.compile(
@@ -38,9 +38,9 @@ _UNPRINTABLE_EXCEPT_LINES = re.compile(
 
 
 def escape_unprintable(text: str, *, lines: bool = False, most: int | None = None) -> str:
-    """Return a text that a terminal shows as it is: controls are escaped as Python writes them.
+    """Return a text with control characters escaped as Python writes them.
 
-    With `lines`, line ends and tabs stay. A text longer than `most` loses its middle.
+    With `lines`, line ends and tabs are kept. A text longer than `most` loses its middle.
     """
     if most is not None and len(text) > most:
         text = f"{text[: most * 3 // 4]} … {text[len(text) - most // 4 :]}"
@@ -51,17 +51,17 @@ def escape_unprintable(text: str, *, lines: bool = False, most: int | None = Non
 
 
 def escape_json_controls(text: str) -> str:
-    """Return the same JSON with the characters that control a terminal escaped; they can only stand inside of strings."""
+    """Return JSON with terminal control characters escaped; they occur only inside strings."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def encode_json(text: str) -> bytes:
-    """Return JSON as UTF-8, with lone surrogates escaped: they are the bytes of file names that are not UTF-8."""
+    """Return JSON as UTF-8 with lone surrogates (from undecodable file names) escaped."""
     return _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text).encode()
 
 
 class DragomanError(Exception):
-    """Something a person can put right: what must hold, what was found, what to do."""
+    """An error that the user can correct: what must hold, what was found, what to do."""
 
     exit_code = 2
 
@@ -70,7 +70,7 @@ class DragomanError(Exception):
         self.must, self.found, self.fix = must, found, fix
 
     def __str__(self) -> str:
-        """Join the three parts into the line that a person reads."""
+        """Return the three parts as one line."""
         return "; ".join(
             escape_unprintable(str(part), most=MAX_MESSAGE_CHARACTERS)
             for part in (self.must, f"found {self.found}", self.fix)
@@ -78,7 +78,7 @@ class DragomanError(Exception):
 
 
 class ConfigError(DragomanError):
-    """A configuration that cannot be run, with all its problems at once."""
+    """An invalid configuration, with all its problems."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(
@@ -89,7 +89,7 @@ class ConfigError(DragomanError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
-        """One problem stands alone; several are numbered, a line each."""
+        """Return the only problem, or several as a list with one line each."""
         shown = [
             escape_unprintable(problem, most=MAX_MESSAGE_CHARACTERS)
             for problem in self.problems[:MAX_LISTED_PROBLEMS]
@@ -108,55 +108,55 @@ class ConfigError(DragomanError):
 
 
 class DataError(DragomanError):
-    """A corpus or text file that cannot be used as it is."""
+    """A corpus or text file that cannot be used."""
 
 
 class BundleError(DragomanError):
-    """A directory that is not a whole model."""
+    """A directory that is not a complete model."""
 
 
 class CorruptError(DragomanError):
-    """Files that no longer hold what was written into them, or a corpus that changed under a run."""
+    """Files that differ from what was written, or a corpus that changed during a run."""
 
     exit_code = 65
 
 
 class DivergedError(DragomanError):
-    """Training that left the finite numbers and would not come back."""
+    """Training with a non-finite loss or weights that did not recover."""
 
     exit_code = 70
 
 
 class LockedError(DragomanError):
-    """A directory that a living process owns."""
+    """A directory that another running process owns."""
 
     exit_code = 73
 
 
 class DiskError(DragomanError):
-    """Reading or writing failed, or there is no room."""
+    """Reading or writing failed, or the disk is full."""
 
     exit_code = 74
 
 
 class StoppedError(DragomanError):
-    """Stopped because somebody asked; what was done is saved. Nothing was `found` wrong where that is empty."""
+    """Stopped on request with progress saved; `found` may be empty."""
 
     exit_code = 75
 
     def __str__(self) -> str:
-        """State what happened and how to resume; what was found only where something was."""
+        """Return what happened and how to resume, with `found` unless it is empty."""
         return super().__str__() if self.found else f"{self.must}; {self.fix}"
 
 
 class PermissionDeniedError(DragomanError):
-    """The file system does not let us."""
+    """The file system denies permission."""
 
     exit_code = 77
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Suggest the nearest right name, or list them all: the end of a message about a wrong name."""
+    """Return a suggestion for an unknown name: the nearest known name, or all of them."""
     known = sorted(names)
     close = (
         difflib.get_close_matches(name, known, n=1, cutoff=0.6)
@@ -167,7 +167,7 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
 
 
 def suggest_names(name: str, names: Iterable[str]) -> str:
-    """Suggest the three nearest names where there are too many to list; those that hold what was written come first."""
+    """Return a suggestion of the three nearest names, those that contain the name first."""
     written = name[:_MAX_NAME_CHARACTERS].lower()
 
     def distance(known: str) -> tuple[bool, float]:

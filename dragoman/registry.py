@@ -1,4 +1,4 @@
-"""Names that become objects: registries whose entries are data, so that listing them imports nothing heavy."""
+"""Registries: names in configurations mapped to classes, without importing torch."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from typing import Any
 
 from dragoman.errors import ConfigError, suggest_name, suggest_names
 
-MAX_LISTED_NAMES = 20  # members that a message may list
+MAX_LISTED_NAMES = 20  # names that a message may list
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One named member: where its code lives, one line about it, and the promises it cannot keep."""
+    """A registered name: its import path, a one-line description and its exemptions."""
 
     target: str  # "package.module:Name"
     summary: str
-    exempt: Mapping[str, str] | None = None  # contract -> why this member's definition breaks it
-    family: str = ""  # what it is listed under, where a kind has families
-    options: str = ""  # "package.module:Name" of what lists a block's options, so that they are checked without importing the block
+    exempt: Mapping[str, str] | None = None  # contract -> why this entry is exempt from it
+    family: str = ""  # heading that it is listed under, for kinds with families
+    # "package.module:Name" of the options class, so that options are validated without importing
+    # torch
+    options: str = ""
     traits: tuple[
         str, ...
-    ] = ()  # what decides with what it can be combined; a test compares them with the code
+        # properties that decide what it can be combined with; a test compares them with the code
+    ] = ()
 
 
 class Registry(Mapping[str, Entry]):
-    """The members of one kind, by name."""
+    """Registered names of one kind, such as "norm"."""
 
     def __init__(self, kind: str, /, **entries: Entry) -> None:
         self.kind = kind
         self._entries = dict(entries)
 
     def __getitem__(self, name: str) -> Entry:
-        """Find an entry, or say which name was meant."""
+        """Return an entry; raise ConfigError with the nearest name if there is none."""
         if name not in self._entries:
             hint = (
                 suggest_name(name, self._entries)
@@ -45,38 +48,39 @@ class Registry(Mapping[str, Entry]):
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names in the order they were written."""
+        """Iterate over the names in order of registration."""
         return iter(self._entries)
 
     def __len__(self) -> int:
-        """Count the members."""
+        """Return the number of entries."""
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        """Say whether the name is a member."""
+        """Whether the name is registered."""
         return name in self._entries
 
     def add(self, name: str, entry: Entry) -> None:
-        """Register one more member, as a person's own code does."""
+        """Register a new entry, such as one of a user's own code."""
         if name in self._entries:
             raise ConfigError(
                 [
-                    f"{self.kind} {name!r} must be new; found it registered as {self._entries[name].target}"
+                    f"{self.kind} {name!r} must be new; found it registered as "
+                    f"{self._entries[name].target}"
                 ]
             )
         self._entries[name] = entry
 
     def load(self, name: str) -> Any:
-        """Import the object behind a name."""
+        """Import and return the object of a name."""
         return _import_target(self[name].target)
 
     def options(self, name: str) -> Any:
-        """Import what lists the options of a member, or None where it has no such list."""
+        """Import and return the options class of an entry, or None."""
         return _import_target(self[name].options) if self[name].options else None
 
 
-# Where each kind is listed. Strings, so that the configuration can ask for the names without importing
-# the folder that owns them.
+# The registry of each kind, as strings: the configuration reads names without importing the folder
+# that owns them.
 _CATALOGUES = {
     "score": "dragoman.attention.catalogue:SCORES",
     "alignment": "dragoman.attention.catalogue:ALIGNMENTS",
@@ -92,13 +96,13 @@ _CATALOGUES = {
 
 
 def catalogue(kind: str) -> Registry:
-    """Find the registry of a kind: `catalogue("norm")`."""
+    """Return the registry of a kind: `catalogue("norm")`."""
     registry = _import_target(_CATALOGUES[kind])
     assert isinstance(registry, Registry), f"{_CATALOGUES[kind]} must be a Registry"
     return registry
 
 
 def _import_target(target: str) -> Any:
-    """Import what "package.module:Name" stands for."""
+    """Import and return the object of "package.module:Name"."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)

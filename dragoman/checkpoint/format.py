@@ -28,7 +28,6 @@ from dragoman.storage.atomic import (
 from dragoman.storage.tensor_files import (
     TensorInfo,
     check_tensors_match,
-    corrupt_tensors_error,
     read_header,
     read_tensors,
     write_tensors,
@@ -107,7 +106,7 @@ class ShardedTensors:
                     first, last = min(max(first, 0), count), min(max(last, 0), count)
                     yield name, file.get_slice(name)[first:last], start + count
         except (SafetensorError, OSError) as error:
-            raise corrupt_tensors_error(path, str(error)) from error
+            raise manifest.corrupt_file_error(path, str(error)) from error
 
 
 def _concat_shapes(path: Path, name: str, above: TensorInfo, below: TensorInfo) -> TensorInfo:

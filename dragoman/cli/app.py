@@ -33,6 +33,7 @@ from dragoman.cli import (
 )
 from dragoman.cli.output import print_error, print_note
 from dragoman.errors import DragomanError, StoppedError, escape_unprintable
+from dragoman.runtime.memory import is_out_of_memory
 
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 PIPE_CLOSED = 141  # and for one whose reader went away
@@ -132,7 +133,7 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
         return error.code if isinstance(error.code, int) else int(bool(error.code))
     if isinstance(error, OSError):
         return _report_os_error(error)
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         found = next(iter(str(error).splitlines()), type(error).__name__)[:120]
         fix = "lower --batch-size, train.batch_tokens or the size of the model"
         print_error(f"the memory must have room for what is asked; found it full ({found}); {fix}")
@@ -142,12 +143,6 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
         f"this is a mistake in dragoman {__version__}, not yours; please report it with the lines above"
     )
     return 1
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Recognise a full memory without importing torch, which may not have been."""
-    from_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
-    return isinstance(error, MemoryError) or from_torch
 
 
 def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
@@ -186,7 +181,7 @@ def _report_os_error(error: OSError) -> int:
     found = f"{error.strerror or error}{place}"
     if isinstance(error, PermissionError):
         print_error(
-            f"files must be readable and writable here; found {found}; change the permissions or choose another place"
+            f"files must be readable and writable here; found {found}; change the permissions or choose another path"
         )
         return 77
     print_error(

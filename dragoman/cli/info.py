@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli.options import JsonOption, RunArgument
-from dragoman.cli.output import format_bytes, print_json, print_result, print_table
+from dragoman.cli.output import print_json, print_result, print_table
 from dragoman.cli.settings import changed_settings
 from dragoman.errors import ConfigError
+from dragoman.storage.disk import format_bytes
 
 if TYPE_CHECKING:
     from dragoman.bundle import Bundle

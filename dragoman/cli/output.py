@@ -76,12 +76,3 @@ def print_table(
 def format_count(number: int, noun: str) -> str:
     """Count things in words that agree: `1 line`, `1,200 lines`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def format_bytes(amount: float) -> str:
-    """Write a number of bytes as a person would."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"

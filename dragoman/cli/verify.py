@@ -9,7 +9,6 @@ import typer
 
 from dragoman.cli.options import JsonOption
 from dragoman.cli.output import (
-    format_bytes,
     format_count,
     print_json,
     print_note,
@@ -17,6 +16,7 @@ from dragoman.cli.output import (
     print_table,
 )
 from dragoman.errors import CorruptError
+from dragoman.storage.disk import format_bytes
 
 
 def verify(

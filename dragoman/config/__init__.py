@@ -1,4 +1,4 @@
-"""The typed configuration: one tree of frozen dataclasses, read, checked, overridden, written and explained."""
+"""Typed configuration: frozen dataclasses, read from recipes, YAML and overrides, and validated."""
 
 from dragoman.config.config import Config, DataConfig, DecodeConfig, TextConfig
 from dragoman.config.loader import (

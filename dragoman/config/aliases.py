@@ -1,8 +1,8 @@
-"""Names of settings: old names that files and bundles may still use, and names from other toolkits.
+"""Old names of settings in files and bundles, and the names of other toolkits.
 
-Settings, block names and block options were renamed before the first release. A configuration file or
-a bundle's config.json with an old name is read through these tables; `--set` answers an old name with
-the new one.
+Settings, block names and block options were renamed before the first release. A configuration file
+or a bundle's config.json with an old name is read through these tables; `--set` with an old name is
+an error that names the new one.
 """
 
 from __future__ import annotations
@@ -81,10 +81,12 @@ SETTING_SYNONYMS = {
         "batch_size batchsize max_tokens tokens_per_batch batch per_device_train_batch_size"
     ),
     "train.gradient_accumulation": (
-        "accum accumulation gradient_accumulation_steps update_freq accum_count grad_accum accumulate"
+        "accum accumulation gradient_accumulation_steps update_freq accum_count grad_accum "
+        "accumulate"
     ),
     "train.steps": (
-        "epochs epoch num_epochs max_epochs num_train_epochs max_steps max_update max_updates updates num_steps iterations"
+        "epochs epoch num_epochs max_epochs num_train_epochs max_steps max_update max_updates "
+        "updates num_steps iterations"
     ),
     "train.warmup_steps": "warmup_updates warm_up num_warmup_steps warmup",
     "train.schedule": "scheduler lr_scheduler lr_scheduler_type decay_method",
@@ -104,7 +106,8 @@ SETTING_SYNONYMS = {
     "train.threads": "num_threads workers num_workers",
     "train.average_checkpoints": "checkpoint_averaging",
     "model.width": (
-        "d_model hidden_size dim model_dim embed_dim hidden hidden_dim rnn_size model_size word_vec_size emb_dim embedding_size"
+        "d_model hidden_size dim model_dim embed_dim hidden hidden_dim rnn_size model_size "
+        "word_vec_size emb_dim embedding_size"
     ),
     "model.encoder or model.decoder": (
         "num_layers layers n_layers depth encoder_layers decoder_layers enc_layers dec_layers"
@@ -113,7 +116,8 @@ SETTING_SYNONYMS = {
         "num_heads nhead n_heads attention_heads num_attention_heads encoder_attention_heads"
     ),
     "model.ffn_width": (
-        "ffn ffn_dim ff_dim d_ff dim_feedforward ff_size transformer_ff intermediate_size ffn_embed_dim feedforward ffn_size"
+        "ffn ffn_dim ff_dim d_ff dim_feedforward ff_size transformer_ff intermediate_size "
+        "ffn_embed_dim feedforward ffn_size"
     ),
     "model.activation": "activation_fn activation_function nonlinearity",
     "model.attention_dropout": "attn_dropout attention_probs_dropout_prob",
@@ -144,7 +148,7 @@ SETTING_BY_SYNONYM = {
 }
 
 _MAX_ENTRY_CHARS = 1000  # longer entries are rejected by the parser of block lists
-# `name=value` of an option, or the name of a block; a list that YAML split at commas has both in parts.
+# `name=value` of an option, or a block's name; a list that YAML split at commas has both apart.
 _NAME = re.compile(r"([A-Za-z_]\w*+)(?:(\s*+=\s*+)([^\s,()]*+))?")
 
 
@@ -166,7 +170,8 @@ def _rename_section(section: str, values: Mapping[str, Any], problems: list[str]
         new = RENAMED_SETTINGS.get(f"{section}.{name}", name)
         if new in values and new != name:
             problems.append(
-                f"{section}.{new} must be given once; found it and its old name {section}.{name}; remove the old one"
+                f"{section}.{new} must be given once; found it and its old name {section}.{name}; "
+                "remove the old one"
             )
             continue
         if isinstance(value, str):

@@ -1,6 +1,7 @@
-"""The tree of settings: its smaller sections, those of `model.py` and `train.py`, and what must hold between them.
+"""The configuration: sections `text`, `data`, `model`, `train` and `decode`.
 
-Every field has its default, its range and its sentence in its section and nowhere else.
+Each setting has its default, range and description in its section and nowhere else. Constraints
+between sections are checked by `Config.problems`.
 """
 
 from __future__ import annotations
@@ -18,98 +19,105 @@ from dragoman.errors import ConfigError, suggest_name
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextConfig:
-    """How raw text becomes pieces."""
+    """Tokenizer settings: algorithm, vocabulary and normalization."""
 
     tokenizer: str = setting(
-        "bpe", "How text is cut into pieces.", choices=("bpe", "unigram", "characters")
+        "bpe",
+        "Subword algorithm: bpe, unigram or characters.",
+        choices=("bpe", "unigram", "characters"),
     )
     vocab_size: int = setting(
         8000,
-        "Number of pieces, byte pieces and special ones included.",
+        "Vocabulary size, byte tokens and special tokens included.",
         at_least=8,
         at_most=1_000_000,
     )
-    shared_vocab: bool = setting(True, "Whether both sides share one vocabulary.")
+    shared_vocab: bool = setting(True, "Whether source and target share one vocabulary.")
     byte_fallback: bool = setting(
-        True, "Whether an unseen character is spelt in bytes instead of becoming unknown."
+        True, "Whether unknown characters are encoded as UTF-8 bytes instead of <unk>."
     )
     character_coverage: float = setting(
         0.9999,
-        "Share of the text's characters that get pieces of their own.",
+        "Fraction of the corpus's characters covered by the vocabulary, as in SentencePiece.",
         at_least=0.9,
         at_most=1.0,
     )
     normalization: str = setting(
-        "nfc", "Unicode form that both sides are put into.", choices=("none", "nfc", "nfkc")
+        "nfc", "Unicode normalization form of both sides.", choices=("none", "nfc", "nfkc")
     )
     bpe_dropout: float = setting(
-        0.0, "Share of BPE merges skipped at random in training.", at_least=0.0, at_most=0.9
+        0.0, "BPE-dropout: probability of skipping a merge in training.", at_least=0.0, at_most=0.9
     )
     sample_lines: int = setting(
         2_000_000,
-        "Lines that the vocabulary is learnt from, at most, spread evenly over the text; never more than 32 MiB of them (12 for unigram), "
-        "so that memory stays bounded.",
+        "Most lines that the tokenizer is trained on, sampled evenly over the corpus.",
         at_least=1,
     )
 
     def problems(self) -> Iterator[str]:
-        """Say what is wrong between fields."""
+        """Yield inconsistencies between fields."""
         if self.bpe_dropout and self.tokenizer != "bpe":
-            yield f"text.bpe_dropout works on BPE merges and needs text.tokenizer=bpe; found text.tokenizer={self.tokenizer}; set text.bpe_dropout=0"
+            yield (
+                "text.bpe_dropout works on BPE merges and needs text.tokenizer=bpe; found "
+                f"text.tokenizer={self.tokenizer}; set text.bpe_dropout=0"
+            )
         if self.byte_fallback and self.tokenizer != "characters" and self.vocab_size < 262:
             yield (
-                f"text.vocab_size must be at least 262 with text.byte_fallback, whose bytes take 256; found {self.vocab_size}; "
+                "text.vocab_size must be at least 262 with text.byte_fallback, whose bytes take "
+                f"256; found {self.vocab_size}; "
                 "raise it, or set text.byte_fallback=false"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Where the text comes from and what is left out."""
+    """Training and validation corpora, and which sentence pairs are skipped."""
 
     src: str | tuple[str, ...] = setting(
         "",
-        "File of source sentences, one a line; plain, .gz or .xz; several files are read in order.",
+        "Source file, one sentence per line; plain, .gz or .xz; several are read in order.",
     )
     tgt: str | tuple[str, ...] = setting(
-        "", "File of target sentences, aligned with data.src; as many files."
+        "", "Target file, aligned with data.src line by line; as many files."
     )
     pairs: str | tuple[str, ...] = setting(
-        "", "TSV, CSV or JSONL file with both sides, instead of data.src and data.tgt, or several."
+        "", "TSV, CSV or JSONL file of sentence pairs, or several; replaces data.src and data.tgt."
     )
-    valid_src: str | tuple[str, ...] = setting("", "Source sentences to validate on.")
-    valid_tgt: str | tuple[str, ...] = setting("", "Target sentences to validate on.")
+    valid_src: str | tuple[str, ...] = setting("", "Source file of the validation set.")
+    valid_tgt: str | tuple[str, ...] = setting("", "Target file of the validation set.")
     valid_pairs: str | tuple[str, ...] = setting(
-        "", "File with both sides to validate on, or several."
+        "", "TSV, CSV or JSONL file of the validation set, or several."
     )
     src_field: str = setting(
         "",
-        "Column of the source in data.pairs: a name, or a number from 1; found by itself when empty.",
+        "Source column of data.pairs: a name, or a number from 1; detected when empty.",
     )
     tgt_field: str = setting(
         "",
-        "Column of the target in data.pairs: a name, or a number from 1; found by itself when empty.",
+        "Target column of data.pairs: a name, or a number from 1; detected when empty.",
     )
-    src_lang: str = setting("", "Source language, such as de: for the model card.")
+    src_lang: str = setting("", "Source language code, such as de; shown in the model card.")
     tgt_lang: str = setting(
-        "", "Target language, such as zh or ja-JP: for the model card and the tokenizer of BLEU."
+        "", "Target language code, such as zh or ja-JP; for the model card and BLEU's tokenizer."
     )
     max_length: int = setting(
         200,
-        "Longest sentence, in pieces, that is trained on; longer pairs are set aside and counted.",
+        "Longest training sentence in tokens; longer pairs are skipped and counted.",
         at_least=4,
         at_most=65_000,
     )
-    max_line_bytes: int = setting(65_536, "Longest line, in bytes, that is read.", at_least=64)
+    max_line_bytes: int = setting(65_536, "Longest input line in bytes.", at_least=64)
     on_bad_line: str = setting(
-        "stop", "What to do with a pair that has a bad line.", choices=("stop", "skip")
+        "stop",
+        "Stop at a sentence pair with a malformed line, or skip it.",
+        choices=("stop", "skip"),
     )
     cache_dir: str = setting(
-        "", "Folder for prepared data; by default dragoman's own cache folder."
+        "", "Directory of the tokenized data; by default Dragoman's cache directory."
     )
 
     def problems(self) -> Iterator[str]:
-        """Say what is wrong between fields."""
+        """Yield inconsistencies between fields."""
         for prefix in ("", "valid_"):
             named = {name: getattr(self, prefix + name) for name in ("src", "tgt", "pairs")}
             yield from _corpus_problems(
@@ -127,47 +135,62 @@ def _corpus_problems(prefix: str, named: dict[str, tuple[str, ...]]) -> Iterator
     src, tgt, pairs = (f"data.{prefix}{name}" for name in ("src", "tgt", "pairs"))
     if named["pairs"] and (named["src"] or named["tgt"]):
         found = f"{', '.join(named['pairs'])} and {', '.join(named['src'] or named['tgt'])}"
-        yield f"{pairs} stands in place of {src} and {tgt}; found {found}; keep one form"
+        yield f"{pairs} replaces {src} and {tgt}; found {found}; keep one form"
     if bool(named["src"]) != bool(named["tgt"]):
-        yield f"{src} and {tgt} go together; found only {', '.join(named['src'] or named['tgt'])}; give both"
+        yield (
+            f"{src} and {tgt} go together; found only {', '.join(named['src'] or named['tgt'])}; "
+            "give both"
+        )
     elif len(named["src"]) != len(named["tgt"]):
         flag = prefix.replace("_", "-")
-        found = f"{len(named['src'])} ({', '.join(named['src'])}) and {len(named['tgt'])} ({', '.join(named['tgt'])})"
-        yield f"{src} and {tgt} must name equally many files; found {found}; give one --{flag}tgt for each --{flag}src"
+        found = (
+            f"{len(named['src'])} ({', '.join(named['src'])}) and {len(named['tgt'])} "
+            f"({', '.join(named['tgt'])})"
+        )
+        yield (
+            f"{src} and {tgt} must name equally many files; found {found}; give one --{flag}tgt "
+            f"for each --{flag}src"
+        )
     for name, files in named.items():
         if "" in files:
-            yield f"data.{prefix}{name} must name files; found an empty name in {list(files)}; leave it out"
+            yield (
+                f"data.{prefix}{name} must name files; found an empty name in {list(files)}; "
+                "leave it out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeConfig:
-    """How the trained model translates unless told otherwise."""
+    """Default search settings of the trained model."""
 
-    beam: int = setting(4, "Hypotheses kept in beam search; 1 is greedy.", at_least=1, at_most=256)
+    beam: int = setting(4, "Beam size; 1 is greedy search.", at_least=1, at_most=256)
     length_penalty: float = setting(
         0.6,
-        "Exponent of the length penalty of Wu et al. (2016); 0 for none.",
+        "Exponent of the length penalty of Wu et al. (2016); 0 disables it.",
         at_least=0.0,
         at_most=5.0,
     )
     max_length_ratio: float = setting(
-        2.0, "Longest output, as a multiple of the source's pieces ...", at_least=0.1, at_most=100.0
+        2.0,
+        "Maximum output length: this multiple of the source tokens ...",
+        at_least=0.1,
+        at_most=100.0,
     )
-    max_length_extra: int = setting(50, "... plus this many pieces.", at_least=1, at_most=10_000)
+    max_length_extra: int = setting(50, "... plus this many tokens.", at_least=1, at_most=10_000)
     batch_tokens: int = setting(
-        4096, "Padded slots of source and beam translated together.", at_least=1
+        4096, "Padded source tokens times beam size that are decoded in one batch.", at_least=1
     )
 
     def problems(self) -> Iterator[str]:
-        """Say what is wrong between fields."""
+        """Yield inconsistencies between fields; there are none."""
         return iter(())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """Everything that decides a run: give it to `dragoman.train`."""
+    """All settings of a training run: the argument of `dragoman.train`."""
 
-    recipe: str = ""  # the recipe that the rest started from, for `dragoman info`
+    recipe: str = ""  # name of the recipe that the settings started from, for `dragoman info`
     text: TextConfig = field(default_factory=TextConfig)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -175,7 +198,7 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __repr__(self) -> str:
-        """Write the recipe and the settings that differ from their defaults, in one line."""
+        """Return the recipe and the settings that differ from their defaults, in one line."""
         changed = [f"recipe={self.recipe!r:.60}"] * bool(self.recipe)
         for section in SECTIONS:
             values = getattr(self, section)
@@ -187,7 +210,7 @@ class Config:
         return f"Config({', '.join([*changed[:_MAX_REPR_SETTINGS], *more])})"
 
     def problems(self) -> list[str]:
-        """List everything that is wrong, ranges first; empty when the configuration can be run."""
+        """Return all problems, ranges first; empty if the configuration is valid."""
         found = self.range_problems()
         if found:
             return found
@@ -200,7 +223,7 @@ class Config:
         return found
 
     def range_problems(self) -> list[str]:
-        """List the settings that are wrong by themselves."""
+        """Return the problems of single settings: values out of range."""
         found: list[str] = []
         for section in SECTIONS:
             values = getattr(self, section)
@@ -211,19 +234,25 @@ class Config:
         return found
 
     def _problems_between_sections(self) -> Iterator[str]:
-        """Say what is wrong between fields of different sections."""
+        """Yield inconsistencies between settings of different sections."""
         if self.model.tie_embeddings == "all" and not self.text.shared_vocab:
-            # Vocabularies that happen to have one size would share rows between pieces that have nothing in common.
-            yield "model.tie_embeddings=all needs one vocabulary for both sides; found text.shared_vocab=false; set model.tie_embeddings=target, or text.shared_vocab=true"
+            # Separate vocabularies of equal size would tie the embeddings of unrelated tokens.
+            yield (
+                "model.tie_embeddings=all needs one vocabulary for both sides; found "
+                "text.shared_vocab=false; set model.tie_embeddings=target, or "
+                "text.shared_vocab=true"
+            )
         if self.model.positions == "learned" and self.data.max_length >= self.model.max_positions:
             yield (
-                f"data.max_length must be below model.max_positions, whose last place is for the end; found {self.data.max_length} and "
-                f"{self.model.max_positions}; set data.max_length={self.model.max_positions - 1}, or raise model.max_positions"
+                "data.max_length must be below model.max_positions, whose last position is for "
+                f"</s>; found {self.data.max_length} and "
+                f"{self.model.max_positions}; set data.max_length={self.model.max_positions - 1}, "
+                "or raise model.max_positions"
             )
 
     @classmethod
     def setting_names(cls, section: str) -> set[str]:
-        """List a section's settings."""
+        """Return the names of a section's settings."""
         return {each.name for each in list_settings(type(getattr(cls(), section)))}
 
     def replace(self, **sections: dict[str, object]) -> Config:
@@ -254,11 +283,15 @@ class Config:
 
 
 SECTIONS = ("text", "data", "model", "train", "decode")
-_MAX_REPR_SETTINGS = 8  # settings in a repr
+_MAX_REPR_SETTINGS = 8  # settings shown in a repr
 
 
 def suggest_setting(name: str, known: Iterable[str], section: str = "") -> str:
-    """Return a suggestion for an unknown setting: its new name, its section, another toolkit's name, or the nearest spelling."""
+    """Return a suggestion for an unknown setting.
+
+    It is the setting's new name, its section, the name of another toolkit's setting, or the nearest
+    spelling.
+    """
     plain = name.strip().lower().replace("-", "_")
     if new := RENAMED_SETTINGS.get(f"{section}.{plain}"):
         return f"it is now {section}.{new}"

@@ -1,4 +1,4 @@
-"""Names of devices, engines and precisions that a person may give, checked before torch is imported."""
+"""Names of devices, engines and precisions, validated before torch is imported."""
 
 from __future__ import annotations
 
@@ -14,49 +14,52 @@ ENGINES = (
     "ctranslate2-int8_float32",
     "ctranslate2-float32",
 )
-QUANTIZATIONS = ("float32", "int8", "int8_float32")  # of an export to CTranslate2
+QUANTIZATIONS = ("float32", "int8", "int8_float32")  # of a CTranslate2 export
 PRECISIONS = ("float32", "int8", "float16", "bfloat16")
 _DEVICE_PATTERN = re.compile(r"auto|cpu|(cuda|mps|cpu)(:(0|[1-9][0-9]{0,2}))?")
 
 
 def device_problem(name: str) -> str:
-    """Return what is wrong with a device's name, or nothing; whether it exists here is torch's to answer."""
+    """Return what is wrong with a device name, or ""; torch checks whether the device exists."""
     if _DEVICE_PATTERN.fullmatch(name):
         return ""
     return f"the device must be auto, cpu, cuda, cuda:1 or mps; found {name!r}; try auto"
 
 
 def check_device(name: str) -> None:
-    """Raise ConfigError unless the name is that of a device."""
+    """Raise ConfigError if the name is not a device name."""
     if problem := device_problem(name):
         raise ConfigError([problem])
 
 
 def check_engine(name: str) -> None:
-    """Raise ConfigError unless the name is that of an inference engine; whether a model has it is not asked."""
+    """Raise ConfigError if the name is not an engine; whether a model has it is checked later."""
     if name not in ENGINES:
         raise ConfigError(
             [
-                f"the engine must be auto, native or ctranslate2; found {name!r}; {suggest_name(name, ENGINES)}"
+                f"the engine must be auto, native or ctranslate2; found {name!r}; "
+                f"{suggest_name(name, ENGINES)}"
             ]
         )
 
 
 def check_quantization(name: str) -> None:
-    """Raise ConfigError unless CTranslate2 weights can be exported in the quantisation."""
+    """Raise ConfigError if CTranslate2 weights cannot be exported with this quantization."""
     if name not in QUANTIZATIONS:
         raise ConfigError(
             [
-                f"the quantisation must be one of {', '.join(QUANTIZATIONS)}; found {name!r}; float32 is exact"
+                f"the quantization must be one of {', '.join(QUANTIZATIONS)}; found {name!r}; "
+                "float32 is exact"
             ]
         )
 
 
 def check_precision(name: str | None) -> None:
-    """Raise ConfigError unless the name is that of a precision; None leaves the choice to the engine."""
+    """Raise ConfigError if the name is not a precision; None leaves the choice to the engine."""
     if name is not None and name not in PRECISIONS:
         raise ConfigError(
             [
-                f"the precision must be one of {', '.join(PRECISIONS)}; found {name!r}; {suggest_name(name, PRECISIONS)}"
+                f"the precision must be one of {', '.join(PRECISIONS)}; found {name!r}; "
+                f"{suggest_name(name, PRECISIONS)}"
             ]
         )

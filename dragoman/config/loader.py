@@ -1,4 +1,7 @@
-"""Reading a configuration: recipe, then YAML file, then `path=value`, each checked, every problem told at once."""
+"""Read a configuration from a recipe, a YAML file and `section.name=value` overrides.
+
+Later sources replace earlier ones. All problems are reported in one error.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ from dragoman.config.setting import Field, Paths, convert_value, list_settings
 from dragoman.errors import ConfigError
 from dragoman.registry import catalogue
 
-MAX_YAML_BYTES = 1 << 20  # a configuration is a page; anything larger is a mistake or an attack
+# a configuration is a page of text; a larger file is a mistake or an attack
+MAX_YAML_BYTES = 1 << 20
 _MAX_YAML_DEPTH = 32
-_MAX_INT_DIGITS = 300  # of a number, which floats end at
+_MAX_INT_DIGITS = 300  # digits of a number; floats have fewer than 310
 _MAX_UNKNOWN_REPORTED = 20  # unknown settings or sections reported one by one; the rest are counted
 
 
@@ -35,10 +39,10 @@ def read_config(
     base: Config | None = None,
     scale: Callable[[Config], Config] | None = None,
 ) -> Config:
-    """Read a whole configuration, later sources over earlier ones, and refuse one that cannot be run.
+    """Read and validate a configuration; raise ConfigError with all problems.
 
-    Where no recipe is named, `base` stands in its place, or else every setting's default. `scale` changes what stands
-    there before anything is laid over it.
+    Without a recipe the settings start from `base`, or from the defaults. `scale` is applied to
+    them before the file and the overrides.
     """
     problems: list[str] = []
     from_file = rename_old_settings(read_yaml(Path(file)) if file else {}, problems)
@@ -56,7 +60,7 @@ def read_config(
 
 
 def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
-    """Apply `section.name=value` texts to a configuration and check the result."""
+    """Return a configuration with `section.name=value` overrides applied and validated."""
     problems: list[str] = []
     return _validated(
         _merge_values(config, _parse_overrides(overrides, problems), problems), problems
@@ -74,7 +78,7 @@ def overridden_settings(file: str | Path | None, overrides: Iterable[str]) -> fr
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """Rebuild a configuration from `to_dict`'s result, as strictly as from a file."""
+    """Return the configuration of a `to_dict` result, validated like a file."""
     problems: list[str] = []
     rest = rename_old_settings(
         {key: value for key, value in values.items() if key != "recipe"}, problems
@@ -88,7 +92,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 
 
 def _read_recipe_name(values: Mapping[str, Any], problems: list[str]) -> str:
-    """Return the name of the recipe, empty where there is none; one that is no text goes into `problems`."""
+    """Return the recipe's name, or ""; a value that is not text is added to `problems`."""
     name = values.get("recipe") or ""
     if isinstance(name, str):
         return name
@@ -97,9 +101,9 @@ def _read_recipe_name(values: Mapping[str, Any], problems: list[str]) -> str:
 
 
 def _validated(config: Config, problems: list[str]) -> Config:
-    """Refuse a configuration with all that is wrong: what could not be taken in, and what was but is out of range.
+    """Return the configuration, or raise ConfigError with unreadable and out-of-range settings.
 
-    What goes wrong between settings is only looked for among settings that are right by themselves.
+    Inconsistencies between settings are checked only if every setting is valid by itself.
     """
     problems = [*problems, *(config.range_problems() if problems else config.problems())]
     if problems:
@@ -108,21 +112,25 @@ def _validated(config: Config, problems: list[str]) -> Config:
 
 
 def require_config(config: Any) -> Config | None:
-    """Refuse what is no configuration, and one made in Python that holds what no file could; None stays None."""
+    """Return a valid Config unchanged, or raise ConfigError; None stays None.
+
+    A Config built in Python may hold values that no file could.
+    """
     if config is None:
         return None
     if not isinstance(config, Config):
         found = f"{config!r:.60} ({type(config).__name__})"
         raise ConfigError(
             [
-                f"config must be a Config; found {found}; make one with dragoman.read_config(recipe=..., overrides=[...])"
+                f"config must be a Config; found {found}; make one with "
+                "dragoman.read_config(recipe=..., overrides=[...])"
             ]
         )
     return from_dict(to_dict(config))
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Turn a configuration into plain values for JSON or YAML."""
+    """Return a configuration as plain values for JSON or YAML."""
     values = dataclasses.asdict(config)
     for section in SECTIONS:
         values[section] = {
@@ -132,21 +140,21 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def config_digest(config: Config) -> str:
-    """Fingerprint a configuration: SHA-256 of its canonical JSON."""
+    """Return the SHA-256 of a configuration's canonical JSON."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML as JSON would have it, since anybody may have written it.
+    """YAML loader for untrusted files, restricted to what JSON could express.
 
-    No aliases, which can expand without end, no tags, no duplicate keys, of which one would be lost, no depth without
-    end; a date is text. What the constructors of PyYAML trip over becomes a YAMLError.
+    Aliases, tags, duplicate keys and deep nesting are errors; dates stay text. Errors inside
+    PyYAML's constructors are raised as YAMLError.
     """
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases, tags and depth where they stand."""
+        """Raise YAMLError for an alias, a tag or deep nesting."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         found, mark = "", event.start_mark
         if isinstance(event, yaml.AliasEvent):
@@ -163,7 +171,7 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Build a value, or raise a YAMLError that names its place."""
+        """Return the value of a node, or raise a YAMLError with its position."""
         if (
             isinstance(node, yaml.ScalarNode)
             and node.tag == "tag:yaml.org,2002:int"
@@ -178,13 +186,13 @@ class _StrictLoader(yaml.SafeLoader):
             ValueError,
             ArithmeticError,
             LookupError,
-        ) as error:  # such as 0b_, which it takes for a number
+        ) as error:  # such as 0b_, which PyYAML takes for a number
             raise yaml.constructor.ConstructorError(
-                None, None, f"a value that is none ({error})", node.start_mark
+                None, None, f"an invalid value ({error})", node.start_mark
             ) from error
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Refuse a key that stands twice."""
+        """Return a mapping; raise YAMLError for a duplicate key."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -194,13 +202,14 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r:.100} stands twice", key_node.start_mark
+                    None, None, f"the key {key!r:.100} appears twice", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-# Of what YAML takes plain words for: no dates, no merge keys (<<) and no default keys (=); no number in base sixty, 1:30.
+# Plain scalars are not resolved to dates, merge keys (<<), default keys (=) or base-60 numbers
+# (1:30).
 _YAML_SCALAR_TYPES = {"null", "bool", "float", "int"}
 _NOT_SEXAGESIMAL = re.compile(r"(?![-+0-9_.:]*:)")
 _StrictLoader.yaml_implicit_resolvers = {
@@ -219,7 +228,7 @@ _StrictLoader.yaml_implicit_resolvers = {
 
 
 def load_yaml(text: str) -> Any:
-    """Parse YAML that anybody may have written; raise yaml.YAMLError where it is not plain."""
+    """Return parsed YAML from an untrusted text; raise yaml.YAMLError if it is not plain."""
     try:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader, made stricter
     except (
@@ -227,12 +236,12 @@ def load_yaml(text: str) -> Any:
         ArithmeticError,
         LookupError,
         RecursionError,
-    ) as error:  # of the scanner: "\U00110000"
+    ) as error:  # raised by the scanner for "\U00110000"
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Read a YAML file of settings: no tags, no aliases, no duplicate keys, at most 1 MiB."""
+    """Return the settings of a YAML file of at most 1 MiB."""
     raw = _read_bytes(file)
     try:
         values = load_yaml(raw.decode("utf-8-sig"))
@@ -246,16 +255,18 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(
             [
-                f"{file} must hold sections such as 'model:'; found {type(values).__name__}; see `dragoman recipes show tiny`"
+                f"{file} must hold sections such as 'model:'; found {type(values).__name__}; see "
+                "`dragoman recipes show tiny`"
             ]
         )
     return values
 
 
 def _read_bytes(file: Path) -> bytes:
-    """Read a regular file of at most 1 MiB; a pipe or a device could make us wait for ever."""
+    """Return the bytes of a regular file of at most 1 MiB; a pipe or a device could block."""
     try:
-        # Not open_regular of dragoman.storage, which stands above: the person's own file may well be a link.
+        # Not storage's open_regular, which is in a higher layer: a configuration may be a symbolic
+        # link.
         descriptor = os.open(
             file,
             os.O_RDONLY
@@ -270,7 +281,8 @@ def _read_bytes(file: Path) -> bytes:
             if status.st_size > MAX_YAML_BYTES:
                 raise ConfigError(
                     [
-                        f"{file} must be at most 1 MiB; found {status.st_size} bytes; is it the right file?"
+                        f"{file} must be at most 1 MiB; found {status.st_size} bytes; is it the "
+                        "right file?"
                     ]
                 )
             return os.read(descriptor, MAX_YAML_BYTES)
@@ -284,7 +296,7 @@ def _read_bytes(file: Path) -> bytes:
 
 
 def _parse_overrides(overrides: Iterable[str], problems: list[str]) -> dict[str, Any]:
-    """Turn `a.b=value` texts into nested values."""
+    """Return nested values from `a.b=value` texts."""
     nested: dict[str, Any] = {}
     for text in [overrides] if isinstance(overrides, str) else overrides:
         path, equals, value = text.partition("=")
@@ -305,7 +317,7 @@ def _parse_overrides(overrides: Iterable[str], problems: list[str]) -> dict[str,
 
 
 def _merge_values(config: Config, values: Mapping[str, Any], problems: list[str]) -> Config:
-    """Lay nested values over a configuration; what does not fit goes into `problems`."""
+    """Return a configuration with nested values set; invalid values are added to `problems`."""
     problems += _limit_messages(
         [section for section in values if section not in SECTIONS],
         _unknown_section_message,
@@ -317,7 +329,8 @@ def _merge_values(config: Config, values: Mapping[str, Any], problems: list[str]
         if not isinstance(changes, Mapping):
             if changes is not None:
                 problems.append(
-                    f"{section} must hold settings; found {_quote_value(changes)}; write them below it, indented"
+                    f"{section} must hold settings; found {_quote_value(changes)}; write them "
+                    "below it, indented"
                 )
             continue
         current = getattr(config, section)
@@ -336,14 +349,15 @@ def _merge_values(config: Config, values: Mapping[str, Any], problems: list[str]
                 )
             except (ValueError, TypeError, OverflowError):
                 problems.append(
-                    f"{section}.{name} must be {fields[name].allowed()}; found {_quote_value(value)}; {_example_hint(fields[name])}"
+                    f"{section}.{name} must be {fields[name].allowed()}; found "
+                    f"{_quote_value(value)}; {_example_hint(fields[name])}"
                 )
         config = dataclasses.replace(config, **{section: dataclasses.replace(current, **accepted)})
     return config
 
 
 def _limit_messages(names: list[str], answer: Callable[[str], str], what: str) -> list[str]:
-    """Answer the first unknown names one by one, and count the others: each answer takes a search."""
+    """Return messages for the first unknown names, and one with the number of the others."""
     more = len(names) - _MAX_UNKNOWN_REPORTED
     return [
         *map(answer, names[:_MAX_UNKNOWN_REPORTED]),
@@ -352,7 +366,7 @@ def _limit_messages(names: list[str], answer: Callable[[str], str], what: str) -
 
 
 def _quote_value(value: Any) -> str:
-    """Quote what a person wrote, in YAML's words and not in Python's."""
+    """Return a value as YAML writes it, for messages."""
     return (
         "nothing"
         if value is None
@@ -363,7 +377,7 @@ def _quote_value(value: Any) -> str:
 
 
 def _example_hint(field: Field) -> str:
-    """End a message about a wrong value with a right one, where there is a default to show."""
+    """Return an example of a valid value, for the end of a message."""
     shown = json.dumps(field.default) if not isinstance(field.default, str) else field.default
     if field.type == Paths:
         return "write a path, or several as [one, two]"
@@ -375,12 +389,15 @@ def _example_hint(field: Field) -> str:
 
 
 def _unknown_section_message(section: str) -> str:
-    """Answer a wrong section: perhaps it is a setting without its section."""
+    """Return the message for an unknown section, which may be a setting without its section."""
     section = section[:200]
-    return f"there is no section {section!r} in the configuration; {suggest_setting(section, SECTIONS)}"
+    return (
+        f"there is no section {section!r} in the configuration; "
+        f"{suggest_setting(section, SECTIONS)}"
+    )
 
 
 def _unknown_setting_message(section: str, name: str, known: list[str]) -> str:
-    """Answer a wrong setting with the nearest right one, here or in another section."""
+    """Return the message for an unknown setting, with the nearest known one."""
     name = name[:200]
     return f"there is no setting {section}.{name}; {suggest_setting(name, known, section)}"

@@ -1,4 +1,4 @@
-"""One setting: its default, its range and its sentence, kept together and nowhere else."""
+"""Declaration of a setting: default, range and description in one place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dragoman.config.aliases import RENAMED_VALUES
 from dragoman.errors import suggest_name
 from dragoman.registry import catalogue
 
-# NUL, which no file name may have, and halves of characters other than those that stand for bytes of a file name.
+# NUL, which no file name contains, and surrogates other than those of undecodable file names.
 _INVALID_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 Paths = str | tuple[str, ...]
 """One file, or several in order; a list of one is the same as the one."""
@@ -25,28 +25,28 @@ Paths = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a field may hold, and the sentence that explains it."""
+    """Allowed values of a field, and its description."""
 
     doc: str
     at_least: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] = ()
-    kind: str = ""  # a registry's kind, or several joined by +: their names are choices too
+    kind: str = ""  # registry kinds joined by +, whose names are choices too
 
     def names(self) -> tuple[str, ...]:
-        """List the words that are allowed, where only some are."""
+        """Return the allowed names; empty if any value of the type is allowed."""
         return (
             *self.choices,
             *(name for kind in self.kind.split("+") if kind for name in catalogue(kind)),
         )
 
     def restore_on_off(self, value: Any) -> Any:
-        """Give back the word that was written where YAML, to which on and off are true and false, has read one of the two."""
+        """Return "on" or "off" where YAML has read one of these words as a boolean."""
         word = {True: "on", False: "off"}.get(value) if isinstance(value, bool) else None
         return word if word in self.choices else value
 
     def describe_range(self) -> str:
-        """Say the range as a person would."""
+        """Return the range as text, such as "at least 1"."""
         if self.names():
             return "one of " + ", ".join(self.names())
         if self.at_least is not None and self.at_most is not None:
@@ -56,7 +56,7 @@ class Setting:
         return f"at most {format_bound(self.at_most)}" if self.at_most is not None else ""
 
     def problem(self, path: str, value: Any) -> str | None:
-        """Say what is wrong with a value of the right type, or nothing."""
+        """Return what is wrong with a value of the right type, or ""."""
         names = self.names()
         if names and value not in names:
             renamed = RENAMED_VALUES.get(path, {}).get(str(value))
@@ -72,7 +72,7 @@ class Setting:
 
 
 def format_bound(number: float) -> str:
-    """Write a bound as a person would: 1,000,000 and 1e-12, not 1e+06."""
+    """Return a bound as text: 1,000,000 and 1e-12, not 1e+06."""
     return f"{int(number):,}" if float(number).is_integer() else f"{number:g}"
 
 
@@ -92,7 +92,7 @@ def setting(
 
 
 class Field(typing.NamedTuple):
-    """A setting with its place in the tree."""
+    """A setting with its name and type."""
 
     name: str
     type: Any
@@ -100,7 +100,7 @@ class Field(typing.NamedTuple):
     setting: Setting
 
     def allowed(self) -> str:
-        """Say what it may be, type and range: "a whole number, at least 1"."""
+        """Return the allowed values as text: "a whole number, at least 1"."""
         limits = self.setting.describe_range()
         return (
             limits
@@ -110,7 +110,7 @@ class Field(typing.NamedTuple):
 
 
 def list_settings(section: Any) -> tuple[Field, ...]:
-    """List the settings of a section class."""
+    """Return the settings of a section class."""
     return _cached_settings(section)
 
 
@@ -125,7 +125,7 @@ def _cached_settings(section: Any) -> tuple[Field, ...]:
 
 
 def describe_type(kind: Any) -> str:
-    """Name a type in a person's words."""
+    """Return the name of a type for messages, such as "a whole number"."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if kind in words:
         return words[kind]
@@ -138,9 +138,9 @@ def describe_type(kind: Any) -> str:
 
 
 def convert_value(value: Any, kind: Any) -> Any:
-    """Turn a value read from YAML or the command line into a field's type.
+    """Return a value from YAML or the command line converted to a field's type.
 
-    Raise ValueError, TypeError or OverflowError where it does not fit.
+    Raise ValueError, TypeError or OverflowError if it cannot be converted.
     """
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         if kind == Paths:
@@ -175,7 +175,7 @@ def convert_value(value: Any, kind: Any) -> Any:
 
 
 def _convert_paths(value: Any) -> Paths:
-    """Read one path or a list of them."""
+    """Return one path or a tuple of paths."""
     if not isinstance(value, (list, tuple)):
         return str(convert_value(value, str))
     parts = tuple(str(convert_value(part, str)) for part in value)
@@ -183,7 +183,10 @@ def _convert_paths(value: Any) -> Paths:
 
 
 def _rejoin_brackets(parts: Iterable[str]) -> Iterator[str]:
-    """Join again what YAML tore apart at commas inside brackets: [lstm(layers=2, residual_connection=false)] is one entry."""
+    """Yield entries, joining those that YAML split at commas inside brackets.
+
+    [lstm(layers=2, residual_connection=false)] is one entry.
+    """
     torn: list[str] = []
     open_brackets = 0
     for part in parts:
@@ -192,4 +195,4 @@ def _rejoin_brackets(parts: Iterable[str]) -> Iterator[str]:
         if open_brackets <= 0:
             yield ", ".join(torn)
             torn, open_brackets = [], 0
-    yield from torn  # a bracket that nobody closed: what is read next says so
+    yield from torn  # an unclosed bracket is reported by the block parser

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,12 +21,11 @@ from dragoman.data.corpus import BadPair, Corpus
 from dragoman.data.text_stream import file_sha256
 from dragoman.data.tokenizer_workers import EncodedTexts, TextBlock, encode_blocks
 from dragoman.errors import CorruptError, DataError
-from dragoman.runtime.processes import is_process_alive
 from dragoman.storage.atomic import (
     FileRecord,
     publish_directory,
     remove_flat_directory,
-    temporary_name,
+    staged_directory,
 )
 from dragoman.storage.disk import os_errors_converted
 from dragoman.storage.manifest import write_manifest
@@ -96,36 +94,35 @@ def build_store(
     workers: int | None,
 ) -> None:
     """Make the store's folder; a second process that makes the same one at the same time does no harm."""
-    with os_errors_converted(final):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(final.parent)
-        temporary = final.parent / temporary_name(f"{final.name}-{_host_id()}")
-        temporary.mkdir()
-        try:
-            with contextlib.ExitStack() as stack:
-                writer = _StoreWriter(temporary, corpus, tokenizers, data.max_length, stack)
-                _encode_corpus(writer, corpus, tokenizers, progress, workers)
-                files = writer.finish()
-            report = writer.report
-            report.parts = corpus.part_counts()
-            check_files_unchanged(corpus, digests)
-            if not report.pairs:
-                raise DataError(
-                    f"{' and '.join(map(str, corpus.files))} must hold a pair that can be used",
-                    found=report.summary(),
-                    fix="check the files and data.max_length",
-                )
-            fields = {"key": key, "id_bytes": writer.id_bytes, "report": dataclasses.asdict(report)}
-            write_manifest(temporary, files, fields)
-            try:
-                publish_directory(temporary, final)
-            except OSError:
-                if not final.exists():
-                    raise
-                remove_flat_directory(temporary)  # another process was first
-        except BaseException:
-            remove_flat_directory(temporary)
+    with (
+        os_errors_converted(final),
+        staged_directory(final, f"store-{_host_id()}", publish=_publish_if_absent) as temporary,
+    ):
+        with contextlib.ExitStack() as stack:
+            writer = _StoreWriter(temporary, corpus, tokenizers, data.max_length, stack)
+            _encode_corpus(writer, corpus, tokenizers, progress, workers)
+            files = writer.finish()
+        report = writer.report
+        report.parts = corpus.part_counts()
+        check_files_unchanged(corpus, digests)
+        if not report.pairs:
+            raise DataError(
+                f"{' and '.join(map(str, corpus.files))} must have a usable sentence pair",
+                found=report.summary(),
+                fix="check the files and data.max_length",
+            )
+        fields = {"key": key, "id_bytes": writer.id_bytes, "report": dataclasses.asdict(report)}
+        write_manifest(temporary, files, fields)
+
+
+def _publish_if_absent(temporary: Path, final: Path) -> None:
+    """Rename the store to its name, or remove it if another process has built the same one."""
+    try:
+        publish_directory(temporary, final)
+    except OSError:
+        if not final.exists():
             raise
+        remove_flat_directory(temporary)
 
 
 def _encode_corpus(
@@ -265,13 +262,6 @@ def check_files_unchanged(corpus: Corpus, digests: list[str]) -> None:
             )
 
 
-def _remove_leftovers(parent: Path) -> None:
-    """Remove what processes of this machine that are gone left unfinished; a cache may be shared with other machines."""
-    for path in parent.glob(f".tmp-store-*-{_host_id()}-*"):
-        match = re.fullmatch(r"\.tmp-store-[0-9a-f]+-[0-9a-f]+-(\d+)-[0-9a-f]+", path.name)
-        if match and not is_process_alive(int(match[1])):
-            remove_flat_directory(path)
-
-
 def _host_id() -> str:
+    """Return a hash of the host name: a cache may be shared by several machines."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]

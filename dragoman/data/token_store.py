@@ -83,7 +83,7 @@ class TokenStore:
             except CorruptError as error:
                 aside = final.with_name(f"{final.name}.damaged-{os.getpid()}")
                 logger.warning(
-                    "the prepared data was damaged and is made anew: %s; the old is in %s",
+                    "the prepared data was damaged and is created again: %s; the old is in %s",
                     error.found,
                     aside,
                 )

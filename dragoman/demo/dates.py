@@ -7,12 +7,12 @@ function of a seed: every choice is made by hashing the seed with what is chosen
 from __future__ import annotations
 
 import datetime
-import hashlib
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dragoman.errors import DataError
+from dragoman.runtime.counter_rng import derive_key
 
 # Croatian is left out: its "listopada" is October, and Polish's is November.
 LOCALES = (
@@ -57,7 +57,7 @@ def make_date_splits(
     days = [
         FIRST_DATE + datetime.timedelta(days=n) for n in range((LAST_DATE - FIRST_DATE).days + 1)
     ]
-    days.sort(key=lambda day: _hash_to_int(seed, "order", day))
+    days.sort(key=lambda day: derive_key(seed, "order", day, byteorder="big"))
     if valid + test >= len(days):
         raise DataError(
             "the held-out dates must leave some to train on",
@@ -68,9 +68,12 @@ def make_date_splits(
     again = (rest[n % len(rest)] for n in range(train))
     writer = DateWriter()
     return DateSplit(
-        [writer.pair(day, _hash_to_int(seed, n, day)) for n, day in enumerate(again)],
-        [writer.pair(day, _hash_to_int(seed, "valid", day)) for day in held[:valid]],
-        [writer.pair(day, _hash_to_int(seed, "test", day)) for day in held[valid:]],
+        [
+            writer.pair(day, derive_key(seed, n, day, byteorder="big"))
+            for n, day in enumerate(again)
+        ],
+        [writer.pair(day, derive_key(seed, "valid", day, byteorder="big")) for day in held[:valid]],
+        [writer.pair(day, derive_key(seed, "test", day, byteorder="big")) for day in held[valid:]],
     )
 
 
@@ -135,12 +138,6 @@ def ordinal(number: int) -> str:
 def _plain_spaces(text: str) -> str:
     """Put typographers' spaces back to the one on the keyboard, and drop marks of direction."""
     return re.sub(r"[\u00a0\u202f]", " ", re.sub(r"[\u200e\u200f]", "", text))
-
-
-def _hash_to_int(*parts: object) -> int:
-    """Turn what a choice is for into a number that looks random and never changes."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big")
 
 
 def _babel() -> Any:

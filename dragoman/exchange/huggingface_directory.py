@@ -22,8 +22,8 @@ from dragoman.attention.positions import SinusoidalHalvesPositions
 from dragoman.errors import BundleError, CorruptError
 from dragoman.storage.atomic import native_path, open_regular
 from dragoman.storage.disk import format_bytes
-from dragoman.storage.manifest import read_json
-from dragoman.storage.tensor_files import TensorInfo, corrupt_tensors_error, read_header
+from dragoman.storage.manifest import corrupt_file_error, read_json
+from dragoman.storage.tensor_files import TensorInfo, read_header
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 
 CONFIG, GENERATION, WEIGHTS, INDEX = (
@@ -110,7 +110,7 @@ class HuggingFaceDirectory:
                         if place == path
                     }
             except (SafetensorError, OSError) as error:
-                raise corrupt_tensors_error(path, str(error)) from error
+                raise corrupt_file_error(path, str(error)) from error
         for name, tensor in found.items():
             if not bool(torch.isfinite(tensor).all()):
                 must, many = (

@@ -101,7 +101,7 @@ class OutputDirectory:
         if above is not None:
             raise ConfigError(
                 [
-                    f"--out must lie in a directory; found {self.out} below the file {above}; choose another place"
+                    f"--out must be in a directory; found {self.out} below the file {above}; choose another path"
                 ]
             )
 

@@ -1,13 +1,13 @@
-"""Random numbers that are the same on every machine: a counter put through a mixing function, no hidden state.
+"""Counter-based random numbers (splitmix64): the same on every machine and NumPy version.
 
-NumPy promises its bit streams but not what its methods make of them, and an exact resume must survive an
-upgrade; so the numbers that decide the order of examples and the sampling of pieces come from here.
+NumPy keeps its bit streams but not its methods stable, and an exact resume must survive an upgrade.
+So the order of examples and BPE-dropout use these numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,14 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: splitmix64's 
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
 
 
-def derive_key(*parts: int | str) -> int:
-    """Make one 64-bit key from numbers and words, by SHA-256, so that near parts give far keys."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "little")
+def derive_key(*parts: object, byteorder: Literal["little", "big"] = "little") -> int:
+    """Return a 64-bit key hashed from numbers and strings by SHA-256."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], byteorder)
 
 
 def splitmix64_outputs(key: int, numbers: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
-    """Return the outputs of splitmix64 with these numbers, of a key's stream (Steele, Lea and Flood, 2014)."""
+    """Return the splitmix64 outputs at these counters (Steele, Lea and Flood, 2014)."""
     state = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(
         key & _MASK_64
     )
@@ -32,12 +33,12 @@ def splitmix64_outputs(key: int, numbers: NDArray[np.integer[Any]]) -> NDArray[n
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
-    """Shuffle the numbers 0 to `count` by sorting them on their mixed values: a pure function of the key."""
+    """Return a permutation of `count` numbers, a pure function of the key."""
     return np.argsort(splitmix64_outputs(key, np.arange(count)), kind="stable")
 
 
 class CounterRNG:
-    """A stream of floats in (0, 1], called for one at a time; equal keys give equal streams."""
+    """Stream of floats in (0, 1]; equal keys give equal streams."""
 
     BLOCK = 32
 
@@ -47,7 +48,7 @@ class CounterRNG:
         self._block: list[float] = []
 
     def __call__(self) -> float:
-        """Draw the next number; never 0, so that its logarithm is finite."""
+        """Return the next number; never 0, so that its logarithm is finite."""
         if not self._block:
             bits = splitmix64_outputs(
                 self._key, np.arange(self._used, self._used + self.BLOCK)

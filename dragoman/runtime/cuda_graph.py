@@ -1,4 +1,4 @@
-"""Recording what is launched on a GPU, as a CUDA graph, so that the whole can be launched again at once."""
+"""CUDA graph capture and replay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GraphReplay = Callable[[], None]
 
 
 class CudaGraphCapturer:
-    """Records actions that read and write the same tensors each time; recordings run one at a time and share their memory."""
+    """Captures functions that read and write fixed tensors; the graphs share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -20,7 +20,10 @@ class CudaGraphCapturer:
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, run_once: Callable[[], None]) -> GraphReplay:
-        """Record an action, which must have run before: nothing is computed now, and its first run may load what it needs."""
+        """Capture a function, which must have run once before, and return its replay.
+
+        Nothing is computed during the capture.
+        """
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
@@ -28,12 +31,12 @@ class CudaGraphCapturer:
         stream, current = self._stream, torch.cuda.current_stream(self._device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            # Other threads may go on asking the driver for memory meanwhile.
+            # Other threads may allocate meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 run_once()
             except BaseException:
-                with suppress(RuntimeError):  # it only says that something failed before
+                with suppress(RuntimeError):  # it only repeats that the capture failed
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -43,5 +46,5 @@ class CudaGraphCapturer:
 
 
 def build_graph_capturer(device: torch.device) -> CudaGraphCapturer | None:
-    """Give what records on a device; None where nothing can."""
+    """Return a capturer for a GPU, or None for other devices."""
     return CudaGraphCapturer(device) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Where a model runs: what `auto` means, and what is used where a device is missing, too old or full."""
+"""Device selection: what `auto` means, and the fallback to the CPU."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 _Made = TypeVar("_Made")
-_warned = set[
-    str
-]()  # a command may ask for its device several times, and a person wants to read once that it is not there
+_warned = set[str]()  # a command may choose its device several times; warn once
 
 
 def choose_device(name: str | torch.device = "auto", *, strict: bool = False) -> torch.device:
-    """Take the named device, or with `auto` a GPU where there is one and else the CPU.
+    """Return the named device; `auto` is a GPU if there is one, else the CPU.
 
-    A GPU that cannot be used costs one line, and the CPU computes the same. With `strict` it is refused: where several processes
-    train together, one that went elsewhere alone would keep the others waiting.
+    For a GPU that cannot be used a warning is logged and the CPU is returned. With `strict` it is
+    an error instead: in distributed training a single rank on the CPU would keep the others
+    waiting.
     """
     device = _parse_device(name)
     if device.type == "cpu":
@@ -41,21 +40,23 @@ def choose_device(name: str | torch.device = "auto", *, strict: bool = False) ->
     if reason and strict:
         raise ConfigError(
             [
-                f"every process of a run must have its device; found {reason}; add --device cpu to all of them"
+                f"every process of a run must have its device; found {reason}; add --device cpu "
+                "to all of them"
             ]
         )
     if reason:
-        _warn_once(f"{reason}: the CPU is used, which takes longer, and the result is the same")
+        _warn_once(f"{reason}: falling back to the CPU, which is slower; the result is the same")
         return CPU
     if device.type == "cuda":
-        # cuDNN's attention builds a plan for every shape it meets, half a second each on an H200 with torch 2.11, and a
-        # decoder meets a new shape at every step. PyTorch's own fused kernels take all shapes as they come.
+        # cuDNN's attention builds a plan for each new shape, half a second each on an H200 with
+        # torch 2.11, and decoding has a new shape at every step. PyTorch's own fused kernels need
+        # no plan.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 
 def run_with_cpu_fallback(device: torch.device, make: Callable[[torch.device], _Made]) -> _Made:
-    """Make something on a device, or on the CPU where the device's memory has no room for it."""
+    """Return make(device), or make(cpu) if the device is out of memory."""
     try:
         return make(device)
     except (RuntimeError, MemoryError) as error:
@@ -63,27 +64,28 @@ def run_with_cpu_fallback(device: torch.device, make: Callable[[torch.device], _
             raise
     release_memory()
     _warn_once(
-        f"the model does not fit into the memory of {device}: the CPU is used, which takes longer, and the result is the same"
+        f"the model does not fit into the memory of {device}: falling back to the CPU, which is slower; the result is the same"
     )
     return make(CPU)
 
 
 def _parse_device(name: str | torch.device) -> torch.device:
-    """Read a device's name."""
+    """Return the torch device of a name."""
     check_device(str(name))
     return torch.device("cuda" if name == "auto" else name)
 
 
 def _mps_problem() -> str:
-    """Say why Apple's GPU cannot be used; empty where it can."""
-    return "" if torch.backends.mps.is_available() else "there is no mps here"
+    """Return why the Apple GPU cannot be used; "" if it can."""
+    return "" if torch.backends.mps.is_available() else "no MPS device is available"
 
 
 def _cuda_problem(device: torch.device, *, is_auto: bool) -> str | None:
-    """Say why a GPU cannot be used, by using it; empty where it can, None where there is none and nobody wanted it (`said`)."""
-    with warnings.catch_warnings(
-        record=True
-    ) as caught:  # torch says in many lines what we say in one
+    """Return why a GPU cannot be used, after trying it; "" if it can.
+
+    None means that there is no GPU and `auto` did not require one.
+    """
+    with warnings.catch_warnings(record=True) as caught:  # torch's warnings are replaced by our own
         warnings.simplefilter("always")
         if not torch.cuda.is_available():
             troubles = [_first_line(each.message) for each in caught if "CUDA" in str(each.message)]
@@ -92,10 +94,14 @@ def _cuda_problem(device: torch.device, *, is_auto: bool) -> str | None:
             return (
                 None
                 if is_auto
-                else f"torch {'' if torch.version.cuda else 'is built for CPUs alone and '}sees no GPU here"
+                else f"torch {'' if torch.version.cuda else 'is built for CPUs only and '}sees no "
+                "GPU here"
             )
         if (device.index or 0) >= torch.cuda.device_count():
-            return f"torch sees {torch.cuda.device_count()} GPU{'' if torch.cuda.device_count() == 1 else 's'} and no {device}"
+            return (
+                f"torch sees {torch.cuda.device_count()} "
+                f"GPU{'' if torch.cuda.device_count() == 1 else 's'} and no {device}"
+            )
         try:
             torch.ones(8, device=device).sum().item()
         except RuntimeError as error:
@@ -104,7 +110,7 @@ def _cuda_problem(device: torch.device, *, is_auto: bool) -> str | None:
 
 
 def _describe_failure(device: torch.device, error: RuntimeError) -> str:
-    """Put what a GPU answered to its first task into a few words."""
+    """Return a short description of a GPU's first error."""
     name = torch.cuda.get_device_name(device)
     if is_out_of_memory(error):
         return f"the memory of {name} is full"
@@ -116,19 +122,19 @@ def _describe_failure(device: torch.device, error: RuntimeError) -> str:
 
 
 def _first_line(message: object) -> str:
-    """Cut what another library says to what matters."""
+    """Return the first line of another library's message, shortened."""
     return next(iter(str(message).strip().splitlines()), type(message).__name__)[:160].rstrip(" .")
 
 
 def _warn_once(line: str) -> None:
-    """Say something once a process."""
+    """Log a warning once per process."""
     if line not in _warned:
         _warned.add(line)
         logger.warning(line)
 
 
 def select_train_device(wanted: str) -> torch.device:
-    """Choose the device; under torchrun each process takes a GPU of its own."""
+    """Return the training device; under torchrun each rank takes its own GPU."""
     alone = int(os.environ.get("WORLD_SIZE") or 1) == 1
     device = choose_device(wanted, strict=not alone)
     if device.type == "cuda" and device.index is None:
@@ -136,7 +142,8 @@ def select_train_device(wanted: str) -> torch.device:
         if number >= gpus:
             raise ConfigError(
                 [
-                    f"each process needs a GPU of its own; found {gpus} for process {number + 1}; start fewer with torchrun"
+                    f"each process needs a GPU of its own; found {gpus} for process {number + 1}; "
+                    "start fewer with torchrun"
                 ]
             )
         device = torch.device("cuda", number)
@@ -145,7 +152,7 @@ def select_train_device(wanted: str) -> torch.device:
 
 
 def describe_hardware(device: torch.device, ranks: int) -> str:
-    """Name the hardware, for people."""
+    """Return a description of the hardware, for logs."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     elif device.type == "cpu":
@@ -156,17 +163,18 @@ def describe_hardware(device: torch.device, ranks: int) -> str:
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Say which of this machine's processes we are: the number of the GPU to take."""
+    """Return the rank of this process on its machine, which is the index of its GPU."""
     return parse_rank_variable(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else 0
 
 
 def parse_rank_variable(environment: Mapping[str, str], name: str) -> int:
-    """Return a whole number from an environment variable that torchrun sets; raise ConfigError for anything else."""
+    """Return an integer environment variable of torchrun; raise ConfigError if it is none."""
     text = environment[name]
     if not text.isdecimal():
         raise ConfigError(
             [
-                f"{name} must be a whole number; found {text!r}; start several processes with torchrun"
+                f"{name} must be a whole number; found {text!r}; start several processes with "
+                "torchrun"
             ]
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""Whether another process of this machine still runs, so that what the dead left behind may be cleared away."""
+"""Whether a process of this machine is alive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def is_process_alive(pid: int) -> bool:
-    """Ask the system; where asking could do harm, say that it lives."""
+    """Whether a process is alive; True where the system cannot be asked safely."""
     if os.name != "posix":
         return True  # signal 0 would end it
     try:

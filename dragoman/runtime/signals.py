@@ -1,11 +1,12 @@
-"""Requests to stop, from signals, a clock or a test: noticed at once, acted on where a training loop can afford it.
+"""Stop and checkpoint requests from signals, a time limit or a test.
 
-The first SIGTERM, SIGINT or SIGHUP asks the loop to finish its update, publish and leave with exit code 75. The
-second asks it to leave the running update and to publish nothing. The third meets the system's default action.
-SIGUSR1 asks for a checkpoint now, and training goes on.
+The first SIGTERM, SIGINT or SIGHUP requests a stop: the trainer finishes its step, saves a
+checkpoint and exits with code 75. The second is urgent: the step in progress is abandoned and
+nothing is saved. The third has the system's default action. SIGUSR1 requests a checkpoint; training
+continues.
 
-Only the standard library is imported, so that handlers stand before torch's slow import begins: a signal that
-arrives in that time is kept, not fatal.
+Only the standard library is imported, so that the handlers are installed before torch's slow
+import.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _CHECKPOINT_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1",) if ha
 
 
 class _SignalState:
-    """What has been asked of this process; one a process, since signals are."""
+    """Requests of this process; one instance, because signals are per process."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all requests."""
         self.reasons: list[str] = []
         self.checkpoint = False
         self.previous: dict[signal.Signals, _Handler] = {}
@@ -48,10 +49,11 @@ _state = _SignalState()
 
 
 def install_handlers() -> None:
-    """Put the handlers in place; a second call changes nothing."""
+    """Install the signal handlers; a second call has no effect."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
-            f"stopping.install() must run in the main thread; found {threading.current_thread().name}"
+            "install_handlers() must run in the main thread; found "
+            f"{threading.current_thread().name}"
         )
     if _state.pipe is not None:
         return
@@ -59,12 +61,12 @@ def install_handlers() -> None:
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     _state.pipe = (reader, writer)
-    # The interpreter's C-level handler writes the byte, so that a waiting thread wakes even while the main one
-    # is inside a long native call and cannot run the Python handler yet.
+    # The interpreter's C-level handler writes the byte, so that a waiting thread wakes even while
+    # the main thread is inside a long native call and cannot run the Python handler.
     _state.previous_wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in _STOP_SIGNALS + _CHECKPOINT_SIGNALS:
         current = signal.getsignal(number)
-        # `nohup` and a shell's background jobs start us with SIGHUP or SIGINT ignored: that is somebody's wish.
+        # `nohup` and background jobs start us with SIGHUP or SIGINT ignored on purpose.
         if current is signal.SIG_IGN:
             continue
         _state.previous[number] = current
@@ -72,7 +74,7 @@ def install_handlers() -> None:
 
 
 def uninstall_handlers() -> None:
-    """Put back the handlers that stood before, and forget every request: for tests."""
+    """Restore the previous handlers and reset all requests; for tests."""
     for number, handler in _state.previous.items():
         signal.signal(number, handler if handler is not None else signal.SIG_DFL)
     if _state.pipe is not None:
@@ -83,11 +85,11 @@ def uninstall_handlers() -> None:
 
 
 def restore_handlers() -> list[str]:
-    """Take back the signals whose handlers a library replaced, and name them: called now and then by the loop."""
+    """Reinstall handlers that a library replaced, and return their signals' names."""
     taken = []
     for number in _state.previous:
         ours = _on_stop if number in _STOP_SIGNALS else _on_checkpoint
-        # After the second request the default action stands on purpose.
+        # After the second request the default action is intended.
         if signal.getsignal(number) is not ours and not (
             number in _STOP_SIGNALS and len(_state.reasons) > 1
         ):
@@ -97,38 +99,38 @@ def restore_handlers() -> list[str]:
 
 
 def request_stop(reason: str) -> None:
-    """Ask for a stop without a signal, as a time limit does; safe from any thread."""
+    """Request a stop without a signal, as a time limit does; safe from any thread."""
     _state.reasons.append(reason)
     _wake()
 
 
 def stop_requested() -> bool:
-    """Say whether somebody asked to stop."""
+    """Whether a stop was requested."""
     return bool(_state.reasons)
 
 
 def is_stop_urgent() -> bool:
-    """Say whether somebody asked twice: leave the update in progress and publish nothing."""
+    """Whether a stop was requested twice: abandon the step in progress and save nothing."""
     return len(_state.reasons) > 1
 
 
 def stop_reason() -> str:
-    """Name what asked, in order, such as "SIGTERM" or "SIGINT, SIGINT"; empty when nothing did."""
+    """Return the requests in order, such as "SIGTERM" or "SIGINT, SIGINT"; "" if there are none."""
     return ", ".join(_state.reasons)
 
 
 def checkpoint_requested() -> bool:
-    """Say whether a checkpoint is wanted now."""
+    """Whether a checkpoint was requested."""
     return _state.checkpoint
 
 
 def clear_checkpoint_request() -> None:
-    """Note that the wanted checkpoint has been published."""
+    """Clear the checkpoint request after saving."""
     _state.checkpoint = False
 
 
 def wait_for_stop(seconds: float) -> bool:
-    """Sleep, but wake at a request; says whether a stop was requested."""
+    """Sleep until a request arrives or the time is over; return whether a stop was requested."""
     if _state.pipe is None:
         threading.Event().wait(seconds)
     elif not stop_requested():
@@ -139,7 +141,7 @@ def wait_for_stop(seconds: float) -> bool:
 
 
 def raise_if_stop_requested() -> None:
-    """Raise StoppedError out of a long preparation, where there is nothing to finish or publish yet."""
+    """Raise StoppedError if a stop was requested, before training has anything to save."""
     if stop_requested():
         raise StoppedError(
             f"stopped by {stop_reason()} while preparing, before training",
@@ -149,7 +151,7 @@ def raise_if_stop_requested() -> None:
 
 
 def _on_stop(number: int, frame: FrameType | None) -> None:
-    """Count the request; from the third on the system's own action applies."""
+    """Count the request; from the third on the system's default action applies."""
     _state.reasons.append(signal.Signals(number).name)
     if len(_state.reasons) > 1:
         for each in _STOP_SIGNALS:
@@ -158,7 +160,7 @@ def _on_stop(number: int, frame: FrameType | None) -> None:
 
 
 def _on_checkpoint(number: int, frame: FrameType | None) -> None:
-    """Note that a checkpoint is wanted."""
+    """Record a checkpoint request."""
     _state.checkpoint = True
 
 

@@ -1,6 +1,6 @@
-"""Standard streams that may go away: a closed pipe, a full disk or a hung-up terminal costs what is shown, never the work.
+"""Standard streams that tolerate a closed pipe, a full disk or a hung-up terminal.
 
-Only the standard library is imported: the command's streams are protected before anything slow is imported.
+Only the standard library is imported: the streams are wrapped before torch is imported.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ from __future__ import annotations
 import os
 from typing import IO, Any
 
-lost_streams: dict[str, str] = {}  # name -> reason, until `pop_lost_streams`
+lost_streams: dict[str, str] = {}  # why each stream was lost, until it is reported
 
 
 class TolerantStream:
-    """A text stream whose errors cost only what would have been shown; everything else is the stream's own."""
+    """A text stream whose write errors are recorded instead of raised."""
 
     def __init__(self, stream: IO[str], name: str) -> None:
         self._stream, self._name = stream, name
         self._lost = False
 
     def write(self, text: str) -> int:
-        """Write text, or lose it; a disk that has room again is written to again."""
+        """Write text, or drop it after an error; later writes are tried again."""
         try:
             self._stream.write(text)
-        except (OSError, ValueError) as error:  # ValueError: somebody closed it
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed
             self._record_loss(error)
         return len(text)
 
@@ -32,7 +32,7 @@ class TolerantStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Flush what was written, or lose it."""
+        """Flush the stream, or ignore the error."""
         try:
             self._stream.flush()
         except (OSError, ValueError) as error:
@@ -61,19 +61,19 @@ class TolerantStream:
 
 
 def make_tolerant(stream: IO[str], name: str = "stderr") -> IO[str]:
-    """Return a stream that raises no error when what it writes to goes away."""
+    """Return a stream that raises no error when its reader is gone."""
     return stream if isinstance(stream, TolerantStream) else TolerantStream(stream, name)  # type: ignore[return-value]
 
 
 def pop_lost_streams() -> dict[str, str]:
-    """Return which streams were lost since the last call, and why."""
+    """Return the streams lost since the last call, with the reason."""
     taken = dict(lost_streams)
     lost_streams.clear()
     return taken
 
 
 def open_missing_descriptors() -> None:
-    """Open /dev/null where a standard descriptor is closed, or the next file that is opened would be written to as stderr."""
+    """Open /dev/null for closed standard descriptors, so that no other file takes their numbers."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Spreading work over threads while keeping its order."""
+"""Ordered parallel map over threads."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Result = TypeVar("Result")
 def map_in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int, *, run_ahead: bool = False
 ) -> Iterator[Result]:
-    """Do the work on each item in up to `workers` threads and give the results in order.
+    """Apply a function to each item in up to `workers` threads and yield the results in order.
 
-    One worker needs no thread, unless it is to go `ahead`: then it works on an item while its listener is busy with the one before.
-    An error comes out where its result would have; one of the items' own comes after all results.
-    Whoever stops listening stops the work: what has not begun never does.
+    One worker needs no thread, unless `ahead` is set: then it works on an item while the consumer
+    handles the one before. An error is raised in the position of its result; an error of the
+    iterator after all results. When the consumer stops, items that have not started are cancelled.
     """
     source = iter(items)
     if workers <= 1 and not run_ahead:
         yield from map(work, source)
         return
     first = list(itertools.islice(source, 2))
-    if len(first) < 2:  # nobody to be beside
+    if len(first) < 2:  # nothing to run in parallel
         yield from map(work, first)
         return
     waiting: deque[Future[Result]] = deque()
@@ -39,12 +39,10 @@ def map_in_threads(
                 waiting.append(pool.submit(work, next(source)))
             except StopIteration:
                 break
-            except (
-                Exception
-            ) as error:  # the items ended badly: what was given before is answered first
+            except Exception as error:  # the iterator failed: yield the results before it first
                 failed = error
                 break
-            if len(waiting) > workers:  # one more than can run, so that none waits for us
+            if len(waiting) > workers:  # one more than can run, so that no thread is idle
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

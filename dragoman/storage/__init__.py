@@ -1,3 +1,3 @@
-"""Files that are there whole or not at all: atomic publishing, manifests, the lock, and faults on purpose. No torch here."""
+"""Crash-safe storage: atomic writes, manifests, directory locks, tensor files and the cache."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing that is there whole or not at all: fsync before every name, one rename to make it visible."""
+"""Atomic, durable writes: fsync the data, then make it visible by one rename."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dragoman.storage import fault_injection
 
 Bytes = bytes | bytearray | memoryview
 
-_CHUNK = 1 << 22  # bytes read or written at a time; larger gains nothing
-# Systems that lack one of these have no such trap to fall into.
+_CHUNK = 1 << 22  # bytes read or written at a time
+# Flags that a system lacks are not needed there.
 _SAFE_OPEN_FLAGS = (
     getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 )
@@ -30,7 +30,7 @@ _BINARY_FLAG = getattr(os, "O_BINARY", 0)
 
 
 class FileRecord(NamedTuple):
-    """What a manifest remembers of a file."""
+    """Size and SHA-256 of a file, as a manifest lists them."""
 
     bytes: int
     sha256: str
@@ -39,9 +39,9 @@ class FileRecord(NamedTuple):
 def write_file(
     path: Path, chunks: Iterable[Bytes], *, point: str = "publish.manifest"
 ) -> FileRecord:
-    """Write a new file durably, read it back, and return what the disk gave; an existing name is an error.
+    """Write a new file durably, read it back and return its record; raise if the name exists.
 
-    The mode is what the umask leaves of 0666, so that a server under another user can read a model.
+    The mode is 0666 minus the umask, so that a server under another user can read a model.
     """
     written = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY_FLAG, 0o666)
@@ -59,7 +59,7 @@ def write_file(
 
 
 def hash_file(path: Path) -> FileRecord:
-    """Hash a file through a fresh descriptor, in bounded memory; links and special files are errors."""
+    """Return the size and SHA-256 of a regular file, read in chunks."""
     digest, size = hashlib.sha256(), 0
     with open_regular(path) as descriptor:
         while block := os.read(descriptor, _CHUNK):
@@ -70,7 +70,7 @@ def hash_file(path: Path) -> FileRecord:
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[int]:
-    """Open a regular file for reading, never through a symbolic link; a pipe must not make us wait."""
+    """Open a regular file for reading without following links; a pipe does not block."""
     descriptor = os.open(path, os.O_RDONLY | _SAFE_OPEN_FLAGS)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -81,7 +81,7 @@ def open_regular(path: Path) -> Iterator[int]:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return the contents of a regular file that anybody may have written; raise OSError where it is none or larger."""
+    """Return the contents of an untrusted regular file; raise OSError if it is larger."""
     with open_regular(path) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > max_bytes:
@@ -96,7 +96,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def native_path(path: Path) -> Iterator[str]:
-    """Yield a name for a path that libraries take which want UTF-8: the path itself, or a link to it in a private folder."""
+    """Yield a UTF-8 name of a path for native libraries: the path, or a temporary link to it."""
     text = str(path)
     try:
         text.encode("utf-8")
@@ -110,9 +110,9 @@ def native_path(path: Path) -> Iterator[str]:
 
 
 def open_run_file(path: Path, flags: int) -> int:
-    """Open a file that a run writes; raise BundleError if it is a link or no regular file, which would be written through.
+    """Open a file for writing; raise BundleError if it is a link or not a regular file.
 
-    A pipe without a reader must not make us wait, hence O_NONBLOCK; to a regular file it means nothing.
+    O_NONBLOCK keeps a pipe without a reader from blocking; it has no effect on regular files.
     """
     try:
         descriptor = os.open(path, flags | _SAFE_OPEN_FLAGS | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -136,7 +136,7 @@ def _not_regular_error(path: Path, found: str) -> BundleError:
 
 
 def _describe_irregular(path: Path) -> str:
-    """Return what is at a path where a regular file belongs; nothing if it is one, or absent."""
+    """Return what is at a path instead of a regular file; "" if it is one, or absent."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
@@ -149,7 +149,7 @@ def _describe_irregular(path: Path) -> str:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Give a small file new contents: readers see the old or the new, never a part."""
+    """Replace the contents of a small file atomically: readers see the old or the new contents."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY_FLAG, mode)
@@ -169,7 +169,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 def publish_directory(temporary: Path, final: Path, *, point: str = "publish") -> None:
     """Make a finished directory visible under its name by one rename, durably.
 
-    A directory that is there already and not empty stays as it is and the rename fails.
+    The rename fails if a non-empty directory has the name already.
     """
     sync_directory(temporary)
     fault_injection.point(f"{point}.rename")
@@ -183,10 +183,10 @@ def publish_directory(temporary: Path, final: Path, *, point: str = "publish") -
 def staged_directory(
     final: Path, label: str, publish: Callable[[Path, Path], None] = publish_directory
 ) -> Iterator[Path]:
-    """Yield a new directory beside `final` to be filled; afterwards `publish` renames it to `final`.
+    """Yield a temporary directory beside `final` to be filled, then rename it by `publish`.
 
-    A failure leaves nothing behind, parents that were made for it included. What a killed process left under the same
-    label is removed: directories whose whole name is that of a temporary one, and whose process is gone.
+    A failure removes it, and the parents that were made for it. Temporary directories of the same
+    label whose process has ended are removed first.
     """
     missing = [each for each in final.parents if not each.exists()]
     temporary = final.parent / temporary_name(label)
@@ -205,7 +205,7 @@ def staged_directory(
 
 
 def _remove_leftovers(folder: Path, label: str) -> None:
-    """Remove temporary directories of processes that are gone; follows no links."""
+    """Remove temporary directories of processes that have ended; links are not followed."""
     for each in folder.glob(f".tmp-{label}-*"):
         match = re.fullmatch(rf"\.tmp-{label}-(\d+)-[0-9a-f]{{8}}", each.name)
         if (
@@ -221,7 +221,7 @@ def sync_directory(directory: Path) -> None:
     """Make the directory's entries durable."""
     if not hasattr(
         os, "O_DIRECTORY"
-    ):  # Windows opens no directories, and syncs their entries with the files
+    ):  # Windows cannot open directories; it syncs entries with the files
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -231,14 +231,14 @@ def sync_directory(directory: Path) -> None:
 
 
 def temporary_name(label: str) -> str:
-    """Make a name that says whose leftover it is: `.tmp-<label>-<pid>-<random>`."""
+    """Return a temporary name with our process id: `.tmp-<label>-<pid>-<random>`."""
     return f".tmp-{label}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def remove_flat_directory(directory: Path) -> bool:
-    """Remove a directory of ours: its plain files and then itself; says whether it is gone.
+    """Remove a directory of plain files; return whether it is gone.
 
-    What it does not expect, such as a folder inside, is left where it is, and so is the directory.
+    A directory that contains another directory is left in place.
     """
     try:
         with os.scandir(directory) as entries:
@@ -254,7 +254,7 @@ def remove_flat_directory(directory: Path) -> bool:
 
 
 def _write_all(descriptor: int, data: Bytes) -> int:
-    """Write until all is written: one call may take less than it was given."""
+    """Write all bytes; one system call may write fewer than it was given."""
     rest = memoryview(data).cast("B")
     total = len(rest)
     while rest:
@@ -263,7 +263,7 @@ def _write_all(descriptor: int, data: Bytes) -> int:
 
 
 def _chunks_with_fault(chunks: Iterable[Bytes], point: str) -> Iterator[Bytes]:
-    """Hand on the chunks, passing the fault point when half of the first is written: faults leave partial files."""
+    """Yield the chunks, with the fault point in the middle of the first one."""
     first = True
     for chunk in chunks:
         if first:

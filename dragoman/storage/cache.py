@@ -1,11 +1,12 @@
-"""The cache folder: what can be computed again, kept where nobody but its owner can change it.
+"""The cache directory, for files that can be computed again, and the checks before one is loaded.
 
-One folder and one variable for everything: $DRAGOMAN_CACHE, else `dragoman` in $XDG_CACHE_HOME, else ~/.cache/dragoman, else
-(no home, as in containers with an unknown user) a folder of this user's in the system's temporary directory. A relative path is
-ignored: it would be another folder wherever a command is started.
+It is $DRAGOMAN_CACHE, else `dragoman` in $XDG_CACHE_HOME, else ~/.cache/dragoman, else (no home, as
+in containers with an unknown user) a directory of this user in the system's temporary directory. A
+relative path is ignored: it would depend on the current directory.
 
-A file from the cache may be loaded as code, so it is trusted only if it belongs to this user or to root, if nobody else may
-write to it or to a folder above it within the cache, and if its SHA-256 is the one that was written beside it.
+A cached file may be loaded as code. So it is trusted only if it belongs to this user or root,
+nobody else may write to it or to a directory above it within the cache, and its SHA-256 is the one
+stored beside it.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from dragoman.storage.atomic import read_regular, replace_file
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "DRAGOMAN_CACHE"
-DIGEST_SUFFIX = ".sha256"  # suffix of the file beside a cached one
+DIGEST_SUFFIX = ".sha256"  # suffix of the file with the SHA-256
 
-_MAX_FILE_BYTES = 256 << 20  # bytes of a cached file
+_MAX_FILE_BYTES = 256 << 20  # largest cached file in bytes
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_warned_variables = set[str]()  # variables that a warning was logged for, once a process
+_warned_variables = set[str]()  # variables already warned about in this process
 
 
 def cache_dir() -> Path:
-    """Return the cache folder of this user; it may not exist yet."""
+    """Return the cache directory of this user; it may not exist yet."""
     for variable, below in ((CACHE_VARIABLE, ""), ("XDG_CACHE_HOME", "dragoman")):
         value = os.environ.get(variable, "")
         if os.path.isabs(value):
@@ -40,9 +41,7 @@ def cache_dir() -> Path:
         if value and variable not in _warned_variables:
             _warned_variables.add(variable)
             logger.warning("%s must be an absolute path; found %r: it is ignored", variable, value)
-    home = os.path.expanduser(
-        "~"
-    )  # unlike Path.home, no error for a user that the system does not know
+    home = os.path.expanduser("~")  # unlike Path.home, no error for an unknown user
     if os.path.isabs(home) and home != "/":
         return Path(home, ".cache", "dragoman")
     user = os.getuid() if hasattr(os, "getuid") else 0
@@ -50,10 +49,11 @@ def cache_dir() -> Path:
 
 
 def make_private_directory(folder: Path) -> Path:
-    """Create a folder of the cache with mode 0700 and return it; raise OSError if it cannot be written to and trusted.
+    """Create a cache directory with mode 0700 and return it; raise OSError if it is not usable.
 
-    A default folder that others may write to, as earlier releases made it under a wide umask, is closed to them: what they may
-    have put into it belongs to them and is not loaded. A folder that a person chose stays as it is, and is not trusted.
+    A default directory that others may write to is closed to them; files that others own are not
+    loaded. A directory from $DRAGOMAN_CACHE keeps its mode, and is not trusted if others may write
+    to it.
     """
     *inner, outermost = _cache_parents(folder)
     outermost.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,10 @@ def make_private_directory(folder: Path) -> Path:
 
 
 def trust_problem(path: Path) -> str:
-    """Return why a file or folder of the cache cannot be trusted, or nothing: its own mode and those above it, within the cache."""
+    """Return why a cache file or directory is not trusted, or "".
+
+    Owner and mode are checked up to the cache directory.
+    """
     if not hasattr(os, "geteuid"):
         return ""
     for each in (path, *(() if path == cache_dir() else _cache_parents(path.parent))):
@@ -88,13 +91,13 @@ def trust_problem(path: Path) -> str:
 
 
 def write_cached(path: Path, data: bytes) -> None:
-    """Write a cache file atomically, readable by this user only, with its SHA-256 in a file beside it."""
+    """Write a cache file atomically with mode 0600, and its SHA-256 beside it."""
     replace_file(path, data, mode=0o600)
     replace_file(digest_path(path), hashlib.sha256(data).hexdigest().encode("ascii"), mode=0o600)
 
 
 def read_cached(path: Path) -> bytes | None:
-    """Return a cached file's contents; None if it is absent, damaged or not to be trusted."""
+    """Return a cached file's contents, or None if it is absent, damaged or not trusted."""
     try:
         problem = trust_problem(path) or trust_problem(digest_path(path))
         data, digest = read_regular(path, _MAX_FILE_BYTES), read_regular(digest_path(path), 4096)
@@ -103,25 +106,25 @@ def read_cached(path: Path) -> bytes | None:
     if not problem and hashlib.sha256(data).hexdigest().encode("ascii") != digest.strip():
         problem = "its SHA-256 is not the one beside it"
     if problem:
-        logger.warning("%s in the cache is not used and made again: %s", path.name, problem)
+        logger.warning("%s in the cache is ignored and computed again: %s", path.name, problem)
         return None
     return data
 
 
 def digest_path(path: Path) -> Path:
-    """Return where a cached file's SHA-256 is."""
+    """Return the path of a cached file's SHA-256."""
     return path.with_name(path.name + DIGEST_SUFFIX)
 
 
 def remove_cached(path: Path) -> None:
-    """Remove a cached file and its SHA-256, where that can be done."""
+    """Remove a cached file and its SHA-256, if they exist."""
     for each in (digest_path(path), path):
         with contextlib.suppress(OSError):
             each.unlink()
 
 
 def _cache_parents(folder: Path) -> list[Path]:
-    """List a folder and those above it down to the cache folder; the folder alone if it is elsewhere."""
+    """Return a directory and its parents up to the cache directory."""
     root = cache_dir()
     if folder != root and root not in folder.parents:
         return [folder]

@@ -1,4 +1,4 @@
-"""What the file system answers: room, permission, and its errors in words that say what to do."""
+"""Disk checks: free space, permissions, and the conversion of OSError to our errors."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _PERMISSION_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class DiskFullError(DiskError):
-    """No room left: freeing some is worth a try, as with no other disk error."""
+    """The disk is full: unlike other disk errors it may pass when space is freed."""
 
 
 def convert_os_error(error: OSError, path: Path) -> DragomanError:
-    """Turn the system's error into ours: no room and broken disks are 74, no permission is 77."""
+    """Return our error for an OSError: PermissionDeniedError or DiskError."""
     name = error.filename or path
     found = f"{error.strerror or error} at {name}"
     if error.errno in DISK_FULL_ERRNOS:
         return DiskFullError(
-            "the disk must have room for what is written",
+            "the disk must have space for the file",
             found=found,
             fix="free some space and run the same command again",
         )
-    if error.errno == errno.EFBIG:  # what RLIMIT_FSIZE gives; no freed space helps
+    if error.errno == errno.EFBIG:  # from RLIMIT_FSIZE; freeing space does not help
         return DiskError(
-            "the file must be within the system's limit of size",
+            "the file must be within the system's size limit",
             found=found,
             fix="raise the limit, as with ulimit -f unlimited",
         )
@@ -50,7 +50,7 @@ def convert_os_error(error: OSError, path: Path) -> DragomanError:
 
 @contextlib.contextmanager
 def os_errors_converted(path: Path) -> Iterator[None]:
-    """Let no bare OSError out of the block."""
+    """Convert every OSError of the block."""
     try:
         yield
     except OSError as error:
@@ -58,12 +58,12 @@ def os_errors_converted(path: Path) -> Iterator[None]:
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Count the bytes that an ordinary user may still write where `path` lies."""
+    """Return the bytes that an ordinary user may still write on the disk of `path`."""
     return shutil.disk_usage(path).free
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes as text for people, such as "1.5 GB"."""
+    """Return a number of bytes as text, such as "1.5 GB"."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -72,7 +72,7 @@ def format_bytes(count: float) -> str:
 
 
 def require_disk_space(path: Path, needed: int, what: str) -> None:
-    """Refuse to begin what cannot be finished."""
+    """Raise DiskError if a write would not fit on the disk."""
     free = free_disk_bytes(path)
     if free < needed:
         raise DiskFullError(
@@ -83,7 +83,7 @@ def require_disk_space(path: Path, needed: int, what: str) -> None:
 
 
 def require_writable(directory: Path) -> None:
-    """Make the directory where it is missing, and refuse one that we may not write in, before any work is lost."""
+    """Create the directory if it is missing; raise if it is not writable."""
     with os_errors_converted(directory):
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
@@ -91,7 +91,7 @@ def require_writable(directory: Path) -> None:
 
 
 def require_new_directory(out: Path) -> None:
-    """Raise an error where something is at `out`, or it cannot be made; makes nothing."""
+    """Raise an error if `out` exists or cannot be created; creates nothing."""
     with os_errors_converted(out):
         if os.path.lexists(out):
             what = (
@@ -106,21 +106,21 @@ def require_new_directory(out: Path) -> None:
             raise BundleError(
                 "--out must be a new directory",
                 found=f"{what} at {out}",
-                fix="choose another place, or remove it first",
+                fix="choose another path, or remove it first",
             )
     require_parent_writable(out)
 
 
 def require_parent_writable(path: Path) -> None:
-    """Raise an error unless `path` can be made, its missing parents included; makes nothing."""
+    """Raise an error if `path` or a missing parent cannot be created; creates nothing."""
     with os_errors_converted(path):
         nearest = next(each for each in path.absolute().parents if os.path.lexists(each))
         if not nearest.is_dir():
             what = "a broken link" if nearest.is_symlink() else "a file"
             raise BundleError(
-                f"{path} must lie in a directory",
+                f"{path} must be in a directory",
                 found=f"{what} at {nearest}",
-                fix="choose another place",
+                fix="choose another path",
             )
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))

@@ -1,10 +1,10 @@
-"""Faults on purpose: named points in the code where a test makes the disk fail or the process die.
+"""Fault injection for tests: named points where the disk fails or the process dies.
 
-    DRAGOMAN_FAULT=<point>:<n>:<action>     at the n-th passage (from 1) of the point; several are joined by commas
+    DRAGOMAN_FAULT=<point>:<n>:<action>[,...]     at the n-th passage (from 1) of the point
 
-Actions: `kill` (SIGKILL ourselves), `stop` (SIGTERM ourselves), `sleep` (one second), `eio` and `enospc` (the
-system's errors), `short` (a write that stops half-way). Points that write are passed with half of the data written.
-Without the variable a point costs one comparison.
+Actions: `kill` (SIGKILL to ourselves), `stop` (SIGTERM), `sleep` (one second), `eio` and `enospc`
+(system errors), `short` (a partial write). Points in writes are passed with half of the data
+written. Without the variable a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FAULT_ACTIONS = ("kill", "stop", "sleep", *_ERRORS)
 @dataclass
 class _Fault:
     point: str
-    left: int  # passages until it strikes
+    left: int  # passages until it is triggered
     action: str
 
 
@@ -52,16 +52,16 @@ armed_faults: list[_Fault] = []
 
 
 def arm_faults(text: str) -> None:
-    """Set the faults that a text describes, in place of any earlier ones; an empty text sets none."""
+    """Arm the faults of a description, replacing earlier ones; "" disarms all."""
     armed_faults[:] = [_parse(part) for part in text.split(",") if part]
 
 
 def point(name: str) -> None:
-    """Pass a named point: nothing happens unless a test armed it."""
+    """Trigger the fault that a test armed at this point; otherwise do nothing."""
     if not armed_faults:
         return
     passed = [fault for fault in armed_faults if fault.point == name and fault.left]
-    for fault in passed:  # all count this passage before one of them may raise
+    for fault in passed:  # count this passage for all of them before one raises
         fault.left -= 1
     for fault in passed:
         if not fault.left:
@@ -74,13 +74,15 @@ def _parse(part: str) -> _Fault:
     if name not in FAULT_POINTS:
         raise ConfigError(
             [
-                f"DRAGOMAN_FAULT must name a fault point; found {name!r}; {suggest_name(name, FAULT_POINTS)}"
+                f"DRAGOMAN_FAULT must name a fault point; found {name!r}; "
+                f"{suggest_name(name, FAULT_POINTS)}"
             ]
         )
     if action not in FAULT_ACTIONS:
         raise ConfigError(
             [
-                f"DRAGOMAN_FAULT must end in an action; found {action!r}; {suggest_name(action, FAULT_ACTIONS)}"
+                f"DRAGOMAN_FAULT must end in an action; found {action!r}; "
+                f"{suggest_name(action, FAULT_ACTIONS)}"
             ]
         )
     if not count.isdecimal() or not int(count):

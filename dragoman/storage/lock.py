@@ -19,11 +19,11 @@ from dragoman.storage.atomic import open_run_file, read_regular
 from dragoman.storage.disk import os_errors_converted
 
 LEASE_HEARTBEAT_SECONDS = 10.0  # seconds between heartbeats
-LEASE_STALE_SECONDS = 120.0  # seconds without one after which the owner counts as dead
+LEASE_STALE_SECONDS = 120.0  # seconds without a heartbeat after which the owner counts as dead
 
 
 class Lease:
-    """Ownership by a file that only one can create, kept fresh by a thread."""
+    """Ownership by an exclusively created file that a thread keeps fresh."""
 
     def __init__(
         self,
@@ -38,14 +38,15 @@ class Lease:
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Create the file, or raise LockedError naming its living owner; a dead owner's file is set aside."""
+        """Create the file, or raise LockedError with its owner; a dead owner's is moved away."""
         with os_errors_converted(self.path):
             while not self._create():
                 owner = _read_owner(self.path)
                 if owner is not None and self._is_owner_alive(owner):
                     raise LockedError(
                         f"only one process may train in {self.path.parent}",
-                        found=f"process {owner.get('pid')} on {owner.get('host')}, whose lease {self.path.name} is fresh",
+                        found=f"process {owner.get('pid')} on {owner.get('host')}, whose lease "
+                        f"{self.path.name} is fresh",
                         fix=f"stop it, or wait {self._stale:.0f} seconds after its end",
                     )
                 with contextlib.suppress(FileNotFoundError):
@@ -83,7 +84,7 @@ class Lease:
         return True
 
     def _is_owner_alive(self, owner: dict[str, Any]) -> bool:
-        """Ask the system about a process of this machine; elsewhere, compare the file's age by the file server's clock."""
+        """Whether the owner is alive: by its process id on this machine, else by the file's age."""
         pid = owner.get("pid")
         here = (
             _boot_id()
@@ -92,9 +93,10 @@ class Lease:
         )
         if (
             here and isinstance(pid, int) and pid > 0
-        ):  # a boot id means Linux, where signal 0 only asks
+        ):  # a boot id means Linux, where signal 0 only tests
             return is_process_alive(pid)
-        # Touching a file of our own asks the server for its time, so that two machines' clocks need not agree.
+        # Touching our own file gives the file server's time, so that two machines' clocks need not
+        # agree.
         probe = self.path.with_name(f".tmp-lease-{os.getpid()}-{secrets.token_hex(4)}")
         probe.touch(exist_ok=False)
         try:
@@ -109,12 +111,12 @@ class Lease:
 
 
 def _read_owner(path: Path) -> dict[str, Any] | None:
-    """Read an owner's lines; None when the file is gone, an empty one when it cannot be read."""
+    """Return the owner; None if the file is gone, an empty one if it cannot be read."""
     try:
         content = json.loads(read_regular(path, 10_000))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):  # a link, a pipe, or not what we write: nobody's
+    except (OSError, ValueError, RecursionError):  # a link, a pipe, or not our format: no owner
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -127,21 +129,21 @@ def _boot_id() -> str:
 
 try:
     import fcntl
-except ImportError:  # a system without flock takes the lease
+except ImportError:  # a system without flock uses the lease
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
 _held_locks: set[DirectoryLock] = (
     set()
-)  # strong, so that a lock nobody refers to any more is still closed in a forked child
+)  # strong references, so that an unreferenced lock is still closed in a forked child
 
 
 class DirectoryLock:
-    """Ownership of a directory through `flock`, on the directory itself and on its file `lock`; without locks, a lease.
+    """Ownership of a directory by `flock` on it and on its file `lock`; otherwise by a lease.
 
-    The directory's lock cannot be deleted from under its holder. The file's is for file systems that lock no directories, and
-    tells people who the holder is; one that was deleted is made anew at the next `check`.
+    The directory's lock cannot be deleted while it is held. The file's lock is for file systems
+    that cannot lock directories, and names the holder; a deleted file is created again by `check`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -152,11 +154,11 @@ class DirectoryLock:
 
     @property
     def held(self) -> bool:
-        """Say whether we own the directory."""
+        """Whether we own the directory."""
         return self._descriptor >= 0 or self._lease is not None
 
     def acquire(self) -> None:
-        """Take the directory, or raise LockedError naming the process that has it; nothing is written then."""
+        """Lock the directory, or raise LockedError with the owner; nothing is written then."""
         if self.held:
             return
         self._lock_directory()
@@ -165,7 +167,8 @@ class DirectoryLock:
             if not self._are_locks_honored():
                 os.close(descriptor)
                 logger.warning(
-                    "%s ignores file locks: using a lease file instead; a local disk would be safer",
+                    "%s ignores file locks: using a lease file instead; a local disk would be "
+                    "safer",
                     self.path.parent,
                 )
                 lease = Lease(self.path.with_name("lease"))
@@ -180,11 +183,11 @@ class DirectoryLock:
         self._write_holder()
 
     def check(self) -> None:
-        """Make sure that we still own the directory: make a deleted lock file anew, or raise LockedError if another was quicker."""
+        """Create a deleted lock file again; raise LockedError if another process has taken it."""
         if self._descriptor < 0 or _is_file_at(self._descriptor, self.path):
             return
         logger.warning(
-            "%s was deleted or replaced under a running training, and is made anew", self.path
+            "%s was deleted or replaced under a running training, and is created again", self.path
         )
         descriptor = self._lock_file()
         os.close(self._descriptor)
@@ -192,7 +195,7 @@ class DirectoryLock:
         self._write_holder()
 
     def require_unlocked(self) -> None:
-        """Raise LockedError if another process has the directory; nothing is written."""
+        """Raise LockedError if another process owns the directory; nothing is written."""
         if self.held or not self.path.parent.is_dir():
             return
         self._lock_directory()
@@ -201,7 +204,7 @@ class DirectoryLock:
             descriptor = os.open(
                 self.path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
             )
-        except OSError:  # nobody has ever held it, or it is none that `acquire` would take
+        except OSError:  # it was never locked, or `acquire` would reject it
             return
         try:
             if not _try_flock(descriptor):
@@ -210,14 +213,16 @@ class DirectoryLock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Give the directory back."""
+        """Release the directory."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
-        """Close our descriptors; a forked child does so at birth, or it would hold the lock after its parent's death."""
+        """Close our descriptors; a forked child does so, or it would hold the lock after its
+        parent.
+        """
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -225,7 +230,7 @@ class DirectoryLock:
         self._close_directory()
 
     def _lock_directory(self) -> None:
-        """Lock the directory itself, where the file system can."""
+        """Lock the directory itself, where the file system supports it."""
         if not hasattr(os, "O_DIRECTORY"):
             return
         with os_errors_converted(self.path):
@@ -235,7 +240,7 @@ class DirectoryLock:
             raise _locked_error(self.path, _read_holder(self.path))
 
     def _lock_file(self) -> int:
-        """Lock the file that has the lock's name, and not one that was deleted meanwhile; return its descriptor."""
+        """Lock the file that has the lock's name, not a deleted one; return its descriptor."""
         while True:
             with os_errors_converted(self.path):
                 descriptor = open_run_file(self.path, os.O_RDWR | os.O_CREAT)
@@ -248,7 +253,7 @@ class DirectoryLock:
             os.close(descriptor)
 
     def _write_holder(self) -> None:
-        """Write who holds the lock, for people."""
+        """Write the holder into the lock file, for people."""
         text = json.dumps(
             {
                 "pid": os.getpid(),
@@ -266,7 +271,7 @@ class DirectoryLock:
             self._directory = -1
 
     def _are_locks_honored(self) -> bool:
-        """Try to lock what we hold a second time: success means that this file system ignores locks."""
+        """Whether the file system honours locks: a second lock on a locked file must fail."""
         descriptor = open_run_file(self.path, os.O_RDWR)
         try:
             return not _try_flock(descriptor)
@@ -275,7 +280,7 @@ class DirectoryLock:
 
 
 def _is_file_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is the one that a path names."""
+    """Whether an open file is the one at a path."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -285,7 +290,7 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 
 
 def _read_holder(path: Path) -> bytes:
-    """Return the text of a lock that another process holds; it is for people only."""
+    """Return the text of a lock that another process holds; for people only."""
     try:
         return read_regular(path, 1000)
     except OSError:
@@ -293,14 +298,14 @@ def _read_holder(path: Path) -> bytes:
 
 
 def _try_flock(descriptor: int) -> bool:
-    """Try to take the lock; a system that knows no locks seems to give it."""
+    """Try to lock; return True where the system has no locks."""
     if fcntl is None:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # ENOLCK, EOPNOTSUPP: the probe finds out
+    except OSError:  # ENOLCK, EOPNOTSUPP: found by _are_locks_honored
         return True
     return True
 
@@ -314,11 +319,14 @@ def _locked_error(path: Path, holder: bytes) -> LockedError:
 
 
 def _describe_holder(holder: bytes) -> str:
-    """Read who holds the lock, for people only: the text is never trusted."""
+    """Return a description of the holder, for people; the text is not trusted."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         content = json.loads(holder)
-        return f"process {int(content['pid'])} on {str(content['host'])[:80]} at work since {str(content['start'])[:40]}"
-    return "another process at work"
+        return (
+            f"process {int(content['pid'])} on {str(content['host'])[:80]} running since "
+            f"{str(content['start'])[:40]}"
+        )
+    return "another running process"
 
 
 def _close_all_in_child() -> None:

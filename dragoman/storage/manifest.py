@@ -1,7 +1,7 @@
-"""The manifest: a directory's own list of its files, with sizes and SHA-256, written last.
+"""Manifest: a directory's list of its files with sizes and SHA-256, written last.
 
-A directory without one is unfinished. One that differs from it in any byte is not what was written. The manifest
-carries a hash of itself, so that a flipped bit in it is noticed as well. Canonical JSON: sorted keys, one form only.
+A directory without a manifest is incomplete; one that differs from it in any byte is corrupt. The
+manifest contains a hash of itself. It is canonical JSON: sorted keys, one form only.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dragoman.storage.atomic import (
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
 
-_MAX_BYTES = 1 << 20  # a manifest is a page; a larger one is not ours
+_MAX_BYTES = 1 << 20  # larger files are not manifests
 _MAX_DEPTH = 32
 _SELF_HASH_KEY = "manifest_sha256"
 
 
 class FileCheck(NamedTuple):
-    """One file of a directory as it is found: its path within it, its size, and what is wrong, if anything."""
+    """The state of one file of a directory: path, size, and what is wrong with it."""
 
     name: str
     bytes: int
@@ -40,21 +40,21 @@ class FileCheck(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Say whether the file is what was written."""
+        """Whether the file is as it was written."""
         return not self.problem
 
 
 def canonical_json(value: Any) -> bytes:
-    """Write a value in the one form that its hash is taken of; NaN is refused, since JSON has none."""
+    """Return a value as canonical JSON, which hashes are taken of; raise ValueError for NaN."""
     return encode_json(
         json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     )
 
 
 def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
-    """Read an object from JSON that may be damaged or hostile: size, depth and repeated keys are checked.
+    """Return an object from untrusted JSON; size, depth and duplicate keys are checked.
 
-    Raises CorruptError, which names the file.
+    Raise CorruptError with the file's name.
     """
     try:
         data = read_regular(path, max_bytes)
@@ -69,14 +69,14 @@ def read_json(path: Path, *, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     if _nesting_depth(value) > _MAX_DEPTH:
         raise corrupt_file_error(path, f"values nested deeper than {_MAX_DEPTH}")
     if not isinstance(value, dict):
-        raise corrupt_file_error(path, f"{type(value).__name__} where an object belongs")
+        raise corrupt_file_error(path, f"{type(value).__name__} instead of an object")
     return value
 
 
 def write_manifest(
     directory: Path, files: Mapping[str, FileRecord], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the manifest of finished files, durably, and return it."""
+    """Write the manifest of finished files durably and return it."""
     manifest = {
         "format": FORMAT,
         **fields,
@@ -88,7 +88,7 @@ def write_manifest(
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Read a directory's manifest and check it against its own hash; raises CorruptError naming it."""
+    """Return a directory's manifest; raise CorruptError if it differs from its own hash."""
     path = directory / MANIFEST_NAME
     manifest = read_json(path)
     if manifest.get(_SELF_HASH_KEY) != _self_hash(manifest):
@@ -101,24 +101,24 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         )
     try:
         same = read_regular(path, _MAX_BYTES) == canonical_json(manifest)
-    except (OSError, ValueError):  # changed under our eyes
+    except (OSError, ValueError):  # changed meanwhile
         same = False
     if not same:
-        raise corrupt_file_error(path, "the right values in another form than was written")
+        raise corrupt_file_error(path, "the right values in another JSON form")
     if not _is_file_table(manifest.get("files")):
-        raise corrupt_file_error(path, "a list of files that is not one")
+        raise corrupt_file_error(path, "an invalid list of files")
     return manifest
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """Return the hash that a manifest carries of itself, by which a later one names it."""
+    """Return the hash that a manifest contains of itself."""
     return str(manifest[_SELF_HASH_KEY])
 
 
 def check_files(
     directory: Path, *, ignore: Collection[str] = (), sizes_only: bool = False
 ) -> Iterator[FileCheck]:
-    """Compare a directory with its manifest, file by file; `ignore` names entries at its top that are not its own."""
+    """Compare a directory with its manifest, file by file; entries in `ignore` are skipped."""
     try:
         manifest = read_manifest(directory)
     except CorruptError as error:
@@ -136,7 +136,7 @@ def check_files(
 def verify_files(
     directory: Path, *, ignore: Collection[str] = (), sizes_only: bool = False
 ) -> dict[str, Any]:
-    """Return the manifest of a directory that is exactly what was written, or raise CorruptError naming the first file."""
+    """Return the manifest of a directory; raise CorruptError for the first damaged file."""
     for check in check_files(directory, ignore=ignore, sizes_only=sizes_only):
         if not check.ok:
             raise corrupt_file_error(directory / check.name, check.problem)
@@ -146,9 +146,9 @@ def verify_files(
 def remove_listed_files(
     directory: Path, manifest: Mapping[str, Any], fault_point: str = "prune.unlink"
 ) -> None:
-    """Remove exactly the files that a manifest lists, the manifest last, and then the directory.
+    """Remove the files that a manifest lists, the manifest last, and then the directory.
 
-    Raises OSError when something else is in there; that is not ours to delete.
+    Raise OSError if the directory contains anything else.
     """
     from dragoman.storage import fault_injection
 
@@ -166,9 +166,7 @@ def _check_file(
     try:
         with open_regular(path) as descriptor:
             found = FileRecord(os.fstat(descriptor).st_size, record["sha256"])
-        if (
-            found.bytes == record["bytes"] and not sizes_only
-        ):  # a file of another size need not be read, however large
+        if found.bytes == record["bytes"] and not sizes_only:  # a file of another size is not read
             found = hash_file(path)
     except FileNotFoundError:
         return FileCheck(name, 0, "missing")
@@ -188,7 +186,7 @@ def _check_file(
 
 
 def _present_files(directory: Path, ignore: Collection[str]) -> Iterator[str]:
-    """Name every file below a directory, links as themselves, folders by what is in them."""
+    """Return every file below a directory; links are not followed."""
     for folder, folders, files in os.walk(directory):
         place = Path(folder).relative_to(directory)
         if place == Path():
@@ -199,7 +197,7 @@ def _present_files(directory: Path, ignore: Collection[str]) -> Iterator[str]:
 
 
 def _is_file_table(files: Any) -> bool:
-    """Say whether the list of files is one, and names nothing outside its directory."""
+    """Whether the list of files is valid and names nothing outside its directory."""
     return isinstance(files, dict) and all(
         isinstance(record, dict)
         and record.keys() == {"bytes", "sha256"}
@@ -221,7 +219,7 @@ def _self_hash(manifest: Mapping[str, Any]) -> str:
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object of JSON, for `object_pairs_hook`; raise ValueError for a key that comes twice: a value would be lost."""
+    """Return a JSON object, for `object_pairs_hook`; raise ValueError for a duplicate key."""
     value = dict(pairs)
     if len(value) != len(pairs):
         seen: set[str] = set()
@@ -231,7 +229,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _nesting_depth(value: Any, depth: int = 0) -> int:
-    """Measure how deeply lists and objects lie in one another; stops looking just past the limit."""
+    """Return the nesting depth of lists and objects, up to just past the limit."""
     if not isinstance(value, (dict, list)) or depth > _MAX_DEPTH:
         return depth
     return max(
@@ -244,9 +242,9 @@ def _nesting_depth(value: Any, depth: int = 0) -> int:
 
 
 def corrupt_file_error(path: Path, problem: str) -> CorruptError:
-    """Make the error that names a file which is not as it was written."""
+    """Return the error for a damaged file."""
     return CorruptError(
         f"{path} must be as it was written",
         found=problem,
-        fix="restore it from a copy, or use another directory",
+        fix="restore it from a copy, or use another model or checkpoint",
     )

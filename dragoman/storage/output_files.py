@@ -1,4 +1,4 @@
-"""Files that commands write for people: checked before the work, streamed to a temporary name, renamed at the end."""
+"""Output files of commands: checked before the work starts, written atomically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dragoman.storage.disk import os_errors_converted
 def check_output_file(
     option: str, path: Path, *, inputs: Iterable[Path] = (), others: Iterable[Path] = ()
 ) -> None:
-    """Raise ConfigError or ForbiddenError if a file could not be written after the work, or is one of the command's inputs or outputs."""
+    """Raise an error if an output file cannot be written, or is an input or another output."""
     real = Path(os.path.realpath(path))
     if path.is_dir():
         raise ConfigError(
@@ -31,7 +31,8 @@ def check_output_file(
         found = f"a file at {real.parent}" if real.parent.exists() else f"no {real.parent}"
         raise ConfigError(
             [
-                f"{option} must lie in a directory that exists; found {found}; make it: mkdir -p {shlex.quote(str(real.parent))}"
+                f"{option} must be in an existing directory; found {found}; make it: mkdir -p "
+                f"{shlex.quote(str(real.parent))}"
             ]
         )
     _check_writable(option, real if real.exists() and not real.is_file() else real.parent)
@@ -41,30 +42,32 @@ def check_output_file(
         if _is_same_file(real, Path(each)):
             raise ConfigError(
                 [
-                    f"{option} must not be a file that the command reads; found {path}; write to another and rename it after"
+                    f"{option} must not be a file that the command reads; found {path}; write to "
+                    "another and rename it after"
                 ]
             )
     for each in others:
         if _is_same_file(real, Path(each)):
             raise ConfigError(
                 [
-                    f"each output must have a file of its own; found {path} twice; name another with {option}"
+                    f"each output must have its own file; found {path} twice; name another "
+                    f"with {option}"
                 ]
             )
 
 
 def _check_writable(option: str, place: Path) -> None:
-    """Raise ForbiddenError if we may not write there."""
+    """Raise PermissionDeniedError if a path is not writable."""
     if not os.access(place, os.W_OK | (os.X_OK if place.is_dir() else 0)):
         raise PermissionDeniedError(
             f"{option} must be writable",
             found=f"no permission to write {place}",
-            fix="change its permissions or choose another place",
+            fix="change its permissions or choose another path",
         )
 
 
 def _is_same_file(real: Path, other: Path) -> bool:
-    """Whether two paths lead to one file, whether it exists yet or not."""
+    """Whether two paths name one file, existing or not."""
     try:
         return os.path.samefile(real, other)
     except OSError:
@@ -73,10 +76,10 @@ def _is_same_file(real: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def open_output(path: Path) -> Iterator[TextIO]:
-    """Open a text file for writing: .gz and .xz are compressed, and it has its name only when all is written.
+    """Open a text file for atomic writing, compressed if it ends in .gz or .xz.
 
-    Lines go to a temporary file beside it, which replaces an old one at the end and is removed after an error. A device or a pipe
-    is written to directly.
+    Lines are written to a temporary file, which replaces an old file at the end and is removed
+    after an error. A device or a pipe is written directly.
     """
     real = Path(os.path.realpath(path))
     with os_errors_converted(real):
@@ -103,12 +106,12 @@ def open_output(path: Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _text_writer(file: IO[bytes], suffix: str) -> Iterator[TextIO]:
-    """Write UTF-8 through the compression that a name asks for."""
+    """Yield a UTF-8 text stream with the compression of a suffix."""
     packed: Any = file
     if suffix.lower() == ".gz":
         packed = gzip.GzipFile(
             "", "wb", 6, file, mtime=0
-        )  # without name and time, so that the same text gives the same bytes
+        )  # no name or time: equal texts give equal bytes
     elif suffix.lower() == ".xz":
         packed = lzma.LZMAFile(file, "wb")  # noqa: SIM115 -- closed below, after the text that is written through it
     text = io.TextIOWrapper(packed, encoding="utf-8", newline="\n")

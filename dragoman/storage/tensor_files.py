@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: written durably in bounded memory, read only when they are exactly what is expected."""
+"""Safetensors files: durable writing in bounded memory, and validated reading."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dragoman.errors import BundleError, CorruptError, DivergedError
+from dragoman.errors import BundleError, DivergedError
 from dragoman.storage.atomic import Bytes, FileRecord, native_path, open_regular, write_file
-from dragoman.storage.manifest import reject_duplicate_keys
+from dragoman.storage.manifest import corrupt_file_error, reject_duplicate_keys
 
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_TENSORS = 100_000
@@ -35,7 +35,7 @@ _DTYPES = {
 
 
 class TensorInfo(NamedTuple):
-    """What a file's header says of one tensor."""
+    """dtype and shape of a tensor in a file's header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,37 +44,38 @@ class TensorInfo(NamedTuple):
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], *, point: str = "publish.write.weights.safetensors"
 ) -> FileRecord:
-    """Write a new safetensors file durably, one tensor in host memory at a time, readable by whoever the umask allows."""
-    # Not safetensors.save_file: it neither syncs nor minds the umask (mode 0600), and its writes cannot be made to fail
-    # in a test. A test holds our bytes against the library's.
+    """Write a new safetensors file durably, with one tensor in host memory at a time."""
+    # Not safetensors.save_file, which neither syncs nor follows the umask (mode 0600), and whose
+    # writes cannot be made to fail in a test. A test compares our bytes with the library's.
     return write_file(path, _file_chunks(tensors), point=point)
 
 
 def count_tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Count the bytes that tensors take in a file, the header aside."""
+    """Return the size of tensors in a file in bytes, without the header."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse numbers that no later update could recover from."""
+    """Raise DivergedError if a tensor has NaN or infinite values."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
             low, high = torch.aminmax(tensor.detach())  # a NaN anywhere makes both NaN
             if not bool(torch.isfinite(low) & torch.isfinite(high)):
                 raise DivergedError(
-                    "only finite numbers are published",
+                    "checkpoints must have finite values",
                     found=f"{where} {name} between {low.item()} and {high.item()}",
-                    fix="lower train.learning_rate or set train.max_grad_norm, and resume from the last checkpoint",
+                    fix="lower train.learning_rate or set train.max_grad_norm, and resume from "
+                    "the last checkpoint",
                 )
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Read names, types and shapes without touching the tensors; raises CorruptError naming the file."""
+    """Return dtypes and shapes by name; raise CorruptError if damaged."""
     try:
         with open_regular(path) as descriptor:
             length = int.from_bytes(os.read(descriptor, 8), "little")
             if length > _MAX_HEADER_BYTES:
-                raise corrupt_tensors_error(path, f"a header of {length} bytes")
+                raise corrupt_file_error(path, f"a header of {length} bytes")
             text = os.read(descriptor, length)
         entries = json.loads(text, object_pairs_hook=reject_duplicate_keys)
         entries.pop("__metadata__", None)
@@ -83,19 +84,22 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             for name, entry in entries.items()
         }
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise corrupt_tensors_error(path, f"a header that cannot be read ({error})") from error
+        raise corrupt_file_error(path, f"a header that cannot be read ({error})") from error
     if len(header) > _MAX_TENSORS:
-        raise corrupt_tensors_error(path, f"{len(header)} tensors")
+        raise corrupt_file_error(path, f"{len(header)} tensors")
     for name in header:
         if "/" in name or "\0" in name or ".." in name:
-            raise corrupt_tensors_error(path, f"the tensor name {name[:80]!r}")
+            raise corrupt_file_error(path, f"the tensor name {name[:80]!r}")
     return header
 
 
 def read_tensors(
     path: Path, *, expected: Mapping[str, Tensor] | None = None, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """Read a safetensors file whose names, shapes and types are those of `expected` (tensors on the meta device do)."""
+    """Return the tensors of a file; names, shapes and dtypes must equal those of `expected`.
+
+    Tensors on the meta device are enough for `expected`.
+    """
     header = read_header(path)
     if expected is not None:
         check_tensors_match(path, header, expected)
@@ -103,13 +107,13 @@ def read_tensors(
         with native_path(path) as name:
             return dict(load_file(name, device=device))
     except (SafetensorError, OSError) as error:
-        raise corrupt_tensors_error(path, str(error)) from error
+        raise corrupt_file_error(path, str(error)) from error
 
 
 def check_tensors_match(
     path: Path, header: Mapping[str, TensorInfo], expected: Mapping[str, Tensor]
 ) -> None:
-    """Refuse a file made for another model: it is whole, so the configuration is what differs."""
+    """Raise BundleError if a file was written for another model configuration."""
     for name in sorted(header.keys() | expected.keys()):
         found = header.get(name)
         wanted = (
@@ -126,7 +130,9 @@ def check_tensors_match(
 
 
 def _file_chunks(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
-    """Give the file's bytes: the header's length, the header, then every tensor, widest numbers first to stay aligned."""
+    """Yield the file's bytes: header length, header, then tensors, widest dtype first for
+    alignment.
+    """
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -146,12 +152,3 @@ def _file_chunks(tensors: Mapping[str, Tensor]) -> Iterator[Bytes]:
 
 def _describe_tensor(name: str, shape: TensorInfo | None) -> str:
     return f"no {name}" if shape is None else f"{name} {shape.dtype} {list(shape.shape)}"
-
-
-def corrupt_tensors_error(path: Path, problem: str) -> CorruptError:
-    """Make the error that names a file of tensors which is not as it was written."""
-    return CorruptError(
-        f"{path} must be as it was written",
-        found=problem,
-        fix="restore it from a copy, or use an older checkpoint",
-    )

@@ -1,4 +1,4 @@
-"""Checking a directory that we wrote, byte by byte: a model with its checkpoints, a run, or one step."""
+"""Verification of model and run directories against the SHA-256 in their manifests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dragoman.storage.manifest import MANIFEST_NAME, FileCheck, check_files, rea
 
 
 def verify_directory(path: Path) -> list[FileCheck]:
-    """Compare every file below a directory with the SHA-256 written when it was made; names are relative to it."""
+    """Compare every file below a directory with its manifest; names are relative to it."""
     checks = [
         check._replace(name=(place.relative_to(path) / check.name).as_posix())
         for place in _directories_with_manifest(path)
@@ -35,7 +35,7 @@ def verify_directory(path: Path) -> list[FileCheck]:
 
 
 def list_unlisted_files(path: Path) -> list[str]:
-    """Name what lies in a model's directory, or beside its engines, without being part of it; a folder ends in a slash."""
+    """Return entries of a model's directory that are not part of it; directories end in /."""
     if not (path / MANIFEST_NAME).exists():
         return []
     own = {MANIFEST_NAME, "training", "engines"}
@@ -54,12 +54,12 @@ def list_unlisted_files(path: Path) -> list[str]:
 
 
 def _is_real_directory(path: Path) -> bool:
-    """Whether a path is a folder itself, not a link to one."""
+    """Whether a path is a directory and not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def _directories_with_manifest(path: Path) -> Iterator[Path]:
-    """Find the directories that should have a manifest: the model, its engines, and the steps of its run. Links lead elsewhere."""
+    """Yield the directories that need a manifest: the model, its engines and its checkpoints."""
     runs = [run for run in (path, path / "training") if run == path or _is_real_directory(run)]
     folders = [
         folder
@@ -73,7 +73,7 @@ def _directories_with_manifest(path: Path) -> Iterator[Path]:
         if _is_real_directory(path / "engines")
         else []
     )
-    # A model that lost its manifest still has weights; that is damage, not another kind of directory.
+    # A model without its manifest still has weights: that is damage.
     if (path / MANIFEST_NAME).exists() or (path / "weights.safetensors").exists():
         yield path
     yield from engines
@@ -81,9 +81,10 @@ def _directories_with_manifest(path: Path) -> Iterator[Path]:
 
 
 def _unlisted_entries(place: Path) -> set[str]:
-    """Name what lies beside a model without being part of it: its run and engines, and a person's own files.
+    """Return entries beside a model that are not part of it: runs, engines and the user's own
+    files.
 
-    A step has no strangers: nobody has a reason to put anything there.
+    A checkpoint directory must contain nothing else.
     """
     if place.name.startswith("step-"):
         return set()

@@ -1,1 +1,1 @@
-"""Raw text to piece ids and back."""
+"""Tokenizers, Unicode normalization, sentence splitting and language tags."""

@@ -1,11 +1,13 @@
-"""BPE merges over the pieces of a SentencePiece model, with merges dropped at random from a given stream.
+"""BPE encoding with BPE-dropout over the merges of a SentencePiece model, from a seeded generator.
 
-SentencePiece has BPE-dropout (Provilkov, Emelianenko and Voita, 2020) but its sampler ignores its seed, which
-rules out an exact resume. Here, as in the paper's algorithm 1, each merge that is possible now is dropped with probability
-p and the best of the others is made, until none is left. Put differently: of the merges in order of their scores, a
-geometric number is skipped; and the number of merges until one is skipped at all is geometric too. So a word's undisturbed
-way is remembered, most words cost a look-up and no draw, and only a word with a skip is merged anew from that point.
-Without dropout the result is SentencePiece's encoding.
+SentencePiece's own BPE-dropout (Provilkov, Emelianenko and Voita, 2020) ignores its seed, which
+rules out an exact resume. Here, as in the paper's algorithm 1, each possible merge is dropped with
+probability p and the best of the others is applied, until none is left.
+
+The number of merges until one is skipped is geometric, and so is the number of merges skipped then.
+So the merge sequence of a word without dropout is cached: most words cost a look-up and no draw,
+and only a word with a skip is merged again from that point. Without dropout the result equals
+SentencePiece's encoding.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dragoman.text.special_tokens import UNK
 
 SPACE_MARK = "\u2581"  # SentencePiece's visible space
-_MAX_CACHED_WORDS = 100_000  # remembered at once; past this they are forgotten and learnt anew
+_MAX_CACHED_WORDS = 100_000  # cached words; at this number the cache is emptied
 _MAX_CACHED_WORD_LENGTH = (
-    40  # characters; longer "words" are lines without spaces, which rarely come again
+    40  # characters; longer "words" are lines without spaces, which rarely repeat
 )
 
 
 class _MergeSequence:
-    """A word's merges without dropout: the cut after each, and the ids of the last."""
+    """A word's merges without dropout: the segmentation after each, and the final ids."""
 
     __slots__ = ("ids", "segmentations")
 
@@ -35,7 +37,7 @@ class _MergeSequence:
 
 
 class MergeSkips:
-    """How many merges are made before one is skipped, and how many are then skipped: two geometric draws."""
+    """Geometric draws: merges until the next skip, and how many are skipped then."""
 
     def __init__(self, dropout: float, draw: Callable[[], float]) -> None:
         self._draw = draw
@@ -48,28 +50,31 @@ class MergeSkips:
         return int(math.log(self._draw()) * self._make)
 
     def take(self) -> int:
-        """Say how many of the best merges to skip now, at least one, and draw when the next skip comes."""
+        """Return how many of the best merges to skip now, at least one, and draw the next skip."""
         skipped = 1 + int(math.log(self._draw()) * self._skip)
         self.clear = self._next()
         return skipped
 
 
 class BPEDropoutEncoder:
-    """Cuts text into BPE pieces, dropping merges when asked."""
+    """BPE encoder with optional BPE-dropout."""
 
     def __init__(
         self, scores: Mapping[str, float], ids: Mapping[str, int], byte_ids: list[int] | None
     ) -> None:
         self._scores, self._ids, self._byte_ids = scores, ids, byte_ids
         self._cached_words: dict[str, _MergeSequence] = {}
-        # Pieces that reach over a space (no vocabulary of ours has them) would forbid cutting the text into words.
-        across = any(SPACE_MARK in piece.lstrip(SPACE_MARK) for piece in scores)
+        # Tokens that contain a space (our vocabularies have none) would rule out encoding word by
+        # word.
+        across = any(SPACE_MARK in token.lstrip(SPACE_MARK) for token in scores)
         self._word = re.compile(
             r".+" if across else f"{SPACE_MARK}+[^{SPACE_MARK}]*|[^{SPACE_MARK}]+", re.DOTALL
         )
 
     def encode(self, text: str, dropout: float, draw: Callable[[], float]) -> list[int]:
-        """Cut text into piece ids; each possible merge is passed over with probability `dropout` each time."""
+        """Return the token ids of a text; each possible merge is skipped with probability
+        `dropout`.
+        """
         if not text:
             return []
         skips = MergeSkips(dropout, draw)
@@ -89,12 +94,14 @@ class BPEDropoutEncoder:
         return out if self._byte_ids else _merge_unknowns(out)
 
     def _merge_word(self, word: str) -> _MergeSequence:
-        """Merge a word without dropout and remember every cut on the way."""
+        """Merge a word without dropout and return every intermediate segmentation."""
         segmentations = [tuple(word)]
         while candidates := self._candidate_merges(segmentations[-1]):
-            _, place = min(candidates)
+            _, position = min(candidates)
             cut = segmentations[-1]
-            segmentations.append((*cut[:place], cut[place] + cut[place + 1], *cut[place + 2 :]))
+            segmentations.append(
+                (*cut[:position], cut[position] + cut[position + 1], *cut[position + 2 :])
+            )
         if len(self._cached_words) >= _MAX_CACHED_WORDS:
             self._cached_words.clear()
         sequence = self._cached_words[word] = _MergeSequence(
@@ -103,26 +110,26 @@ class BPEDropoutEncoder:
         return sequence
 
     def _candidate_merges(self, cut: Sequence[str]) -> list[tuple[float, int]]:
-        """List a cut's merges; the least is the best score, leftmost among equals: the order of SentencePiece."""
+        """Return the possible merges; the smallest is SentencePiece's next merge."""
         scores = self._scores
         return [
-            (-scores[pair], place)
-            for place in range(len(cut) - 1)
-            if (pair := cut[place] + cut[place + 1]) in scores
+            (-scores[pair], position)
+            for position in range(len(cut) - 1)
+            if (pair := cut[position] + cut[position + 1]) in scores
         ]
 
     def _merge(self, cut: Iterable[str], skips: MergeSkips) -> list[str]:
-        """Merge a cut to the end, skipping as told; a heap holds the possible merges, so long lines stay cheap."""
-        pieces = list(cut)
-        size = len(pieces)
+        """Merge a segmentation to the end with skips; a heap keeps long lines cheap."""
+        tokens = list(cut)
+        size = len(tokens)
         after, before = (
             list(range(1, size + 1)),
             list(range(-1, size - 1)),
-        )  # a merged piece's room stays empty
+        )  # the position of a merged token stays empty
         scores = self._scores
         heap = [
-            (score, place, len(pieces[place]) + len(pieces[place + 1]))
-            for score, place in self._candidate_merges(pieces)
+            (score, position, len(tokens[position]) + len(tokens[position + 1]))
+            for score, position in self._candidate_merges(tokens)
         ]
         heapq.heapify(heap)
 
@@ -133,11 +140,11 @@ class BPEDropoutEncoder:
                 right = after[left]
                 if (
                     right < size
-                    and pieces[left]
-                    and len(pieces[left]) + len(pieces[right]) == length
+                    and tokens[left]
+                    and len(tokens[left]) + len(tokens[right]) == length
                 ):
                     return move
-            return None  # the rest were merges with a piece that has been merged with another since
+            return None  # the rest were merges with a token that has been merged since
 
         while move := best():
             skipped = []
@@ -147,37 +154,37 @@ class BPEDropoutEncoder:
                 for _ in range(skips.take()):
                     skipped.append(move)
                     if not (move := best()):
-                        return [piece for piece in pieces if piece]
+                        return [token for token in tokens if token]
             _, left, _ = move
             right = after[left]
-            pieces[left], pieces[right] = pieces[left] + pieces[right], ""
+            tokens[left], tokens[right] = tokens[left] + tokens[right], ""
             after[left] = after[right]
             if after[left] < size:
                 before[after[left]] = left
-            for place in (before[left], left):
-                if place >= 0 and after[place] < size:
-                    pair = pieces[place] + pieces[after[place]]
+            for position in (before[left], left):
+                if position >= 0 and after[position] < size:
+                    pair = tokens[position] + tokens[after[position]]
                     if pair in scores:
-                        heapq.heappush(heap, (-scores[pair], place, len(pair)))
+                        heapq.heappush(heap, (-scores[pair], position, len(pair)))
             for each in skipped:
                 heapq.heappush(heap, each)
-        return [piece for piece in pieces if piece]
+        return [token for token in tokens if token]
 
     def _to_ids(self, cut: Sequence[str]) -> list[int]:
         ids: list[int] = []
-        for piece in cut:
-            known = self._ids.get(piece)
+        for token in cut:
+            known = self._ids.get(token)
             if known is not None:
                 ids.append(known)
             elif self._byte_ids:
-                ids.extend(self._byte_ids[byte] for byte in piece.encode())
+                ids.extend(self._byte_ids[byte] for byte in token.encode())
             else:
                 ids.append(UNK)
         return ids
 
 
 def _merge_unknowns(ids: list[int]) -> list[int]:
-    """Make one unknown piece of several in a row, as SentencePiece does."""
+    """Merge consecutive unknown tokens into one, as SentencePiece does."""
     return [
         now
         for before, now in zip([None, *ids], ids, strict=False)

@@ -1,4 +1,4 @@
-"""Unicode normalisation: two spellings of one character must not become two pieces."""
+"""Unicode normalization: equal characters must become equal tokens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Literal
 from dragoman.errors import DataError, suggest_name
 
 NORMALIZATION_FORMS = ("none", "nfc", "nfkc")
-"""Names of the forms: `none` leaves text alone, `nfc` composes accents, `nfkc` also replaces compatibility characters."""
+"""`none` keeps text, `nfc` composes accents, `nfkc` also replaces compatibility characters."""
 
 
-_MAX_FAST_CHARACTERS = (
-    4096  # characters up to which `unicodedata` orders accents quickly, whatever they are
-)
+_MAX_FAST_CHARACTERS = 4096  # characters up to which `unicodedata` is fast for any input
 
 
 def normalize(text: str, form: str) -> str:
-    """Put text into a Unicode form; doing it twice changes nothing more."""
+    """Return text in a Unicode normalization form; idempotent."""
     if form == "none" or text.isascii():
         return text
     if len(text) > _MAX_FAST_CHARACTERS:
@@ -38,7 +36,8 @@ def normalize(text: str, form: str) -> str:
 def _order_marks(text: str, form: Literal["NFD", "NFKD"]) -> str:
     """Decompose text and put its combining marks into canonical order, in O(n log n).
 
-    `unicodedata.normalize` inserts one mark after the other, and takes minutes for a letter under 200,000 of them.
+    `unicodedata.normalize` inserts one mark after the other, which takes minutes for a letter with
+    200,000 of them.
     """
     decomposed = "".join([unicodedata.normalize(form, char) for char in text])
     ordered, marks = list[str](), list[str]()

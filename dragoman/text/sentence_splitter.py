@@ -1,7 +1,8 @@
-"""Cutting text into sentences, and text that is too long into parts, without losing a character.
+"""Sentence splitting, and splitting of long text into segments, without losing a character.
 
-A small rule set for Latin, Cyrillic, Greek, CJK, Arabic and Devanagari punctuation. It would rather leave two sentences
-together than cut one in two: a number or an abbreviation before a full stop, or a small letter after it, is no end.
+A small rule set for Latin, Cyrillic, Greek, CJK, Arabic and Devanagari punctuation. It prefers to
+leave two sentences together: a number or an abbreviation before a full stop, or a lower-case letter
+after it, does not end a sentence.
 """
 
 from __future__ import annotations
@@ -12,32 +13,32 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-# Runs are matched from their first character and given back at no point: a million dots or spaces take linear time.
+# Possessive quantifiers: a million dots or spaces take linear time.
 _CLOSERS = r"[\"'”’»›)\]}」』】》〉）＂＇]*+"
 _STOPS = r"[.!?…؟۔‼⁇⁈⁉]"
 _END = re.compile(
     rf"(?P<close>[。！？｡]++{_CLOSERS})\s*+"  # CJK: no space needed
-    rf"|(?P<danda>[।॥]++{_CLOSERS})\s*+"  # Devanagari and its kin: neither
+    rf"|(?P<danda>[।॥]++{_CLOSERS})\s*+"  # Devanagari: no space needed
     rf"|(?P<stop>(?<!{_STOPS}){_STOPS}++{_CLOSERS})\s++"
 )
 _CLAUSE = re.compile(r"[、，；：]\s*+|[,;:،؛—–]\s++|(?<!\s)\s++[—–-]\s++")
 _SPACE = re.compile(r"\s+")
 
-# Words that a full stop does not end, in the languages that most text is in; compared in small letters.
-# Short words that also end sentences ("no", "art", "sun") are left out.
+# Abbreviations that end in a full stop, in lower case. Short words that also end sentences ("no",
+# "art", "sun") are left out.
 _ABBREVIATION_WORDS = """
-    mr mrs ms dr prof st jr sr rev gen col lt sgt capt vs etc al approx dept figs nos vol pp eds inc ltd corp
-    jan feb apr jun jul aug sep sept oct nov dec tue thu e.g i.e a.m p.m u.s u.k ph.d cf ca op cit
-    bzw bspw dgl ggf hr fr frl inkl insb mind nr sog str tel usw vgl z.b d.h u.a o.ä v.a i.d.r z.t s.o s.u abb abs bd bsp
-    geb gest jh jhd kap mio mrd mm mme mmes mlle mgr p.ex c.-à-d env chap cie sté
-    sra srta dña ud uds pág págs aprox núm sig sig.ra dott ing avv pag dhr mevr mw drs bijv o.a d.w.z enz evt blz
-    г гг т.е т.д т.п т.к др пр ул стр рис тыс млн млрд
+    mr mrs ms dr prof st jr sr rev gen col lt sgt capt vs etc al approx dept figs nos vol pp eds
+    inc ltd corp jan feb apr jun jul aug sep sept oct nov dec tue thu e.g i.e a.m p.m u.s u.k ph.d
+    cf ca op cit bzw bspw dgl ggf hr fr frl inkl insb mind nr sog str tel usw vgl z.b d.h u.a o.ä
+    v.a i.d.r z.t s.o s.u abb abs bd bsp geb gest jh jhd kap mio mrd mm mme mmes mlle mgr p.ex
+    c.-à-d env chap cie sté sra srta dña ud uds pág págs aprox núm sig sig.ra dott ing avv pag dhr
+    mevr mw drs bijv o.a d.w.z enz evt blz г гг т.е т.д т.п т.к др пр ул стр рис тыс млн млрд
 """
 _ABBREVIATIONS = frozenset(_ABBREVIATION_WORDS.split())
 
 
 class SplitText(NamedTuple):
-    """Parts of a text and the white space between them: alternated, they are the text again."""
+    """Segments of a text and the white space between them: alternated, they are the text."""
 
     texts: list[str]
     gaps: list[str]  # one fewer than the texts
@@ -49,15 +50,16 @@ class _Span(NamedTuple):
 
 
 def split_sentences(text: str) -> SplitText:
-    """Cut text at the ends of its sentences."""
+    """Split text at sentence ends."""
     return _to_split_text(text, _sentence_spans(text))
 
 
 def split_long_text(text: str, fits: Callable[[str], bool]) -> SplitText:
-    """Cut text into parts that fit: at sentence ends, then clause ends, then spaces, then between characters with their accents.
+    """Split text into segments that fit, at the largest possible breaks.
 
-    A text that fits is one part. What is still too long, such as a letter under thousands of accents, is cut within; a single
-    code point that does not fit stays, for nothing may be lost.
+    Breaks are sentence ends, then clause ends, then spaces, then characters with their accents. A
+    text that fits is one segment. A letter with thousands of accents is split between code points;
+    a single code point is never dropped.
     """
     if fits(text):
         return SplitText([text], [])
@@ -88,7 +90,7 @@ def _sentence_spans(text: str) -> list[_Span]:
 
 
 def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
-    """Tell whether a stop with a space after it ends a sentence."""
+    """Whether a full stop with a space after it ends a sentence."""
     following = text[match.end() : match.end() + 8].lstrip("\"'“‘«‹„‚([{¿¡-–— ")
     if following[:1].islower():
         return False
@@ -98,7 +100,7 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     words = text[max(start, match.start() - 32) : match.start()].split()
     word = words[-1].lstrip("\"'“‘«‹„‚([{") if words else ""
     if word.isdecimal() and len(word) <= 2:
-        return False  # "am 3. Mai": a day or a heading's number
+        return False  # "am 3. Mai": a date or a heading's number
     if len(word) == 1 and word.isupper():
         return False  # an initial
     return word.lower() not in _ABBREVIATIONS
@@ -119,22 +121,22 @@ def _break_at(pattern: re.Pattern[str]) -> Callable[[str, _Span], Iterator[_Span
 
 
 def _break_at_characters(text: str, span: _Span) -> Iterator[_Span]:
-    """Cut into single characters, each with the accents that belong to it."""
+    """Split into single characters, each with its accents."""
     start = span.start
-    for place in range(span.start + 1, span.end):
+    for position in range(span.start + 1, span.end):
         if (
-            not unicodedata.combining(text[place])
-            and text[place] not in "\u200d\ufe0f"
-            and text[place - 1] != "\u200d"
+            not unicodedata.combining(text[position])
+            and text[position] not in "\u200d\ufe0f"
+            and text[position - 1] != "\u200d"
         ):
-            yield _Span(start, place)
-            start = place
+            yield _Span(start, position)
+            start = position
     yield _Span(start, span.end)
 
 
 def _break_at_code_points(text: str, span: _Span) -> Iterator[_Span]:
-    """Cut into single code points, for clusters that have more accents than fit."""
-    return (_Span(place, place + 1) for place in range(span.start, span.end))
+    """Split into single code points, for clusters with more accents than fit."""
+    return (_Span(position, position + 1) for position in range(span.start, span.end))
 
 
 def _split_span(
@@ -143,30 +145,36 @@ def _split_span(
     fits: Callable[[str], bool],
     levels: Sequence[Callable[[str, _Span], Iterator[_Span]]],
 ) -> Iterator[_Span]:
-    """Cut a span at the first level's breaks, as many pieces together as fit; what is still too long at the next level's."""
+    """Split a span at the first level's breaks, and what is still too long at the next level's.
+
+    Neighbouring segments are joined as long as they fit.
+    """
     if not levels or fits(text[span.start : span.end]):
         yield span
         return
-    pieces = list(levels[0](text, span))
+    spans = list(levels[0](text, span))
     first = 0
-    while first < len(pieces):
-        last = _last_fitting(text, pieces, first, fits)
+    while first < len(spans):
+        last = _last_fitting(text, spans, first, fits)
         if last < first:
-            yield from _split_span(text, pieces[first], fits, levels[1:])
+            yield from _split_span(text, spans[first], fits, levels[1:])
             last = first
         else:
-            yield _Span(pieces[first].start, pieces[last].end)
+            yield _Span(spans[first].start, spans[last].end)
         first = last + 1
 
 
-def _last_fitting(text: str, pieces: list[_Span], first: int, fits: Callable[[str], bool]) -> int:
-    """Find the last piece up to which everything from `first` fits together, doubling and halving; `first - 1` if none."""
+def _last_fitting(text: str, spans: list[_Span], first: int, fits: Callable[[str], bool]) -> int:
+    """Return the last index up to which everything from `first` fits; `first - 1` if nothing does.
+
+    It is found by doubling and halving the step.
+    """
     good, step = first - 1, 1
-    while good + step < len(pieces) and fits(text[pieces[first].start : pieces[good + step].end]):
+    while good + step < len(spans) and fits(text[spans[first].start : spans[good + step].end]):
         good, step = good + step, step * 2
     while step > 1:
         step //= 2
-        if good + step < len(pieces) and fits(text[pieces[first].start : pieces[good + step].end]):
+        if good + step < len(spans) and fits(text[spans[first].start : spans[good + step].end]):
             good += step
     return good
 

@@ -1,4 +1,4 @@
-"""Learning the pieces: SentencePiece's trainer, made repeatable, with its refusals put into a person's words."""
+"""Deterministic SentencePiece training, with readable errors."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 logger = logging.getLogger(__name__)
 
 _MODEL_TYPES = {"bpe": "bpe", "unigram": "unigram", "characters": "char"}
-# The trainer skips a line above a length without a word, and its BPE counts places within a word in 16 bits; so long
-# lines are handed over in parts of this many characters.
+# The trainer silently skips lines above a length, and its BPE counts positions within a word in 16
+# bits; so long lines are passed in parts of this many characters.
 _MAX_LINE_CHARACTERS = 4096
-_MIN_BYTE_FALLBACK_VOCAB = 256 + 4 + 1  # every byte, the special pieces, and the space
-_UNK_SURFACE = "\u2585"  # lines with the trainer's own mark for unknown are skipped by it; a space keeps the rest of the line
-# A fixed number, for the sums of unigram's expectations are added thread by thread and the result depends on the
-# number of threads, though not on their timing.
+_MIN_BYTE_FALLBACK_VOCAB = 256 + 4 + 1  # 256 bytes, the special tokens and the space
+# the trainer skips lines with its own mark for unknown; it is replaced by a space
+_UNK_SURFACE = "\u2585"
+# Fixed, because unigram adds its expectations thread by thread: the result depends on the number of
+# threads, though not on their timing.
 _THREADS = {"bpe": 1, "unigram": 8, "characters": 1}
-# UTF-8 bytes of the sample, at most. SentencePiece needs about 5 bytes of memory for each with BPE and 25 with unigram,
-# whose suffix array holds every position: with these bounds a whole training stays below 1 GiB.
+# Most UTF-8 bytes of the sample. SentencePiece needs about 5 bytes of memory for each with BPE and
+# 25 with unigram, whose suffix array holds every position: training stays below 1 GiB.
 MAX_SAMPLE_BYTES = {"bpe": 32 << 20, "unigram": 12 << 20, "characters": 32 << 20}
-_MAX_IN_PROCESS_BYTES = (
-    2 << 20
-)  # bytes of sample below which starting a process takes longer than learning
+_MAX_IN_PROCESS_BYTES = 2 << 20  # smaller samples are trained on in this process, which is faster
 _POLL_SECONDS = 0.2
 
 
 class VocabularyError(DataError):
-    """A vocabulary larger than the text allows."""
+    """A vocabulary size that the corpus does not allow."""
 
     def __init__(self, largest: int, *, found: int) -> None:
         super().__init__(
@@ -57,7 +56,7 @@ class VocabularyError(DataError):
 
 
 def train_sentencepiece(lines: Iterable[str], config: TextConfig) -> bytes:
-    """Learn a SentencePiece model from lines that are normalised already, and return its bytes."""
+    """Train a SentencePiece model on normalized lines and return its bytes."""
     sample = sample_lines(lines, config.sample_lines, MAX_SAMPLE_BYTES[config.tokenizer])
     if not any(line.strip() for line in sample.texts()):
         found = f"{sample.seen:,} lines, all blank" if sample.seen else "no lines at all"
@@ -89,7 +88,7 @@ def train_sentencepiece(lines: Iterable[str], config: TextConfig) -> bytes:
 
 
 class LineSample(NamedTuple):
-    """Lines in UTF-8, in their order, and how many were seen; `bytes` is their size together."""
+    """Sampled UTF-8 lines in order, the number of lines seen, and the sample's size in bytes."""
 
     lines: list[bytes]
     bytes: int
@@ -101,16 +100,16 @@ class LineSample(NamedTuple):
 
 
 def sample_lines(lines: Iterable[str], most_lines: int, most_bytes: int) -> LineSample:
-    """Keep at most so many lines and bytes, chosen evenly over the whole stream and always the same, in their order.
+    """Return a deterministic, even sample of a stream with at most so many lines and bytes.
 
-    Every line has a rank that depends on its position alone; the lowest ranks stay. What is held is at most half as
-    much again as what is returned, however long the stream is.
+    Every line has a rank that depends on its position alone; the lowest ranks stay. Memory is
+    bounded by one and a half times the result, however long the stream is.
     """
     kept: list[bytes] = []
     ranks: list[int] = []
     size = seen = 0
     block: list[int] = []
-    cutoff = 1 << 64  # no rank from here on can be kept
+    cutoff = 1 << 64  # ranks from here on are not kept
     for line in lines:
         if not seen % 65_536:
             block = splitmix64_outputs(0, np.arange(seen, seen + 65_536)).tolist()
@@ -130,7 +129,7 @@ def sample_lines(lines: Iterable[str], most_lines: int, most_bytes: int) -> Line
     if len(kept) < seen:
         shown = f"{len(kept):,} lines ({size / 2**20:.1f} MiB)"
         logger.info(
-            "the vocabulary is learnt from %s, spread evenly over %s (text.sample_lines)",
+            "training the tokenizer on %s, sampled evenly from %s (text.sample_lines)",
             shown,
             f"{seen:,}",
         )
@@ -140,7 +139,10 @@ def sample_lines(lines: Iterable[str], most_lines: int, most_bytes: int) -> Line
 def _keep_lowest_ranks(
     kept: list[bytes], ranks: list[int], most_lines: int, most_bytes: int, cutoff: int
 ) -> tuple[list[bytes], list[int], int, int]:
-    """Keep the lines of the lowest ranks that fit, one at least; return them, their ranks, their size and the new cutoff."""
+    """Keep the lines of the lowest ranks that fit, at least one.
+
+    Return them, their ranks, their size and the new cutoff.
+    """
     order = np.argsort(np.asarray(ranks, np.uint64), kind="stable")
     sizes = np.cumsum(np.fromiter((len(kept[index]) for index in order), np.int64, len(order)))
     fitting = min(most_lines, max(1, int(np.searchsorted(sizes, most_bytes, side="right"))))
@@ -166,12 +168,12 @@ def _run_trainer(lines: Iterable[str], options: dict[str, Any]) -> bytes:
 
 
 def _train_in_subprocess(sample: LineSample, options: dict[str, Any]) -> bytes:
-    """Run the trainer in a process of its own: its memory goes back to the system, and a request to stop ends it."""
+    """Run the trainer in a subprocess, whose memory is freed and which a stop request ends."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [
         sys.executable,
         "-c",
-        "from dragoman.text.sentencepiece_trainer import serve; serve()",
+        "from dragoman.text.sentencepiece_trainer import worker_main; worker_main()",
     ]
     with tempfile.TemporaryFile() as answer:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, env=environment)
@@ -179,7 +181,7 @@ def _train_in_subprocess(sample: LineSample, options: dict[str, Any]) -> bytes:
         try:
             with contextlib.suppress(
                 BrokenPipeError
-            ):  # a child that died; its exit code is looked at below
+            ):  # the child has ended; its exit code is checked below
                 child.stdin.write(json.dumps(options).encode() + b"\n")
                 for line in sample.lines:
                     child.stdin.write(len(line).to_bytes(4, "little") + line)
@@ -199,19 +201,19 @@ def _train_in_subprocess(sample: LineSample, options: dict[str, Any]) -> bytes:
         code = child.returncode
         found = f"one that ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
         raise DiskError(
-            "the process that learns the vocabulary must live",
+            "the process that trains the tokenizer must not be killed",
             found=found,
             fix="free some memory, or lower text.sample_lines",
         )
     return content
 
 
-_TRAINER_ERROR_EXIT = 3  # exit code of the child where the trainer raised; its message is on stdout
+_TRAINER_ERROR_EXIT = 3  # exit code of the child if the trainer raised; its message is on stdout
 
 
-def serve() -> None:
-    """Train on the lines that come on standard input, as `_train_in_child` sends them, and write the model to stdout."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends us
+def worker_main() -> None:
+    """Train on the lines that `_train_in_subprocess` sends and write the model to stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     source = sys.stdin.buffer
     options = json.loads(source.readline())
 
@@ -235,7 +237,7 @@ def _split_long_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _explain_trainer_error(message: str, config: TextConfig) -> DataError:
-    """Turn the trainer's message into what must hold, what was found and what to do."""
+    """Return our error for a message of the trainer."""
     too_high = re.search(r"Vocabulary size too high \((\d+)\).*<= (\d+)", message)
     if too_high:
         return VocabularyError(int(too_high[2]), found=config.vocab_size)
@@ -244,16 +246,18 @@ def _explain_trainer_error(message: str, config: TextConfig) -> DataError:
         return DataError(
             f"text.vocab_size must be at least {too_low[2]} to hold this text's characters",
             found=str(config.vocab_size),
-            fix=f"add --set text.vocab_size={int(too_low[2]) + 100}, or lower text.character_coverage",
+            fix=f"add --set text.vocab_size={int(too_low[2]) + 100}, or lower "
+            "text.character_coverage",
         )
     if config.byte_fallback and config.vocab_size < _MIN_BYTE_FALLBACK_VOCAB:
         return DataError(
-            f"text.vocab_size must be at least {_MIN_BYTE_FALLBACK_VOCAB} with text.byte_fallback, whose bytes take 256",
+            f"text.vocab_size must be at least {_MIN_BYTE_FALLBACK_VOCAB} with "
+            "text.byte_fallback, whose bytes take 256",
             found=str(config.vocab_size),
             fix="raise it, or set text.byte_fallback=false",
         )
     return DataError(
-        "a vocabulary must be learnable from the training text",
+        "a vocabulary must be trainable on the corpus",
         found=message,
         fix="check the training files",
     )

@@ -1,4 +1,4 @@
-"""SentencePiece tokenizers: text to token ids and back without loss, and text.json, which describes them."""
+"""SentencePiece tokenizers: lossless encoding and decoding, and their files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENIZER_ALGORITHMS = ("bpe", "unigram", "characters")
 
 
 def write_text_json(directory: Path, *, algorithm: str, normalization: str) -> None:
-    """Write `text.json` into a directory."""
+    """Write `text.json`, which describes the tokenizer's files."""
     settings = {"format": FORMAT, "kind": algorithm, "normalisation": normalization}
     (directory / "text.json").write_text(
         json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
@@ -37,7 +37,7 @@ def write_text_json(directory: Path, *, algorithm: str, normalization: str) -> N
 
 
 def read_text_json(directory: Path) -> dict[str, str]:
-    """Read and check `text.json`, which says what the models beside it are."""
+    """Read and validate `text.json`."""
     path = directory / "text.json"
     try:
         settings = json.loads(read_regular(path, _MAX_BYTES))
@@ -73,8 +73,8 @@ def read_text_json(directory: Path) -> dict[str, str]:
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 _MAX_MODEL_BYTES = 256 << 20
 
-# SentencePiece writes a space as U+2581, so that character itself would come back as a space. It is sent through as
-# two characters instead: a private one, which is escaped likewise, and a digit.
+# SentencePiece writes a space as U+2581, so that character itself would be decoded as a space. It
+# is escaped as two characters: a private one, which is escaped likewise, and a digit.
 _ESCAPE = "\U0010fffd"
 
 
@@ -93,7 +93,7 @@ def _unescape(text: str) -> str:
 
 
 class Tokenizer:
-    """Cuts text into pieces and numbers them; the same text always gives the same ids."""
+    """Encodes text as token ids and decodes them; deterministic."""
 
     def __init__(self, model: bytes, *, algorithm: str, normalization: str) -> None:
         try:
@@ -117,7 +117,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TextConfig) -> Tokenizer:
-        """Learn the pieces from lines of text, read once as a stream; the same lines give the same tokenizer."""
+        """Train a tokenizer on lines of text, read once as a stream; deterministic."""
         prepared = (_escape(normalize(line, config.normalization)) for line in lines)
         return cls(
             train_sentencepiece(prepared, config),
@@ -127,9 +127,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, side: str, names: Collection[str] | None = None) -> Tokenizer:
-        """Read the tokenizer of a side (`source`, `target` or `shared`) from a model's `text/` directory.
+        """Read the tokenizer of a side (`source`, `target` or `shared`) from a model's `text/`
+        directory.
 
-        `names` are the files that its manifest lists, and no other is opened; by default, those that are there.
+        Only files in `names` are opened, which are those of the manifest; by default all that
+        exist.
         """
         path = Path(directory) / f"{side}.model"
         settings = read_text_json(Path(directory))
@@ -148,22 +150,22 @@ class Tokenizer:
         return cls(model, algorithm=settings["kind"], normalization=settings["normalisation"])
 
     def save(self, directory: Path, side: str) -> None:
-        """Write `SIDE.model` and `text.json` into a directory, which is made when missing."""
+        """Write `SIDE.model` and `text.json` into a directory, which is created if missing."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{side}.model").write_bytes(self._model)
         write_text_json(directory, algorithm=self.algorithm, normalization=self.normalization)
 
     def frames(self) -> list[bytes]:
-        """Return all that makes the tokenizer, for another process: `tokenizer_from` takes it back."""
+        """Return the serialized tokenizer for another process; see `tokenizer_from_frames`."""
         return [f"{self.algorithm}\n{self.normalization}".encode(), self._model, b""]
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into piece ids, without start or end."""
+        """Return the token ids of a text, without BOS and EOS."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
-        """Encode many texts in one call, which is a good deal faster than one by one."""
+        """Encode texts in one call, which is faster than one by one."""
         prepared = [_escape(normalize(text, self.normalization)) for text in texts]
         try:
             return self._processor.encode(prepared, num_threads=threads)
@@ -171,16 +173,16 @@ class Tokenizer:
             RuntimeError,
             UnicodeError,
             TypeError,
-        ) as error:  # the binding names neither text nor place
+        ) as error:  # the binding names neither the text nor the position
             raise invalid_text_error(prepared) from error
 
     def encode_with_dropout(
         self, text: str, *, dropout: float, generator: Callable[[], float]
     ) -> list[int]:
-        """Encode with BPE-dropout: the same generator state gives the same pieces on every machine."""
+        """Encode with BPE-dropout; equal generator states give equal tokens on every machine."""
         if self.algorithm != "bpe":
             raise DataError(
-                "sampling of pieces needs BPE",
+                "BPE-dropout needs BPE",
                 found=f"text.tokenizer={self.algorithm}",
                 fix="set text.tokenizer=bpe or text.bpe_dropout=0",
             )
@@ -195,11 +197,11 @@ class Tokenizer:
         )
 
     def decode(self, ids: TokenIds) -> str:
-        """Turn piece ids back into text; special pieces other than unknown leave no trace."""
+        """Return the text of token ids; special tokens other than unknown are dropped."""
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, rows: Sequence[TokenIds]) -> list[str]:
-        """Decode many rows of ids in one call."""
+        """Decode rows of ids in one call."""
         lists = [
             row.tolist() if isinstance(row, np.ndarray) else [int(each) for each in row]
             for row in rows
@@ -207,12 +209,12 @@ class Tokenizer:
         return [_unescape(text) for text in self._processor.decode(lists, num_threads=1)]
 
     def tokens(self, ids: TokenIds) -> list[str]:
-        """Spell the pieces for people: a leading U+2581 stands for a space, `<0xE4>` for a byte."""
+        """Return the tokens of ids: a leading U+2581 is a space, `<0xE4>` is a byte."""
         return [self._token_strings[each] for each in ids]
 
     @functools.cached_property
     def _token_strings(self) -> list[str]:
-        """Every piece's spelling by number, made once: asking SentencePiece for each takes longer than some engines need."""
+        """All tokens by id, computed once: SentencePiece is slow when asked one by one."""
         return [
             *SPECIAL_TOKENS,
             *(
@@ -222,7 +224,7 @@ class Tokenizer:
         ]
 
     def __len__(self) -> int:
-        """Count the pieces, bytes and special ones included."""
+        """Return the vocabulary size, byte tokens and special tokens included."""
         return self._processor.get_piece_size()
 
     @functools.cached_property
@@ -236,7 +238,7 @@ class Tokenizer:
 
     @property
     def model(self) -> bytes:
-        """The serialised SentencePiece model."""
+        """The serialized SentencePiece model."""
         return self._model
 
     @functools.cached_property
@@ -248,13 +250,13 @@ class Tokenizer:
             if not (sp.is_control(i) or sp.is_unknown(i) or sp.is_byte(i))
         ]
         ids = {sp.id_to_piece(i): i for i in normal}
-        scores = {piece: sp.get_score(i) for piece, i in ids.items()}
+        scores = {token: sp.get_score(i) for token, i in ids.items()}
         byte_ids = [sp.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
         return BPEDropoutEncoder(scores, ids, None if UNK in byte_ids else byte_ids)
 
 
 class Tokenizers(NamedTuple):
-    """The source's and the target's tokenizer; the same object when they are joint."""
+    """Source and target tokenizer; the same object for a shared vocabulary."""
 
     src: Tokenizer
     tgt: Tokenizer
@@ -268,7 +270,7 @@ class Tokenizers(NamedTuple):
 def train_tokenizers(
     src_lines: Iterable[str], tgt_lines: Iterable[str], config: TextConfig
 ) -> Tokenizers:
-    """Learn the tokenizers of both sides; a joint one sees the two sides line by line in turn, neither being sampled more."""
+    """Train the tokenizers of both sides; a shared one reads both sides alternately."""
     if config.shared_vocab:
         both = itertools.chain.from_iterable(zip(src_lines, tgt_lines, strict=True))
         shared = Tokenizer.train(both, config)
@@ -277,7 +279,7 @@ def train_tokenizers(
 
 
 def save_tokenizers(tokenizers: Tokenizers, directory: Path) -> None:
-    """Write a model's `text/` directory: `shared.model`, or `source.model` and `target.model`, and `text.json`."""
+    """Write a model's `text/` directory: `shared.model` or `source.model` and `target.model`."""
     if tokenizers.shared_vocab:
         tokenizers.src.save(directory, "shared")
     else:
@@ -286,7 +288,7 @@ def save_tokenizers(tokenizers: Tokenizers, directory: Path) -> None:
 
 
 def load_tokenizers(directory: Path, names: Collection[str] | None = None) -> Tokenizers:
-    """Read a model's `text/` directory: of the files that `names` lists, by default of those that are there."""
+    """Read a model's `text/` directory; only files in `names`, by default all that exist."""
     names = _list_files(directory) if names is None else names
     if "shared.model" in names:
         shared = Tokenizer.load(directory, "shared", names)
@@ -297,7 +299,7 @@ def load_tokenizers(directory: Path, names: Collection[str] | None = None) -> To
 
 
 def _list_files(directory: Path) -> list[str]:
-    """List a directory; one that cannot be read has nothing in it, which is refused when a file of it is wanted."""
+    """Return the names in a directory; empty if it cannot be read."""
     try:
         return os.listdir(directory)
     except OSError:
@@ -305,11 +307,11 @@ def _list_files(directory: Path) -> list[str]:
 
 
 def invalid_text_error(texts: Sequence[str]) -> DataError:
-    """Name the character that has no UTF-8."""
+    """Return the error for a character that has no UTF-8 form."""
     for text in texts:
-        place = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
-        if place is not None:
-            found = f"U+{ord(text[place]):04X}, half of a character, at position {place + 1}"
+        position = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+        if position is not None:
+            found = f"U+{ord(text[position]):04X}, half of a character, at position {position + 1}"
             return DataError(
                 "text must be valid Unicode",
                 found=found,

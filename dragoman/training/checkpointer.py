@@ -282,7 +282,7 @@ def _merge_file_records(answers: list[dict[str, Any]], folder: Path) -> dict[str
     for answer in answers:
         if "diverged" in answer:
             raise DivergedError(
-                "only finite numbers are saved",
+                "checkpoints must have finite values",
                 found=answer["diverged"],
                 fix="lower train.learning_rate or set train.max_grad_norm, and resume "
                 "from the last checkpoint",

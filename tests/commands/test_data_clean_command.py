@@ -221,9 +221,9 @@ def test_csv_keeps_delimiters_quotes_and_line_breaks(tmp_path: Path) -> None:
         ({"--out-src": "a.de"}, "--out-src must not be a file that the command reads; found a.de"),
         (
             {"--out-tgt": "clean.de"},
-            "each output must have a file of its own; found clean.de twice",
+            "each output must have its own file; found clean.de twice",
         ),
-        ({"--out-tgt": "no/clean.en"}, "--out-tgt must lie in a directory that exists; found no"),
+        ({"--out-tgt": "no/clean.en"}, "--out-tgt must be in an existing directory; found no"),
         (
             {"--out-tgt": ""},
             "cleaning --src and --tgt needs --out-src and --out-tgt; found --out-src",

@@ -321,7 +321,7 @@ def test_outputs_are_checked_before_any_work(
     for hyp, words in (
         (
             tmp_path / "missing" / "out.txt",
-            f"--hyp must lie in a directory that exists; found no {tmp_path / 'missing'}",
+            f"--hyp must be in an existing directory; found no {tmp_path / 'missing'}",
         ),
         (corpus / "dev.en", "--hyp must not be a file that the command reads"),
         (tmp_path, f"--hyp must name a file; found the directory {tmp_path}"),
@@ -348,7 +348,7 @@ def test_a_directory_below_a_file_is_told_before_any_work(
     arguments = [each.format(model=bundle) for each in command]
     assert main([*arguments, "--out", str(tmp_path / "file" / "model")]) == 2
     err = capsys.readouterr().err
-    assert f"must lie in a directory; found a file at {tmp_path / 'file'}" in err
+    assert f"must be in a directory; found a file at {tmp_path / 'file'}" in err
     assert len(err.splitlines()) == 1
 
 

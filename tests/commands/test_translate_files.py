@@ -98,7 +98,7 @@ def test_a_pipe_can_be_an_input(
         ),
         (
             ["--input", "in.txt", "--output", "no/where.txt"],
-            "--output must lie in a directory that exists; found no",
+            "--output must be in an existing directory; found no",
         ),
         (["--output", "."], "--output must name a file; found the directory ."),
     ],

@@ -270,4 +270,4 @@ LOST = failing_gpu(
     )
 )
 ON_CPU = f"the CPU is used, which takes longer, {SAME}"
-NO_GPU = rf"torch (is built for CPUs alone and )?sees no GPU here: {ON_CPU}"
+NO_GPU = rf"torch (is built for CPUs only and )?sees no GPU here: {ON_CPU}"

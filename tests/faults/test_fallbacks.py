@@ -67,7 +67,7 @@ CASES = {
         TRANSLATE,
     ),
     "no Apple": Case(
-        f"{TRANSLATE} --device mps", nothing, rf"there is no mps here: {ON_CPU}", TRANSLATE
+        f"{TRANSLATE} --device mps", nothing, rf"no MPS device is available: {ON_CPU}", TRANSLATE
     ),
     "an old driver": Case(
         TRANSLATE,

@@ -72,7 +72,7 @@ def test_without_locks_on_directories_a_deleted_lock_file_still_stops_one_of_two
         second.acquire()
     first.path.unlink()
     first.check()
-    assert "is made anew" in caplog.text
+    assert "is created again" in caplog.text
     with pytest.raises(LockedError, match=f"process {os.getpid()} on"):
         second.acquire()
     first.path.unlink()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dragoman.cli import output
+from dragoman.storage.disk import format_bytes
 
 
 def test_results_and_notes_go_different_ways(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +46,7 @@ def test_counts_agree_with_their_noun(number: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(12, "12 bytes"), (2048, "2.0 KiB"), (5 << 20, "5.0 MiB"), (3 << 30, "3.0 GiB")],
+    [(12, "12 bytes"), (2048, "2.0 kB"), (5_200_000, "5.2 MB"), (3e9, "3.0 GB")],
 )
 def test_sizes(amount: int, text: str) -> None:
-    assert output.format_bytes(amount) == text
+    assert format_bytes(amount) == text

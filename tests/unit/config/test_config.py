@@ -151,7 +151,7 @@ def test_numbers_as_yaml_writes_them(tmp_path):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("model: {width: 1, width: 2}", "'width' stands twice"),
+        ("model: {width: 1, width: 2}", "'width' appears twice"),
         ("a: &x [1]\nb: *x", "alias *x"),
         ("model: !!python/object/apply:os.system ['true']", "python/object"),
         ("model: [", "correct that place"),

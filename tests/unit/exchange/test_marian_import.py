@@ -331,7 +331,7 @@ def test_a_foreign_tokenizer_keeps_its_promises(spm: tuple[bytes, bytes], tmp_pa
     ("pieces", "found"),
     [
         (["<s>", "<pad>", "</s>", "<unk>", "a"], "'<s>', '<pad>'"),
-        ([*SPECIAL_TOKENS, "a", "a"], "a piece twice"),
+        ([*SPECIAL_TOKENS, "a", "a"], "a token twice"),
     ],
 )
 def test_a_list_of_pieces_must_be_one(

@@ -312,7 +312,7 @@ def test_what_is_no_configuration(config, found, tmp_path):
 def test_a_place_below_a_file(tmp_path):
     (tmp_path / "notes").write_text("")
     with pytest.raises(
-        ConfigError, match=r"--out must lie in a directory; found .*model below the file .*notes"
+        ConfigError, match=r"--out must be in a directory; found .*model below the file .*notes"
     ):
         OutputDirectory(tmp_path / "notes" / "model")
 

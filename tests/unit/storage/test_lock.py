@@ -86,7 +86,7 @@ def test_a_lock_s_text_is_not_trusted(tmp_path):
     first = DirectoryLock(tmp_path)
     first.acquire()
     (tmp_path / "lock").write_bytes(b"\xff{")
-    with pytest.raises(LockedError, match="another process at work"):
+    with pytest.raises(LockedError, match="another running process"):
         DirectoryLock(tmp_path).acquire()
     first.release()
 

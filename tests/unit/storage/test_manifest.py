@@ -60,7 +60,7 @@ def test_every_bit_matters(tmp_path, name):
         (
             lambda d: (d / manifest.MANIFEST_NAME).write_bytes(b"[1]"),
             manifest.MANIFEST_NAME,
-            "list where an object belongs",
+            "list instead of an object",
         ),
         (
             lambda d: (d / manifest.MANIFEST_NAME).write_bytes(b"\xff"),
@@ -125,7 +125,7 @@ def test_another_format_is_refused_not_called_damage(tmp_path):
 def test_no_name_leads_outside(tmp_path, name):
     place = make(tmp_path / "d")
     rewrite(place, lambda content: content["files"].update({name: {"bytes": 0, "sha256": ""}}))
-    with pytest.raises(CorruptError, match="a list of files that is not one"):
+    with pytest.raises(CorruptError, match="an invalid list of files"):
         manifest.verify_files(place)
 
 
@@ -133,7 +133,7 @@ def test_the_right_values_in_another_form_are_damage(tmp_path):
     place = make(tmp_path / "d")
     content = json.loads((place / manifest.MANIFEST_NAME).read_bytes())
     (place / manifest.MANIFEST_NAME).write_text(json.dumps(content))
-    with pytest.raises(CorruptError, match="another form"):
+    with pytest.raises(CorruptError, match="another JSON form"):
         manifest.verify_files(place)
 
 

@@ -26,7 +26,7 @@ def test_what_could_not_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file")
     with pytest.raises(
         ConfigError,
-        match=rf"--hyp must lie in a directory that exists; found no {tmp_path}/missing; make it: mkdir -p",
+        match=rf"--hyp must be in an existing directory; found no {tmp_path}/missing; make it: mkdir -p",
     ):
         check_output_file("--hyp", tmp_path / "missing" / "out.txt")
     with pytest.raises(ConfigError, match=rf"found a file at {tmp_path}/file"):

@@ -278,7 +278,7 @@ def test_the_learner_gets_no_more_than_its_bound(
             (f"{word} {i}" for i in range(4000) for word in ("quokka", "wombat")), small()
         )
     assert 1900 <= sum(len(line.encode()) for line in handed) <= 2000
-    assert "(0.0 MiB), spread evenly over 8,000" in caplog.text
+    assert "(0.0 MiB), sampled evenly from 8,000" in caplog.text
     assert sum("quokka" in line for line in handed) > len(handed) / 3
 
 
@@ -312,7 +312,7 @@ def test_a_request_to_stop_ends_the_learning_child(monkeypatch: pytest.MonkeyPat
 def test_a_learning_child_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentencepiece_trainer, "_MAX_IN_PROCESS_BYTES", 0)
     monkeypatch.setattr(sentencepiece_trainer.sys, "executable", "/bin/false")
-    with pytest.raises(DiskError, match=r"must live; found one that ended with code 1"):
+    with pytest.raises(DiskError, match=r"must not be killed; found one that ended with code 1"):
         Tokenizer.train(GERMAN + ENGLISH, small())
 
 
