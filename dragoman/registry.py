@@ -72,11 +72,11 @@ class Registry(Mapping[str, Entry]):
 
     def load(self, name: str) -> Any:
         """Import and return the object of a name."""
-        return _import_target(self[name].target)
+        return import_object(self[name].target)
 
     def options(self, name: str) -> Any:
         """Import and return the options class of an entry, or None."""
-        return _import_target(self[name].options) if self[name].options else None
+        return import_object(self[name].options) if self[name].options else None
 
 
 # The registry of each kind, as strings: the configuration reads names without importing the folder
@@ -97,12 +97,12 @@ _CATALOGUES = {
 
 def catalogue(kind: str) -> Registry:
     """Return the registry of a kind: `catalogue("norm")`."""
-    registry = _import_target(_CATALOGUES[kind])
+    registry = import_object(_CATALOGUES[kind])
     assert isinstance(registry, Registry), f"{_CATALOGUES[kind]} must be a Registry"
     return registry
 
 
-def _import_target(target: str) -> Any:
+def import_object(target: str) -> Any:
     """Import and return the object of "package.module:Name"."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)

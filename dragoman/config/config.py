@@ -15,6 +15,7 @@ from dragoman.config.model import ModelConfig
 from dragoman.config.setting import Paths, list_settings, setting
 from dragoman.config.train import TrainConfig
 from dragoman.errors import ConfigError, suggest_name
+from dragoman.registry import import_object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,8 +218,8 @@ class Config:
         for section in SECTIONS:
             found.extend(getattr(self, section).problems())
         found.extend(self._problems_between_sections())
-        from dragoman.models.block_rules import stack_problems  # models imports config
-
+        # By name: models is a higher layer, and imports this one.
+        stack_problems = import_object("dragoman.models.block_rules:stack_problems")
         found.extend(stack_problems(self.model))
         return found
 
