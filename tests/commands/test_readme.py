@@ -66,7 +66,7 @@ def shown(page: Path) -> list[str]:
 
 def mask(text: str) -> str:
     """Replace figures, which differ from run to run, and what depends on them."""
-    text = re.sub(r" · the best so far|about \d.*(?= at )", "", text)
+    text = re.sub(r" · best so far|about \d.*(?= at )", "", text)
     return re.sub(r" *[\d.,+-]*\d(e-\d+)?", "#", re.sub(" +", " ", text))
 
 
