@@ -1,4 +1,4 @@
-"""Checkpoint averaging, as in section 6.1 of the Transformer paper (the last 5 or 20 checkpoints)."""
+"""Checkpoint averaging, as in section 6.1 of the Transformer paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from dragoman.errors import DataError
 
 
 def average_weights(models: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of several models' weights, summed in float64; one model at a time is in memory."""
+    """Return the mean of several models' weights, summed in float64.
+
+    One model at a time is in memory.
+    """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     count = 0

@@ -1,4 +1,4 @@
-"""Checkpoint format: safetensors files (one per part, or one per part and rank), state.json, manifest."""
+"""Checkpoint format: safetensors files of the parts or their shards, state.json, manifest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _SHARD_FILE = re.compile(r"(\w+)-(\d+)-of-(\d+)\.safetensors")
 
 
 def shard_file_names(part: str, names: Collection[str]) -> list[str]:
-    """Return the files of a part: one, or all of its shards in order; empty where any is missing."""
+    """Return the files of a part: one, or all of its shards in order.
+
+    Empty where any is missing.
+    """
     if f"{part}.safetensors" in names:
         return [f"{part}.safetensors"]
     found = [match for match in map(_SHARD_FILE.fullmatch, names) if match and match[1] == part]
@@ -281,9 +284,9 @@ def write_checkpoint(
 ) -> Checkpoint:
     """Write a checkpoint into a temporary directory and publish it with one atomic rename.
 
-    `write` writes the tensors. On any failure before the rename the temporary directory is removed. An
-    existing checkpoint of the step with the same tensors is kept; one with other tensors, which belongs to
-    another run, raises DivergedError.
+    `write` writes the tensors. On any failure before the rename the temporary directory is removed.
+    An existing checkpoint of the step with the same tensors is kept; one with other tensors, which
+    belongs to another run, raises DivergedError.
     """
     final = run / step_directory_name(step)
     temporary = run / temporary_name(f"{step:08d}")

@@ -52,7 +52,10 @@ def remove_leftovers(run: Path) -> None:
 
 
 def quarantine_checkpoint(path: Path, error: CorruptError) -> Path:
-    """Rename a damaged checkpoint to `bad-step-…`, with the reason in WHY.txt; it is never deleted."""
+    """Rename a damaged checkpoint to `bad-step-…`, with the reason in WHY.txt.
+
+    It is never deleted.
+    """
     bad = path.with_name(f"bad-{path.name}-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(2)}")
     os.rename(path, bad)
     if bad.is_dir() and not bad.is_symlink():
@@ -71,7 +74,10 @@ def count_quarantined(run: Path) -> int:
 
 
 def remove_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
-    """Remove a checkpoint of this run; renamed first, so that a partly removed one is never loaded."""
+    """Remove a checkpoint of this run.
+
+    Renamed first, so that a partly removed one is never loaded.
+    """
     hidden = run / f".del-{checkpoint.step:08d}-{os.getpid()}-{secrets.token_hex(4)}"
     fault_injection.point("prune.rename")
     os.rename(checkpoint.path, hidden)
@@ -80,7 +86,7 @@ def remove_checkpoint(checkpoint: Checkpoint, run: Path) -> None:
 
 
 class BestCheckpoint:
-    """The directory `keep` of a run: the best checkpoint, as hard links where the file system has them."""
+    """The directory `keep` of a run: the best checkpoint, as hard links where possible."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.path = run, run / "keep"
@@ -114,7 +120,10 @@ class BestCheckpoint:
                     )
 
     def _is_kept(self, checkpoint: Checkpoint) -> bool:
-        """Whether this checkpoint is kept; another one of the same step is quarantined or removed."""
+        """Whether this checkpoint is kept.
+
+        Another one of the same step is quarantined or removed.
+        """
         path = self.path / step_directory_name(checkpoint.step)
         if not path.exists():
             return False
@@ -144,7 +153,10 @@ class BestCheckpoint:
 
 
 def list_prunable(run: Path, run_id: str) -> list[Checkpoint]:
-    """Return the checkpoints that may be removed, oldest first: of this run, not the newest or last good."""
+    """Return the checkpoints that may be removed, oldest first.
+
+    Never the newest, the last that is not suspect, or one of another run.
+    """
     known = []
     for step in list_steps(run):
         with contextlib.suppress(CorruptError):
@@ -162,7 +174,10 @@ def list_prunable(run: Path, run_id: str) -> list[Checkpoint]:
 
 
 def prune_oldest(run: Path, run_id: str, needed: int) -> str | None:
-    """Remove one old checkpoint to free disk space and return its name; None where that cannot help."""
+    """Remove one old checkpoint to free disk space and return its name.
+
+    None where that cannot help.
+    """
     candidates = list_prunable(run, run_id)
     free = free_disk_bytes(run)
     if free < needed and free + sum(map(_freed_bytes, candidates)) < needed:

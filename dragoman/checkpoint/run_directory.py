@@ -139,7 +139,10 @@ class RunDirectory:
     # Saving
 
     def require_checkpoint_space(self, tensors: CheckpointTensors, *, ranks: int = 1) -> None:
-        """Raise DiskFullError if the checkpoints of a run will not fit; one more than are kept must."""
+        """Raise DiskFullError if the checkpoints of a run will not fit.
+
+        There must be space for one more than are kept.
+        """
         size = int(_DISK_SPACE_MARGIN * ranks * _count_bytes(tensors))
         existing = len(self.steps())
         with os_errors_converted(self.path):
@@ -192,7 +195,8 @@ class RunDirectory:
             if not tolerate_disk_errors or left < 0:
                 raise
             logger.warning(
-                "the checkpoint of step %d was not saved: %s (training continues; %d more failures end it)",
+                "the checkpoint of step %d was not saved: %s "
+                "(training continues; %d more failures end it)",
                 step,
                 error,
                 left + 1,
@@ -252,8 +256,8 @@ class RunDirectory:
     def latest(self, expected: CheckpointTensors | None = None) -> Checkpoint | None:
         """Return the newest checkpoint that verifies; None only where none was ever saved.
 
-        While the lock is held, a damaged checkpoint is quarantined as `bad-step-…`. An intact one that
-        does not match `expected` belongs to another configuration and raises CorruptError.
+        While the lock is held, a damaged checkpoint is quarantined as `bad-step-…`. An intact one
+        that does not match `expected` belongs to another configuration and raises CorruptError.
         """
         bad = 0
         for step in reversed(self.steps()):
@@ -324,7 +328,10 @@ class RunDirectory:
         return self.training_log.truncate(step)
 
     def status(self, **fields: Any) -> None:
-        """Update status.json (state, step, exit_code, reason, …); a full disk only logs a warning."""
+        """Update status.json (state, step, exit_code, reason, …).
+
+        A full disk only logs a warning.
+        """
         self._lock.check()
         self._status.update(fields)
 
@@ -374,7 +381,10 @@ def _timestamp() -> str:
 
 
 def create_or_read_run_id(run: Path, config_digest: str) -> str:
-    """Return the id of the run from run.json, written at its start; pruning only touches its own steps."""
+    """Return the id of the run from run.json, written at its start.
+
+    Pruning only touches its own steps.
+    """
     path = run / "run.json"
     if path.exists():
         return str(manifests.read_json(path).get("run_id", ""))

@@ -28,7 +28,10 @@ class TrainingLog:
         self._pending = b""
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append a line; while the disk is full it is kept in memory, so that the run can continue."""
+        """Append a line.
+
+        While the disk is full it is kept in memory, so that the run can continue.
+        """
         line = json.dumps(spell_nonfinite(record), ensure_ascii=False, allow_nan=False)
         self._pending += (line.encode() if line.isascii() else encode_json(line)) + b"\n"
         try:

@@ -58,7 +58,7 @@ class TranslationTask:
 
 
 def _logit_rows_per_chunk(device: torch.device, vocab_size: int) -> int:
-    """Return how many rows of logits a GPU projects at a time: 65,536 of 32,768 tokens with 128 GiB."""
+    """Return how many rows of logits a GPU computes at a time: 65,536 of 32k for 128 GiB."""
     memory = torch.cuda.get_device_properties(device).total_memory
     return max(512, memory // (2 * LOGITS_MEMORY_DIVISOR * vocab_size))
 
@@ -100,8 +100,8 @@ class ValidationSample(NamedTuple):
 class TranslationValidator:
     """Validates a model: loss and perplexity per token on a corpus, BLEU of a translated sample.
 
-    `batches` returns the corpus's batches; `translate` and `score` are those of the commands, so that
-    training and evaluation cannot disagree (facebookresearch/fairseq#3245).
+    `batches` returns the corpus's batches; `translate` and `score` are those of the commands, so
+    that training and evaluation cannot disagree (facebookresearch/fairseq#3245).
     """
 
     batches: Callable[[], Iterable[Batch]]
@@ -117,8 +117,8 @@ class TranslationValidator:
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return "loss" and "perplexity"; with a sample also "bleu" and "exact".
 
-        "exact" is the fraction of translations that equal their reference. Raises StoppedError at a stop
-        request.
+        "exact" is the fraction of translations that equal their reference. Raises StoppedError at a
+        stop request.
         """
         loss = self._loss(model)
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, MAX_NLL))}

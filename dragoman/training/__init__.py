@@ -1,1 +1,1 @@
-"""Training: loss, optimiser, schedule, loop, checkpoints, distribution, progress."""
+"""Training: trainer, train step, data loader, optimizer, learning-rate schedule, checkpoints."""

@@ -1,8 +1,8 @@
 """Saves the trainer's model, optimizer and EMA as checkpoints, and loads them again.
 
-With a replicated model only rank 0 reads and writes the run directory, and broadcasts what it read, so
-that no shared disk is needed. With a sharded model (FSDP) every rank writes and reads its own rows in a
-directory on a shared disk, and rank 0 alone publishes the checkpoint.
+With a replicated model only rank 0 reads and writes the run directory, and broadcasts what it read,
+so that no shared disk is needed. With a sharded model (FSDP) every rank writes and reads its own
+rows in a directory on a shared disk, and rank 0 alone publishes the checkpoint.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Checkpointer:
         self._initial_weights: dict[str, Tensor] | None = None
 
     def start_new_run(self) -> None:
-        """Start from the model's current weights; raise ConfigError if the directory holds a run."""
+        """Start from the model's current weights.
+
+        Raise ConfigError if the directory holds a run.
+        """
         found = self._world.run_on_rank_zero(self._run.steps, "list the checkpoints")
         if found:
             raise ConfigError(
@@ -75,7 +78,10 @@ class Checkpointer:
         }
 
     def load_latest(self) -> dict[str, Any] | None:
-        """Load the newest checkpoint and return its state; without one, start a new run and return None."""
+        """Load the newest checkpoint and return its state.
+
+        Without one, start a new run and return None.
+        """
         found = self._world.run_on_rank_zero(self._load_on_rank_zero, "load the newest checkpoint")
         if found is None:
             self.start_new_run()
@@ -111,7 +117,10 @@ class Checkpointer:
         tolerate_disk_errors: bool,
         suspect: bool,
     ) -> bool:
-        """Save a checkpoint on rank 0 (FSDP: on all ranks); return False after a tolerated disk error."""
+        """Save a checkpoint on rank 0 (FSDP: on all ranks).
+
+        Return False after a tolerated disk error.
+        """
         what = f"save the checkpoint of step {step}"
 
         def write(**options: Any) -> bool:
@@ -150,7 +159,10 @@ class Checkpointer:
         )
 
     def _write_shards(self, folder: str) -> dict[str, Any]:
-        """Write this rank's shards; return their file records, or the error, since other ranks wait for it."""
+        """Write this rank's shards.
+
+        Return their file records, or the error, since other ranks wait for it.
+        """
         tensors = self._tensors()
         if not self._world.is_rank_zero:  # replicated scalars and buffers are saved by rank 0
             tensors = {
@@ -232,7 +244,10 @@ class Checkpointer:
         )
 
     def _load_on_rank_zero(self) -> dict[str, Any] | None:
-        """Verify the newest checkpoint and truncate the log to it; load it, unless it is sharded."""
+        """Verify the newest checkpoint and truncate the log to it.
+
+        Load it, unless it is sharded.
+        """
         weights = named_weights(self._model)
         averaged = dict(self._model.named_parameters()) if self._ema is not None else None
         checkpoint = self._run.latest({"weights": weights, "ema": averaged})
@@ -263,7 +278,10 @@ class Checkpointer:
             tensor.copy_(tensors[name])
 
     def _broadcast_state(self) -> None:
-        """Broadcast what rank 0 loaded; optimizer moments are allocated on the other ranks first."""
+        """Broadcast what rank 0 loaded.
+
+        Optimizer moments are allocated on the other ranks first.
+        """
         for parameter in self._model.parameters():
             if parameter.requires_grad and not self._optimizer.state.get(parameter):
                 self._optimizer.state[parameter] = {

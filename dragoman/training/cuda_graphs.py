@@ -1,8 +1,9 @@
 """CUDA graphs: capture the forward and backward pass of each batch shape, and replay it.
 
-On a GPU, a small model spends its time launching kernels one by one; a CUDA graph launches them together.
-Kernels, their order and their random numbers are those of the eager pass. A model that cannot be captured
-(because it synchronizes with the device, or draws random numbers on the host) stays in eager mode.
+On a GPU, a small model spends its time launching kernels one by one; a CUDA graph launches them
+together. Kernels, their order and their random numbers are those of the eager pass. A model that
+cannot be captured (because it synchronizes with the device, or draws random numbers on the host)
+stays in eager mode.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class _CapturedGraph(NamedTuple):
 class CUDAGraphRunner:
     """Computes losses and gradients as `compute` does, by replaying CUDA graphs where possible.
 
-    The gradients that it leaves on the parameters are overwritten by the next call: clone them to keep them.
+    The gradients that it leaves on the parameters are overwritten by the next call: clone them to
+    keep them.
     """
 
     def __init__(
@@ -66,7 +68,10 @@ class CUDAGraphRunner:
         self.is_enabled = True
 
     def __call__(self, batch: Batch) -> Loss:
-        """Leave the gradients on the parameters and return the loss; the caller has just set the seed."""
+        """Leave the gradients on the parameters and return the loss.
+
+        The caller has just set the seed.
+        """
         if not self.is_enabled or is_recording():  # a graph cannot record or edit attention weights
             return self._compute(batch)
         key = _batch_key(batch)
@@ -159,7 +164,8 @@ class CUDAGraphRunner:
 
     def _grad_views(self, flat: Tensor) -> Iterator[Tensor]:
         """Return views of a flat tensor in the parameters' shapes."""
-        parts = flat.split([parameter.numel() for parameter in self._parameters])  # type: ignore[no-untyped-call]
+        sizes = [parameter.numel() for parameter in self._parameters]
+        parts = flat.split(sizes)  # type: ignore[no-untyped-call]
         return (
             part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True)
         )

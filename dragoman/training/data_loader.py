@@ -1,8 +1,8 @@
 """The batches of each training step, prepared in the background.
 
-The trainer owns the position: what has been prefetched is never part of any state, and each batch is a
-pure function of (plan, seed, cursor, rank). A resumed run therefore sees the same batches (joeynmt#125,
-#172; OpenNMT-py#2006, #2517; huggingface/transformers#11323).
+The trainer owns the position: what has been prefetched is never part of any state, and each batch
+is a pure function of (plan, seed, cursor, rank). A resumed run therefore sees the same batches
+(joeynmt#125, #172; OpenNMT-py#2006, #2517; huggingface/transformers#11323).
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class DataLoader:
         self._prefetch, self._pin_memory = prefetch, pin_memory
 
     def batches(self, step: int, cursor: Cursor) -> Generator[GlobalBatch, None, None]:
-        """Yield batches without end, from a step and its position on; close it to end the thread."""
+        """Yield batches without end, from a step and its position on.
+
+        Close it to end the thread.
+        """
         if self._prefetch == 0:
             yield from self._generate(step, cursor)
             return
@@ -117,7 +120,10 @@ class DataLoader:
             step += 1
 
     def _rank_micro_batches(self, step: int, examples: list[np.ndarray]) -> list[MicroBatch]:
-        """Return every W-th micro-batch of the step; they are split by rows where ranks outnumber them."""
+        """Return every W-th micro-batch of the step.
+
+        They are split by rows where ranks outnumber them.
+        """
         parts = -(-self._ranks // len(examples))
         mine: list[MicroBatch] = []
         for index in range(self._rank, len(examples) * parts, self._ranks):
@@ -141,7 +147,7 @@ class DataLoader:
     def _collate_micro_batch(
         self, step: int, micro_index: int, examples: list[np.ndarray]
     ) -> Batch:
-        """Collate a whole micro-batch, so that its tokens and shape do not depend on the number of ranks."""
+        """Collate a whole micro-batch: its shape must not depend on the number of ranks."""
         return self._collate(
             examples[micro_index], derive_seed(self._seed, step, micro_index, "text")
         )

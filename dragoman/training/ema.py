@@ -1,4 +1,4 @@
-"""Exponential moving average (EMA) of the weights, which often translates better than the weights."""
+"""Exponential moving average (EMA) of the weights, which often translates better than they do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class EMA:
     """Exponential moving average of a model's parameters.
 
-    The decay warms up as `min(decay, (1 + n) / (10 + n))` at step n, so that the initial weights lose their
-    influence soon: the rule of TensorFlow's ExponentialMovingAverage with `num_updates`.
+    The decay warms up as `min(decay, (1 + n) / (10 + n))` at step n, so that the initial weights
+    lose their influence soon: the rule of TensorFlow's ExponentialMovingAverage with `num_updates`.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -1,8 +1,8 @@
 """Learning-rate schedules as pure functions of the step, without a state to save.
 
 Steps are counted from 1. Every schedule has a linear warm-up over `train.warmup_steps` steps to
-`train.learning_rate` (`noam` to its own peak). Schedules that decay end at `train.steps` and reach zero
-one step later, because a step with a learning rate of zero would be wasted.
+`train.learning_rate` (`noam` to its own peak). Schedules that decay end at `train.steps` and reach
+zero one step later, because a step with a learning rate of zero would be wasted.
 
 To add a schedule, write a function here and name it in `training/catalogue.py`.
 """
@@ -25,8 +25,8 @@ def constant(step: int, config: TrainConfig, width: int) -> float:
 def noam(step: int, config: TrainConfig, width: int) -> float:
     """Return the rate of Vaswani et al. (2017), equation 3.
 
-    It is `factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`. `train.learning_rate` is the factor,
-    1 in the paper; the peak rate is `factor * (width * warmup)^-0.5`.
+    It is `factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`. `train.learning_rate` is the
+    factor, 1 in the paper; the peak rate is `factor * (width * warmup)^-0.5`.
     """
     warmup_term = step * config.warmup_steps**-1.5 if config.warmup_steps else math.inf
     return config.learning_rate * width**-0.5 * min(step**-0.5, warmup_term)

@@ -41,7 +41,10 @@ class Precision(NamedTuple):
 
 
 def choose_precision(wanted: str, device: torch.device) -> Precision:
-    """Return the precision of `train.precision`; `auto` depends on the hardware alone, not on timing."""
+    """Return the precision of `train.precision`.
+
+    `auto` depends on the hardware alone, not on timing.
+    """
     if wanted == "float32":
         return Precision(torch.float32, "as configured")
     if device.type == "cuda":
@@ -100,7 +103,7 @@ class BF16DataParallel(ReplicatedDataParallel):
         torch._foreach_copy_(self._bf16_params, self._master_params)
 
     def backward(self, loss: Loss) -> None:
-        """Leave float32 gradients on the master weights, in existing tensors where there are any."""
+        """Leave float32 gradients on the master weights, reusing existing tensors."""
         try:
             loss.total.backward()  # type: ignore[no-untyped-call]
             self._copy_grads_to_master()
@@ -141,8 +144,9 @@ def should_use_bf16_weights(
 ) -> bool:
     """Whether to train with a bfloat16 compute copy, as `train.param_dtype` says.
 
-    `auto` does so on a GPU if every block allows it. A model with buffers that training changes, such as
-    the running means of batch normalization, never has a copy: the copy's changes would be lost.
+    `auto` does so on a GPU if every block allows it. A model with buffers that training changes,
+    such as the running means of batch normalization, never has a copy: the copy's changes would be
+    lost.
     """
     if (
         precision.dtype != torch.bfloat16

@@ -1,8 +1,8 @@
 """Optimizers, and their state by parameter name.
 
-Only torch's fused optimizers are used. They take the gradient's divisor and a "not finite" flag as tensors
-(`grad_scale`, `found_inf`), so that scaling, clipping and skipping a step need neither another pass over
-the gradients nor a synchronization with the device.
+Only torch's fused optimizers are used. They take the gradient's divisor and a "not finite" flag as
+tensors (`grad_scale`, `found_inf`), so that scaling, clipping and skipping a step need neither
+another pass over the gradients nor a synchronization with the device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def build_adamw(model: nn.Module, config: TrainConfig) -> Optimizer:
 
 
 def state_dict(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's tensors by name, `<parameter>.<slot>`: independent of parameter order."""
+    """Return the optimizer's tensors by name, `<parameter>.<slot>`."""
     return {
         f"{name}.{slot}": value.detach()
         for name, parameter in _trainable_parameters(model)

@@ -123,7 +123,10 @@ class Progress(Protocol):
 
 
 def open_progress(stream: IO[str], *, live: bool | None = None) -> Progress:
-    """Return the display for a stream: live on a terminal, lines elsewhere; it survives a closed stream."""
+    """Return the display for a stream: live on a terminal, lines elsewhere.
+
+    It survives a closed stream.
+    """
     stream = make_tolerant(stream)
     if live if live is not None else stream.isatty():
         from rich.console import Console
@@ -160,7 +163,7 @@ class TrainingMeter:
         return " · ".join(text for _, text in self.fields())
 
     def fields(self) -> list[ProgressField]:
-        """Return the fields in the order of display, each with its priority in a narrow terminal."""
+        """Return the fields in the order of display, each with its priority."""
         fields: list[ProgressField] = [
             (2, f"loss {self.loss:.3f}"),
             (3, f"{self.tokens.rate:,.0f} tokens/s"),
@@ -329,7 +332,7 @@ class LiveProgress:
     def _bar(
         self, name: str, meter: Meter, fields: Callable[[], list[ProgressField]]
     ) -> Iterator[_Bar]:
-        """Add a bar to the terminal's one live display, which starts with the first bar and ends with it."""
+        """Add a bar to the live display, of which a terminal can have only one."""
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
@@ -412,7 +415,10 @@ class _LiveTrainingDisplay:
 
 
 def join_fitting_fields(fields: list[ProgressField], columns: int) -> str:
-    """Join the fields that fit into the columns, dropping the highest numbers first; keeps at least one."""
+    """Join the fields that fit into the columns, dropping the highest numbers first.
+
+    Keeps at least one.
+    """
     kept = list(fields)
     while len(kept) > 1 and len(" · ".join(text for _, text in kept)) > columns:
         kept.remove(max(kept))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class Loss:
     """Sums over the target tokens of a batch; the trainer divides by the count of the whole step.
 
-    Sums give the same gradient however a step is split into micro-batches and ranks. A mean of means
-    would give the tokens of a small micro-batch more weight than those of a large one.
+    Sums give the same gradient however a step is split into micro-batches and ranks. A mean of
+    means would give the tokens of a small micro-batch more weight than those of a large one.
     """
 
     total: Tensor  # (), the training objective: label smoothing and auxiliary losses included

@@ -12,7 +12,10 @@ STEP_SCALARS = ("loss", "nll", "lr", "grad_norm", "tokens", "padding", "seconds"
 
 
 class TensorBoardWriter:
-    """Writes the records of the training log as TensorBoard scalars; purges those after step `done`."""
+    """Writes the records of the training log as TensorBoard scalars.
+
+    Purges those after step `done`.
+    """
 
     def __init__(self, folder: Path, *, done: int = 0) -> None:
         try:

@@ -36,10 +36,11 @@ def measure_throughput(
     seconds: float,
     max_steps: int,
 ) -> Throughput:
-    """Time up to `max_steps` real steps for about so many seconds, and restore weights and optimizer.
+    """Time real steps for about so many seconds, and restore weights and optimizer.
 
-    The first half is warm-up: the first step of each batch shape takes as long as many others on a GPU.
-    With CUDA graphs, a few batches are repeated, since a shape is captured when it occurs again.
+    The first half is warm-up: the first step of each batch shape takes as long as many others on a
+    GPU. With CUDA graphs, a few batches are repeated, since a shape is captured when it occurs
+    again.
     """
     weights = {name: tensor.clone() for name, tensor in named_weights(local_module).items()}
     warmup = done = tokens = 0

@@ -1,4 +1,4 @@
-"""torch.compile for a model's blocks: when it pays, and the fallback to eager mode when it fails."""
+"""torch.compile for a model's blocks, with a fallback to eager mode when it fails."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from dragoman.storage.cache import cache_dir, make_private_directory
 
 logger = logging.getLogger(__name__)
 
-# Compiling takes half a minute with an empty cache, and saves 5 of 30 ms a step (base size, H200): a
-# short run would end before it gains anything.
+# Compiling takes half a minute with an empty cache, and saves 5 of 30 ms a step (base size, H200):
+# a short run would end before it gains anything.
 MIN_STEPS, MIN_SECONDS = 10_000, 600.0
 # Variants of one block's code: masks, dtypes, special lengths. Torch's own limit is 8, and it falls
 # back to eager mode silently.
@@ -65,17 +65,20 @@ def choose_torch_compile(
 def should_use_cuda_graphs(
     config: TrainConfig, device: torch.device, *, sharded: bool = False
 ) -> bool:
-    """Whether to capture CUDA graphs, as `train.cuda_graphs` says; FSDP's collectives are never captured."""
+    """Whether to capture CUDA graphs, as `train.cuda_graphs` says.
+
+    FSDP's collectives are never captured.
+    """
     return device.type == "cuda" and config.cuda_graphs != "off" and not sharded
 
 
 def compile_blocks(model: nn.Module) -> None:
     """Apply torch.compile to a model's blocks; each is compiled at its first call.
 
-    Blocks are compiled one by one, with dynamic shapes. Blocks of one kind share their code, so a stack
-    of six takes as long as one; compiling the whole forward pass took half a minute for each batch shape.
-    A block with a loop over positions would be compiled for each length; it opts out with
-    `Block.supports_compile`.
+    Blocks are compiled one by one, with dynamic shapes. Blocks of one kind share their code, so a
+    stack of six takes as long as one; compiling the whole forward pass took half a minute for each
+    batch shape. A block with a loop over positions would be compiled for each length; it opts out
+    with `Block.supports_compile`.
     """
     limits: Any = torch._dynamo.config  # torch 2.11 has no public settings for these
     limits.recompile_limit = max(limits.recompile_limit, RECOMPILE_LIMIT)
@@ -102,8 +105,8 @@ def fall_back_to_eager(error: Exception) -> bool:
     """Switch all compiled blocks to eager mode if the error may come from torch.compile.
 
     Return whether to run the forward pass again. The compiler raises any kind of exception, in the
-    forward or the backward pass, which cannot be told from an error of the block itself. So every error
-    but our own and running out of memory is retried once in eager mode.
+    forward or the backward pass, which cannot be told from an error of the block itself. So every
+    error but our own and running out of memory is retried once in eager mode.
     """
     global _failure
     if not _compiled_blocks or isinstance(error, DragomanError) or is_out_of_memory(error):
@@ -142,8 +145,8 @@ def configure_backends(
 ) -> None:
     """Set torch's process-wide options: matmul precision, determinism, attention kernels.
 
-    The kernels for short sentences cost more host time to launch than they save; in a CUDA graph they
-    cost none.
+    The kernels for short sentences cost more host time to launch than they save; in a CUDA graph
+    they cost none.
     """
     enable_short_attention(cuda_graphs)
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""Training state: step counters, best metrics, divergence detection; all of a run but its tensors."""
+"""Training state: step counters, best metrics, divergence detection; not the tensors."""
 
 from __future__ import annotations
 
@@ -156,7 +156,8 @@ class TrainState:
         examples = [int(example) for examples in batch.examples for example in examples]
         named = f"{len(examples):,} example{'' if len(examples) == 1 else 's'}"
         logger.warning(
-            "step %d has a loss or gradient that is not finite and was skipped; log.jsonl lists its %s",
+            "step %d has a loss or gradient that is not finite and was skipped; "
+            "log.jsonl lists its %s",
             batch.step,
             named,
         )
@@ -177,7 +178,10 @@ class TrainState:
         return better
 
     def has_reached(self, target_exact: float) -> bool:
-        """Whether the last step was validated with this fraction of exact translations; never for 0."""
+        """Whether the last step was validated with this fraction of exact translations.
+
+        Never for 0.
+        """
         exact = self.metrics.get("exact", 0.0)
         return 0 < target_exact <= exact and self.validated_step == self.step
 

@@ -1,8 +1,8 @@
 """One optimizer step: gradient accumulation over micro-batches, all-reduce, clipping, update.
 
-Nothing here synchronizes with the device. Whether the gradients are finite is decided on the device by
-the optimizer's fused kernel, and the metrics of a step are read when they have arrived: one step later
-on a GPU.
+Nothing here synchronizes with the device. Whether the gradients are finite is decided on the device
+by the optimizer's fused kernel, and the metrics of a step are read when they have arrived: one step
+later on a GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ class ParallelStrategy(Protocol):
         ...
 
     def gathered_model(self) -> AbstractContextManager[None]:
-        """Gather the whole model on rank 0; every rank must call it, and none may train meanwhile."""
+        """Gather the whole model on rank 0.
+
+        Every rank must call it, and none may train meanwhile.
+        """
         ...
 
     def local_rows(self, name: str) -> slice | None:
@@ -213,7 +216,8 @@ class TrainStep:
                 _raise_if_urgent()
                 with part:  # an out-of-memory error ends this block; the part's halves come next
                     if num_passes == 1 and self.uses_cuda_graphs:
-                        # The first pass's gradients belong to a CUDA graph; the next overwrites them.
+                        # The first pass's gradients belong to a CUDA graph; the next overwrites
+                        # them.
                         gradients = [each if each is None else each.clone() for each in gradients]
                     split = f"{micro_batch.split_index}{part.path and '.' + part.path}"
                     seed = derive_seed(self._seed, batch.step, micro_batch.micro_index, split)
@@ -245,7 +249,10 @@ class TrainStep:
         return loss
 
     def _accumulate(self, loss: Loss, gradients: Gradients, sums: Tensor) -> None:
-        """Add the parameters' gradients and the loss to the sums; clear the parameters' gradients."""
+        """Add the parameters' gradients and the loss to the sums.
+
+        Clear the parameters' gradients.
+        """
         for index, parameter in enumerate(self._parameters):
             sum_, new = gradients[index], parameter.grad
             gradients[index] = new if sum_ is None else sum_ if new is None else sum_.add_(new)
@@ -287,7 +294,7 @@ class TrainStep:
 
 
 def apply_gradients(optimizer: Optimizer, *, lr: float, divisor: Tensor, nonfinite: Tensor) -> None:
-    """Step with the gradients divided by `divisor`, or not at all if `nonfinite` is 1 (0-d tensors)."""
+    """Step with the gradients divided by `divisor`; do nothing if `nonfinite` is 1."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     fused: Any = optimizer  # torch reads these two attributes in every fused step
@@ -304,8 +311,8 @@ class BatchPart:
     """Rows of a micro-batch that are computed together.
 
     `with part:` catches out-of-memory errors and failures of torch.compile, and records them.
-    `path` names the splits that led to the part: "" for the whole batch, "01" for the second half of
-    its first half.
+    `path` names the splits that led to the part: "" for the whole batch, "01" for the second half
+    of its first half.
     """
 
     def __init__(self, batch: Batch, path: str = "") -> None:
@@ -321,7 +328,8 @@ class BatchPart:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        # Swallowing the error here frees its traceback, which holds the tensors that filled the memory.
+        # Swallowing the error here frees its traceback, which holds the tensors that filled the
+        # memory.
         if isinstance(error, Exception):
             self.out_of_memory = isinstance(
                 error, (RuntimeError, MemoryError)
@@ -365,8 +373,8 @@ class OOMSplitter:
     def parts(self, batch: Batch, *, may_split: bool = True) -> Iterator[BatchPart]:
         """Yield parts of a batch until every row has been computed once, each within `with part:`.
 
-        A part that ran out of memory is followed by its halves. Without `may_split`, where other ranks
-        are in the same forward pass, running out of memory raises ConfigError.
+        A part that ran out of memory is followed by its halves. Without `may_split`, where other
+        ranks are in the same forward pass, running out of memory raises ConfigError.
         """
         whole, dropped_before = BatchPart(batch), len(self.dropped_examples)
         waiting = [whole]
@@ -403,8 +411,8 @@ class OOMSplitter:
         self.token_limits[part.shape_key] = int(RETRY_FRACTION * part.padded_tokens)
         logger.log(
             logging.DEBUG if _warned else logging.WARNING,
-            "out of memory with %d padded tokens of shape %s: batches that do not fit are computed in "
-            "parts, with the same result; lower train.batch_tokens to avoid it",
+            "out of memory with %d padded tokens of shape %s: batches that do not fit are computed "
+            "in parts, with the same result; lower train.batch_tokens to avoid it",
             part.padded_tokens,
             part.shape_key,
         )

@@ -82,11 +82,11 @@ class _DivergenceDetected(Exception):  # noqa: N818 - never leaves this module
 class Trainer:
     """Train a model until its step budget, time budget or a stop request ends the run.
 
-    The result is a pure function of (configuration, data, seed), however often the run is stopped and
-    resumed. `deadline` returns the seconds that are left; training ends in time for a last validation and
-    checkpoint. `replan` returns the number of planned steps at every checkpoint, so that the schedule
-    ends with the time budget; it is part of the checkpoint, so that a resumed run has the same learning
-    rates. `on_record` is called with every record of the training log.
+    The result is a pure function of (configuration, data, seed), however often the run is stopped
+    and resumed. `deadline` returns the seconds that are left; training ends in time for a last
+    validation and checkpoint. `replan` returns the number of planned steps at every checkpoint, so
+    that the schedule ends with the time budget; it is part of the checkpoint, so that a resumed run
+    has the same learning rates. `on_record` is called with every record of the training log.
     """
 
     def __init__(
@@ -201,7 +201,10 @@ class Trainer:
                         self._roll_back()
 
     def train_step(self, batch: GlobalBatch) -> None:
-        """Do one optimizer step and update the EMA; on a GPU its metrics are read one step later."""
+        """Do one optimizer step and update the EMA.
+
+        On a GPU its metrics are read one step later.
+        """
         if self._world.size > 1:
             self._world.check_launcher()
         if not self._pending_steps:
@@ -232,7 +235,8 @@ class Trainer:
     def validate(self) -> None:
         """Validate the (averaged) weights, and keep the checkpoint if they are the best so far.
 
-        A validation that a stop request interrupts has no result, and is repeated by the resumed run.
+        A validation that a stop request interrupts has no result, and is repeated by the resumed
+        run.
         """
         assert self._validate is not None, "validation is only due where there is a function for it"
         self._flush_metrics()
@@ -365,7 +369,7 @@ class Trainer:
             self._requests = self._collect_requests()
 
     def _is_validation_due(self, *, last: bool = False) -> bool:
-        """Whether to validate now: at a fixed interval and at the end, but not twice in close succession."""
+        """Whether to validate now: at a fixed interval and at the end, but not twice in a row."""
         state, interval = self.state, self.config.validate_every
         if self._validate is None or state.validated_step >= state.step:
             return False
@@ -408,7 +412,10 @@ class Trainer:
         self._checkpointed_step = self.state.step
 
     def _roll_back(self) -> None:
-        """Return to the newest checkpoint and exclude the steps that were not finite; once per run."""
+        """Return to the newest checkpoint and exclude the steps that were not finite.
+
+        Once per run.
+        """
         diverged, last_step = self.state.divergence, self.state.step
         diverged.require_first_rollback()
         self._pending_steps.clear()
@@ -481,7 +488,10 @@ class Trainer:
             logger.info("%s: %s (%s)", name, "on" if enabled else "off", reason)
 
     def _log_lost_streams(self, step: int) -> None:
-        """Record in log.jsonl and status.json that progress is no longer shown; training continues."""
+        """Record in log.jsonl and status.json that progress is no longer shown.
+
+        Training continues.
+        """
         lost = standard_streams.pop_lost_streams() if self._world.is_rank_zero else {}
         for stream, reason in lost.items():
             self._run.training_log.append(

@@ -43,7 +43,7 @@ def run(path: Path, model: dict[str, object], *, stop_after: int = 0, resume: bo
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_stopped_and_resumed(tmp_path: Path, name: str) -> None:
-    """After the first update already: a layer that was left out of it must have its optimiser's state too."""
+    """After the first update already: a layer that was left out of it must have its optimizer's state too."""
     model = VARIANTS[name]
     run(tmp_path / "whole", model)
     run(tmp_path / "cut", model, stop_after=1)

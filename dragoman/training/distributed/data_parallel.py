@@ -32,7 +32,8 @@ class ReplicatedDataParallel(SingleProcess):
             ]
             flat = torch.cat([*parts, sums])
             self._world.all_reduce(flat, f"all-reduce of the gradients of step {step}")
-            *summed, sums = flat.split([*(len(part) for part in parts), len(sums)])  # type: ignore[no-untyped-call]
+            sizes = [*(len(part) for part in parts), len(sums)]
+            *summed, sums = flat.split(sizes)  # type: ignore[no-untyped-call]
             gradients = [
                 part.view_as(parameter)
                 for part, parameter in zip(summed, self._parameters, strict=True)

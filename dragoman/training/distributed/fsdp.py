@@ -1,8 +1,8 @@
 """Sharded data parallel with torch's `fully_shard` (FSDP2): weights, gradients, moments and EMA.
 
-Each weight is sharded by rows. A block's weights are gathered before its forward and backward pass and
-freed after it; its gradients are reduce-scattered in the backward pass. The ranks communicate in every
-block, so all of them must run the same passes in the same order.
+Each weight is sharded by rows. A block's weights are gathered before its forward and backward pass
+and freed after it; its gradients are reduce-scattered in the backward pass. The ranks communicate
+in every block, so all of them must run the same passes in the same order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class FSDPDecision(NamedTuple):
 def choose_fsdp(
     config: TrainConfig, model: nn.Module, *, ranks: int, device: torch.device
 ) -> FSDPDecision:
-    """Return the decision of `train.fsdp`; `auto` shards a model that fills over half of each GPU."""
+    """Return the decision of `train.fsdp`.
+
+    `auto` shards a model that fills over half of each GPU.
+    """
     if ranks == 1:
         return FSDPDecision(False, "there is one process")
     if config.fsdp != "auto":
@@ -135,7 +138,8 @@ class ShardedDataParallel:
         self._world.run_collective(loss.total.backward)
         for parameter, local_param in self._sharded_params:
             gradient, parameter.grad = parameter.grad, None
-            local_param.grad = None if gradient is None else gradient.to_local()  # type: ignore[attr-defined]
+            assert gradient is None or isinstance(gradient, DTensor), "FSDP shards gradients"
+            local_param.grad = None if gradient is None else gradient.to_local()
 
     @torch.no_grad()
     def all_reduce_gradients(
@@ -162,7 +166,8 @@ class ShardedDataParallel:
             ]
         )
         self._world.all_reduce(flat, f"all-reduce of the metrics of step {step}")
-        sums, squares, rest = flat.split([len(sums), 1, len(flat) - len(sums) - 1])  # type: ignore[no-untyped-call]
+        sizes = [len(sums), 1, len(flat) - len(sums) - 1]
+        sums, squares, rest = flat.split(sizes)  # type: ignore[no-untyped-call]
         summed = list(gradients)
         for index, value in zip(self._replicated_indices, rest, strict=True):
             summed[index] = value.reshape(())
@@ -170,7 +175,10 @@ class ShardedDataParallel:
 
     @contextmanager
     def gathered_model(self) -> Iterator[None]:
-        """Gather all weights; rank 0 keeps them until the end of the block, as an ordinary model."""
+        """Gather all weights.
+
+        Rank 0 keeps them until the end of the block, as an ordinary model.
+        """
         try:
             self._world.run_collective(self._gather)
             if not self._world.is_rank_zero:
@@ -207,7 +215,7 @@ class _ShardedTask:
 
 
 class _LossModule(nn.Module):
-    """The FSDP root module: its hooks surround the whole loss, which uses several of the model's methods."""
+    """The FSDP root module, whose hooks surround the whole computation of the loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -232,7 +240,7 @@ def find_fsdp_units(model: nn.Module) -> list[nn.Module]:
 
 
 def rank_rows(count: int, *, rank: int, ranks: int) -> slice:
-    """Return the rows of a rank, split as torch does: equally many for every rank while they last."""
+    """Return the rows of a rank, split as torch does: ceil(count / ranks) for each."""
     each = -(-count // ranks)
     return slice(min(count, rank * each), min(count, (rank + 1) * each))
 

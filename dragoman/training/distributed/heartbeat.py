@@ -1,7 +1,7 @@
 """Heartbeats of the ranks: warn about a rank that the others wait for, and detect a dead one.
 
-A start that hangs without a message is a frequent complaint about multi-GPU training (OpenNMT-py#1981,
-#954, #1487; allenai/allennlp#5088).
+A start that hangs without a message is a frequent complaint about multi-GPU training
+(OpenNMT-py#1981, #954, #1487; allenai/allennlp#5088).
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class KeyValueStore(Protocol):
 class Heartbeat:
     """A thread that writes this rank's activity to the store; rank 0 warns about long waits.
 
-    While `is_monitoring`, a wait for a dead rank ends: rank 0 watches all others and publishes which one
-    was lost; the others watch rank 0. `lost` is called once, with the reason, in this thread.
+    While `is_monitoring`, a wait for a dead rank ends: rank 0 watches all others and publishes
+    which one was lost; the others watch rank 0. `lost` is called once, with the reason, in this
+    thread.
     """
 
     def __init__(

@@ -32,7 +32,10 @@ POLL_SECONDS = 0.05
 
 
 def agree_on_group_id(store: KeyValueStore, *, rank: int, size: int, timeout: float) -> str:
-    """Wait until all ranks have joined and return the group's id; raises RuntimeError at a timeout."""
+    """Wait until all ranks have joined and return the group's id.
+
+    Raises RuntimeError at a timeout.
+    """
     token = secrets.token_hex(8)
     store.set(f"hello/{rank}", token)
     deadline = time.monotonic() + timeout
@@ -49,7 +52,10 @@ def agree_on_group_id(store: KeyValueStore, *, rank: int, size: int, timeout: fl
 
 
 def _propose_group(store: KeyValueStore, size: int) -> str:
-    """Propose a group of the ranks that joined last; it starts once each has confirmed its token."""
+    """Propose a group of the ranks that joined last.
+
+    It starts once each has confirmed its token.
+    """
     hello_keys = [f"hello/{rank}" for rank in range(size)]
     if not store.check(hello_keys):
         return ""
@@ -62,7 +68,7 @@ def _propose_group(store: KeyValueStore, size: int) -> str:
 
 
 def _confirm_group(store: KeyValueStore, rank: int, token: str) -> str:
-    """Confirm a proposed group if it has our token, and not that of an earlier process of our rank."""
+    """Confirm a proposed group if it has our token and not that of an earlier process."""
     tokens = json.loads(store.get("invited")) if store.check(["invited"]) else []
     if len(tokens) <= rank or tokens[rank] != token:
         return ""
@@ -75,7 +81,8 @@ def _group_id(tokens: list[str]) -> str:
     return hashlib.sha256("/".join(tokens).encode()).hexdigest()[:16]
 
 
-_rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined] # public and documented, but not marked so
+# Both are public and documented, but not exported for type checkers.
+_rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 logger = logging.getLogger(__name__)
@@ -134,7 +141,7 @@ class ProcessGroup:
         """Copy rank 0's tensors to all ranks, in place."""
         if self.size > 1:
             for tensor in tensors:
-                self.run_collective(lambda tensor=tensor: dist.broadcast(tensor, src=0))  # type: ignore[misc]
+                self.run_collective(functools.partial(dist.broadcast, tensor, src=0))
 
     def run_on_rank_zero(self, compute: Callable[[], Any], what: str) -> Any:
         """Call a function on rank 0 and return its JSON result on all ranks, which wait for it."""
@@ -150,10 +157,12 @@ class ProcessGroup:
     def run_with_ranks(
         self, compute: Callable[[CallRanks], Any], part: Callable[[Any], Any], what: str
     ) -> Any:
-        """Call `compute` on rank 0, which can call `part` on all ranks; return its result everywhere.
+        """Call `compute` on rank 0, which can call `part` on all ranks.
 
-        `compute` gets a function that calls `part` with one argument (JSON) on every rank and returns the
-        results, by rank.
+        Return its result everywhere.
+
+        `compute` gets a function that calls `part` with one argument (JSON) on every rank and
+        returns the results, by rank.
         """
         if self._store is None or self._heartbeat is None:
             return compute(lambda argument: [part(argument)])
@@ -203,7 +212,10 @@ class ProcessGroup:
         return received["value"]
 
     def _wait_for_key(self, keys: list[str], of: int, what: str) -> str:
-        """Wait until one of the keys is set and return it; raise StoppedError if the rank is dead."""
+        """Wait until one of the keys is set and return it.
+
+        Raise StoppedError if the rank is dead.
+        """
         assert self._store is not None, "only several ranks exchange results"
         assert self._heartbeat is not None, "several ranks have heartbeats"
         while True:
@@ -211,8 +223,9 @@ class ProcessGroup:
                 if self._store.check([key]):
                     return key
             self.check_launcher()
-            # A launcher that lost a rank asks the others to stop; then a short silence is enough. Rank 0 may
-            # block its heartbeat for a while (learning a vocabulary does); the others only write files.
+            # A launcher that lost a rank asks the others to stop; then a short silence is enough.
+            # Rank 0 may block its heartbeat for a while (learning a vocabulary does); the others
+            # only write files.
             longest = self._timeout if of == 0 else min(self._timeout, LOST_RANK_SECONDS)
             patience = (
                 min(longest, STOPPING_RANK_TIMEOUT_SECONDS) if signals.stop_requested() else longest
@@ -221,7 +234,8 @@ class ProcessGroup:
                 self._peer_lost = True
                 raise _rank_lost_error(
                     self.rank,
-                    f"no heartbeat of rank {of} for {patience:.0f} s while waiting for it to {what}",
+                    f"no heartbeat of rank {of} for {patience:.0f} s "
+                    f"while waiting for it to {what}",
                 )
             time.sleep(POLL_SECONDS)
 
@@ -242,14 +256,17 @@ class ProcessGroup:
             raise _rank_lost_error(self.rank, "the launcher is gone")
 
     def _exit_process(self, reason: str) -> None:
-        """Exit from the heartbeat thread: NCCL collectives in the main one never return from a dead peer."""
+        """Exit from the heartbeat thread: NCCL collectives with a dead peer never return."""
         logger.error("%s", _rank_lost_error(self.rank, reason))
         self.on_rank_lost(str(_rank_lost_error(self.rank, reason)))
         if not self._exiting.wait(EXIT_GRACE_SECONDS):
             os._exit(StoppedError.exit_code)
 
     def close(self) -> None:
-        """Leave the group; rank 0 last, since its process holds the store, but without waiting for the dead."""
+        """Leave the group.
+
+        Rank 0 last, since its process holds the store, but without waiting for the dead.
+        """
         self._exiting.set()
         if self._heartbeat is not None and self._store is not None:
             self._heartbeat.stop()
@@ -332,7 +349,10 @@ def init_process_group(
 
 
 def set_parent_death_signal() -> None:
-    """Have Linux kill this process when its launcher dies; torchrun's workers survive it otherwise."""
+    """Have Linux kill this process when its launcher dies.
+
+    Workers of torchrun survive it otherwise.
+    """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             pr_set_pdeathsig = 1
