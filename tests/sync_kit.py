@@ -1,4 +1,4 @@
-"""A recorder of fsync and rename, to check in which order a writer makes its files durable and visible."""
+"""A recorder of fsync and rename, to check the order in which files become durable and visible."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SyncRecorder:
         return self.events.index(Removed(inode))
 
     def synced(self, path: Path) -> list[int]:
-        """Return the numbers of the events that synced a file in its present size, or a directory."""
+        """Return the events that synced a file in its present size, or a directory."""
         found = path.stat()
         same = [
             at
@@ -80,7 +80,7 @@ class SyncRecorder:
         )  # type: ignore[union-attr]
 
     def check_published(self, directory: Path) -> None:
-        """Assert that a directory and all below it were synced before the rename that published it, and its parent after it."""
+        """Assert that a directory was synced before its final rename, and its parent after it."""
         moved = self.moved(directory)
         for path in (directory, *directory.rglob("*")):
             assert min(self.synced(path), default=moved) < moved, (

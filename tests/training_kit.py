@@ -1,4 +1,4 @@
-"""A real trainer in miniature: a Transformer of some ten thousand weights that learns to write a sequence backwards."""
+"""A trainer for tests: a Transformer of ten thousand weights that learns to reverse a sequence."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ def tiny_trainer(
     parts: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer:
-    """Make a trainer; `settings` change TrainConfig, `model` ModelConfig, `parts` the trainer's own arguments."""
+    """Make a trainer.
+
+    `settings` change TrainConfig, `model` ModelConfig, `parts` the trainer's own arguments.
+    """
     config = dataclasses.replace(SETTINGS, **settings)
     corpus = Corpus(pairs)
     plan = corpus.plan(config.batch_tokens, config.seed)
@@ -144,7 +147,7 @@ def state_of(path: Path) -> dict[str, Any]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Hold two runs against each other, bit for bit: weights, moments, running average, state, and the log's updates."""
+    """Assert that two runs are bit-identical: weights, moments, EMA, state and log."""
     first, second = tensors_of(one), tensors_of(other)
     assert first.keys() == second.keys()
     different = [name for name in first if not torch.equal(first[name], second[name])]
@@ -158,7 +161,10 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 def accumulated(step: TrainStep, batch: GlobalBatch) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Do a step with a learning rate of zero; return its summed gradients, and loss, nll and targets."""
+    """Do a step with a learning rate of zero.
+
+    Return its summed gradients, and loss, nll and targets.
+    """
     seen: list[tuple[list[torch.Tensor], torch.Tensor]] = []
     all_reduce = step._parallel.all_reduce_gradients
 
@@ -185,7 +191,7 @@ def fail_in_parts(
 
 
 class Pretended(CUDAGraphRunner):
-    """Records nothing: its graph computes anew from the tensors that a graph would read, into those that it would write."""
+    """A fake CUDA graph runner: a replay computes eagerly, from and to the graph's tensors."""
 
     def _capture(self, batch: Batch) -> _CapturedGraph:
         loss = Loss(*(torch.zeros(()) for _ in range(3)))

@@ -31,8 +31,8 @@ FAULT_POINTS = (
     "keep.rename",
     "prune.rename",
     "prune.unlink",
-    "update.before",
-    "update.after_backward",
+    "step.before",
+    "step.after_backward",
     "data.next",
     "valid.mid",
 )

@@ -209,7 +209,7 @@ class TrainStep:
         sums = torch.zeros(3, device=self._device)  # loss, negative log-likelihood, targets
         num_passes = 0
         if fault_injection.armed_faults:
-            fault_injection.point("update.before")
+            fault_injection.point("step.before")
         for micro_batch in batch.micro_batches:
             may_split = not self._parallel.lockstep
             for part in self.oom_splitter.parts(micro_batch.batch, may_split=may_split):
@@ -228,7 +228,7 @@ class TrainStep:
                     self._accumulate(compute(part.batch), gradients, sums)
                     num_passes += 1
         if fault_injection.armed_faults:
-            fault_injection.point("update.after_backward")
+            fault_injection.point("step.after_backward")
         sums = torch.cat([sums, self._host_counts(batch, requests)])
         return self._clip_and_apply(
             self._parallel.all_reduce_gradients(gradients, sums, batch.step), lr

@@ -1,7 +1,8 @@
-"""A file system that remembers what was synced: every state that a power loss may legally leave behind.
+"""A simulated file system that yields every state a power loss may leave behind.
 
-The model is POSIX at its meanest. A file's bytes are safe after its fsync and a directory's entries after the directory's.
-Until then bytes may be missing, zero or cut off, and of the changed entries none, all or any first few may have arrived.
+The model is POSIX at its meanest. A file's bytes are safe after its fsync and a directory's entries
+after the directory's. Until then bytes may be missing, zero or cut off, and of the changed entries
+none, all or any first few may have arrived.
 """
 
 from __future__ import annotations

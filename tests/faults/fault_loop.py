@@ -1,4 +1,4 @@
-"""A miniature training run over the run directory: 60 thousand parameters, a few milliseconds an update."""
+"""A small training loop over RunDirectory: 60 thousand parameters, a few milliseconds a step."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _train(
 
 
 def _update(model: Net, optimizer: torch.optim.Optimizer, update: int, nan_at: int) -> float:
-    fault_injection.point("update.before")
+    fault_injection.point("step.before")
     torch.manual_seed(
         int.from_bytes(hashlib.sha256(f"1/{update}".encode()).digest()[:8], "little") >> 1
     )
@@ -120,7 +120,7 @@ def _update(model: Net, optimizer: torch.optim.Optimizer, update: int, nan_at: i
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), (tokens * 7 % 256).flatten())
     optimizer.zero_grad()
     loss.backward()
-    fault_injection.point("update.after_backward")
+    fault_injection.point("step.after_backward")
     optimizer.step()
     if update == nan_at:
         with torch.no_grad():

@@ -43,7 +43,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def make_folder(place: Path) -> Path:
-    """Put a model into a folder, one that holds an engine where CTranslate2 is installed, and text to train and score on."""
+    """Write a model, with a CTranslate2 engine where possible, and text to train and score."""
     for column, side in enumerate(("de", "en")):
         (place / f"text.{side}").write_text(
             "".join(f"{pair[column]}\n" for pair in PAIRS * 6), encoding="utf-8"
@@ -113,7 +113,8 @@ def no_gpu(patch: pytest.MonkeyPatch) -> None:
 def old_driver(patch: pytest.MonkeyPatch) -> None:
     def is_available() -> bool:
         warnings.warn(
-            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\nPlease update",
+            "CUDA initialization: The NVIDIA driver on your system is too old "
+            "(found version 11040).\nPlease update",
             stacklevel=2,
         )
         return False
@@ -193,7 +194,7 @@ class _NoWayBack(torch.autograd.Function):
 
 
 def failing_compiler(*, late: bool = False) -> Break:
-    """A compiler that fails when a block is called, or on the way back, where torch compiles as well."""
+    """A torch.compile that fails in the forward or in the backward pass."""
 
     def compiled(function, **options):  # type: ignore[no-untyped-def]
         def call(x, *rest):  # type: ignore[no-untyped-def]
@@ -260,7 +261,8 @@ class Case(NamedTuple):
 
 OLD = failing_gpu(
     RuntimeError(
-        "CUDA error: no kernel image is available for execution on the device\nCompile with TORCH_USE_CUDA_DSA"
+        "CUDA error: no kernel image is available for execution on the device\n"
+        "Compile with TORCH_USE_CUDA_DSA"
     )
 )
 FULL = failing_gpu(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"))

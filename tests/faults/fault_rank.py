@@ -1,4 +1,7 @@
-"""One rank of a run in miniature, forked by the fault server or started by torchrun: `fault_rank.py '{"directory": ...}'`."""
+"""One rank of a small run, forked by the fault server or started by torchrun.
+
+fault_rank.py '{"directory": ...}'
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ def run(
 
 
 def republish(trainer: Any, copy: Path, world: ProcessGroup) -> int:
-    """Restore the newest checkpoint, and write what each rank then holds into another run's directory."""
+    """Load the newest checkpoint and save it in another run's directory."""
     trainer._start_or_resume(resume=True)
     with RunDirectory(copy) if world.is_rank_zero else contextlib.nullcontext():
         trainer._checkpointer._run = RunDirectory(copy)

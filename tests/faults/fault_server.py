@@ -1,7 +1,7 @@
-"""A process that has imported torch and forks a victim for each request: a kill costs milliseconds, not an import.
+"""A process that has imported torch and forks a victim for each request, in milliseconds.
 
-Requests and answers are lines of JSON: {"start": {...}} gives {"pid": n}; {"wait": pid} gives {"code": n}, negative for
-a signal as in subprocess.
+Requests and answers are lines of JSON: {"start": {...}} gives {"pid": n}; {"wait": pid} gives
+{"code": n}, negative for a signal as in subprocess.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def serve() -> None:
 
     estimate.PROBE_SECONDS = 0.0  # how fast this machine is does not matter here
     torch.set_num_threads(1)
-    # A first step of an optimiser imports half of torch; here, once. No backward: autograd's threads must not be forked.
+    # A first step of an optimiser imports half of torch; here, once. No backward: autograd's
+    # threads must not be forked.
     optimizer = torch.optim.AdamW(fault_loop.Net().parameters())
     optimizer.zero_grad()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""The real trainer in miniature, as a victim: it validates, publishes, keeps the best, and resumes whenever it can."""
+"""The trainer on a small model, as a process to be killed: it validates, saves and resumes."""
 
 from __future__ import annotations
 

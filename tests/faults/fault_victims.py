@@ -1,4 +1,7 @@
-"""Victims: trainers that a test starts, hurts and starts again; and what their directories tell afterwards."""
+"""Victims: trainers that a test starts, hurts and starts again.
+
+And what their directories tell afterwards.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,7 @@ def logged(directory: Path) -> list[tuple[int, str]]:
 
 
 def last_update(directory: Path) -> int:
-    """Read how far a running victim has come, from the log's last whole line: this is asked hundreds of times a second."""
+    """Return the last step in the log of a running victim; called hundreds of times a second."""
     try:
         with (directory / "log.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))

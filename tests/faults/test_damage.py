@@ -1,4 +1,4 @@
-"""R3: bit flips, truncations and edited headers are noticed before any tensor is used, and the file is named."""
+"""R3: bit flips, truncations and edited headers are detected, with the name of the file."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_every_bit_of_a_manifest_and_of_a_header(whole, hurt):
     )
 
 
-def test_a_run_goes_on_from_the_step_before(victims, reference, place):
+def test_run_resumes_from_the_previous_checkpoint(victims, reference, place):
     want, _ = reference()
     assert loop(victims, place, updates=8).wait() == 0
     path = place / "step-00000008" / "optimizer.safetensors"

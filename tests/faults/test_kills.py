@@ -1,4 +1,4 @@
-"""R1: kill -9 at random moments loses nothing but the updates since the last checkpoint, and those come back bit for bit."""
+"""R1: kill -9 loses only the steps since the last checkpoint, and resuming is bit-exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ EVERY = 5
 
 
 def kill_and_resume(victims, directory, *, updates, kills, choose):
-    """Kill at random moments until there have been enough, then finish; returns the most updates that one kill cost."""
+    """Kill at random moments until there have been enough, then finish.
+
+    Returns the most updates that one kill cost.
+    """
     most = 0
     for target in sorted(choose.sample(range(1, updates - EVERY), kills)):
         victim = loop(victims, directory, updates=updates, every=EVERY)

@@ -1,4 +1,7 @@
-"""What a command writes to may go away: its pipe, its disk, its terminal. Training goes on; translating ends when nobody reads."""
+"""What a command writes to may go away: its pipe, its disk, its terminal. Training goes on.
+
+Translating ends when nobody reads.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,7 @@ def start(kind: str, words: list[str]) -> subprocess.Popen[bytes]:
         pytest.param("terminal hung up", "Input/output error", marks=pytest.mark.slow),
     ],
 )
-def test_training_goes_on_when_nobody_listens(
+def test_training_continues_without_its_output_stream(
     kind: str, reason: str, corpus: Path, tmp_path: Path
 ) -> None:
     """`dragoman train 2>&1 | tee log` lost a thousand steps when tee was killed."""

@@ -1,4 +1,4 @@
-"""R8: numbers that are not finite are skipped, counted, never saved, and end a run that cannot do without them."""
+"""R8: steps that are not finite are skipped and never saved; too many of them end the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from dragoman.errors import DivergedError
 
 
 class Spoiled:
-    """A task whose loss is not finite at some updates; with `late`, only the backward pass shows it."""
+    """A task whose loss is not finite at some updates.
+
+    With `late`, only the backward pass shows it.
+    """
 
     def __init__(self, task, spoils, *, late=False) -> None:
         self.task, self.spoils, self.late, self.update = task, spoils, late, 0
@@ -80,7 +83,10 @@ def test_one_bad_update_of_five_hundred(tmp_path):
 
 
 def test_a_skipped_update_leaves_weights_and_moments_alone(tmp_path):
-    """The number moves on, so that data and learning rate stay functions of it; nothing else does."""
+    """The number moves on, so that data and learning rate stay functions of it.
+
+    Nothing else does.
+    """
     with RunDirectory(tmp_path) as run:
         trainer = spoiled_trainer(
             run, lambda update: update == 5, steps=5, checkpoint_every=4, ema_decay=0.0
@@ -94,8 +100,11 @@ def test_a_skipped_update_leaves_weights_and_moments_alone(tmp_path):
             assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_bad_stretch_is_rolled_back_and_passed_over(tmp_path, caplog):
-    """Ten in a row return to the newest checkpoint; the same updates are then passed over and the run finishes."""
+def test_divergence_rolls_back_and_excludes_the_steps(tmp_path, caplog):
+    """Ten in a row return to the newest checkpoint.
+
+    The same updates are then passed over and the run finishes.
+    """
     with RunDirectory(tmp_path) as run:
         trainer = spoiled_trainer(
             run, lambda update: 12 <= update <= 21, steps=24, checkpoint_every=11
@@ -128,7 +137,7 @@ def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
         trainer = spoiled_trainer(run, lambda update: update >= 30, steps=100, checkpoint_every=4)
         with pytest.raises(
             DivergedError,
-            match=r"found 10 steps with gradients that were not, the last of them 49, after one rollback",
+            match=r"10 steps with gradients that were not, the last of them 49, after one rollback",
         ) as error:
             trainer.fit(resume=False)
         assert error.value.exit_code == 70
@@ -141,7 +150,7 @@ def test_a_run_that_stays_bad_ends_with_70_and_its_last_good_step(tmp_path):
     assert "DivergedError" in status["reason"]
 
 
-def test_a_resumed_run_remembers_what_to_pass_over(tmp_path):
+def test_resumed_run_excludes_the_same_steps(tmp_path):
     def spoils(update):
         return 9 <= update <= 18
 

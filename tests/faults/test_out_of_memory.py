@@ -1,4 +1,7 @@
-"""R9: a batch that does not fit is split by rows; nothing is dropped, and what fits is remembered."""
+"""R9: a batch that does not fit is split by rows.
+
+Nothing is dropped, and what fits is remembered.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ from dragoman.training.train_step import OOMSplitter
 
 
 class Narrow:
-    """A task on a device that holds only so many slots; with `late`, it fails half-way through the backward pass."""
+    """A task on a device that holds only so many slots.
+
+    With `late`, it fails half-way through the backward pass.
+    """
 
     def __init__(
         self,
@@ -68,10 +74,8 @@ def make(run, room, *, late=False, **options):
 @pytest.mark.parametrize("late", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("share", [0.6, 0.3])
 @pytest.mark.parametrize("gradient_accumulation", [1, 3])
-def test_the_gradient_of_the_parts_is_the_gradient_of_the_whole(
-    tmp_path, share, late, gradient_accumulation
-):
-    """One long sentence must not end a run (OpenNMT-py#1161), nor count twice when memory ends in the backward pass."""
+def test_gradient_of_parts_equals_that_of_the_batch(tmp_path, share, late, gradient_accumulation):
+    """One long sentence must not end a run (OpenNMT-py#1161), nor count twice."""
     gradients = []
     for name, room in (("whole", 10**9), ("parts", int(64 * share))):
         with RunDirectory(tmp_path / name) as run:
@@ -100,7 +104,7 @@ def test_a_run_in_little_memory_finishes_and_counts_every_example(tmp_path):
     assert state_of(tmp_path / "narrow")["token_limits"]
 
 
-def test_what_fits_is_remembered_and_not_tried_again(tmp_path):
+def test_token_limits_are_remembered(tmp_path):
     with RunDirectory(tmp_path) as run:
         trainer = make(run, 30, steps=24)
         trainer.fit(resume=False)
@@ -122,7 +126,7 @@ def test_a_resumed_run_splits_the_same_way(tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_that_batches_are_split_is_said_once_a_process(tmp_path, caplog, monkeypatch):
+def test_batch_splitting_warns_once_per_process(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(train_step, "_warned", set())
     for name in ("rehearsal", "run"):
         with RunDirectory(tmp_path / name) as run:
@@ -133,12 +137,13 @@ def test_that_batches_are_split_is_said_once_a_process(tmp_path, caplog, monkeyp
         record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()
     ]
     assert re.fullmatch(
-        r"out of memory with \d+ padded tokens of shape \d+x\d+: .* in parts, with the same result; lower train.* it",
+        r"out of memory with \d+ padded tokens of shape \d+x\d+: .* in parts, with the same "
+        r"result; lower train.batch_tokens to avoid it",
         line,
     )
 
 
-def test_where_no_sentence_fits_the_memory_is_said_to_be_too_small():
+def test_out_of_memory_for_every_sentence_is_raised():
     corpus = Corpus(3)
     plan = corpus.plan()
     batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
@@ -149,7 +154,7 @@ def test_where_no_sentence_fits_the_memory_is_said_to_be_too_small():
         fail_in_parts(OOMSplitter(), batch, MemoryError())
 
 
-def test_a_sentence_that_does_not_fit_alone_is_left_out_and_named(caplog):
+def test_sentence_too_large_for_memory_is_skipped_with_a_warning(caplog):
     corpus = Corpus(3)
     plan = corpus.plan()
     batch = corpus.collate(plan)(plan.epoch(0)[0], 0)
@@ -190,12 +195,15 @@ def test_other_errors_are_not_swallowed():
         (ValueError("out of memory"), False),
     ],
 )
-def test_a_full_memory_is_told_from_other_errors(error, full):
+def test_out_of_memory_errors_are_recognized(error, full):
     assert is_out_of_memory(error) == full
 
 
-def test_the_cpu_allocator_speaks_as_we_expect():
-    """torch raises a plain RuntimeError there; should its text ever change, this fails and not a long run."""
+def test_cpu_allocator_error_is_recognized():
+    """torch raises a plain RuntimeError there.
+
+    Should its text ever change, this fails and not a long run.
+    """
     with pytest.raises((RuntimeError, MemoryError)) as error:
         torch.empty(1 << 46)
     assert is_out_of_memory(error.value)
@@ -216,7 +224,7 @@ def test_parts_have_seeds_of_their_own():
     assert len(set(paths)) == len(paths) == len(batch)
 
 
-def test_halves_are_as_equal_as_may_be_and_hold_every_row_once():
+def test_halves_hold_every_row_once():
     corpus = Corpus(8)
     for count in (2, 3, 5, 8):
         batch = corpus.collate(corpus.plan())(np.arange(count), 0)

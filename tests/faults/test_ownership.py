@@ -1,4 +1,4 @@
-"""R7: one trainer a directory, and a directory that cannot be written is refused before any work."""
+"""R7: one trainer per directory; a read-only directory is rejected before any work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
 
 def test_a_second_trainer_is_refused_and_writes_nothing(victims, reference, place):
     want, _ = reference(40, 40)
-    first = loop(victims, place, updates=40, every=40, fault="update.before:20:sleep")
+    first = loop(victims, place, updates=40, every=40, fault="step.before:20:sleep")
     wait_for_update(place, 19, first)
     before = snapshot(place)
     assert loop(victims, place, updates=40, every=40).wait() == 73
@@ -43,7 +43,7 @@ def test_a_second_trainer_is_refused_and_writes_nothing(victims, reference, plac
 @pytest.mark.parametrize("removal", ["deleted", "replaced", "a link"])
 def test_a_lock_file_deleted_under_a_live_run_lets_nobody_in(victims, reference, place, removal):
     want, _ = reference(40, 10)
-    first = loop(victims, place, updates=40, every=10, fault="update.before:15:sleep")
+    first = loop(victims, place, updates=40, every=10, fault="step.before:15:sleep")
     wait_for_update(place, 14, first)
     (place / "lock").unlink()
     if removal == "replaced":
@@ -64,7 +64,7 @@ def test_a_lock_file_deleted_under_a_live_run_lets_nobody_in(victims, reference,
 def test_without_locks_on_directories_a_deleted_lock_file_still_stops_one_of_two(
     tmp_path, monkeypatch, caplog
 ):
-    """As on NFS: the second gets in, and the first notices at its next checkpoint, before it writes anything."""
+    """As on NFS: the first process notices at its next checkpoint, before it writes anything."""
     monkeypatch.setattr(DirectoryLock, "_lock_directory", lambda self: None)
     first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
     first.acquire()
@@ -180,7 +180,7 @@ def test_after_a_kill_the_next_start_succeeds(victims, reference, place):
 
 def test_a_copied_run_is_not_locked(victims, reference, place):
     want, _ = reference(40, 10)
-    first = loop(victims, place, updates=40, every=10, fault="update.before:15:sleep")
+    first = loop(victims, place, updates=40, every=10, fault="step.before:15:sleep")
     wait_for_update(place, 14, first)
     copied = place.with_name("copied")
     shutil.copytree(place, copied)
@@ -191,7 +191,7 @@ def test_a_copied_run_is_not_locked(victims, reference, place):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who may not write")
 def test_a_directory_without_permission_is_exit_77(victims):
-    """A read-only directory once made a save succeed without a file (Lightning-AI/pytorch-lightning#21800)."""
+    """Saving must not succeed without a file (Lightning-AI/pytorch-lightning#21800)."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         run = Path(folder) / "run"

@@ -62,7 +62,7 @@ def record(place: Path, monkeypatch, actions) -> tuple[list, Path]:
     return recorder.operations, before
 
 
-def test_power_loss_in_a_publish_and_a_prune(memory, monkeypatch):
+def test_power_loss_during_save_and_prune(memory, monkeypatch):
     place = memory / "power"
     place.mkdir()
 
@@ -84,7 +84,7 @@ def test_power_loss_in_a_publish_and_a_prune(memory, monkeypatch):
 
 
 def test_the_model_notices_a_missing_fsync(memory, monkeypatch):
-    """The check itself is checked: without the files' fsync, some state has no whole newest step."""
+    """Checks the check: without fsync, some state has no valid newest checkpoint."""
     place = memory / "careless"
     place.mkdir()
 

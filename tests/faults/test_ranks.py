@@ -106,7 +106,10 @@ def updates_of(directory: Path) -> list[dict]:
     ],
 )
 def test_several_ranks_equal_one(victims, tmp_path, ranks, steps, settings):
-    """The same losses on the same global batch, to rounding, for up to a hundred updates; the same examples in each update."""
+    """The same losses on the same global batch, to rounding, for up to a hundred updates.
+
+    The same examples in each update.
+    """
     one, several = tmp_path / "one" / "run", tmp_path / "several" / "run"
     rarely = {"steps": steps, "checkpoint_every": steps // 2, "validate_every": steps // 2}
     assert run_ranks(victims, one, 1, **rarely, **settings) == [0]
@@ -187,7 +190,7 @@ def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_
 
 
 def test_the_number_of_ranks_may_change_at_a_resume(victims, tmp_path):
-    """The global batch is a setting, not a product of ranks: 1, 2 and 1 again see the same examples."""
+    """The global batch does not depend on the ranks: 1, 2 and 1 again see the same examples."""
     directory, whole = tmp_path / "changing" / "run", tmp_path / "whole" / "run"
     for ranks, steps in ((1, 6), (2, 12), (1, 18)):
         assert (
@@ -255,8 +258,11 @@ def alive(number: int) -> bool:
     ],
     ids=["kill a rank", "kill a rank that holds a share", "kill the launcher", "stop a rank"],
 )
-def test_under_torchrun_nobody_is_left_behind(tmp_path, victim, times, number, limit, fsdp):
-    """Ranks outlive a killed torchrun unless they ask to die with it; and the run goes on where it was."""
+def test_under_torchrun_no_rank_survives(tmp_path, victim, times, number, limit, fsdp):
+    """Ranks outlive a killed torchrun unless they ask to die with it.
+
+    And the run goes on where it was.
+    """
     directory = tmp_path / "run"
     took = []
     for time_number in range(times):

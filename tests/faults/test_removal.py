@@ -1,4 +1,4 @@
-"""Exports and bundles remove only what they wrote: links are not followed, and files of the user's stay."""
+"""Exports and bundles remove only what they wrote; links are not followed."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_an_engine_is_replaced_where_only_listed_files_are_there(model: Path) ->
     }
 
 
-def test_leftovers_are_swept_by_their_whole_name_and_links_in_them_stay_links(
+def test_leftovers_are_removed_by_full_name_without_following_links(
     model: Path, outside: Path
 ) -> None:
     gone = subprocess.run(
@@ -236,7 +236,7 @@ def test_a_bundle_is_not_written_through_a_link(model: Path, outside: Path) -> N
         ("link/below", "a broken link at"),
     ],
 )
-def test_a_place_that_is_taken_is_found_before_the_work(
+def test_taken_output_directory_is_detected_before_the_work(
     export: Callable[..., object], out: str, found: str, model: Path, outside: Path, no_work: None
 ) -> None:
     place = model.parent
@@ -260,7 +260,7 @@ def test_a_failed_export_leaves_no_parents_behind(
     assert not (model.parent / "new").exists()
 
 
-def test_the_folder_that_is_published_is_checked_again(model: Path) -> None:
+def test_published_directory_is_checked_again(model: Path) -> None:
     with (
         pytest.raises(BundleError, match="a directory with files at"),
         engine_folder.publish_engine(model, {}),

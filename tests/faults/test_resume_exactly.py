@@ -86,7 +86,10 @@ def reference_and_resumed(tmp_path, *, stop_after=0, stop_in_validation=0, **opt
 
 @pytest.mark.parametrize("stop_after", [1, 3, 4, 7, 11])
 def test_stopped_after_an_update(tmp_path, threads, stop_after):
-    """Resume is not a different run (joeynmt#125, #172; OpenNMT-py#2006, #2517; transformers#11323; Helsinki-NLP/mammoth#63)."""
+    """Resume is not a different run (joeynmt#125, #172; OpenNMT-py#2006, #2517; transformers#11323.
+
+    Helsinki-NLP/mammoth#63).
+    """
     assert reference_and_resumed(tmp_path, stop_after=stop_after) == stop_after
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
@@ -148,7 +151,8 @@ MODELS = {
         "residual": "scaled",
         "positions": "learned",
     },
-    # Noise is drawn at every position, and hard attention has a baseline that only a checkpoint knows.
+    # Noise is drawn at every position, and hard attention has a baseline that only a checkpoint
+    # knows.
     "monotonic": {
         "encoder": ("lstm(layers=2)",),
         "decoder": ("lstm(attention=monotonic, layers=2)",),
@@ -182,7 +186,7 @@ def test_every_kind_of_setting(tmp_path, settings):
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_crash_between_checkpoints_replays_the_same_updates(tmp_path):
+def test_crash_between_checkpoints_repeats_the_same_steps(tmp_path):
     """The log is cut back to the checkpoint, so that no update is counted twice."""
     with RunDirectory(tmp_path / "whole") as run:
         make(run).fit(resume=False)
@@ -201,8 +205,11 @@ def test_a_crash_between_checkpoints_replays_the_same_updates(tmp_path):
     assert len(discarded) == 3
 
 
-def test_a_second_request_publishes_nothing(tmp_path):
-    """The first asks to finish and save, the second to leave at once; the last checkpoint stands."""
+def test_second_request_saves_no_checkpoint(tmp_path):
+    """The first asks to finish and save, the second to leave at once.
+
+    The last checkpoint stands.
+    """
 
     def twice(record):
         if "event" not in record and record["step"] == 6:
@@ -224,7 +231,7 @@ def test_a_stop_before_the_first_update_publishes_nothing(tmp_path):
     assert RunDirectory(tmp_path).steps() == []
 
 
-def test_a_request_that_comes_in_the_middle_of_an_update_leaves_it(tmp_path):
+def test_second_stop_request_interrupts_a_step(tmp_path):
     """Twice asked, a long update of many micro-batches is not finished first."""
     calls = []
 
@@ -246,7 +253,7 @@ def test_a_request_that_comes_in_the_middle_of_an_update_leaves_it(tmp_path):
     assert len(calls) == 2
 
 
-def test_changed_precision_is_told(tmp_path, caplog):
+def test_changed_precision_is_warned_about(tmp_path, caplog):
     with RunDirectory(tmp_path) as run:
         make(run, stop_after=5).fit(resume=False)
     signals.uninstall_handlers()

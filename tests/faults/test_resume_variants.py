@@ -1,4 +1,4 @@
-"""A run of each variant that shares, drops or factorises weights is, stopped and resumed, the run that was not; and is saved once."""
+"""Resuming is bit-exact for models that share, drop or factorize weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(path: Path, model: dict[str, object], *, stop_after: int = 0, resume: bo
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_stopped_and_resumed(tmp_path: Path, name: str) -> None:
-    """After the first update already: a layer that was left out of it must have its optimizer's state too."""
+    """A layer that layer drop left out of the first step has optimizer state too."""
     model = VARIANTS[name]
     run(tmp_path / "whole", model)
     run(tmp_path / "cut", model, stop_after=1)
@@ -58,7 +58,7 @@ def test_stopped_and_resumed(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["shared", "factorised, of length one"])
-def test_weights_come_back_into_a_model_without_memory(tmp_path: Path, name: str) -> None:
+def test_weights_load_into_a_meta_model(tmp_path: Path, name: str) -> None:
     """As a bundle is read: laid out on the meta device, then filled."""
     run(tmp_path / "whole", VARIANTS[name])
     weights = {

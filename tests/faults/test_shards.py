@@ -1,4 +1,4 @@
-"""A model shared out over the ranks: the same losses, checkpoints that any number of ranks can read, and no rank left waiting."""
+"""FSDP: same losses, checkpoints for any number of ranks, and no rank that waits forever."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def written(victims, tmp_path_factory):
 
 
 def test_each_rank_writes_its_own_rows(written):
-    """Every file is safetensors that anybody can read; the pieces one below the other are the whole, as the reader gives it."""
+    """Every file is safetensors that anybody can read.
+
+    The pieces one below the other are the whole, as the reader gives it.
+    """
     names = {
         f"{part}-{rank}-of-2.safetensors"
         for part in ("weights", "optimizer", "ema")
@@ -56,8 +59,8 @@ def test_each_rank_writes_its_own_rows(written):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (1, 2), (4, 2)])
-def test_another_number_of_ranks_reads_the_same_bits(victims, written, tmp_path, before, after):
-    """Weights, moments, counts and running average: restored by some ranks, written by others, bit for bit the same."""
+def test_other_number_of_ranks_loads_the_same_bits(victims, written, tmp_path, before, after):
+    """Weights, moments and EMA saved by some ranks and loaded by others are bit-identical."""
     source, copy = written / str(before) / "run", tmp_path / "copy" / "run"
     assert (
         run_ranks(
@@ -71,7 +74,7 @@ def test_another_number_of_ranks_reads_the_same_bits(victims, written, tmp_path,
     assert f"weights-0-of-{after}.safetensors" in files_of(copy, 1) or after == 1
 
 
-def test_a_run_goes_on_shared_out_or_not(victims, tmp_path):
+def test_run_resumes_with_and_without_fsdp(victims, tmp_path):
     directory, whole = tmp_path / "changing" / "run", tmp_path / "whole" / "run"
     for ranks, fsdp, steps in ((2, "on", 5), (1, "on", 10), (4, "on", 15), (2, "off", 20)):
         assert (
@@ -95,7 +98,7 @@ def test_a_run_goes_on_shared_out_or_not(victims, tmp_path):
     ],
     ids=["a byte", "a file", "a tail"],
 )
-def test_a_piece_that_is_hurt_is_named_and_the_step_before_is_used(
+def test_damaged_shard_is_named_and_the_previous_checkpoint_used(
     victims, tmp_path, caplog, name, hurt
 ):
     directory = tmp_path / "run"
@@ -127,10 +130,11 @@ def test_a_piece_that_is_hurt_is_named_and_the_step_before_is_used(
     ],
     ids=lambda model: ", ".join(str(value) for value in model.values()),
 )
-def test_any_model_can_be_shared_out(victims, tmp_path, model):
-    """Tied, shared and dropped layers, numbers without rows, recurrences, and layers that compute their inputs on the way back."""
+def test_fsdp_supports_every_kind_of_model(victims, tmp_path, model):
+    """Tied, shared and dropped layers, scalars, RNNs, and reversible layers."""
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
-    # Adam divides by a gradient's own size: the last bit of one that ought to be nought, a key's bias for instance, becomes a whole step.
+    # Adam divides by a gradient's own size: the last bit of one that ought to be nought, a key's
+    # bias for instance, becomes a whole step.
     settings = {"steps": 8, "gradient_accumulation": 3, "model": model, "epsilon": 1e-4}
     assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)
     assert run_ranks(victims, two, 2, fsdp="on", **settings) == [0, 0], output_of(two)
@@ -171,7 +175,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_update(victims, tmp_path
 
 @pytest.mark.timeout(60)  # the survivor has 30 s
 def test_a_survivor_of_a_dead_rank_ends_soon_and_publishes_nothing(victims, tmp_path):
-    """A rank dies between two updates or within one: the others wait for its rows of a weight, and must not for long."""
+    """A rank dies between two steps or within one: the others must not wait for long."""
     directory = tmp_path / "run"
     ranks = start_ranks(
         victims,
@@ -211,7 +215,7 @@ def test_a_rank_that_dies_while_it_writes_leaves_no_step(victims, tmp_path):
     assert not list(directory.glob(".tmp-*"))
 
 
-def test_a_full_disk_on_one_rank_is_put_up_with_by_all(victims, tmp_path):
+def test_full_disk_on_one_rank_is_tolerated_by_all(victims, tmp_path):
     directory = tmp_path / "run"
     settings = {"steps": 12, "gradient_accumulation": 2, "fsdp": "on", "validate_every": 100}
     ranks = start_ranks(
@@ -221,8 +225,11 @@ def test_a_full_disk_on_one_rank_is_put_up_with_by_all(victims, tmp_path):
     assert RunDirectory(directory).steps() == [4, 12]
 
 
-def test_products_in_bfloat16(victims, tmp_path):
-    """The weights are gathered in float32 and cast for the products, as in a replica; only sums are in another order."""
+def test_autocast_multiplies_in_bfloat16(victims, tmp_path):
+    """The weights are gathered in float32 and cast for the products, as in a replica.
+
+    Only sums are in another order.
+    """
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
     settings = {"steps": 8, "gradient_accumulation": 2, "precision": "bfloat16"}
     assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)

@@ -1,4 +1,4 @@
-"""R5: a signal at any moment ends the run with exit code 75 and a step that verifies, and the run goes on from there."""
+"""R5: a signal at any moment ends the run with exit code 75 and a checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_signals_at_random_moments(victims, reference, place, fault_seed, update
         "prune.rename:1",
     ],
 )
-def test_a_signal_inside_a_publish(victims, reference, place, point):
+def test_signal_during_a_checkpoint(victims, reference, place, point):
     want, log = reference()
     assert loop(victims, place, fault=f"{point}:stop").wait() == 75
     assert newest_step(place) == last_update(place)
@@ -75,7 +75,7 @@ def test_a_signal_inside_a_publish(victims, reference, place, point):
     assert logged(place) == log
 
 
-def test_a_second_signal_publishes_nothing(victims, reference, place):
+def test_second_signal_saves_no_checkpoint(victims, reference, place):
     want, _ = reference()
     code = loop(
         victims, place, fault="publish.mkdir:2:stop,publish.write.weights.safetensors:2:stop"
@@ -101,7 +101,7 @@ def test_a_third_signal_kills_and_loses_nothing(victims, reference, place):
     assert leftovers(place) == []
 
 
-def test_usr1_publishes_and_goes_on(victims, reference, place):
+def test_usr1_saves_a_checkpoint_and_training_continues(victims, reference, place):
     want, _ = reference(60, 50)
     victim = loop(victims, place, updates=60, every=50, pause=0.01)
     wait_for_update(place, 3, victim)
@@ -118,7 +118,7 @@ def test_usr1_publishes_and_goes_on(victims, reference, place):
 
 
 def start(directory) -> subprocess.Popen:
-    """Start a process that installs handlers first and imports torch after, as `dragoman train` does."""
+    """Start a process that installs handlers before it imports torch, as `dragoman train` does."""
     program = f"""
 from dragoman import stopping
 stopping.install()
@@ -144,7 +144,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def signalled_early(directory, number: int, delay: float) -> int:
-    """Send a signal as soon as the handlers stand: SIGUSR1's is the last, and Python has one for SIGINT before any of ours."""
+    """Send a signal as soon as the handlers are installed; SIGUSR1's is the last of them."""
     process = start(directory)
     while not catches(process.pid, signal.SIGUSR1):
         time.sleep(0.001)
@@ -179,8 +179,11 @@ def test_twenty_signals_in_the_first_seconds(place, fault_seed):
     not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand"
 )
 @pytest.mark.parametrize("command", ["train", "settings"])
-def test_an_interrupt_before_the_handlers_stand_shows_no_traceback(command, tmp_path):
-    """Python answers a Ctrl-C among its imports with their traceback; from our first line on the process just ends, or saves."""
+def test_interrupt_before_handlers_are_installed_shows_no_traceback(command, tmp_path):
+    """Python answers a Ctrl-C among its imports with their traceback.
+
+    From our first line on the process just ends, or saves.
+    """
     program = "import dragoman.__main__, sys, time; print('ready', flush=True); time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", program, command],
@@ -197,7 +200,7 @@ def test_an_interrupt_before_the_handlers_stand_shows_no_traceback(command, tmp_
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/status"), reason="needs /proc to see when the handlers stand"
 )
-def test_the_command_itself_keeps_a_signal_from_when_its_handlers_stand(tmp_path):
+def test_command_keeps_a_signal_once_handlers_are_installed(tmp_path):
     words = [
         sys.executable,
         "-m",

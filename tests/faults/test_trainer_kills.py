@@ -33,7 +33,7 @@ def whole_run(victims, directory, steps):
     [pytest.param(30, 3, id="quick"), pytest.param(300, 30, id="full", marks=pytest.mark.slow)],
 )
 def test_kills_change_nothing(victims, place, fault_seed, steps, kills):
-    """Kill -9 and resume is the same run (joeynmt#125, OpenNMT-py#2006, huggingface/transformers#11323)."""
+    """Kill -9 and resume is bit-exact (joeynmt#125, OpenNMT-py#2006, transformers#11323)."""
     want, log = whole_run(victims, place.with_name("whole"), steps)
     choose = random.Random(fault_seed)
     began, most = time.monotonic(), 0
@@ -65,7 +65,7 @@ def test_kills_change_nothing(victims, place, fault_seed, steps, kills):
 
 
 @pytest.mark.parametrize(
-    "fault", ["update.before:8", "update.after_backward:8", "data.next:8", "valid.mid:1"]
+    "fault", ["step.before:8", "step.after_backward:8", "data.next:8", "valid.mid:1"]
 )
 def test_a_kill_at_every_point_of_an_update(victims, place, fault):
     want, log = whole_run(victims, place.with_name("whole"), 12)

@@ -37,7 +37,7 @@ def test_prune_keeps_the_newest(run):
     assert run.latest().step == 4
 
 
-def test_the_best_outlives_pruning(run):
+def test_best_is_exempt_from_pruning(run):
     """`keep_checkpoint 1` keeps the last and loses the best (OpenNMT-py#1856)."""
     save_checkpoint(run, 1)
     run.keep_best(1)
@@ -52,14 +52,14 @@ def test_the_best_outlives_pruning(run):
     assert not list(run.path.glob(".*"))
 
 
-def test_the_best_shares_its_bytes(run):
+def test_best_is_a_hard_link(run):
     save_checkpoint(run, 1)
     run.keep_best(1)
     run.keep_best(1)
     assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 2
 
 
-def test_the_best_is_copied_where_links_are_not_to_be_had(run, monkeypatch):
+def test_best_is_copied_without_hard_links(run, monkeypatch):
     def link(*args, **kwargs) -> None:
         raise PermissionError(1, "no links here")
 
@@ -70,7 +70,7 @@ def test_the_best_is_copied_where_links_are_not_to_be_had(run, monkeypatch):
     assert (run.path / "keep" / "step-00000001" / "weights.safetensors").stat().st_nlink == 1
 
 
-def test_a_crash_between_publishing_and_keeping_is_made_good(run):
+def test_crash_before_keeping_the_best_is_repaired(run):
     save_checkpoint(run, 1)
     run.keep_best(1)
     save_checkpoint(run, 2)
@@ -97,7 +97,7 @@ def test_a_damaged_best_is_replaced(run):
     assert run.best().step == 2
 
 
-def test_a_best_of_another_history_is_replaced(run):
+def test_best_checkpoint_of_another_run_is_replaced(run):
     save_checkpoint(run, 2)
     run.keep_best(2)
     os.rename(run.path / "step-00000002", run.path.parent / "gone")
@@ -139,7 +139,7 @@ def test_the_last_step_before_a_spike_is_not_pruned(run):
     assert run.steps() == [1, 4]
 
 
-def test_a_full_disk_gives_up_old_steps_one_at_a_time(run, caplog):
+def test_full_disk_removes_old_checkpoints_one_at_a_time(run, caplog):
     save_checkpoint(run, 1, 2, 3)
     fault_injection.arm_faults(
         "publish.write.optimizer.safetensors:1:enospc,publish.manifest:1:enospc"
@@ -150,7 +150,7 @@ def test_a_full_disk_gives_up_old_steps_one_at_a_time(run, caplog):
     assert "step-00000001 was removed for step-00000004" in caplog.text
 
 
-def test_a_full_disk_never_costs_the_newest(run):
+def test_full_disk_never_removes_the_newest(run):
     save_checkpoint(run, 1)
     fault_injection.arm_faults("publish.write.weights.safetensors:1:enospc")
     with pytest.raises(DiskError, match="No space left on device") as caught:
@@ -160,7 +160,7 @@ def test_a_full_disk_never_costs_the_newest(run):
     assert not list(run.path.glob(".tmp-*"))
 
 
-def test_old_steps_are_not_given_up_where_that_cannot_help(run, monkeypatch):
+def test_old_checkpoints_stay_if_removing_cannot_help(run, monkeypatch):
     save_checkpoint(run, 1, 2, 3)
     monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 10)
     monkeypatch.setattr("dragoman.checkpoint.retention.free_disk_bytes", lambda path: 10)
@@ -173,7 +173,7 @@ def test_old_steps_are_not_given_up_where_that_cannot_help(run, monkeypatch):
 @pytest.mark.parametrize(
     ("gain", "removed", "left"), [(44, None, [1, 2, 3]), (45, "step-00000001", [2, 3])]
 )
-def test_old_steps_are_given_up_only_where_all_of_them_are_room_enough(
+def test_old_checkpoints_are_removed_only_if_that_frees_enough(
     run, monkeypatch, gain, removed, left
 ):
     """With 10 bytes free and two old steps, 100 bytes fit if the two give back 90."""
@@ -184,7 +184,7 @@ def test_old_steps_are_given_up_only_where_all_of_them_are_room_enough(
     assert run.steps() == left
 
 
-def test_patience_with_a_full_disk_ends(run, caplog):
+def test_tolerated_full_disk_errors_are_limited(run, caplog):
     fault_injection.arm_faults(
         ",".join(f"publish.write.weights.safetensors:{n}:enospc" for n in range(1, 9))
     )
@@ -198,7 +198,7 @@ def test_patience_with_a_full_disk_ends(run, caplog):
     assert not any(record.get("event") == "checkpoint" for record in run.records())
 
 
-def test_patience_starts_anew_after_a_success(run):
+def test_tolerated_failures_reset_after_a_success(run):
     fault_injection.arm_faults(",".join(f"publish.mkdir:{n}:eio" for n in (1, 2, 4, 5, 6)))
     assert [
         save_checkpoint(run, step, tolerate_disk_errors=True) is None for step in (1, 2, 3, 4, 5)
@@ -207,7 +207,7 @@ def test_patience_starts_anew_after_a_success(run):
         save_checkpoint(run, 6, tolerate_disk_errors=True)
 
 
-def test_room_is_asked_for_at_the_start(run, monkeypatch):
+def test_disk_space_is_checked_at_the_start(run, monkeypatch):
     run.require_checkpoint_space(tensors(1))
     monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 1000)
     with pytest.raises(DiskError, match="3 checkpoints") as caught:

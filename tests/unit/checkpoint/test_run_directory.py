@@ -37,7 +37,7 @@ def run(tmp_path):
         yield directory
 
 
-def test_what_is_published_comes_back(run):
+def test_checkpoint_round_trip(run):
     save_checkpoint(run, 1, 7)
     newest = run.latest(tensors(7))
     assert newest.step == 7
@@ -81,7 +81,7 @@ def test_an_empty_directory_has_no_newest(run):
     assert RunDirectory(run.path / "nowhere").latest() is None
 
 
-def test_a_damaged_step_is_set_aside_and_the_previous_used(run, caplog):
+def test_damaged_checkpoint_is_quarantined_and_the_previous_used(run, caplog):
     save_checkpoint(run, 1, 2, 3)
     flip(run.path / "step-00000003" / "optimizer.safetensors")
     with caplog.at_level(logging.WARNING):
@@ -112,7 +112,10 @@ def in_shards(folder, values):
 
 
 def changed_digits(path):
-    """Give the file with one digit changed, for every digit of JSON; of tensors, with one byte changed, some of the header's too."""
+    """Give the file with one digit changed, for every digit of JSON.
+
+    Of tensors, with one byte changed, some of the header's too.
+    """
     good = path.read_bytes()
     binary = path.suffix == ".safetensors"
     for at in (
@@ -125,7 +128,7 @@ def changed_digits(path):
 
 
 @pytest.mark.parametrize("write", [write_tensor_files, in_shards])
-def test_a_changed_digit_in_any_file_of_a_step_is_noticed_before_it_is_used(run, write):
+def test_changed_byte_in_any_checkpoint_file_is_detected(run, write):
     save_checkpoint(run, 1)
     checkpoint = save_checkpoint(run, 12, write=write)
     run.keep_best(1)  # so that no hard link shares the bytes
@@ -151,7 +154,7 @@ def test_a_changed_digit_in_any_file_of_a_step_is_noticed_before_it_is_used(run,
     assert run.open_step(12).state == {"step": 12, "cursor": [0, 12]}
 
 
-def test_without_the_lock_nothing_is_moved(run):
+def test_without_the_lock_nothing_is_quarantined(run):
     save_checkpoint(run, 1, 2)
     flip(run.path / "step-00000002" / "weights.safetensors")
     assert RunDirectory(run.path).latest().step == 1
@@ -178,7 +181,7 @@ def test_a_run_whose_steps_were_deleted_does_not_restart_silently(run):
         run.latest()
 
 
-def test_a_step_under_another_s_name_is_damage(run):
+def test_checkpoint_under_another_steps_name_is_corrupt(run):
     save_checkpoint(run, 1, 2)
     os.rename(run.path / "step-00000002", run.path / "step-00000009")
     assert run.latest().step == 1
@@ -186,13 +189,13 @@ def test_a_step_under_another_s_name_is_damage(run):
     assert "step 2 under the name step-00000009" in (bad / "WHY.txt").read_text()
 
 
-def test_a_file_where_a_step_belongs_is_set_aside(run):
+def test_file_in_place_of_a_checkpoint_is_quarantined(run):
     save_checkpoint(run, 1)
     (run.path / "step-00000002").write_text("not a directory")
     assert run.latest().step == 1
 
 
-def test_another_configuration_is_no_damage(run):
+def test_other_configuration_is_not_quarantined(run):
     """A wider model does not fit: exit 2, and the checkpoints stay."""
     save_checkpoint(run, 1)
     with pytest.raises(
@@ -213,7 +216,7 @@ def test_another_corpus_is_refused(tmp_path):
         run.latest()
 
 
-def test_a_change_of_threads_is_told(tmp_path, caplog):
+def test_changed_thread_count_is_warned_about(tmp_path, caplog):
     environment = {"threads": 1, "torch": "2.13.0"}
     with RunDirectory(tmp_path, environment=lambda: environment) as run:
         save_checkpoint(run, 1)
@@ -226,7 +229,7 @@ def test_a_change_of_threads_is_told(tmp_path, caplog):
         assert run.environment_changes_since(newest) == ["threads 1 -> 2"]
 
 
-def test_the_environment_has_what_the_bits_depend_on(run):
+def test_environment_has_what_bit_exactness_depends_on(run):
     save_checkpoint(run, 1)
     assert run.latest().environment.keys() == {
         "torch",
@@ -248,7 +251,7 @@ def test_no_tensor_that_is_not_finite_is_published(run, part):
     assert not list(run.path.glob(".tmp-*"))
 
 
-def test_publishing_the_same_again_is_nothing(run):
+def test_saving_the_same_step_again_does_nothing(run):
     save_checkpoint(run, 5)
     before = (run.path / "step-00000005").stat().st_ino
     assert save_checkpoint(run, 5).step == 5
@@ -256,7 +259,7 @@ def test_publishing_the_same_again_is_nothing(run):
     assert not list(run.path.glob(".tmp-*"))
 
 
-def test_two_histories_are_told_apart(run):
+def test_other_tensors_of_the_same_step_are_rejected(run):
     save_checkpoint(run, 5)
     with pytest.raises(DivergedError, match=r"found a different weights\.safetensors") as caught:
         run.save_checkpoint(5, tensors(6), {})
@@ -265,7 +268,7 @@ def test_two_histories_are_told_apart(run):
     assert not list(run.path.glob(".tmp-*"))
 
 
-def test_a_damaged_step_is_published_again_over(run):
+def test_damaged_checkpoint_is_saved_again(run):
     save_checkpoint(run, 5)
     flip(run.path / "step-00000005" / "weights.safetensors")
     assert save_checkpoint(run, 5).step == 5
@@ -278,7 +281,7 @@ def test_only_one_trainer_a_directory(run):
         RunDirectory(run.path).lock()
 
 
-def test_leftovers_of_ours_go_and_others_stay(tmp_path):
+def test_only_our_leftovers_are_removed(tmp_path):
     path = tmp_path / "training"
     ours = path / ".tmp-00000003-123-0a1b2c3d"
     ours.mkdir(parents=True)
@@ -295,7 +298,7 @@ def test_leftovers_of_ours_go_and_others_stay(tmp_path):
         assert not (path / ".tmp-status.json-123-0a1b2c3d").exists()
 
 
-def test_a_second_request_to_stop_publishes_nothing(run):
+def test_second_stop_request_saves_no_checkpoint(run):
     save_checkpoint(run, 1)
     signals.request_stop("SIGTERM")
     assert save_checkpoint(run, 2).step == 2
@@ -306,7 +309,7 @@ def test_a_second_request_to_stop_publishes_nothing(run):
     assert not list(run.path.glob(".tmp-*"))
 
 
-def test_the_log_is_cut_to_the_last_published_update(run):
+def test_log_is_truncated_to_the_last_checkpoint(run):
     save_checkpoint(run, 1, 2)
     run.training_log.append({"step": 3})
     assert run.truncate_log(run.latest().step) == 1
@@ -327,7 +330,7 @@ def test_status_keeps_earlier_fields(run):
     }
 
 
-def test_a_status_that_cannot_be_written_ends_nothing(run, monkeypatch, caplog):
+def test_failed_status_write_only_warns(run, monkeypatch, caplog):
     def fail(path, data) -> None:
         raise OSError(28, "No space left on device")
 
@@ -337,7 +340,7 @@ def test_a_status_that_cannot_be_written_ends_nothing(run, monkeypatch, caplog):
     assert "No space left" in caplog.text
 
 
-def test_a_run_is_begun_once(tmp_path):
+def test_run_id_is_written_once(tmp_path):
     with RunDirectory(tmp_path, config_digest="c" * 64) as run:
         first = run.run_id
     with RunDirectory(tmp_path) as run:
@@ -424,7 +427,7 @@ def test_a_manifest_of_wrong_types_is_refused(tmp_path: Path, name: str, value: 
         RunDirectory(tmp_path / "run").open_step(4)
 
 
-def test_a_linked_step_is_set_aside_and_nothing_behind_it_is_touched(tmp_path: Path) -> None:
+def test_symlinked_checkpoint_is_quarantined_and_its_target_kept(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run") as run:
         save_checkpoint(run, 2, 4)
         outside = tmp_path / "outside"
@@ -440,7 +443,7 @@ def test_a_linked_step_is_set_aside_and_nothing_behind_it_is_touched(tmp_path: P
     assert bad.is_symlink()
 
 
-def test_other_spellings_of_a_step_are_not_steps(tmp_path: Path) -> None:
+def test_unpadded_step_names_are_ignored(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run") as run:
         save_checkpoint(run, 4)
         (tmp_path / "run" / f"step-{'0' * 30}9").mkdir()

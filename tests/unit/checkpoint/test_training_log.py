@@ -50,7 +50,7 @@ def test_lines_are_durable_after_a_sync_and_kept_before_they_are_taken_back(tmp_
     assert recorder.synced(log.path) == [2]  # cut only when the lines are safe elsewhere
 
 
-def test_a_line_cut_off_by_a_crash_is_taken_back(tmp_path):
+def test_incomplete_last_line_is_removed(tmp_path):
     log = TrainingLog(tmp_path)
     write(log, 1, 2)
     log.close()
@@ -62,7 +62,7 @@ def test_a_line_cut_off_by_a_crash_is_taken_back(tmp_path):
     assert log.discarded.read_bytes() == b'{"update": 3, "lo\n'
 
 
-def test_nothing_to_take_back(tmp_path):
+def test_truncating_an_absent_log_does_nothing(tmp_path):
     log = TrainingLog(tmp_path)
     assert log.truncate(0) == 0
     write(log, 1)
@@ -84,7 +84,7 @@ def failing(monkeypatch, number: int) -> None:
     monkeypatch.setattr(os, "write", write)
 
 
-def test_a_full_disk_holds_lines_back(tmp_path, monkeypatch):
+def test_full_disk_buffers_log_lines(tmp_path, monkeypatch):
     log = TrainingLog(tmp_path)
     write(log, 1)
     with monkeypatch.context() as patch:
@@ -98,14 +98,14 @@ def test_a_full_disk_holds_lines_back(tmp_path, monkeypatch):
     assert [record["step"] for record in log.records()] == [1, 2, 3, 4]
 
 
-def test_lines_are_not_held_back_for_ever(tmp_path, monkeypatch):
+def test_buffered_lines_are_limited(tmp_path, monkeypatch):
     log = TrainingLog(tmp_path)
     failing(monkeypatch, errno.ENOSPC)
     with pytest.raises(DiskError, match="No space left"):
         log.append({"step": 1, "text": "x" * (1 << 20)})
 
 
-def test_another_disk_error_is_told_at_once(tmp_path, monkeypatch):
+def test_other_disk_errors_are_raised(tmp_path, monkeypatch):
     log = TrainingLog(tmp_path)
     failing(monkeypatch, errno.EIO)
     with pytest.raises(DiskError, match="Input/output error"):
@@ -123,7 +123,7 @@ def test_another_disk_error_is_told_at_once(tmp_path, monkeypatch):
         "[1]",
     ],
 )
-def test_a_line_of_another_form_goes_to_the_discarded_ones(tmp_path: Path, line: str) -> None:
+def test_invalid_line_is_discarded(tmp_path: Path, line: str) -> None:
     log = TrainingLog(tmp_path)
     log.append({"step": 1})
     log.close()

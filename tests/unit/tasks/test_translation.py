@@ -33,7 +33,7 @@ def batch_of(first: int, last: int):
 @pytest.mark.parametrize(
     ("gib", "vocabulary", "rows"), [(16, 32_768, 8192), (128, 32_768, 65_536), (8, 10**6, 512)]
 )
-def test_logits_take_their_share_of_a_gpus_memory(
+def test_logit_chunks_scale_with_gpu_memory(
     gib: int, vocabulary: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -89,7 +89,7 @@ def test_a_batch_without_padding_gives_the_same() -> None:
     )
 
 
-def test_terms_that_members_add_are_part_of_the_total_alone() -> None:
+def test_auxiliary_losses_are_part_of_the_total_only() -> None:
     model, batch = tiny_model().eval(), batch_of(0, 4)
     plain = TranslationTask(smoothing=0.1).loss(model, batch)
     decode = model.decode
@@ -115,7 +115,7 @@ def validation(**changes):
     )
 
 
-def test_validation_gives_loss_and_perplexity_a_piece() -> None:
+def test_validation_returns_loss_and_perplexity_per_token() -> None:
     model = tiny_model().eval()
     metrics = validation()(model)
     found = TranslationTask(smoothing=0.0).loss(model, batch_of(0, 32))
@@ -124,13 +124,13 @@ def test_validation_gives_loss_and_perplexity_a_piece() -> None:
     assert set(metrics) == {"loss", "perplexity"}
 
 
-def test_a_hopeless_model_has_a_perplexity_all_the_same(monkeypatch) -> None:
+def test_perplexity_of_a_huge_loss_is_finite(monkeypatch) -> None:
     monkeypatch.setattr(TranslationValidator, "_loss", lambda self, model: 1e6)
     assert validation()(tiny_model())["perplexity"] == pytest.approx(math.exp(80))
 
 
 def test_a_sample_is_translated_and_scored() -> None:
-    """Training and evaluation use one scorer on raw text (facebookresearch/fairseq#3245, #2593, #637)."""
+    """Training and evaluation use one scorer on raw text (facebookresearch/fairseq#3245, #637)."""
     seen = []
 
     def score(texts, references):
@@ -162,7 +162,7 @@ def test_an_empty_sample_is_not_scored() -> None:
     assert "bleu" not in check(tiny_model().eval())
 
 
-def test_a_request_to_stop_leaves_a_validation_at_once() -> None:
+def test_stop_request_interrupts_validation() -> None:
     signals.request_stop("SIGTERM")
     try:
         with pytest.raises(StoppedError, match="stopped by SIGTERM"):

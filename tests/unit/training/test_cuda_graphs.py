@@ -1,4 +1,4 @@
-"""Launches that are recorded once and replayed: the same losses and gradients, and plain passes where that cannot be."""
+"""CUDA graphs give the losses and gradients of eager mode, which is their fallback."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_each_batch_gets_its_own_loss_and_gradients_and_an_unused_parameter_none
         assert torch.equal(one.detach(), other.detach())
 
 
-def test_a_shape_is_recorded_when_it_comes_again_and_shapes_are_told_apart() -> None:
+def test_shape_is_captured_at_its_second_occurrence() -> None:
     plain = Plain()
     replay = Pretended(plain, plain.parameters, CPU)
     replay(batch(rows=4))
@@ -101,7 +101,7 @@ def test_a_shape_is_recorded_when_it_comes_again_and_shapes_are_told_apart() -> 
     assert len(replay._graphs) == 3
 
 
-def test_passes_within_a_recording_of_attention_are_not_replayed() -> None:
+def test_recording_attention_disables_graph_replay() -> None:
     plain, attention = Plain(), SelfAttention(4, 2)
     replay = Pretended(plain, plain.parameters, CPU)
     with record(attention):
@@ -116,7 +116,7 @@ def test_passes_within_a_recording_of_attention_are_not_replayed() -> None:
     assert plain.calls == before + 1
 
 
-def test_what_was_recorded_can_be_forgotten_and_is_recorded_anew() -> None:
+def test_released_graphs_are_captured_again() -> None:
     plain = Plain()
     replay = Pretended(plain, plain.parameters, CPU)
     for _ in range(CAPTURE_AT_OCCURRENCE):
@@ -128,7 +128,7 @@ def test_what_was_recorded_can_be_forgotten_and_is_recorded_anew() -> None:
     assert torch.equal(loss.total.detach(), plain(batch()).total.detach())
 
 
-def test_random_numbers_of_the_host_are_never_frozen(caplog: pytest.LogCaptureFixture) -> None:
+def test_host_random_numbers_prevent_capture(caplog: pytest.LogCaptureFixture) -> None:
     plain = Plain(host_noise=True)
     replay = Pretended(plain, plain.parameters, CPU)
     with caplog.at_level(logging.INFO):
@@ -144,7 +144,7 @@ def test_random_numbers_of_the_host_are_never_frozen(caplog: pytest.LogCaptureFi
     assert "random numbers on the host" in caplog.text
 
 
-def test_what_cannot_be_recorded_is_said_once_and_computed_plainly(
+def test_failed_capture_falls_back_to_eager_with_one_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plain = Plain()
@@ -165,7 +165,7 @@ def test_what_cannot_be_recorded_is_said_once_and_computed_plainly(
     ("device", "setting", "expected"),
     [("cpu", "auto", False), ("cuda", "auto", True), ("cuda", "off", False)],
 )
-def test_only_a_gpu_replays(device: str, setting: str, expected: bool) -> None:
+def test_only_gpus_use_cuda_graphs(device: str, setting: str, expected: bool) -> None:
     assert (
         should_use_cuda_graphs(TrainConfig(cuda_graphs=setting), torch.device(device)) is expected
     )
@@ -192,7 +192,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @needs_gpu
 @pytest.mark.parametrize("name", MODELS)
-def test_on_a_gpu_replayed_passes_equal_plain_ones_bit_for_bit(name: str) -> None:
+def test_on_a_gpu_graph_replay_is_bit_exact(name: str) -> None:
     device = torch.device("cuda")
     torch.manual_seed(1)
     model = build_model(
@@ -228,7 +228,7 @@ def test_on_a_gpu_replayed_passes_equal_plain_ones_bit_for_bit(name: str) -> Non
 
 
 @needs_gpu
-def test_on_a_gpu_a_model_that_waits_for_the_device_trains_on(
+def test_on_a_gpu_a_synchronizing_model_falls_back_to_eager(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     device = torch.device("cuda")

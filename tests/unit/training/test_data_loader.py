@@ -12,6 +12,8 @@ from dragoman.data.batches import Cursor
 from dragoman.runtime.seeds import derive_seed
 from dragoman.training.data_loader import DataLoader
 
+START = Cursor(0, 0)
+
 
 def make_feed(
     *,
@@ -34,15 +36,15 @@ def make_feed(
     )
 
 
-def take(feed: DataLoader, count: int, number: int = 1, cursor: Cursor = Cursor(0, 0)):  # noqa: B008 - a tuple
+def take(feed: DataLoader, count: int, number: int = 1, cursor: Cursor = START):
     updates = feed.batches(number, cursor)
     taken = [next(updates) for _ in range(count)]
     updates.close()
     return taken
 
 
-def test_preparing_ahead_changes_nothing() -> None:
-    """What was prefetched is no state: order and position are those of the plan (OpenNMT-py#2006)."""
+def test_prefetching_changes_nothing() -> None:
+    """Prefetched batches are no state: the plan decides order and position (OpenNMT-py#2006)."""
     for now, ahead in zip(
         take(make_feed(prefetch=0), 40), take(make_feed(prefetch=3), 40), strict=True
     ):
@@ -55,7 +57,7 @@ def test_preparing_ahead_changes_nothing() -> None:
             assert one.batch.tgt_out.equal(other.batch.tgt_out)
 
 
-def test_going_on_from_a_position_is_going_on() -> None:
+def test_batches_from_a_cursor_continue_the_epoch() -> None:
     whole = take(make_feed(), 30)
     rest = take(make_feed(), 20, number=11, cursor=whole[9].next_cursor)
     assert [update.step for update in rest] == list(range(11, 31))
@@ -75,8 +77,11 @@ def test_every_example_comes_once_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("ranks", "gradient_accumulation"), [(2, 2), (2, 3), (3, 1), (4, 2), (4, 8), (5, 2)]
 )
-def test_ranks_share_out_every_row_once(ranks: int, gradient_accumulation: int) -> None:
-    """Rank r takes slices r, r+W, …; where there are fewer micro-batches than ranks, rows are shared out."""
+def test_ranks_get_every_row_once(ranks: int, gradient_accumulation: int) -> None:
+    """Rank r takes slices r, r+W, ….
+
+    Where there are fewer micro-batches than ranks, rows are shared out.
+    """
     shares = [
         take(make_feed(rank=rank, ranks=ranks, gradient_accumulation=gradient_accumulation), 6)
         for rank in range(ranks)
@@ -131,7 +136,7 @@ def test_closing_ends_the_thread() -> None:
     assert not any(thread.name == "data-loader" for thread in threading.enumerate())
 
 
-def test_collating_gets_the_seed_of_its_place() -> None:
+def test_collate_gets_the_seed_of_its_position() -> None:
     seeds = []
     corpus = Corpus()
     plan = corpus.plan()

@@ -29,7 +29,7 @@ def test_the_decay_warms_up() -> None:
     assert average.decay_at(1_000_000) == 0.999
 
 
-def test_lending_the_average_leaves_the_weights_as_they_were() -> None:
+def test_averaged_weights_restores_the_weights() -> None:
     model = nn.Linear(3, 3)
     average = EMA(model, decay=0.9)
     before = [parameter.detach().clone() for parameter in model.parameters()]

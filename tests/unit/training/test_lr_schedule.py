@@ -24,7 +24,7 @@ def test_every_schedule_rises_in_a_straight_line_to_the_highest_rate(name: str) 
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_no_update_of_a_run_is_wasted_at_a_rate_of_zero(name: str) -> None:
+def test_no_step_has_a_learning_rate_of_zero(name: str) -> None:
     for steps, warmup_steps in ((1, 0), (1, 4000), (10, 3), (10, 10), (10, 11), (7, 0)):
         rates = [
             rate(name, update, learning_rate=1.0, warmup_steps=warmup_steps, steps=steps)

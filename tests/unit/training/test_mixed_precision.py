@@ -1,4 +1,4 @@
-"""Weights rounded to bfloat16 for each pass, and trained in float32: the same training, and nothing else sees them."""
+"""The bfloat16 compute copy of float32 master weights trains as autocast does."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def batch() -> Batch:
         ("float32", GPU, HALF, {}, False),
     ],
 )
-def test_where_weights_are_rounded(
+def test_when_bf16_weights_are_used(
     wanted: str, device: torch.device, precision: Precision, model: dict[str, Any], expected: bool
 ) -> None:
     config = dataclasses.replace(SETTINGS, param_dtype=wanted)
@@ -87,7 +87,7 @@ def gradients(
     return found
 
 
-def test_gradients_are_those_of_the_rounded_model_and_as_wide_as_the_weights() -> None:
+def test_bf16_gradients_are_float32_and_match_the_rounded_model() -> None:
     model = tiny_model(dropout=0.0)
     parallel = BF16DataParallel(model, ProcessGroup())
     exact = tiny_model(dropout=0.0)
@@ -106,8 +106,8 @@ def test_gradients_are_those_of_the_rounded_model_and_as_wide_as_the_weights() -
     assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
 
 
-def test_a_pass_uses_the_weights_of_its_time() -> None:
-    """Whoever changed them: an optimiser, a checkpoint that was loaded, a rehearsal that put them back."""
+def test_bf16_copy_follows_the_master_weights() -> None:
+    """The copy follows the optimizer, a loaded checkpoint, and a throughput measurement."""
     model = tiny_model(dropout=0.0)
     parallel = BF16DataParallel(model, ProcessGroup())
     before = gradients(parallel)
@@ -123,7 +123,7 @@ def test_a_pass_uses_the_weights_of_its_time() -> None:
         assert torch.equal(bf16_copy, parameter.to(torch.bfloat16))
 
 
-def test_gradients_go_where_there_is_room_for_them_and_an_unused_weight_gets_none() -> None:
+def test_bf16_gradients_reuse_existing_tensors() -> None:
     model = tiny_model(dropout=0.0)
     model.register_parameter("unused", nn.Parameter(torch.ones(3)))
     parallel = BF16DataParallel(model, ProcessGroup())
@@ -145,7 +145,7 @@ def test_gradients_go_where_there_is_room_for_them_and_an_unused_weight_gets_non
         assert torch.equal(room, again[name])
 
 
-def test_replayed_passes_leave_the_gradients_of_plain_ones() -> None:
+def test_replay_leaves_the_gradients_of_eager_mode() -> None:
     model = tiny_model(dropout=0.0)
     parallel = BF16DataParallel(model, ProcessGroup())
 
@@ -176,7 +176,7 @@ def test_replayed_passes_leave_the_gradients_of_plain_ones() -> None:
     assert replay._graphs
 
 
-def test_what_runs_between_the_layers_is_bfloat16() -> None:
+def test_hidden_states_are_bfloat16() -> None:
     parallel = BF16DataParallel(tiny_model(dropout=0.1), ProcessGroup())
     seen = set()
     for name, module in parallel.bf16_copy.named_modules():
@@ -203,7 +203,10 @@ def losses(path: Path) -> list[float]:
 
 
 def test_losses_are_those_of_autocast_and_of_float32_within_noise(tmp_path: Path) -> None:
-    """The noise is what other dropout does to a float32 run; rounding does less over the same updates."""
+    """The noise is what other dropout does to a float32 run.
+
+    Rounding does less over the same updates.
+    """
     settings: dict[str, Any] = {
         "steps": 60,
         "ema_decay": 0.0,
@@ -229,7 +232,7 @@ def test_losses_are_those_of_autocast_and_of_float32_within_noise(tmp_path: Path
     assert curves["bf16_copy"][-1] < curves["bf16_copy"][0] - 0.3
 
 
-def test_a_run_that_is_resumed_is_the_run_bit_for_bit(tmp_path: Path) -> None:
+def test_resume_with_bf16_weights_is_bit_exact(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "whole") as run:
         tiny_trainer(run, **ROUNDED).fit(resume=False)
     for steps in (4, 12):
@@ -239,7 +242,7 @@ def test_a_run_that_is_resumed_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in tensors_of(tmp_path / "whole").values()} == {torch.float32}
 
 
-def test_a_rehearsal_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_measuring_throughput_changes_nothing_in_bf16(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "plain") as run:
         tiny_trainer(run, **ROUNDED).fit(resume=False)
     with RunDirectory(tmp_path / "rehearsed") as run:
@@ -250,7 +253,7 @@ def test_a_rehearsal_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @needs_gpu
-def test_on_a_gpu_rounded_weights_train_recorded_as_they_do_plainly(tmp_path: Path) -> None:
+def test_on_a_gpu_bf16_weights_train_alike_with_cuda_graphs(tmp_path: Path) -> None:
     """Launches that are replayed are the same ones: the same losses to the last bit."""
     curves = []
     for replay in ("off", "auto"):

@@ -36,7 +36,7 @@ def take_step(
 @pytest.mark.parametrize(
     ("name", "plain"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
 )
-def test_a_step_is_torchs_own_with_the_gradient_divided(
+def test_step_equals_torchs_with_divided_gradients(
     name: str, plain: type[torch.optim.Optimizer]
 ) -> None:
     ours, theirs = make_model(), make_model()
@@ -63,7 +63,7 @@ def test_a_step_is_torchs_own_with_the_gradient_divided(
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_a_step_that_is_not_finite_changes_nothing_at_all(name: str) -> None:
-    """The flag is read by the kernel itself: weights, moments and step counts stay (facebookresearch/fairseq#1529)."""
+    """Weights, moments and step counts do not change (facebookresearch/fairseq#1529)."""
     model = make_model()
     optimizer = OPTIMIZERS.load(name)(model, TrainConfig(weight_decay=0.1))
     take_step(model, optimizer)
@@ -77,7 +77,7 @@ def test_a_step_that_is_not_finite_changes_nothing_at_all(name: str) -> None:
     )
 
 
-def test_weight_decay_pulls_on_matrices_only() -> None:
+def test_weight_decay_applies_to_matrices_only() -> None:
     model = make_model()
     optimizer = OPTIMIZERS.load("adamw")(model, TrainConfig(weight_decay=0.5))
     before = copy.deepcopy(model.state_dict())

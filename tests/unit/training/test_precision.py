@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
         (set(), "float32", "no bfloat16 instructions"),
     ],
 )
-def test_auto_asks_the_processor_and_says_why(monkeypatch, flags, name, reason) -> None:
+def test_auto_precision_depends_on_cpu_flags(monkeypatch, flags, name, reason) -> None:
     monkeypatch.setattr(mixed_precision, "_cpu_flags", lambda: frozenset(flags))
     chosen = choose_precision("auto", CPU)
     assert chosen.name == name
@@ -26,7 +26,7 @@ def test_auto_asks_the_processor_and_says_why(monkeypatch, flags, name, reason) 
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_a_wish_is_followed(name) -> None:
+def test_configured_precision_is_used(name) -> None:
     assert choose_precision(name, CPU).name == name
     assert choose_precision(name, CPU).reason == "as configured"
 
@@ -38,7 +38,7 @@ def test_unknown_devices_stay_with_float32() -> None:
 
 
 def test_autocast_is_on_only_where_it_is_chosen() -> None:
-    """bfloat16 needs no loss scale, so none can run out (facebookresearch/fairseq#1529, #512, #282, #1895, #4555)."""
+    """bfloat16 needs no loss scaling (facebookresearch/fairseq#1529, #512, #282, #1895, #4555)."""
     for name, kind in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         with choose_precision(name, CPU).autocast(CPU):
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == kind

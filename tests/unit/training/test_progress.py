@@ -41,7 +41,7 @@ def record(update: int, *, nll: float = 2.0, tokens: int = 1000) -> dict:
     }
 
 
-def test_a_meter_knows_count_rate_and_what_is_left() -> None:
+def test_meter_has_count_rate_and_eta() -> None:
     clock = Clock()
     meter = Meter(1000, clock=clock)
     assert meter.eta is None
@@ -53,7 +53,7 @@ def test_a_meter_knows_count_rate_and_what_is_left() -> None:
     assert meter.eta == pytest.approx(40)
 
 
-def test_a_rate_is_of_late() -> None:
+def test_rate_covers_the_last_seconds() -> None:
     """After a slow start the estimate must not stay wrong for an hour."""
     clock = Clock()
     meter = Meter(None, clock=clock)
@@ -75,8 +75,8 @@ def test_durations_are_for_people(seconds, text) -> None:
     assert format_duration(seconds) == text
 
 
-def test_training_shows_loss_speed_padding_time_left_and_best() -> None:
-    """No time left was shown, no line for an hour (OpenNMT-py#1397, OpenNMT/OpenNMT#75, LibreTranslate/Locomotive#35)."""
+def test_training_line_has_loss_throughput_padding_eta_and_best() -> None:
+    """ETA and regular lines (OpenNMT-py#1397, OpenNMT/OpenNMT#75, LibreTranslate/Locomotive#35)."""
     clock, stream = Clock(), io.StringIO()
     with PlainProgress(stream, clock=clock).training(steps=1000) as view:
         for update in range(1, 101):
@@ -93,13 +93,14 @@ def test_training_shows_loss_speed_padding_time_left_and_best() -> None:
     assert "tokens/s · padding 5.0 % · ETA 2 min 03 s" in lines[0]
     assert (
         lines[-2]
-        == "validation at step 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · 12 % exact · best so far"
+        == "validation at step 100: loss 1.500 · perplexity 4.480 · BLEU 31.2 · 12 % exact "
+        "· best so far"
     )
     assert "best at step 100: BLEU 31.25" in lines[-1]
     assert len(lines) <= 5
 
 
-def test_a_short_phase_says_nothing_and_a_long_one_count_rate_and_estimate() -> None:
+def test_only_long_phases_show_count_rate_and_eta() -> None:
     """ "Is it frozen?" (facebookresearch/fairseq#2603)."""
     clock, stream = Clock(), io.StringIO()
     progress = PlainProgress(stream, clock=clock)
@@ -182,7 +183,7 @@ def test_quiet_is_quiet() -> None:
     progress.note("nothing")
 
 
-def test_a_validation_that_is_not_the_best_says_so_by_silence() -> None:
+def test_validation_line_marks_only_the_best() -> None:
     assert (
         format_validation(20, {"loss": 2.0}, {"loss": 1.0, "step": 10})
         == "validation at step 20: loss 2.000"
@@ -191,7 +192,7 @@ def test_a_validation_that_is_not_the_best_says_so_by_silence() -> None:
 
 @pytest.mark.parametrize("width", [40, 50, 60, 72, 80, 100, 140])
 @pytest.mark.parametrize("best", [{}, {"step": 12_000, "bleu": 31.25}])
-def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
+def test_narrow_terminal_keeps_bar_and_eta(
     width: int, best: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At 80 columns the figures pushed both out of the line."""
@@ -220,7 +221,7 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
     assert ("padding" in line) == (width >= 140 and not best)
 
 
-def test_a_long_name_leaves_room_for_something() -> None:
+def test_narrow_terminal_keeps_at_least_one_field() -> None:
     fields = [(1, "12,346 of 100,000 pairs"), (0, "ETA 45 s")]
     assert join_fitting_fields(fields, 40) == "12,346 of 100,000 pairs · ETA 45 s"
     assert join_fitting_fields(fields, 20) == "ETA 45 s"

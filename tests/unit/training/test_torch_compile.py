@@ -41,7 +41,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
         ({"compile": "on", "steps": 5}, CPU, True, "as configured"),
     ],
 )
-def test_auto_compiles_what_is_long_enough_to_gain(changes, device, wanted, reason) -> None:
+def test_auto_compiles_long_runs_on_a_gpu(changes, device, wanted, reason) -> None:
     found = choose_torch_compile(dataclasses.replace(LONG, **changes), device)
     assert found.enabled == wanted
     assert reason in found.reason
@@ -96,12 +96,12 @@ def call(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("compile", ["auto", "on"])
-def test_ranks_that_share_the_weights_never_compile(compile: str) -> None:
+def test_sharded_ranks_never_compile(compile: str) -> None:
     found = choose_torch_compile(dataclasses.replace(LONG, compile=compile), GPU, sharded=True)
     assert (found.enabled, "communicates within the forward pass" in found.reason) == (False, True)
 
 
-def test_blocks_are_compiled_once_but_for_those_that_loop(by_hand: list[str]) -> None:
+def test_supported_blocks_are_compiled_once(by_hand: list[str]) -> None:
     model = nn.Sequential(Doubling(), Looping(), nn.Identity(), Doubling())
     compile_blocks(model)
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_blocks_are_compiled_once_but_for_those_that_loop(by_hand: list[str]) ->
     assert by_hand == ["Doubling", "Doubling"]
 
 
-def test_after_a_failure_the_blocks_run_as_they_are(
+def test_failed_compilation_falls_back_to_eager(
     by_hand: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Doubling(RuntimeError("\nno C++ compiler\nset TORCH_LOGS for pages of it"))
@@ -122,8 +122,8 @@ def test_after_a_failure_the_blocks_run_as_they_are(
         "nothing is compiled any more, so the error is the model's own"
     )
     assert [record.getMessage() for record in caplog.records] == [
-        "torch.compile failed (RuntimeError: no C++ compiler); training continues in eager mode with "
-        "the same result; set train.compile=off to skip it"
+        "torch.compile failed (RuntimeError: no C++ compiler); training continues in eager mode "
+        "with the same result; set train.compile=off to skip it"
     ]
     assert choose_torch_compile(dataclasses.replace(LONG, compile="on"), CPU) == (
         False,
@@ -136,14 +136,14 @@ def test_after_a_failure_the_blocks_run_as_they_are(
     [torch.OutOfMemoryError("CUDA out of memory"), ConfigError(["a setting"])],
     ids=["memory", "ours"],
 )
-def test_other_errors_are_no_failure_to_compile(by_hand: list[str], error: Exception) -> None:
+def test_oom_and_own_errors_do_not_fall_back_to_eager(by_hand: list[str], error: Exception) -> None:
     model = Doubling()
     compile_blocks(model)
     call(model, torch.tensor(1.0))
     assert not fall_back_to_eager(error)
 
 
-def test_the_trainer_compiles_the_blocks_for_training_and_validates_without(
+def test_trainer_compiles_blocks_and_validates_in_eager_mode(
     tmp_path: Path, by_hand: list[str]
 ) -> None:
     with RunDirectory(tmp_path) as run:
@@ -152,14 +152,12 @@ def test_the_trainer_compiles_the_blocks_for_training_and_validates_without(
     assert set(by_hand) == {"TransformerLayer"}
 
 
-def test_torch_may_compile_every_variant() -> None:
+def test_recompile_limit_is_raised() -> None:
     compile_blocks(nn.Identity())
     assert torch._dynamo.config.recompile_limit >= torch_compile.RECOMPILE_LIMIT
 
 
-def test_what_was_compiled_is_kept_for_the_next_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_compiled_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     compile_blocks(nn.Identity())
@@ -172,7 +170,7 @@ def test_what_was_compiled_is_kept_for_the_next_run(
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_only_launches_that_are_replayed_use_the_kernels_for_short_sentences(
+def test_short_attention_needs_cuda_graphs(
     cuda_graphs: bool,
 ) -> None:
     configure_backends(CPU, deterministic=False, cuda_graphs=cuda_graphs)

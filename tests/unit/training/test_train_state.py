@@ -35,7 +35,7 @@ def test_more_than_one_in_a_hundred_of_the_last_thousand_are_too_many() -> None:
     assert len(calm.recent_skips) <= 10
 
 
-def test_a_rollback_passes_over_what_was_skipped_and_is_the_one_chance() -> None:
+def test_rollback_excludes_skipped_steps_and_happens_once() -> None:
     watch = DivergenceDetector()
     published = watch.state_dict()
     for update in range(100, 110):
@@ -58,7 +58,7 @@ def test_the_state_is_json_and_comes_back() -> None:
     assert again.state_dict() == watch.state_dict()
 
 
-def test_a_spike_stands_six_deviations_out() -> None:
+def test_spike_is_six_standard_deviations_high() -> None:
     generator = random.Random(0)
     watch = DivergenceDetector()
     assert not any(watch.record_loss(generator.gauss(3.0, 0.1)) for _ in range(2 * SPIKE_WINDOW))

@@ -54,7 +54,10 @@ def make_update(groups: list[list[int]], number: int = 1) -> GlobalBatch:
 
 
 def test_accumulation_equals_one_big_batch() -> None:
-    """Micro-batches of unequal size and padding weigh each token alike; a mean of means would not."""
+    """Micro-batches of unequal size and padding weigh each token alike.
+
+    A mean of means would not.
+    """
     model = tiny_model(dropout=0.0).train()
     step = make_step(model)
     whole, sums = accumulated(step, make_update([list(range(24))]))
@@ -68,7 +71,7 @@ def test_accumulation_equals_one_big_batch() -> None:
 
 
 @pytest.mark.parametrize("kind", [ReplicatedDataParallel, BF16DataParallel])
-def test_replayed_passes_add_up_though_each_writes_over_the_last(
+def test_replayed_gradients_accumulate(
     kind: type[ReplicatedDataParallel],
 ) -> None:
     """Whether an update's first batch is replayed or its second, or both."""
@@ -106,7 +109,7 @@ def test_accumulated_updates_equal_one_big_update() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_figures_are_per_target_and_count_everything() -> None:
+def test_metrics_are_per_target_token() -> None:
     model = tiny_model(dropout=0.0).train()
     update = make_update([[0, 1], [2, 3, 4]])
     expected = [
@@ -149,7 +152,7 @@ def test_no_gradient_is_left_behind() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_an_update_without_work_changes_nothing() -> None:
+def test_step_without_micro_batches_changes_nothing() -> None:
     model = tiny_model().train()
     step = make_step(model)
     step(make_update([[0, 1]]), lr=0.1, requests=StepRequests())
@@ -165,7 +168,7 @@ def test_an_update_without_work_changes_nothing() -> None:
 
 
 def test_dropout_depends_on_the_position_alone() -> None:
-    """Whatever drew random numbers before, and on whichever rank: micro-batch 1 of update 5 has its own masks."""
+    """Micro-batch 1 of step 5 has the same dropout masks on any rank, whatever ran before."""
     model = tiny_model(dropout=0.5).train()
     step = make_step(model)
     update = make_update([[0, 1], [2, 3]], number=5)

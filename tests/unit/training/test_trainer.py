@@ -47,7 +47,7 @@ def test_the_loss_falls(tmp_path) -> None:
     assert sum(losses[-10:]) / 10 < 2.3
 
 
-def test_the_log_has_a_line_an_update_with_all_its_figures(tmp_path) -> None:
+def test_log_has_a_line_per_step_with_all_metrics(tmp_path) -> None:
     """Figures from the first update on, not after an hour (OpenNMT/OpenNMT#75)."""
     train(tmp_path, steps=6)
     records = [record for record in RunDirectory(tmp_path).records() if "event" not in record]
@@ -72,7 +72,7 @@ def test_checkpoints_come_every_so_often_and_at_the_end(tmp_path) -> None:
     assert (status["state"], status["exit_code"], status["step"]) == ("finished", 0, 10)
 
 
-def test_two_runs_are_the_same_run(tmp_path) -> None:
+def test_same_seed_gives_the_same_run(tmp_path) -> None:
     """Seeds fix the result (flairNLP/flair#1189, #2676)."""
     for name in ("one", "two"):
         train(tmp_path / name)
@@ -80,7 +80,7 @@ def test_two_runs_are_the_same_run(tmp_path) -> None:
 
 
 def test_the_moving_average_follows_every_step_with_its_own_number(tmp_path) -> None:
-    """Of the definition: after step n, with the weights of step n and a decay of at most (1 + n) / (10 + n)."""
+    """After step n, the decay is at most (1 + n) / (10 + n)."""
     train(tmp_path, steps=5, checkpoint_every=1, keep_checkpoints=9, ema_decay=SETTINGS.ema_decay)
     run = RunDirectory(tmp_path)
     expected = {name: tensor.detach().double() for name, tensor in tiny_model().named_parameters()}
@@ -104,7 +104,7 @@ def test_a_finished_run_that_is_resumed_does_nothing(tmp_path) -> None:
     assert log_of(tmp_path) == before
 
 
-def test_a_finished_run_can_go_on_further(tmp_path) -> None:
+def test_finished_run_can_be_extended(tmp_path) -> None:
     train(tmp_path / "short", steps=8)
     _, result = train(tmp_path / "short", steps=12, resume=True)
     train(tmp_path / "long", steps=12)
@@ -112,7 +112,7 @@ def test_a_finished_run_can_go_on_further(tmp_path) -> None:
     assert_same_run(tmp_path / "short", tmp_path / "long")
 
 
-def test_a_new_run_refuses_a_directory_with_one(tmp_path) -> None:
+def test_new_run_rejects_a_directory_with_checkpoints(tmp_path) -> None:
     train(tmp_path)
     with pytest.raises(ConfigError, match="found step 12 in"):
         train(tmp_path)
@@ -133,7 +133,7 @@ def test_validation_changes_nothing(tmp_path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_validation_sees_the_running_average_in_evaluation_mode(tmp_path) -> None:
+def test_validation_uses_the_ema_in_evaluation_mode(tmp_path) -> None:
     seen = []
 
     def validate(model):
@@ -177,7 +177,10 @@ def test_early_stopping_and_the_best(tmp_path) -> None:
 def test_training_stops_once_validation_sentences_are_exactly_right(
     tmp_path, target: float, step: int, stopped: str | None
 ) -> None:
-    """The model takes the weights of that step, though an earlier loss was lower; a resumed run has nothing left to do."""
+    """The model takes the weights of that step, though an earlier loss was lower.
+
+    A resumed run has nothing left to do.
+    """
     found = iter([(0.0, 0.5), (0.85, 1.0), (0.95, 1.2), (0.5, 2.0), (0.7, 2.0), (0.7, 2.0)])
 
     def validate(model):
@@ -239,14 +242,14 @@ def test_a_time_budget_ends_in_time_with_a_validation_and_a_checkpoint(tmp_path)
     assert RunDirectory(tmp_path).steps()[-1] == result.step
 
 
-def test_a_rehearsal_without_any_time_still_measures_a_step(tmp_path) -> None:
+def test_throughput_measures_at_least_one_step(tmp_path) -> None:
     with RunDirectory(tmp_path) as run:
         pace = tiny_trainer(run).measure_throughput(0.0)
     assert all(0 < each < float("inf") for each in pace)
 
 
 def test_a_new_plan_is_part_of_the_checkpoint(tmp_path) -> None:
-    """The learning rate stays a pure function of the update and the recorded plan, so a resumed run repeats it."""
+    """The learning rate depends on the step and the saved plan, so a resumed run repeats it."""
     plans = []
 
     def replan(done, seconds):
@@ -290,7 +293,7 @@ def test_validations_come_at_fixed_intervals(tmp_path, steps, planned, validated
     ] == validated
 
 
-def test_rehearsing_leaves_everything_as_it_was(tmp_path) -> None:
+def test_measuring_throughput_changes_nothing(tmp_path) -> None:
     """A forecast before the first update (LibreTranslate/Locomotive#35), at no cost to the run."""
     with RunDirectory(tmp_path / "one") as run:
         trainer = tiny_trainer(run)
@@ -310,7 +313,7 @@ def test_observers_see_what_the_log_sees(tmp_path) -> None:
     assert [record.get("event", record["step"]) for record in seen] == [1, 2, 3, 4, "validation"]
 
 
-def test_a_request_to_publish_is_met_once(tmp_path) -> None:
+def test_checkpoint_request_saves_once(tmp_path) -> None:
     def ask(record):
         if record["step"] == 3:
             signals._state.checkpoint = True
@@ -319,8 +322,11 @@ def test_a_request_to_publish_is_met_once(tmp_path) -> None:
     assert RunDirectory(tmp_path).steps() == [3, 6]
 
 
-def test_clipping_holds_the_gradient_down(tmp_path) -> None:
-    """With plain Adam the first change is the rate whatever the norm; epsilon makes the clipped size show."""
+def test_gradient_clipping_limits_the_norm(tmp_path) -> None:
+    """With plain Adam the first change is the rate whatever the norm.
+
+    Epsilon makes the clipped size show.
+    """
     for name, clip in (("free", 0.0), ("clipped", 1e-4)):
         train(
             tmp_path / name,

@@ -1,4 +1,7 @@
-"""A model shared out: when, in which pieces, and what is said where that cannot be done. Several ranks run in tests/faults."""
+"""A model shared out: when, in which pieces, and what is said where that cannot be done.
+
+Several ranks run in tests/faults.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
         ("auto", 2, GPU, 1 << 17, True, "5 copies of the weights take 92 % of the GPU"),
     ],
 )
-def test_auto_shares_out_what_does_not_fit(
+def test_auto_fsdp_shards_models_that_do_not_fit(
     monkeypatch, wanted, ranks, device, memory, shared, reason
 ) -> None:
     monkeypatch.setattr(
@@ -50,7 +53,7 @@ def test_auto_shares_out_what_does_not_fit(
     assert reason in found.reason
 
 
-def test_a_running_average_is_a_copy_more(monkeypatch) -> None:
+def test_ema_counts_as_one_more_copy(monkeypatch) -> None:
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
@@ -62,20 +65,20 @@ def test_a_running_average_is_a_copy_more(monkeypatch) -> None:
     )
 
 
-def test_nothing_is_compiled_where_ranks_meet_within_a_pass() -> None:
+def test_fsdp_disables_torch_compile() -> None:
     found = choose_torch_compile(TrainConfig(compile="on"), CPU, sharded=True)
     assert not found.enabled
     assert "communicates within the forward pass" in found.reason
 
 
-def test_blocks_are_gathered_one_by_one_unless_they_lend_weights_or_are_left_out() -> None:
+def test_fsdp_units_are_blocks_without_shared_or_dropped_layers() -> None:
     assert len(find_fsdp_units(tiny_model(encoder=("transformer*3",)))) == 4
     assert find_fsdp_units(tiny_model(encoder=("transformer*3",), share_layers="attention")) == []
     assert find_fsdp_units(tiny_model(encoder=("transformer*3",), layer_drop=0.1)) == []
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(10, 4), (3, 4), (1, 2), (8, 2), (9, 3), (5, 4)])
-def test_rows_are_cut_as_torch_chunks(count: int, ranks: int) -> None:
+def test_rank_rows_equal_torch_chunk(count: int, ranks: int) -> None:
     values = torch.arange(count)
     chunks = [piece.tolist() for piece in values.chunk(ranks)]
     ours = [values[rank_rows(count, rank=rank, ranks=ranks)].tolist() for rank in range(ranks)]
@@ -85,10 +88,13 @@ def test_rows_are_cut_as_torch_chunks(count: int, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("gradient_accumulation", "ranks"), [(1, 4), (2, 4), (3, 2), (5, 3), (4, 4)]
 )
-def test_in_lockstep_every_rank_makes_equally_many_passes(
+def test_lockstep_ranks_have_equally_many_micro_batches(
     gradient_accumulation: int, ranks: int
 ) -> None:
-    """What an idle pass goes through counts nothing; the others are those of ranks that need no lockstep."""
+    """What an idle pass goes through counts nothing.
+
+    The others are those of ranks that need no lockstep.
+    """
     corpus = Corpus()
     plan = corpus.plan()
 
@@ -127,7 +133,7 @@ def test_a_batch_that_does_not_fit_cannot_be_split_by_one_rank_alone() -> None:
 
     with pytest.raises(
         ConfigError,
-        match=r"memory of every rank; found out of memory with \d+ padded tokens of shape \d+x\d+; lower",
+        match=r"every rank; found out of memory with \d+ padded tokens of shape \d+x\d+; lower",
     ):
         fail_in_parts(OOMSplitter(), batch, torch.OutOfMemoryError("full"), may_split=False)
     seen = []
@@ -158,7 +164,7 @@ def test_a_batch_that_does_not_fit_cannot_be_split_by_one_rank_alone() -> None:
         ({"ema-0-of-1.safetensors"}, []),
     ],
 )
-def test_files_of_a_part_are_one_or_all_pieces(names, found) -> None:
+def test_files_of_a_part_are_one_or_all_shards(names, found) -> None:
     assert shard_file_names("weights", names) == found
 
 
@@ -183,7 +189,7 @@ def pieces(tmp_path):
     return whole, ShardedTensors(paths)
 
 
-def test_pieces_one_below_the_other_are_the_whole(pieces) -> None:
+def test_shards_concatenate_to_the_full_tensor(pieces) -> None:
     whole, stored = pieces
     read = stored.read(expected=whole)
     assert read.keys() == whole.keys()
@@ -204,7 +210,7 @@ def test_any_rows_can_be_read(pieces, ranks: int) -> None:
         assert all(torch.equal(read[name], whole[name][rows]) for name, rows in wanted.items())
 
 
-def test_pieces_of_another_model_are_refused(pieces) -> None:
+def test_shards_of_another_model_are_rejected(pieces) -> None:
     whole, stored = pieces
     with pytest.raises(
         BundleError, match=r"which has matrix F32 \[8, 3\]; found matrix F32 \[7, 3\]"
@@ -212,13 +218,13 @@ def test_pieces_of_another_model_are_refused(pieces) -> None:
         stored.require_fit(whole | {"matrix": torch.empty(8, 3)})
 
 
-def test_pieces_that_do_not_fit_each_other_are_damage(tmp_path) -> None:
+def test_mismatched_shards_are_corrupt(tmp_path) -> None:
     paths = [tmp_path / f"weights-{rank}-of-2.safetensors" for rank in range(2)]
     write_tensors(paths[0], {"matrix": torch.zeros(2, 3)})
     write_tensors(paths[1], {"matrix": torch.zeros(2, 4)})
     with pytest.raises(
         CorruptError,
-        match=r"weights-1-of-2.safetensors must hold .* found matrix F32 \[2, 4\] after F32 \[2, 3\]",
+        match=r"weights-1-of-2.safetensors must .* found matrix F32 \[2, 4\] after F32 \[2, 3\]",
     ):
         _ = ShardedTensors(paths).header
 
@@ -226,7 +232,7 @@ def test_pieces_that_do_not_fit_each_other_are_damage(tmp_path) -> None:
 # What the ranks wrote
 
 
-def test_what_one_rank_met_rank_0_raises(tmp_path) -> None:
+def test_error_of_one_rank_is_raised_on_rank_zero(tmp_path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     good = {"files": {"a": [5, "abc"]}}
     assert _merge_file_records([good], tmp_path) == {"a": FileRecord(5, "abc")}
@@ -241,7 +247,7 @@ def test_what_one_rank_met_rank_0_raises(tmp_path) -> None:
         _merge_file_records([good, {"files": {"b": [7, "def"]}}], tmp_path)
 
 
-def test_ranks_without_a_shared_disk_are_refused(tmp_path) -> None:
+def test_fsdp_without_a_shared_disk_is_rejected(tmp_path) -> None:
     class Elsewhere(ProcessGroup):
         def run_with_ranks(self, compute, part, what):
             return compute(lambda word: [part(word), False])
@@ -258,7 +264,7 @@ def test_ranks_without_a_shared_disk_are_refused(tmp_path) -> None:
     )
     with pytest.raises(
         ConfigError,
-        match=r"on a disk that all ranks share; found a file of rank 0 in .* that rank 1 does not see",
+        match=r"that all ranks share; found a file of rank 0 in .* that rank 1 does not see",
     ):
         checkpointer._check_shared_disk()
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""One process among several: what it makes of its environment, and what it says when the others are silent."""
+"""The process group: environment, results exchanged between ranks, and lost ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def worlds(store):
         world.close()
 
 
-def test_without_a_launcher_we_are_alone() -> None:
+def test_without_torchrun_there_is_one_rank() -> None:
     world = init_process_group(CPU, environment={})
     assert (world.rank, world.size, world.is_rank_zero) == (0, 1, True)
     assert world.run_on_rank_zero(lambda: {"a": 1}, "add") == {"a": 1}
@@ -70,7 +70,7 @@ def test_without_a_launcher_we_are_alone() -> None:
     world.close()
 
 
-def test_an_environment_that_is_half_there_is_refused() -> None:
+def test_incomplete_torchrun_environment_is_rejected() -> None:
     """A start that hangs without a word (OpenNMT-py#1981, #954, #1487)."""
     with pytest.raises(
         ConfigError, match="found MASTER_ADDR, MASTER_PORT unset; start it with torchrun"
@@ -84,7 +84,7 @@ def test_an_environment_that_is_half_there_is_refused() -> None:
     assert local_rank({}) == 0
 
 
-def test_what_rank_0_computes_all_have(worlds) -> None:
+def test_result_of_rank_zero_reaches_all_ranks(worlds) -> None:
     first, second = worlds(0), worlds(1)
     heard = []
     listener = threading.Thread(
@@ -112,7 +112,7 @@ def test_an_error_of_rank_0_reaches_the_others(worlds) -> None:
         second.run_on_rank_zero(lambda: None, "publish step 5")
 
 
-def test_a_silent_rank_0_is_given_up(worlds) -> None:
+def test_rank_zero_without_heartbeat_raises_stopped_error(worlds) -> None:
     second = worlds(1, timeout=0.3)
     with pytest.raises(
         StoppedError,
@@ -121,7 +121,7 @@ def test_a_silent_rank_0_is_given_up(worlds) -> None:
         second.run_on_rank_zero(lambda: None, "validate")
 
 
-def test_asked_to_stop_a_rank_does_not_wait_long_for_the_dead(worlds, monkeypatch) -> None:
+def test_stopping_rank_waits_shortly_for_a_dead_one(worlds, monkeypatch) -> None:
     monkeypatch.setattr(process_group, "STOPPING_RANK_TIMEOUT_SECONDS", 0.1)
     second = worlds(1, timeout=3600.0)
     signals.request_stop("SIGTERM")
@@ -132,14 +132,14 @@ def test_asked_to_stop_a_rank_does_not_wait_long_for_the_dead(worlds, monkeypatc
         signals.uninstall_handlers()
 
 
-def test_a_launcher_that_is_gone_takes_us_along(worlds, monkeypatch) -> None:
+def test_lost_launcher_raises_stopped_error(worlds, monkeypatch) -> None:
     world = worlds(1)
     monkeypatch.setattr("os.getppid", lambda: 1)
     with pytest.raises(StoppedError, match="found on rank 1: the launcher is gone"):
         world.check_launcher()
 
 
-def test_a_broken_collective_is_one_sentence(worlds, monkeypatch) -> None:
+def test_broken_collective_raises_stopped_error(worlds, monkeypatch) -> None:
     world = worlds(0)
 
     def broken(tensor):
@@ -148,13 +148,13 @@ def test_a_broken_collective_is_one_sentence(worlds, monkeypatch) -> None:
     monkeypatch.setattr("torch.distributed.all_reduce", broken)
     with pytest.raises(
         StoppedError,
-        match=r"found on rank 0: Connection closed by peer \[127\.0\.0\.1\]:1234; run the same command",
+        match=r"on rank 0: Connection closed by peer \[127\.0\.0\.1\]:1234; run the same command",
     ):
         world.all_reduce(torch.zeros(1), "summing")
     assert world._peer_lost
 
 
-def test_everybody_says_what_it_is_at(worlds, store) -> None:
+def test_heartbeat_writes_the_activity(worlds, store) -> None:
     worlds(0).set_activity("validating")
     deadline = time.monotonic() + 10
     while (
@@ -164,8 +164,11 @@ def test_everybody_says_what_it_is_at(worlds, store) -> None:
     assert json.loads(store.values["beat/0"])["activity"] == "validating"
 
 
-def test_a_long_wait_names_who_is_waited_for(store, caplog, monkeypatch) -> None:
-    """Sixty seconds, then a line that says which rank waits for what (OpenNMT-py#1981; allenai/allennlp#5088)."""
+def test_long_wait_warns_with_the_ranks_activity(store, caplog, monkeypatch) -> None:
+    """Sixty seconds, then a line that says which rank waits for what (OpenNMT-py#1981.
+
+    Allenai/allennlp#5088).
+    """
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     other = Heartbeat(store, rank=1, size=2, patience=60.0)
     other.set_activity("reading the data")
@@ -187,7 +190,7 @@ def test_a_rank_that_never_came_is_named(store) -> None:
     beat.stop()
 
 
-def test_rank_0_asks_and_all_do_their_part(worlds) -> None:
+def test_rank_zero_calls_a_function_on_all_ranks(worlds) -> None:
     first, second = worlds(0), worlds(1)
     heard = []
 
@@ -209,7 +212,7 @@ def test_rank_0_asks_and_all_do_their_part(worlds) -> None:
     assert ProcessGroup().run_with_ranks(lambda ask: ask(5), lambda word: word + 1, "count") == [6]
 
 
-def test_a_part_that_fails_ends_both(worlds) -> None:
+def test_error_on_one_rank_is_raised_on_rank_zero(worlds) -> None:
     first, second = worlds(0), worlds(1)
     failed = []
 
@@ -230,11 +233,11 @@ def test_a_part_that_fails_ends_both(worlds) -> None:
     assert failed
 
 
-def test_a_rank_that_does_not_answer_is_given_up(worlds) -> None:
+def test_rank_without_heartbeat_raises_stopped_error(worlds) -> None:
     first = worlds(0, timeout=0.3)
     with pytest.raises(
         StoppedError,
-        match=r"found on rank 0: no heartbeat of rank 1 for 0 s while waiting for it to publish step 5",
+        match=r"on rank 0: no heartbeat of rank 1 for 0 s while waiting for it to publish step 5",
     ):
         first.run_with_ranks(lambda ask: ask("folder"), lambda word: None, "publish step 5")
 
@@ -255,8 +258,8 @@ def until(true) -> None:
     pytest.fail("it never came")
 
 
-def test_a_silent_rank_is_lost_to_all(store, monkeypatch) -> None:
-    """A collective of NCCL does not return from a dead peer: whoever notices tells the others, and none waits longer."""
+def test_rank_without_heartbeat_is_lost_for_all_ranks(store, monkeypatch) -> None:
+    """NCCL collectives with a dead peer never return: the rank that notices tells the others."""
     monkeypatch.setattr(heartbeat, "LOST_RANK_SECONDS", 0.2)
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     store.set(
@@ -270,7 +273,7 @@ def test_a_silent_rank_is_lost_to_all(store, monkeypatch) -> None:
     second.stop()
 
 
-def test_nobody_is_lost_before_all_train_or_while_nobody_waits(store, monkeypatch) -> None:
+def test_no_rank_is_lost_before_training_or_without_waiting(store, monkeypatch) -> None:
     monkeypatch.setattr(heartbeat, "LOST_RANK_SECONDS", 0.05)
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.02)
     reasons: list[str] = []
@@ -284,8 +287,11 @@ def test_nobody_is_lost_before_all_train_or_while_nobody_waits(store, monkeypatc
     assert not reasons
 
 
-def test_a_process_that_is_held_by_a_collective_is_left(worlds, monkeypatch, caplog) -> None:
-    """The main thread has some seconds to notice by itself; then the process ends, with what happened in its status."""
+def test_process_blocked_in_a_collective_exits(worlds, monkeypatch, caplog) -> None:
+    """The main thread has some seconds to notice by itself.
+
+    Then the process ends, with what happened in its status.
+    """
     left: list[int] = []
     monkeypatch.setattr(process_group, "EXIT_GRACE_SECONDS", 0.05)
     monkeypatch.setattr("os._exit", left.append)
@@ -335,7 +341,7 @@ def meet(store, size: int, skip: tuple[int, ...] = ()) -> list[str]:
     return list(names.values())
 
 
-def test_ranks_that_are_started_again_meet_under_a_new_name(store) -> None:
+def test_restarted_ranks_form_a_new_group(store) -> None:
     """The launcher's store still has the words of those who were killed."""
     first, second, fewer = meet(store, 3), meet(store, 3), meet(store, 2)
     assert [len(names) for names in (first, second, fewer)] == [3, 3, 2]
