@@ -1,45 +1,39 @@
-"""Seeds as pure functions of the position in training.
-
-A generator state carried through a run can drift at a resume and never recover
-(NVIDIA-NeMo/Megatron-Bridge#5257). So none is carried: each micro-batch has its own seed, derived
-from its position.
-"""
+"""Random number generators: seed those of a device, or isolate a block of code from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from dragoman.runtime.counter_rng import derive_key
 
+def default_generators(device: torch.device) -> list[Any]:
+    """Return the generators of the CPU and the device; each has a method `manual_seed`.
 
-def derive_seed(run_seed: int, step: int, micro_index: int, stream: str | int) -> int:
-    """Return the seed of one stream of one micro-batch: 63 bits of SHA-256."""
-    key = derive_key(run_seed, step, micro_index, stream, byteorder="big")
-    return key >> 1  # some generators take signed numbers
+    Seeding them takes a hundredth of the time of `torch.manual_seed`, which checks every backend.
+    """
+    if device.type == "cpu":
+        return [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return [torch.default_generator, torch.cuda.default_generators[index]]
+    return [torch]  # torch.manual_seed, for every backend
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the CPU's and the device's generators.
-
-    It takes a hundredth of the time of `torch.manual_seed`, which looks for every backend.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[
-            torch.cuda.current_device() if device.index is None else device.index
-        ].manual_seed(seed)
-    elif device.type != "cpu":
-        torch.manual_seed(seed)
+    """Seed the default generators of the CPU and the device."""
+    for generator in default_generators(device):
+        generator.manual_seed(seed)
 
 
 @contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
-    """Run a block, such as validation, from its own seed and restore all generators afterwards."""
-    initialized = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if initialized else []
+    """Run a block, such as validation, with a seed of its own; restore the generators after it."""
+    devices: list[int] = []
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield

@@ -7,6 +7,7 @@ is a pure function of (plan, seed, cursor, rank). A resumed run therefore sees t
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -15,10 +16,19 @@ from typing import NamedTuple
 import numpy as np
 
 from dragoman.data.batches import Batch, BatchPlan, Cursor, plan_step
-from dragoman.runtime.seeds import derive_seed
 from dragoman.storage import fault_injection
 
 CollateFunction = Callable[[np.ndarray, int], Batch]  # (example numbers, seed) -> batch
+
+
+def derive_seed(run_seed: int, step: int, micro_index: int, stream: str | int) -> int:
+    """Return the seed of a micro-batch: 63 bits of SHA-256, the same for any number of ranks.
+
+    Each micro-batch has a seed of its own, derived from its position. A generator's state that is
+    saved and restored could drift at a resume (NVIDIA-NeMo/Megatron-Bridge#5257).
+    """
+    digest = hashlib.sha256(f"{run_seed}/{step}/{micro_index}/{stream}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1  # some generators take signed numbers
 
 
 class MicroBatch(NamedTuple):

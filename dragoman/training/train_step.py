@@ -22,10 +22,10 @@ from dragoman.data.batches import Batch
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.runtime import signals
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
-from dragoman.runtime.seeds import derive_seed, seed_generators
+from dragoman.runtime.seeds import default_generators
 from dragoman.storage import fault_injection
 from dragoman.training.cuda_graphs import CUDAGraphRunner
-from dragoman.training.data_loader import GlobalBatch
+from dragoman.training.data_loader import GlobalBatch, derive_seed
 from dragoman.training.task import Loss, Task
 from dragoman.training.torch_compile import fall_back_to_eager
 
@@ -185,6 +185,7 @@ class TrainStep:
         self.task = parallel.wrap_task(task)
         self._autocast, self.oom_splitter = autocast, oom_splitter
         self._seed, self._max_grad_norm = seed, max_grad_norm
+        self._generators = default_generators(device)
         self._parameters = [
             parameter for parameter in parallel.local_module.parameters() if parameter.requires_grad
         ]
@@ -221,7 +222,8 @@ class TrainStep:
                         gradients = [each if each is None else each.clone() for each in gradients]
                     split = f"{micro_batch.split_index}{part.path and '.' + part.path}"
                     seed = derive_seed(self._seed, batch.step, micro_batch.micro_index, split)
-                    seed_generators(seed, self._device)
+                    for generator in self._generators:
+                        generator.manual_seed(seed)
                     compute = self._compute_gradients
                     if micro_batch.is_dummy:
                         compute = partial(self._forward_backward, is_dummy=True)

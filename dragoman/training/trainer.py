@@ -21,10 +21,10 @@ from dragoman.data.batches import BatchPlan
 from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
 from dragoman.runtime import signals, standard_streams
-from dragoman.runtime.seeds import derive_seed, isolated_rng
+from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage import fault_injection
 from dragoman.training.checkpointer import Checkpointer
-from dragoman.training.data_loader import CollateFunction, DataLoader, GlobalBatch
+from dragoman.training.data_loader import CollateFunction, DataLoader, GlobalBatch, derive_seed
 from dragoman.training.distributed.fsdp import build_parallel_strategy, choose_fsdp
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.ema import EMA

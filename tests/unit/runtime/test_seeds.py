@@ -1,31 +1,12 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 from pathlib import Path
 
 import torch
 
 import dragoman
-from dragoman.runtime.seeds import derive_seed, isolated_rng, seed_generators
-
-
-def test_seeds_are_the_written_function_of_the_position() -> None:
-    digest = hashlib.sha256(b"1/20/3/0").digest()
-    assert derive_seed(1, 20, 3, 0) == int.from_bytes(digest[:8], "big") >> 1
-    assert derive_seed(1, 20, 3, "0") == derive_seed(1, 20, 3, 0)
-
-
-def test_seeds_fit_any_generator_and_do_not_meet() -> None:
-    seeds = {
-        derive_seed(run, step, micro_index, stream)
-        for run in (1, 2)
-        for step in range(50)
-        for micro_index in range(4)
-        for stream in ("0", "0.1", "text")
-    }
-    assert len(seeds) == 2 * 50 * 4 * 3
-    assert all(0 <= seed < 2**63 for seed in seeds)
+from dragoman.runtime.seeds import isolated_rng, seed_generators
 
 
 def test_reseeding_is_what_torch_does() -> None:

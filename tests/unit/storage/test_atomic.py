@@ -171,9 +171,7 @@ def test_a_fault_in_a_write_leaves_half_of_it(tmp_path):
 
 @pytest.mark.parametrize(("action", "code"), [("kill", -signal.SIGKILL), ("stop", -signal.SIGTERM)])
 def test_faults_come_from_the_environment(action, code):
-    program = (
-        "from dragoman.storage import fault_injection as faults\nfaults.point('step.before')"
-    )
+    program = "from dragoman.storage import fault_injection as faults\nfaults.point('step.before')"
     environment = os.environ | {"DRAGOMAN_FAULT": f"step.before:1:{action}"}
     assert (
         subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode

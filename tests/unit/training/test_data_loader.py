@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 
 import numpy as np
@@ -9,8 +10,7 @@ import pytest
 from training_kit import Corpus
 
 from dragoman.data.batches import Cursor
-from dragoman.runtime.seeds import derive_seed
-from dragoman.training.data_loader import DataLoader
+from dragoman.training.data_loader import DataLoader, derive_seed
 
 START = Cursor(0, 0)
 
@@ -152,3 +152,21 @@ def test_collate_gets_the_seed_of_its_position() -> None:
         derive_seed(3, 6, 0, "text"),
         derive_seed(3, 6, 1, "text"),
     ]
+
+
+def test_seed_is_a_hash_of_the_position() -> None:
+    digest = hashlib.sha256(b"1/20/3/0").digest()
+    assert derive_seed(1, 20, 3, 0) == int.from_bytes(digest[:8], "big") >> 1
+    assert derive_seed(1, 20, 3, "0") == derive_seed(1, 20, 3, 0)
+
+
+def test_seeds_fit_any_generator_and_are_distinct() -> None:
+    seeds = {
+        derive_seed(run, step, micro_index, stream)
+        for run in (1, 2)
+        for step in range(50)
+        for micro_index in range(4)
+        for stream in ("0", "0.1", "text")
+    }
+    assert len(seeds) == 2 * 50 * 4 * 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
