@@ -73,7 +73,7 @@ def peer_loader(
         }
         translation_job = TranslationJob(shape, VOCABULARIES[size], beam, folder)
         assert min(min(source) for source in sentences(10, VOCABULARIES[size])) >= SPECIALS, (
-            "sources must hold no special pieces"
+            "sources must hold no special tokens"
         )
         if program != "JoeyNMT":  # whose model is made without its command
             train_toolkit_model(program, translation_job)

@@ -136,7 +136,7 @@ class LearnedPositions(Positions):
         if first + count > self.max_positions:
             raise DragomanError(
                 f"a sequence must fit the {self.max_positions} learned positions",
-                found=f"{first + count} pieces",
+                found=f"{first + count} tokens",
                 fix="split the text, or train with a larger model.max_positions or with sinusoidal positions",
             )
         return self.weight[first : first + count]

@@ -99,7 +99,7 @@ def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str
         raise BundleError(
             f"{path} must hold the model's embeddings, {least} bytes",
             found=found,
-            fix="copy the model directory anew",
+            fix="copy the model directory again",
         )
     try:
         _require_enough_tensors(path, config)
@@ -126,7 +126,7 @@ def _require_enough_tensors(path: Path, config: Config) -> None:
         raise BundleError(
             f"{path} must hold the weights of the model's {layers:,} layers",
             found=f"{tensors:,} tensors",
-            fix="copy the model directory anew",
+            fix="copy the model directory again",
         )
 
 

@@ -141,7 +141,7 @@ def read_golden_cases(
         raise BundleError(
             f"{where} must hold a list of at most {_MAX_CASES} cases",
             found=found,
-            fix="copy the model directory anew",
+            fix="copy the model directory again",
         )
     for number, case in enumerate(cases, start=1):
         problem = _case_problem(case, src_size, tgt_size)
@@ -149,7 +149,7 @@ def read_golden_cases(
             raise BundleError(
                 f"{where}, case {number} must be one that the model can answer",
                 found=problem,
-                fix="copy the model directory anew",
+                fix="copy the model directory again",
             )
     return cases
 

@@ -82,7 +82,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise BundleError(
                 f"{where} must list a bundle's files and no others",
                 found=found,
-                fix="copy the model directory anew",
+                fix="copy the model directory again",
             )
     return content
 
@@ -127,13 +127,13 @@ def _check_sizes(path: Path, files: dict[str, dict[str, Any]]) -> None:
             raise BundleError(
                 f"{path / name} must be a plain file of the bundle itself",
                 found=_describe_file_type(path / name) or (error.strerror or str(error)).lower(),
-                fix="copy the model directory anew, with what it links to",
+                fix="copy the model directory again, with what it links to",
             ) from error
         if size > layout.MAX_FILE_BYTES[name]:
             raise BundleError(
                 f"{path / name} must have at most {layout.MAX_FILE_BYTES[name]} bytes",
                 found=f"{size}",
-                fix="copy the model directory anew",
+                fix="copy the model directory again",
             )
 
 
@@ -165,5 +165,5 @@ def _read_text(path: Path) -> str:
         return read_regular(path, layout.MAX_FILE_BYTES[path.name]).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(
-            f"{path} must be UTF-8", found=str(error), fix="copy the model directory anew"
+            f"{path} must be UTF-8", found=str(error), fix="copy the model directory again"
         ) from error

@@ -1,1 +1,1 @@
-"""Reading corpora, the memory-mapped store, batches and their order, checks on data."""
+"""Corpora, the tokenized data on disk, batching and data checks."""

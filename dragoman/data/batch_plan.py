@@ -1,8 +1,9 @@
-"""Which pairs form which batch: a pure function of (seed, epoch), so that a position is two numbers.
+"""Batch order: which sentence pairs form which micro-batch, a pure function of (seed, epoch).
 
-Every pair comes exactly once an epoch. Pairs are shuffled, go to the smallest shape that holds them, and fill its batches; the batches are
-shuffled in turn. A corpus of more than 4 million pairs is planned in windows of that size, made of shuffled blocks, so
-that planning needs bounded memory and a resumed run need plan only the window it is in.
+Every pair occurs once per epoch. Pairs are shuffled, assigned to the smallest batch shape that
+holds them, and fill its batches; the batches are shuffled in turn. A corpus of more than 4 million
+pairs is planned in windows of that size, made of shuffled blocks: planning needs bounded memory,
+and a resumed run plans only the window it is in.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from dragoman.errors import DataError
 from dragoman.runtime.counter_rng import derive_key, permutation, splitmix64_outputs
 
 BLOCK_PAIRS = 1 << 16  # pairs that stay together when blocks are shuffled
-WINDOW_BLOCKS = 64  # blocks planned at once
+WINDOW_BLOCKS = 64  # blocks planned together
 
 
 class Cursor(NamedTuple):
-    """The next micro-batch: its epoch and its place in it, both counted from 0."""
+    """Position of the next micro-batch: its epoch and its index in it, both from 0."""
 
     epoch: int
     batch: int
 
 
 class BatchPlan:
-    """Plans the micro-batches of every epoch from the pairs' lengths alone (pieces, without start and end).
+    """Plans the micro-batches of every epoch from the lengths in tokens, without BOS and EOS.
 
-    `batch_tokens` bounds the padded slots of the longer side; a pair that is longer goes alone.
+    `batch_tokens` limits the padded tokens of the longer side; a longer pair forms its own batch.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class BatchPlan:
         if len(src_lengths) != len(tgt_lengths) or not len(src_lengths):
             found = f"{len(src_lengths)} and {len(tgt_lengths)} lengths"
             raise DataError(
-                "a plan needs pairs, both lengths of each", found=found, fix="check the corpus"
+                "a batch plan needs both lengths of each pair", found=found, fix="check the corpus"
             )
         self.batch_tokens, self.seed = batch_tokens, seed
         self._src_lengths, self._tgt_lengths = src_lengths, tgt_lengths
@@ -67,7 +68,7 @@ class BatchPlan:
         )
         self._rows = [shape.rows(batch_tokens) for shape in self.shapes]
         starts = range(0, len(src_lengths), block)
-        # Blocks move whole, so how many batches a window has is known from these counts without planning it.
+        # Blocks move whole, so the number of batches of a window is known without planning it.
         self._counts = np.stack(
             [
                 self._count(np.arange(start, min(start + block, len(src_lengths))))
@@ -75,19 +76,19 @@ class BatchPlan:
             ]
         )
         self._planned_batches: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
-        self._cached_window_sizes: dict[int, list[int]] = {}  # of the last epoch that was asked for
+        self._cached_window_sizes: dict[int, list[int]] = {}  # of the last epoch used
 
     @property
     def examples(self) -> int:
-        """How many pairs an epoch has."""
+        """The number of pairs per epoch."""
         return len(self._src_lengths)
 
     def batches(self, epoch: int) -> int:
-        """Count an epoch's micro-batches."""
+        """Return the number of micro-batches of an epoch."""
         return sum(self._window_sizes(epoch))
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
-        """List an epoch's micro-batches as arrays of pair numbers; every pair is in exactly one."""
+        """Return an epoch's micro-batches as arrays of pair indices; each pair is in one."""
         return [
             batch
             for window in range(len(self._window_sizes(epoch)))
@@ -96,26 +97,27 @@ class BatchPlan:
 
     def batch(self, cursor: Cursor) -> NDArray[np.int64]:
         """Return one micro-batch, planning no more than its window."""
-        place = cursor.batch
+        index = cursor.batch
         for window, size in enumerate(self._window_sizes(cursor.epoch)):
-            if place < size:
+            if index < size:
                 if (cursor.epoch, window) not in self._planned_batches:
                     self._planned_batches = {
                         (cursor.epoch, window): self._plan(cursor.epoch, window)
                     }
-                return self._planned_batches[cursor.epoch, window][place]
-            place -= size
+                return self._planned_batches[cursor.epoch, window][index]
+            index -= size
         raise IndexError(
-            f"epoch {cursor.epoch} has {self.batches(cursor.epoch)} batches; found number {cursor.batch}"
+            f"epoch {cursor.epoch} has {self.batches(cursor.epoch)} batches; found number "
+            f"{cursor.batch}"
         )
 
     def shape(self, batch: NDArray[np.int64]) -> BatchShape:
-        """Say to which lengths a batch is padded, start and end included."""
+        """Return the lengths that a batch is padded to, BOS and EOS included."""
         src, tgt = int(self._src_lengths[batch].max()) + 1, int(self._tgt_lengths[batch].max()) + 1
         return smallest_fitting_shape(self.shapes, src, tgt)
 
     def padding_fraction(self, epoch: int) -> float:
-        """Say which share of an epoch's slots, of both sides, is padding."""
+        """Return the fraction of padding tokens in an epoch, over both sides."""
         real = (
             int(self._src_lengths.sum(dtype=np.int64) + self._tgt_lengths.sum(dtype=np.int64))
             + 2 * self.examples
@@ -161,17 +163,20 @@ class BatchPlan:
         for number, allocation in enumerate(self._allocate(counts)):
             pool = np.concatenate(pools[number])
             rows = self._rows[number] if number < len(self.shapes) else 1
-            if allocation.handed_up:
-                pools[allocation.larger_shape].append(pool[len(pool) - allocation.handed_up :])
-                pool = pool[: len(pool) - allocation.handed_up]
+            if allocation.passed_up:
+                pools[allocation.larger_shape].append(pool[len(pool) - allocation.passed_up :])
+                pool = pool[: len(pool) - allocation.passed_up]
             batches.extend(pool[start : start + rows] for start in range(0, len(pool), rows))
         return [
-            batches[place]
-            for place in permutation(derive_key(self.seed, "batches", epoch, window), len(batches))
+            batches[index]
+            for index in permutation(derive_key(self.seed, "batches", epoch, window), len(batches))
         ]
 
     def _allocate(self, counts: NDArray[np.int64]) -> list[ShapeAllocation]:
-        """Say for each shape how many batches it gets and how many pairs it hands up; the last are those that go alone."""
+        """Return the batches of each shape and the pairs it passes to a larger one.
+
+        The last entry is for pairs that form their own batch.
+        """
         *held, alone = counts.tolist()
         return [
             *allocate_batches(self.shapes, held, self.batch_tokens),
@@ -189,20 +194,23 @@ class BatchPlan:
 
 
 def smallest_fitting_shape(shapes: list[BatchShape], src: int, tgt: int) -> BatchShape:
-    """Find the smallest of the sorted shapes that holds these lengths; past them all, round up to multiples of 8."""
+    """Return the smallest of the sorted shapes that holds these lengths.
+
+    Lengths that no shape holds are rounded up to multiples of 8.
+    """
     fits = (shape for shape in shapes if shape.src >= src and shape.tgt >= tgt)
     return next(fits, BatchShape(-(-src // 8) * 8, -(-tgt // 8) * 8))
 
 
 class StepPlan(NamedTuple):
-    """The micro-batches of one update, and where the next one starts."""
+    """The micro-batches of one training step, and the position of the next."""
 
     batches: list[NDArray[np.int64]]
     cursor: Cursor
 
 
 def plan_step(plan: BatchPlan, cursor: Cursor, gradient_accumulation: int) -> StepPlan:
-    """Take the next `accumulate` micro-batches, going on into the next epoch where one ends."""
+    """Return the next `accumulate` micro-batches, continuing in the next epoch where one ends."""
     batches = []
     for _ in range(gradient_accumulation):
         if cursor.batch >= plan.batches(cursor.epoch):

@@ -1,4 +1,4 @@
-"""Batch shapes: a small set of padded (source, target) lengths with little padding, and how sentence pairs fill them."""
+"""Batch shapes: a small set of padded (source, target) lengths with little padding."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Each takes a second to record on a GPU, and with their remainders twice as many are recorded: 64 at most.
+# Capturing a CUDA graph takes a second per shape, and remainders double the number: 64 at most.
 MAX_SHAPES = 32
 MIN_FILL_DIVISOR = (
-    3  # a batch that is less than a third full is not made, where there is another for its pairs
+    3  # a batch that is less than a third full is merged into another, if there is one
 )
 
 
 class BatchShape(NamedTuple):
-    """Padded lengths of source and target, start and end included."""
+    """Padded lengths of source and target, BOS and EOS included."""
 
     src: int
     tgt: int
 
     def rows(self, batch_tokens: int) -> int:
-        """Say how many pairs of this shape a batch holds: the longer side stays within the budget."""
+        """Return how many pairs of this shape a batch holds within the token limit."""
         return max(1, batch_tokens // max(self.src, self.tgt))
 
 
 class LengthCounts(NamedTuple):
-    """The distinct length pairs of a corpus, start and end included, and how often each occurs."""
+    """The distinct length pairs of a corpus, BOS and EOS included, and their counts."""
 
     src: NDArray[np.int64]
     tgt: NDArray[np.int64]
@@ -41,33 +41,34 @@ class LengthCounts(NamedTuple):
         tgt_lengths: NDArray[np.integer[Any]],
         chunk: int = 1 << 22,
     ) -> LengthCounts:
-        """Count the length pairs of a corpus, a chunk at a time so that memory does not grow with it."""
+        """Count the length pairs of a corpus in chunks, in bounded memory."""
         codes, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for start in range(0, len(src_lengths), chunk):
-            src = (
-                np.asarray(src_lengths[start : start + chunk], np.int64) + 1
-            )  # the end of sentence
+            src = np.asarray(src_lengths[start : start + chunk], np.int64) + 1  # EOS
             tgt = np.asarray(tgt_lengths[start : start + chunk], np.int64) + 1
             found, times = np.unique(src << 32 | tgt, return_counts=True)
-            codes, places = np.unique(np.concatenate([codes, found]), return_inverse=True)
-            counts = np.bincount(places, np.concatenate([counts, times]), len(codes)).astype(
+            codes, inverse = np.unique(np.concatenate([codes, found]), return_inverse=True)
+            counts = np.bincount(inverse, np.concatenate([counts, times]), len(codes)).astype(
                 np.int64
             )
         return cls(codes >> 32, codes & 0xFFFFFFFF, counts)
 
     def bounding_shape(self) -> BatchShape:
-        """Give the smallest shape that holds them all."""
+        """Return the smallest shape that holds them all."""
         return BatchShape(int(self.src.max()), int(self.tgt.max()))
 
     def part(self, inside: NDArray[np.bool_]) -> LengthCounts:
-        """Take some of them."""
+        """Return a subset."""
         return LengthCounts(self.src[inside], self.tgt[inside], self.counts[inside])
 
 
 def assign_shapes(
     shapes: list[BatchShape], src: NDArray[np.int64], tgt: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Number, for each pair of lengths, the smallest of the sorted shapes that holds it; `len(shapes)` where none does."""
+    """Return for each length pair the index of the smallest sorted shape that holds it.
+
+    It is `len(shapes)` where none does.
+    """
     chosen = np.full(len(src), len(shapes), np.int64)
     for number in range(len(shapes) - 1, -1, -1):
         chosen[(src <= shapes[number].src) & (tgt <= shapes[number].tgt)] = number
@@ -75,20 +76,20 @@ def assign_shapes(
 
 
 class ShapeAllocation(NamedTuple):
-    """What becomes of a shape's pairs: full batches and perhaps one more, and those that are handed up to a larger shape."""
+    """Batches of a shape's pairs, and the pairs passed to a larger shape."""
 
     batches: int
-    handed_up: int
-    larger_shape: int  # the number of that shape
+    passed_up: int
+    larger_shape: int  # index of that shape
 
 
 def allocate_batches(
     shapes: Sequence[BatchShape], counts: Sequence[int], batch_tokens: int
 ) -> list[ShapeAllocation]:
-    """Say for each of the sorted shapes how many batches its pairs fill.
+    """Return for each of the sorted shapes how many batches its pairs fill.
 
-    Less than a third of a batch at the end of a shape goes into the next larger shape, which costs a little padding and
-    saves an update; more stays a batch of its own.
+    A remainder of less than a third of a batch is passed to the next larger shape, which adds a
+    little padding and saves a step; a larger remainder forms a batch.
     """
     pools = list(counts)
     allocation = []
@@ -114,16 +115,20 @@ def _next_larger(shapes: Sequence[BatchShape], number: int) -> int:
     return next(larger, -1)
 
 
-MAX_LENGTH_PAIRS = 4096  # pairs of lengths that moves are tried on
-STEP_COST_DIVISOR = 25  # besides its slots an update takes as long as one part in so many of a full batch: the optimiser's share, measured on an H200
-MANY_BATCHES_PER_SHAPE = 10  # batches a shape, past which remainders no longer weigh
-INFINITE_COST = 1 << 62  # the time of an epoch in which a pair has no shape
+MAX_LENGTH_PAIRS = 4096  # length pairs that changes of shapes are tried on
+# besides its tokens a step costs 1/25 of a full batch, the optimizer's part, measured on an H200
+STEP_COST_DIVISOR = 25
+MANY_BATCHES_PER_SHAPE = 10  # batches per shape above which remainders no longer matter
+INFINITE_COST = 1 << 62  # cost of an epoch in which a pair has no shape
 
 
 def choose_shapes(
     lengths: LengthCounts, *, batch_tokens: int, max_shapes: int = MAX_SHAPES
 ) -> list[BatchShape]:
-    """Choose at most `max_shapes` shapes for pairs that fit the budget, smallest first; each fills a third of a batch or more."""
+    """Return at most `max_shapes` shapes for pairs within the token limit, smallest first.
+
+    Each shape fills at least a third of a batch.
+    """
     fits = np.maximum(lengths.src, lengths.tgt) <= batch_tokens
     if not fits.any():
         return []
@@ -158,15 +163,15 @@ def _sort_shapes(shapes: list[BatchShape]) -> list[BatchShape]:
 
 
 def _round_lengths(lengths: LengthCounts) -> LengthCounts:
-    """Round lengths up, if there are too many pairs of them, until few enough are left to try moves on."""
+    """Round lengths up until few enough length pairs are left to try changes on."""
     step = 1
     while True:
         src, tgt = (-(-side // step) * step for side in (lengths.src, lengths.tgt))
-        codes, places = np.unique(src << 32 | tgt, return_inverse=True)
+        codes, inverse = np.unique(src << 32 | tgt, return_inverse=True)
         if len(codes) <= MAX_LENGTH_PAIRS or step > 1 << 16:
             break
         step *= 2
-    counts = np.bincount(places, lengths.counts, len(codes)).astype(np.int64)
+    counts = np.bincount(inverse, lengths.counts, len(codes)).astype(np.int64)
     top = lengths.bounding_shape()
     return LengthCounts(
         np.minimum(codes >> 32, top.src), np.minimum(codes & 0xFFFFFFFF, top.tgt), counts
@@ -176,10 +181,10 @@ def _round_lengths(lengths: LengthCounts) -> LengthCounts:
 def _adjust_shapes(
     shapes: list[BatchShape], cell: LengthCounts, batch_tokens: int, rounds: int = 10
 ) -> list[BatchShape]:
-    """Change one side of one shape at a time, as long as the padded slots become fewer."""
+    """Change one side of one shape at a time as long as the number of padded tokens falls."""
     far = (
         4 * int(cell.src.max() + cell.tgt.max()) + 256
-    )  # for a pair that a shape does not hold: more than any shape costs
+    )  # cost of a pair that a shape does not hold: more than any shape's
     costs = np.stack([_padding_costs(shape, cell, far) for shape in shapes])  # (shapes, pairs)
     total = int(costs.min(axis=0) @ cell.counts)
     for _ in range(rounds):
@@ -203,7 +208,7 @@ def _adjust_shapes(
 def _adjust_for_epoch(
     shapes: list[BatchShape], lengths: LengthCounts, batch_tokens: int, rounds: int = 10
 ) -> list[BatchShape]:
-    """Drop a shape, or change one side of it, as long as an epoch as it will be dealt becomes quicker."""
+    """Drop a shape or change one side of it as long as the cost of an epoch falls."""
     time, batches = _epoch_cost(shapes, lengths, batch_tokens)
     if batches > MANY_BATCHES_PER_SHAPE * len(shapes):
         return shapes
@@ -226,7 +231,7 @@ def _adjust_for_epoch(
 def _epoch_cost(
     shapes: list[BatchShape], lengths: LengthCounts, batch_tokens: int
 ) -> tuple[int, int]:
-    """Say how long an epoch takes, counted in slots, and how many batches it has."""
+    """Return the cost of an epoch in padded tokens, and its number of batches."""
     shapes = _sort_shapes(shapes)
     src, tgt = np.array(shapes, np.int64).reshape(-1, 2, 1).transpose(1, 0, 2)
     holds = (lengths.src <= src) & (lengths.tgt <= tgt)  # (shapes, pairs)
@@ -236,15 +241,15 @@ def _epoch_cost(
         np.bincount(holds.argmax(axis=0), lengths.counts, len(shapes)).astype(np.int64).tolist()
     )
     sizes = [shape.src + shape.tgt for shape in shapes]
-    slots = batches = 0
+    padded_tokens = batches = 0
     for own, size, allocation in zip(
         counts, sizes, allocate_batches(shapes, counts, batch_tokens), strict=True
     ):
-        slots += own * size
+        padded_tokens += own * size
         batches += allocation.batches
-        if allocation.handed_up:
-            slots += allocation.handed_up * (sizes[allocation.larger_shape] - size)
-    return slots + 2 * batch_tokens * batches // STEP_COST_DIVISOR, batches
+        if allocation.passed_up:
+            padded_tokens += allocation.passed_up * (sizes[allocation.larger_shape] - size)
+    return padded_tokens + 2 * batch_tokens * batches // STEP_COST_DIVISOR, batches
 
 
 def _padding_costs(shape: BatchShape, cell: LengthCounts, far: int) -> NDArray[np.int64]:
@@ -254,7 +259,7 @@ def _padding_costs(shape: BatchShape, cell: LengthCounts, far: int) -> NDArray[n
 def _neighbor_shapes(
     shape: BatchShape, batch_tokens: int, steps: Sequence[int]
 ) -> list[BatchShape]:
-    """List the shapes of which one side is a step longer or shorter."""
+    """Return the shapes with one side a step longer or shorter."""
     near = (
         BatchShape(shape.src + src, shape.tgt + tgt)
         for step in steps
@@ -264,7 +269,10 @@ def _neighbor_shapes(
 
 
 def _best_split(cell: LengthCounts, batch_tokens: int) -> tuple[int, NDArray[np.bool_] | None]:
-    """Find the length, of either side, at which a cut saves the most slots and leaves both parts a third of a batch at least."""
+    """Return the length, of either side, whose split saves the most padded tokens.
+
+    Both parts must fill at least a third of a batch.
+    """
     whole = cell.bounding_shape()
     total = int(cell.counts.sum())
     best, inside = 0, None
@@ -287,12 +295,12 @@ def _best_split(cell: LengthCounts, batch_tokens: int) -> tuple[int, NDArray[np.
             - count * (low[0] + low[1])
             - (total - count) * (high[0] + high[1])
         )
-        slots = np.minimum(
+        padded_tokens = np.minimum(
             count * np.maximum(low[0], low[1]), (total - count) * np.maximum(high[0], high[1])
         )
-        saved = np.where(MIN_FILL_DIVISOR * slots >= batch_tokens, saved, 0)
-        place = int(np.argmax(saved))
-        if saved[place] > best:
-            best = int(saved[place])
-            inside = (cell.src, cell.tgt)[axis] <= sorted_along[cuts[place]]
+        saved = np.where(MIN_FILL_DIVISOR * padded_tokens >= batch_tokens, saved, 0)
+        index = int(np.argmax(saved))
+        if saved[index] > best:
+            best = int(saved[index])
+            inside = (cell.src, cell.tgt)[axis] <= sorted_along[cuts[index]]
     return best, inside

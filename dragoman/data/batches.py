@@ -1,4 +1,4 @@
-"""A batch: padded piece ids with their lengths. Masks come from the lengths, never from the ids."""
+"""Batches: padded token ids with their lengths. Masks come from the lengths, not from the ids."""
 
 from __future__ import annotations
 
@@ -24,56 +24,59 @@ __all__ = ["Batch", "BatchPlan", "Cursor", "StepPlan", "collate", "make_batch", 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Sentence pairs side by side. `src` is pieces and EOS, `tgt_in` BOS and pieces, `tgt_out` pieces and EOS."""
+    """A batch of sentence pairs.
+
+    `src` is tokens and EOS, `tgt_in` BOS and tokens, `tgt_out` tokens and EOS.
+    """
 
     src: Tensor  # (B, S)
     src_lengths: Tensor  # (B,)
     tgt_in: Tensor  # (B, T)
     tgt_out: Tensor  # (B, T)
     tgt_lengths: Tensor  # (B,)
-    examples: NDArray[np.int64]  # (B,) which pairs of the store
+    examples: NDArray[np.int64]  # (B,) indices of the pairs in the store
     sizes: NDArray[
         np.int64
-    ]  # (B, 2) both lengths again, so that counting them never waits for a GPU
+    ]  # (B, 2) both lengths on the host, so that counting tokens never waits for a GPU
 
     @property
     def src_mask(self) -> Tensor | None:
-        """True at real source positions, (B, S); None when nothing is padded."""
+        """True at real source positions, (B, S); None without padding."""
         return self._mask(self.src_lengths, self.src.shape[1], 0)
 
     @property
     def tgt_mask(self) -> Tensor | None:
-        """True at real target positions, (B, T); None when nothing is padded."""
+        """True at real target positions, (B, T); None without padding."""
         return self._mask(self.tgt_lengths, self.tgt_in.shape[1], 1)
 
     @property
     def tokens(self) -> int:
-        """Real tokens of both sides, start and end included."""
+        """The number of real tokens of both sides, BOS and EOS included."""
         return int(self.sizes.sum())
 
     @property
     def padded_tokens(self) -> int:
-        """Padded room of both sides."""
+        """The number of tokens of both sides, padding included."""
         return self.src.numel() + self.tgt_in.numel()
 
     def __len__(self) -> int:
-        """Count the rows, B."""
+        """Return the number of rows, B."""
         return len(self.examples)
 
     def to(self, device: torch.device | str) -> Batch:
-        """Move the tensors, without waiting where they are pinned."""
+        """Return the batch on a device; does not wait if the memory is pinned."""
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Put the tensors where a GPU can fetch them by itself."""
+        """Return the batch in pinned memory."""
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def clone(self) -> Batch:
-        """Copy the tensors to memory of their own."""
+        """Return a copy of the batch."""
         return self._map_tensors(torch.clone)
 
     def rows(self, index: slice | Tensor | NDArray[np.int64] | Sequence[int]) -> Batch:
-        """Take some rows, padded as before: one rank's share, or half of a batch that did not fit in memory."""
+        """Return some rows with the same padding, for a rank or after out-of-memory."""
         if isinstance(index, slice):
             chosen = np.arange(len(self))[index]
             part = self._map_tensors(lambda tensor: tensor[index])
@@ -104,13 +107,13 @@ def collate(
     seed: int = 0,
     max_length: int | None = None,
 ) -> Batch:
-    """Fetch pairs from the store and pad them to the smallest of the plan's shapes that holds them, or to the longest pair.
+    """Read pairs from the store and pad them to the smallest batch shape, or the longest pair.
 
-    With `dropout` the pairs are cut into other pieces by BPE-dropout: a pure function of (seed, pair). They grow by about a
-    fifth at 0.1, so the batch may go past the token budget by as much. No sentence has more than `max_length` tokens, the
-    limit of the stored ones: one whose sampled segmentation would have more keeps its stored one.
+    With `dropout` the pairs are tokenized with BPE-dropout, a pure function of (seed, pair).
+    Sequences grow by about a fifth at 0.1, and the batch may exceed the token limit by as much. A
+    sentence whose sampled segmentation has more than `max_length` tokens keeps its stored one.
     """
-    limit = None if max_length is None else max_length + 1  # the end
+    limit = None if max_length is None else max_length + 1  # EOS
     if dropout and tokenizers:
         pairs = [store.pair(int(each)) for each in examples]
         draws = [CounterRNG(seed, int(each)) for each in examples]
@@ -126,7 +129,7 @@ def collate(
             np.int64
         )
         + 1
-    )  # the end
+    )  # EOS
     shape = _choose_padded_shape(sizes, shapes, limit)
     return _build_batch(
         store.padded_ids("src", examples, shape.src),
@@ -144,7 +147,10 @@ def make_batch(
     shapes: Sequence[BatchShape] = (),
     limit: int | None = None,
 ) -> Batch:
-    """Pad pairs of piece ids, given without start and end, into a batch at most `limit` wide unless a pair is longer."""
+    """Pad pairs of token ids, without BOS and EOS, to a batch of at most `limit` positions.
+
+    A longer pair widens the batch.
+    """
     sizes = np.array(
         [[len(a) + 1, len(b) + 1] for a, b in zip(src, tgt, strict=True)], np.int64
     ).reshape(-1, 2)
@@ -164,9 +170,9 @@ def make_batch(
 def _choose_padded_shape(
     sizes: NDArray[np.int64], shapes: Sequence[BatchShape], limit: int | None = None
 ) -> BatchShape:
-    """Choose the smallest of some shapes that holds all sizes (B, 2), or without any the longest of each side.
+    """Return the smallest shape that holds all sizes (B, 2); without shapes, the longest.
 
-    Past all shapes lengths are rounded up, but not past `limit`: learned positions may end there.
+    Lengths beyond all shapes are rounded up, but not past `limit`, where learned positions may end.
     """
     longest = BatchShape(*sizes.max(axis=0, initial=1).tolist())
     if not shapes:
@@ -187,7 +193,7 @@ def _build_batch(
     sizes: NDArray[np.int64],
     examples: NDArray[np.int64],
 ) -> Batch:
-    """Add starts and ends to padded pieces (B, S) and (B, T), whose sizes (B, 2) count the end."""
+    """Add BOS and EOS to padded tokens (B, S) and (B, T); sizes (B, 2) count the EOS."""
     rows = np.arange(len(sizes))
     tgt_in = np.empty_like(tgt)
     tgt_in[:, 0], tgt_in[:, 1:] = BOS, tgt[:, :-1]
@@ -211,7 +217,7 @@ def _encode_with_dropout(
     draws: Sequence[CounterRNG],
     max_length: int | None,
 ) -> list[list[int]]:
-    """Cut one side's texts into other pieces; decoding loses nothing, so the store need not keep the text."""
+    """Tokenize one side again with BPE-dropout; the text is decoded from the stored tokens."""
     texts = tokenizer.decode_batch(rows)
     found = [
         tokenizer.encode_with_dropout(text, dropout=dropout, generator=draw)

@@ -1,4 +1,4 @@
-"""A corpus without what the checks found: two passes, one to find the lines and one to copy the others, in bounded memory."""
+"""Corpus cleaning: remove the lines that the checks found, in two passes and bounded memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from dragoman.data.corpus_checks import CorpusFinding, examine_corpus
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.storage.output_files import check_output_file, open_output
 
-UNUSABLE_CODES = ("invalid", "broken", "overlong")  # cannot be kept: there is no text to write
+UNUSABLE_CODES = ("invalid", "broken", "overlong")  # always removed: there is no text to write
 REMOVABLE_CODES = ("empty", "duplicate", "length-ratio", "copy", "tokenised", "leak", "source-leak")
 """Codes of the findings whose lines can be removed or kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleaningResult:
-    """What cleaning did: pairs read and kept, and the lines removed for each reason, by its code."""
+    """Pairs read and kept, and the removed lines by the code of the reason."""
 
     read: int
     kept: int
     reasons: dict[str, int]
-    remaining: tuple[CorpusFinding, ...]  # what no removal of single lines can mend
+    remaining: tuple[CorpusFinding, ...]  # findings that removing single lines does not fix
 
 
 def clean_corpus(
@@ -38,17 +38,19 @@ def clean_corpus(
     keep: Collection[str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> CleaningResult:
-    """Write the pairs that no check objects to, in order; a pair with several faults is counted under the first.
+    """Write the pairs without findings, in order; a pair with several counts under the first.
 
-    A corpus of two files is written to two, a file of pairs to one of the same format with all its columns. Nothing is written
-    where the sides have different numbers of lines or no pair would be left.
+    A corpus of two files is written to two, a file of pairs to one of the same format with all its
+    columns. Nothing is written if the sides have different numbers of lines or no pair would be
+    left.
     """
     check_outputs(corpus, outputs, held_out)
     for code in keep:
         if code not in REMOVABLE_CODES:
             raise ConfigError(
                 [
-                    f"--keep must name a finding that can be kept; found {code!r:.60}; {suggest_name(code, REMOVABLE_CODES)}"
+                    f"--keep must name a finding that can be kept; found {code!r:.60}; "
+                    f"{suggest_name(code, REMOVABLE_CODES)}"
                 ]
             )
     examined = examine_corpus(corpus, held_out=held_out, progress=progress)
@@ -76,7 +78,7 @@ def clean_corpus(
 
 
 def check_outputs(corpus: Corpus, outputs: Sequence[Path], held_out: Corpus | None = None) -> None:
-    """Raise ConfigError where outputs are inputs, or of another format than what is cleaned."""
+    """Raise ConfigError if outputs are inputs, or have another format than the corpus."""
     inputs = [*corpus.files, *(held_out.files if held_out else ())]
     flags = ["--out-pairs"] if isinstance(corpus, TabularCorpus) else ["--out-src", "--out-tgt"]
     for number, (flag, path) in enumerate(zip(flags, outputs, strict=True)):
@@ -85,7 +87,8 @@ def check_outputs(corpus: Corpus, outputs: Sequence[Path], held_out: Corpus | No
         found = f"{outputs[0].name} for {corpus.path.name}"
         raise ConfigError(
             [
-                f"--out-pairs must have the format of --pairs; found {found}; end its name in {corpus.format}"
+                f"--out-pairs must have the format of --pairs; found {found}; end its name in "
+                f"{corpus.format}"
             ]
         )
 
@@ -108,7 +111,7 @@ def _write_kept_records(
 
 
 def _record_texts(corpus: Corpus) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield each record's number and what is written of it; records without text are only numbers."""
+    """Yield each record's number and the text to write; None for records without text."""
     if isinstance(corpus, TabularCorpus):
         for number, text in corpus.raw_records():
             yield number, (text,)

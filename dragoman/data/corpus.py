@@ -1,4 +1,4 @@
-"""A corpus: pairs of sentences from two aligned files, or from one file with both sides, read as a stream."""
+"""Parallel corpora: sentence pairs streamed from two aligned files or one tabular file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 class SentencePair(NamedTuple):
-    """A source text and its translation, with their line number counted from 1."""
+    """A source text and its translation, with their line number from 1."""
 
     number: int
     src: str
@@ -38,14 +38,14 @@ class SentencePair(NamedTuple):
 
 
 class BadPair(NamedTuple):
-    """A pair of which one side, or the record, cannot be used."""
+    """A pair with an unusable side or record."""
 
     number: int
     line: BadLine
 
 
 class Corpus(abc.ABC):
-    """Pairs that are read anew from their files each time; nothing is kept in memory."""
+    """Sentence pairs, streamed from their files on every iteration."""
 
     def __init__(
         self,
@@ -55,31 +55,33 @@ class Corpus(abc.ABC):
         limits: DecompressionLimits | None = None,
     ) -> None:
         self.max_line_bytes, self.on_bad_line, self._limits = max_line_bytes, on_bad_line, limits
-        self.streams: list[TextStream] = []  # of the last reading: how far it is, and what was read
+        self.streams: list[TextStream] = []  # of the last iteration: progress and digests
 
     @property
     @abc.abstractmethod
     def files(self) -> list[Path]:
-        """The files that it is read from."""
+        """The files of the corpus."""
 
     @abc.abstractmethod
     def records(self) -> Iterator[SentencePair | BadPair]:
-        """Go through every pair, with the bad ones in their places."""
+        """Yield every pair, bad ones included."""
 
     def describe_line(self, number: int) -> int | str:
-        """Return where the pair of a number stands: its line, or "12 of b.src" where there are several files."""
+        """Return the line of a pair's number, or "12 of b.src" if there are several files."""
         return number
 
     def part_counts(self) -> list[int]:
-        """Return the pairs read from each of several corpora by the last whole reading; empty where there is only one."""
+        """Return the pairs of each part after a full iteration; empty for a single corpus."""
         return []
 
     @abc.abstractmethod
     def layout(self) -> dict[str, object]:
-        """Say what decides, besides the files' contents, which pairs are read: part of the store's key."""
+        """Return what decides, besides the files' contents, which pairs are read; part of the
+        store's key.
+        """
 
     def pairs(self) -> Iterator[SentencePair]:
-        """Go through the good pairs; a bad line is an error, or left out with its partner under `on_bad_line=skip`."""
+        """Yield the good pairs; a bad line is an error, or is skipped with `on_bad_line=skip`."""
         for record in self.records():
             if isinstance(record, SentencePair):
                 yield record
@@ -87,15 +89,15 @@ class Corpus(abc.ABC):
                 raise record.line.error()
 
     def src_texts(self) -> Iterator[str]:
-        """Go through the source side of the good pairs."""
+        """Yield the source side of the good pairs."""
         return (pair.src for pair in self.pairs())
 
     def tgt_texts(self) -> Iterator[str]:
-        """Go through the target side of the good pairs."""
+        """Yield the target side of the good pairs."""
         return (pair.tgt for pair in self.pairs())
 
     def fraction_read(self) -> float:
-        """Say how much of the files the reading in progress has taken, from 0 to 1."""
+        """Return the fraction of the files read so far, from 0 to 1."""
         total = sum(stream.size for stream in self.streams)
         return sum(stream.position for stream in self.streams) / total if total else 0.0
 
@@ -106,7 +108,7 @@ class Corpus(abc.ABC):
 
 
 class ParallelFiles(Corpus):
-    """Two files, the same number of lines each; line n of one is the translation of line n of the other."""
+    """Two aligned files; line n of one is the translation of line n of the other."""
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class ParallelFiles(Corpus):
 
     @property
     def files(self) -> list[Path]:
-        """The source's file and the target's."""
+        """The source file and the target file."""
         return [self.src, self.tgt]
 
     def layout(self) -> dict[str, object]:
@@ -130,7 +132,7 @@ class ParallelFiles(Corpus):
         return {"reader": "lines", "packing": [self.src.suffix, self.tgt.suffix]}
 
     def records(self) -> Iterator[SentencePair | BadPair]:
-        """Go through both files in step; a different number of lines is an error that gives both."""
+        """Yield the pairs of both files; different numbers of lines are an error."""
         self.streams = []
         src_lines, tgt_lines = self._lines(self.src), self._lines(self.tgt)
         number = 0
@@ -145,7 +147,7 @@ class ParallelFiles(Corpus):
                 yield BadPair(number, src if isinstance(src, BadLine) else tgt)  # type: ignore[arg-type]
 
     def misalignment(self, common: int) -> Misalignment | None:
-        """Look for the first place where the sides no longer fit, in the lines that both have."""
+        """Return the first position where the sides are misaligned, in the lines that both have."""
         lines = zip(range(common), self._lines(self.src), self._lines(self.tgt), strict=False)
         return find_misalignment(
             (line_features(src), line_features(tgt))
@@ -155,7 +157,7 @@ class ParallelFiles(Corpus):
 
 
 class LineCountError(DataError):
-    """Two files that should be aligned and have different numbers of lines."""
+    """Two parallel files with different numbers of lines."""
 
     def __init__(self, corpus: ParallelFiles, counts: tuple[int, int]) -> None:
         self.counts, self.misalignment = counts, corpus.misalignment(min(counts))
@@ -170,7 +172,7 @@ class LineCountError(DataError):
 
 
 class TabularCorpus(Corpus):
-    """One TSV, CSV or JSONL file with both sides in its columns; a line break inside a field is read as a space."""
+    """One TSV, CSV or JSONL file with both sides; a line break in a field is read as a space."""
 
     def __init__(
         self,
@@ -187,26 +189,26 @@ class TabularCorpus(Corpus):
             suffix.lower() for suffix in self.path.suffixes if suffix.lower() not in (".gz", ".xz")
         ]
         self.format = suffixes[-1] if suffixes else ""
-        self.columns: PairColumns | None = None  # of the last reading, once its first row was read
-        self.header: list[str] = []  # the names of its columns, where the first row has them
+        self.columns: PairColumns | None = None  # of the last iteration, after its first row
+        self.header: list[str] = []  # column names, if the first row has them
         if self.format not in ROW_READERS:
             raise DataError(
-                "a file of pairs must be .tsv, .csv or .jsonl, plain or with .gz or .xz behind",
+                "a file of pairs must be .tsv, .csv or .jsonl, plain or with .gz or .xz appended",
                 found=self.path.name,
                 fix="rename it to what it is, or use --src and --tgt for two files",
             )
 
     @property
     def files(self) -> list[Path]:
-        """The one file."""
+        """The only file."""
         return [self.path]
 
     def layout(self) -> dict[str, object]:
-        """The format, and what was said about the columns."""
+        """The format and the column settings."""
         return {"reader": self.format, "packing": [self.path.suffix], "columns": list(self.wanted)}
 
     def records(self) -> Iterator[SentencePair | BadPair]:
-        """Go through the rows; a row without both texts is bad."""
+        """Yield the rows; a row without both texts is bad."""
         self.streams = []
         columns: PairColumns | None = None
         for row in ROW_READERS[self.format](self.path, self._lines(self.path)):
@@ -227,9 +229,10 @@ class TabularCorpus(Corpus):
             yield self._pair(row, columns)
 
     def raw_records(self) -> Iterator[tuple[int, str]]:
-        """Yield each record's number and its text with all its columns, the header included; what cannot be decoded is left out.
+        """Yield each record's number and its text with all columns, header included.
 
-        A line of TSV or JSONL is as the file has it; a row of CSV is written anew, with quotes where it needs them.
+        Undecodable records are left out. A line of TSV or JSONL is as in the file; a row of CSV is
+        written again, quoted where necessary.
         """
         self.streams = []
         lines = self._lines(self.path)
@@ -271,15 +274,15 @@ class TabularCorpus(Corpus):
 
 
 class ConcatCorpus(Corpus):
-    """Several corpora one after the other; pairs are numbered through."""
+    """Several corpora in order; pairs are numbered through."""
 
     def __init__(self, parts: Sequence[Corpus]) -> None:
         super().__init__(max_line_bytes=parts[0].max_line_bytes, on_bad_line=parts[0].on_bad_line)
         self.parts = list(parts)
         self._starts: list[
             int
-        ] = []  # of the reading in progress: the number before each part's first pair ...
-        self._counts: list[int] = []  # ... and each part's pairs, once it is whole
+        ] = []  # of the current iteration: the number before each part's first pair ...
+        self._counts: list[int] = []  # ... and each part's number of pairs, once it is complete
 
     @property
     def files(self) -> list[Path]:
@@ -288,7 +291,7 @@ class ConcatCorpus(Corpus):
 
     @property
     def streams(self) -> list[TextStream]:
-        """The streams of all parts; a part that has not been reached has new ones."""
+        """The streams of all parts; new ones for parts that have not been reached."""
         return [
             stream
             for part in self.parts
@@ -297,14 +300,14 @@ class ConcatCorpus(Corpus):
 
     @streams.setter
     def streams(self, streams: list[TextStream]) -> None:
-        """Leave it to the parts, which do the reading."""
+        """Ignore the assignment: the parts have the streams."""
 
     def layout(self) -> dict[str, object]:
         """The layouts of all parts, in order."""
         return {"reader": "concatenation", "parts": [part.layout() for part in self.parts]}
 
     def records(self) -> Iterator[SentencePair | BadPair]:
-        """Go through the parts in order."""
+        """Yield the pairs of the parts in order."""
         for part in self.parts:
             part.streams = []
         starts: list[int] = []
@@ -323,14 +326,17 @@ class ConcatCorpus(Corpus):
     def describe_line(self, number: int) -> int | str:
         """Return the line within its own file, and the file."""
         index = max(0, bisect.bisect_left(self._starts, number) - 1)
-        return f"{self.parts[index].describe_line(number - self._starts[index])} of {self.parts[index].files[0]}"
+        return (
+            f"{self.parts[index].describe_line(number - self._starts[index])} of "
+            f"{self.parts[index].files[0]}"
+        )
 
     def part_counts(self) -> list[int]:
-        """Return the pairs of each part, after a whole reading."""
+        """Return the pairs of each part after a full iteration."""
         return self._counts
 
     def fraction_read(self) -> float:
-        """Return the fraction of all files that the reading in progress has taken."""
+        """Return the fraction of all files read so far."""
         sizes = [path.stat().st_size for path in self.files]
         return sum(stream.position for stream in self.streams) / max(1, sum(sizes))
 
@@ -340,7 +346,7 @@ def _is_valid_text(text: str) -> bool:
 
 
 def build_corpus(config: DataConfig, part: str) -> Corpus:
-    """Open the corpus that a configuration names, for `train` or `valid`."""
+    """Return the corpus of a configuration, for `train` or `valid`."""
     prefix = {"train": "", "valid": "valid_"}[part]
     src, tgt, pairs = (
         file_names(getattr(config, prefix + name)) for name in ("src", "tgt", "pairs")
@@ -352,7 +358,8 @@ def build_corpus(config: DataConfig, part: str) -> Corpus:
     if not pairs and not (src and tgt):
         flag = prefix.replace("_", "-")
         problem = (
-            f"data.{prefix}src and data.{prefix}tgt, or data.{prefix}pairs, must name files; found none; "
+            f"data.{prefix}src and data.{prefix}tgt, or data.{prefix}pairs, must name files; "
+            "found none; "
             f"give --{flag}src FILE --{flag}tgt FILE, or --{flag}pairs FILE"
         )
         raise ConfigError([problem])

@@ -1,4 +1,4 @@
-"""Checks on a corpus before anybody trains on it: one pass, a few dozen bytes a pair, a row for each check."""
+"""Corpus checks before training: one pass, a few dozen bytes per pair, one finding per check."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from dragoman.data.corpus import BadPair, Corpus, LineCountError, SentencePair
 from dragoman.data.misalignment import LineFeatures, Misalignment, find_misalignment, line_features
 
 _NO_LETTERS = re.compile(r"[\W_]+")
-# What word tokenizers leave behind: a space before a comma or full stop, parted endings, Moses' escapes, joined-up hyphens.
+# Traces of word tokenizers: a space before a comma or full stop, split clitics, Moses escapes and
+# hyphens.
 _TOKENIZED = re.compile(
     r"\s[.,](?:\s|$)|\s(?:n't|'(?:s|re|ve|ll|d|m))\b|@@\s|\s@-@\s|&(?:apos|quot|amp|#91|#93);"
 )
-_MIN_LENGTH = 20  # characters of the longer side under which a length ratio says nothing
+_MIN_LENGTH = 20  # characters of the longer side below which a length ratio is not checked
 
 
 _CODES = {
@@ -33,7 +34,7 @@ _CODES = {
     "duplicate pairs": "duplicate",
     "length ratio": "length-ratio",
     "source equals target": "copy",
-    "already tokenised text": "tokenised",
+    "already tokenized text": "tokenised",
     "held-out pairs in the corpus": "leak",
     "held-out sources in the corpus": "source-leak",
 }
@@ -41,7 +42,7 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class CorpusFinding:
-    """What a check found: how many pairs, all of their lines, and what to do about them."""
+    """The result of a check: number of pairs, their lines, and what to do about them."""
 
     check: str
     count: int
@@ -55,12 +56,12 @@ class CorpusFinding:
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether nothing was found."""
         return not self.count
 
 
 class _FindingLines:
-    """The lines that a check objects to, eight bytes each."""
+    """The lines that a check found, eight bytes each."""
 
     def __init__(self, check: str, advice: str) -> None:
         self.check, self.advice = check, advice
@@ -78,14 +79,17 @@ class _FindingLines:
 def check_corpus(
     corpus: Corpus, *, held_out: Corpus | None = None, progress: Callable[[int], None] | None = None
 ) -> list[CorpusFinding]:
-    """Check a corpus and return a row for every check, clean ones too; leakage is looked for when held-out pairs are given."""
+    """Return a finding for every check, empty ones included.
+
+    Leakage is checked if held-out pairs are given.
+    """
     return examine_corpus(corpus, held_out=held_out, progress=progress).findings
 
 
 def examine_corpus(
     corpus: Corpus, *, held_out: Corpus | None = None, progress: Callable[[int], None] | None = None
 ) -> CorpusReport:
-    """Check a corpus and return the findings with what is needed to remove their lines."""
+    """Return the findings together with what is needed to remove their lines."""
     checker = _CorpusChecker(held_out, progress)
     findings = checker.run(corpus)
     return CorpusReport(findings, checker.pairs, checker.line_count_error, checker)
@@ -93,7 +97,7 @@ def examine_corpus(
 
 @dataclass(frozen=True, slots=True)
 class CorpusReport:
-    """A corpus that was checked: its findings, and how many pairs it has."""
+    """Findings of a corpus and its number of pairs."""
 
     findings: list[CorpusFinding]
     pairs: int
@@ -103,8 +107,8 @@ class CorpusReport:
     def lines_to_remove(self, codes: Sequence[str]) -> dict[str, NDArray[np.uint64]]:
         """Return the lines to remove for each code, in the order of the codes, no line twice.
 
-        Length ratios are compared again without the lines removed for other reasons, until all that are left agree: what is
-        written would be found clean.
+        Length ratios are compared again without the lines removed for other reasons until all that
+        are left agree, so that the cleaned corpus has no findings.
         """
         lines = {each.code: np.array(each.lines, np.uint64) for each in self.findings}
         removed = {code: np.zeros(0, np.uint64) for code in codes}
@@ -120,7 +124,7 @@ class CorpusReport:
 
 
 def overlap_key(text: str) -> str:
-    """Reduce a text to what counts as the same sentence: NFKC, case folded, letters and digits only."""
+    """Return a text as compared between corpora: NFKC, case folded, letters and digits only."""
     return _NO_LETTERS.sub("", unicodedata.normalize("NFKC", text).casefold())
 
 
@@ -134,7 +138,8 @@ class _CorpusChecker:
         self._held_out = _held_out_keys(held_out) if held_out else None
         self.bad = _FindingLines(
             "invalid UTF-8 or NUL",
-            "convert the file to UTF-8 or repair the lines; data.on_bad_line=skip leaves the pairs out",
+            "convert the file to UTF-8 or repair the lines; data.on_bad_line=skip leaves the "
+            "pairs out",
         )
         self.broken = _FindingLines(
             "broken rows",
@@ -142,7 +147,8 @@ class _CorpusChecker:
         )
         self.overlong = _FindingLines(
             "overlong lines",
-            "split them into sentences, or raise data.max_line_bytes; training leaves the pairs out",
+            "split them into sentences, or raise data.max_line_bytes; training leaves the pairs "
+            "out",
         )
         self.empty = _FindingLines(
             "empty lines", "nothing: training leaves the pairs out; many may mean misaligned files"
@@ -152,8 +158,9 @@ class _CorpusChecker:
             "remove those that should be translated, or the model learns to copy",
         )
         self.tokenized = _FindingLines(
-            "already tokenised text",
-            "use the raw text, or detokenise it (sacremoses): the model would learn to write ' ,' and \" 's\"",
+            "already tokenized text",
+            "use the raw text, or detokenise it (sacremoses): the model would learn to write ' ,' "
+            'and " \'s"',
         )
         self.leaks = _FindingLines(
             "held-out pairs in the corpus",
@@ -166,7 +173,7 @@ class _CorpusChecker:
         self._numbers, self._hashes, self._ratios = array("Q"), array("q"), array("f")
 
     def run(self, corpus: Corpus) -> list[CorpusFinding]:
-        """Read it all and gather the rows."""
+        """Read the corpus and return the findings."""
         misalignment: Misalignment | None = None
         try:
             misalignment = find_misalignment(self._line_features(corpus))
@@ -196,7 +203,10 @@ class _CorpusChecker:
         return rows
 
     def _line_features(self, corpus: Corpus) -> Iterator[tuple[LineFeatures, LineFeatures]]:
-        """Look at every record, handing on what the slip finder compares, which may stop listening before the end."""
+        """Check every record and yield the features for the misalignment check.
+
+        That check may stop before the end.
+        """
         self._rest = self._checked_pairs(corpus)
         for pair in self._rest:
             yield line_features(pair.src), line_features(pair.tgt)
@@ -256,7 +266,10 @@ class _CorpusChecker:
             if misalignment.shift > 0
             else ("source", -misalignment.shift)
         )
-        advice = f"from near this line on the {which} seems to have {by} line{'s' if by > 1 else ''} too many: compare the files there"
+        advice = (
+            f"from near this line on the {which} seems to have {by} line{'s' if by > 1 else ''} "
+            "too many: compare the files there"
+        )
         return CorpusFinding("misaligned lines", 1, [misalignment.line], advice)
 
     def _duplicates(self) -> CorpusFinding:
@@ -264,44 +277,45 @@ class _CorpusChecker:
         order = np.argsort(hashes, kind="stable")
         repeats = order[1:][
             hashes[order][1:] == hashes[order][:-1]
-        ]  # stable: the first of equals is not among them
+        ]  # stable: the first of equal pairs is not among them
         return self._make_finding(
             "duplicate pairs", repeats, "remove them, or the model weighs them more than the rest"
         )
 
     def _outliers(self) -> CorpusFinding:
-        """Find pairs whose length ratio is far from the corpus's own: three times, and six of its usual deviations."""
+        """Return pairs whose length ratio is three times and six deviations off."""
         return self._make_finding(
             "length ratio",
             self._odd_ratios(
                 np.frombuffer(self._ratios, np.float32) if self._ratios else np.zeros(0, np.float32)
             ),
-            "look at these pairs: one side may be cut off, merged with the next, or not a translation",
+            "look at these pairs: one side may be cut off, merged with the next, or not a "
+            "translation",
         )
 
     def outliers(self, removed_lines: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the lines with odd length ratios among those that are not gone."""
+        """Return the lines with outlying length ratios among the remaining ones."""
         numbers = np.array(self._numbers, np.uint64)
         left = ~np.isin(numbers, removed_lines)
         return numbers[left][self._odd_ratios(np.array(self._ratios, np.float32)[left])]
 
     @staticmethod
     def _odd_ratios(ratios: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the places of odd ratios."""
+        """Return the indices of outlying ratios."""
         known = ratios[~np.isnan(ratios)]
         middle = float(np.median(known)) if len(known) else 0.0
         usual = float(np.median(np.abs(known - middle))) if len(known) else 0.0
         return np.flatnonzero(
             np.abs(ratios - middle) > max(math.log(3), 6 * 1.4826 * usual)
-        )  # 1.4826: for normal data
+        )  # scales the median deviation to a standard deviation for normal data
 
-    def _make_finding(self, check: str, places: NDArray[np.int64], advice: str) -> CorpusFinding:
-        lines = sorted(self._numbers[place] for place in places.tolist())
-        return CorpusFinding(check, len(places), lines, advice if len(places) else "")
+    def _make_finding(self, check: str, indices: NDArray[np.int64], advice: str) -> CorpusFinding:
+        lines = sorted(self._numbers[index] for index in indices.tolist())
+        return CorpusFinding(check, len(indices), lines, advice if len(indices) else "")
 
 
 def _held_out_keys(corpus: Corpus) -> dict[int, set[int]]:
-    """Remember the held-out pairs: by the hash of the source, the hashes of its targets."""
+    """Return the held-out pairs: by the hash of the source, the hashes of its targets."""
     keys: dict[int, set[int]] = {}
     for pair in corpus.pairs():
         src = overlap_key(pair.src)

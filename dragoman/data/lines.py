@@ -1,4 +1,4 @@
-"""Lines of a text file, validated: UTF-8, length, NUL bytes; malformed ones are reported with a guess at their encoding."""
+"""Validated lines of a text file: UTF-8, length and NUL bytes are checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HIGH_RUNS = re.compile(rb"[\x80-\xff]+")
 
 
 def guess_encoding(line: bytes) -> str:
-    """Name the likeliest encoding of a line that is not UTF-8, or return nothing."""
+    """Return the likeliest encoding of a line that is not UTF-8, or ""."""
     runs = _HIGH_RUNS.findall(line)
     if not runs:
         return ""
@@ -36,7 +36,7 @@ def guess_encoding(line: bytes) -> str:
 
 
 def detect_utf16(head: bytes) -> str:
-    """Recognise UTF-16 and UTF-32 by a file's first bytes: their mark, or a zero in every second byte."""
+    """Detect UTF-16 and UTF-32 by a file's first bytes: a BOM, or a zero in every second byte."""
     if head.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
         return "UTF-32"
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -61,7 +61,7 @@ def _can_decode(line: bytes, encoding: str) -> bool:
 
 
 def _is_common_hanzi(high: bytes) -> bool:
-    """Tell whether the lead bytes are mostly those of GB 2312's common characters, rows 16 to 55."""
+    """Whether the lead bytes are mostly those of GB 2312's common characters, rows 16 to 55."""
     leads = high[::2]
     return sum(0xB0 <= byte <= 0xD7 or byte == 0xA3 or byte == 0xA1 for byte in leads) >= 0.6 * len(
         leads
@@ -73,20 +73,21 @@ class BadLine(NamedTuple):
 
     file: Path
     number: int
-    kind: str  # "invalid", "broken" for a row, or "overlong": the last is always set aside, never a reason to stop
+    # "invalid", "broken" for a row, or "overlong", which is always skipped and never an error
+    kind: str
     must: str
     found: str
     fix: str
 
     def error(self) -> DataError:
-        """Make the error that names the file and the line."""
+        """Return the error with the file and the line."""
         return DataError(
             f"{self.file} line {self.number} {self.must}", found=self.found, fix=self.fix
         )
 
 
 class NumberedLine(NamedTuple):
-    """A line's number, counted from 1, and its text without the line's end."""
+    """A line's number from 1, and its text without the line end."""
 
     number: int
     text: str
@@ -95,7 +96,7 @@ class NumberedLine(NamedTuple):
 def read_lines(
     path: Path, *, max_line_bytes: int = 65_536, limits: DecompressionLimits | None = None
 ) -> Iterator[NumberedLine]:
-    """Go through a file's lines; the first bad one is an error that names it."""
+    """Yield a file's lines; the first bad one raises an error."""
     lines = itertools.chain.from_iterable(
         read_line_blocks(TextStream(path, limits), max_line_bytes)
     )
@@ -106,10 +107,10 @@ def read_lines(
 
 
 def read_line_blocks(stream: TextStream, max_line_bytes: int) -> Iterator[list[str | BadLine]]:
-    """Go through a file's lines, many at a time; bad ones stand in their places."""
-    number = 1  # of the first line of the next block
+    """Yield a file's lines in blocks, bad ones included."""
+    number = 1  # number of the next block's first line
     rest = b""
-    dropped = 0  # bytes of an overlong line that were thrown away already
+    dropped = 0  # bytes of an overlong line dropped so far
     first = True
     for chunk in stream.chunks():
         if first:
@@ -146,7 +147,7 @@ def _strip_byte_order_mark(path: Path, head: bytes) -> bytes:
     if encoding:
         fix = f"convert it: iconv -f {encoding} -t UTF-8 {path} > {path}.utf8"
         raise DataError(
-            f"{path} line 1 must be UTF-8, as must the whole file", found=encoding, fix=fix
+            f"{path} line 1 must be UTF-8, like the whole file", found=encoding, fix=fix
         )
     return head.removeprefix(b"\xef\xbb\xbf")
 
@@ -154,7 +155,7 @@ def _strip_byte_order_mark(path: Path, head: bytes) -> bytes:
 def _decode_lines(
     path: Path, number: int, block: bytes, max_line_bytes: int
 ) -> list[str | BadLine]:
-    """Decode whole lines: at once when all are good, else one by one."""
+    """Decode complete lines: together if all are valid, else one by one."""
     raw = block.split(b"\n")
     if len(max(raw, key=len)) <= max_line_bytes and b"\0" not in block:
         try:
@@ -211,5 +212,8 @@ def _decode_line(path: Path, number: int, line: bytes, max_line_bytes: int) -> s
 
 def _overlong_line(path: Path, number: int, length: int, limit: int) -> BadLine:
     found = f"{length} bytes"
-    fix = "raise data.max_line_bytes if it is one sentence; if lines end in CR only, convert the file: tr '\\r' '\\n'"
+    fix = (
+        "raise data.max_line_bytes if it is one sentence; if lines end in CR only, convert the "
+        "file: tr '\\r' '\\n'"
+    )
     return BadLine(path, number, "overlong", f"must have at most {limit} bytes", found, fix)

@@ -1,7 +1,8 @@
-"""Finding where two aligned files slip: from some line on, each sentence stands beside its neighbour's translation.
+"""Misalignment detection: from some line on, sentences are paired with a neighbour's translation.
 
-Lengths of translations go together, and so do the numbers in them. Over a window of lines, the lengths fit at their true shift and
-at no other; where another shift fits clearly better than none, twice in a row, the files have slipped.
+Lengths of translations correlate, and so do the numbers in them. Over a window of lines, lengths
+correlate at the true shift and at no other. Where another shift correlates clearly better than
+none, twice in a row, the files are misaligned.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ _MIN_IMPROVEMENT = (
 
 
 class Misalignment(NamedTuple):
-    """Where the files part, and by how many lines the target is late (negative: early)."""
+    """The first misaligned line, and how many lines the target is late (negative: early)."""
 
     line: int
     shift: int
 
 
 class LineFeatures(NamedTuple):
-    """What is compared of a line: the logarithm of its length and a hash of its numbers."""
+    """Features of a line: the logarithm of its length and a hash of its numbers."""
 
     length: float
     numbers: int
 
 
 def line_features(text: str) -> LineFeatures:
-    """Take a line's traits."""
+    """Return a line's features."""
     digits = _DIGITS.findall(text) if not text.isalpha() else []
     return LineFeatures(
         math.log1p(len(text)),
@@ -47,23 +48,23 @@ def line_features(text: str) -> LineFeatures:
 
 
 def find_misalignment(pairs: Iterable[tuple[LineFeatures, LineFeatures]]) -> Misalignment | None:
-    """Find the first place where the sides slip, in one pass over the pairs' traits and in bounded memory."""
+    """Return the first misaligned position, in one pass over the features and bounded memory."""
     before: _Window | None = None
     suspect: Misalignment | None = None
-    clearness = 0.0
+    gain = 0.0
     for window in _windows(pairs):
-        shift, clearness = _best_shift(window)
+        shift, gain = _best_shift(window)
         if suspect and shift == suspect.shift:
             return suspect
         suspect = _locate(before, window, shift) if shift else None
         before = window
     return (
-        suspect if clearness > 1.5 * _MIN_IMPROVEMENT else None
+        suspect if gain > 1.5 * _MIN_IMPROVEMENT else None
     )  # the files end before a second window could confirm it
 
 
 class _Window(NamedTuple):
-    """Traits of some pairs in a row, (length, numbers) each; `start` is the number of the first pair."""
+    """Features of consecutive pairs; `start` is the number of the first pair."""
 
     start: int
     src: NDArray[np.float64]
@@ -87,23 +88,24 @@ def _windows(pairs: Iterable[tuple[LineFeatures, LineFeatures]]) -> Iterator[_Wi
 
 
 def _best_shift(window: _Window) -> tuple[int, float]:
-    """Say at which shift a window fits best, and by how much better than as it stands; no shift unless clearly."""
+    """Return the best shift of a window and its gain over no shift; no shift unless it is clear."""
     inner = slice(_MAX_SHIFT, len(window.src) - _MAX_SHIFT)
     fits = {
         shift: _correlation(window.src[inner], np.roll(window.tgt, -shift, axis=0)[inner])
         for shift in _SHIFTS
     }
     best = max(fits, key=lambda shift: fits[shift])
-    clearness = fits[best] - fits[0]
-    return (best, clearness) if clearness >= _MIN_IMPROVEMENT else (0, clearness)
+    gain = fits[best] - fits[0]
+    return (best, gain) if gain >= _MIN_IMPROVEMENT else (0, gain)
 
 
 def _locate(before: _Window | None, window: _Window, shift: int) -> Misalignment:
-    """Find the line, in this window or the one before, from which on the shift fits better."""
+    """Return the line, in this window or the one before, from which on the shift fits better."""
     start = before.start if before else window.start
     src = np.concatenate([before.src, window.src]) if before else window.src
     tgt = np.concatenate([before.tgt, window.tgt]) if before else window.tgt
-    # Before the place the files fit as they are, after it they fit shifted: the cut with the least misfit in all.
+    # Before the position the files are aligned, after it they are shifted: the split with the least
+    # total error.
     aligned, shifted = _misfit(src, tgt), _misfit(src, np.roll(tgt, -shift, axis=0))
     costs = np.concatenate([[0.0], np.cumsum(aligned)]) + np.concatenate(
         [np.cumsum(shifted[::-1])[::-1], [0.0]]
@@ -112,7 +114,7 @@ def _locate(before: _Window | None, window: _Window, shift: int) -> Misalignment
 
 
 def _correlation(src: NDArray[np.float64], tgt: NDArray[np.float64]) -> float:
-    """Correlate the lengths, and add the share of lines with numbers that have the same ones."""
+    """Return the correlation of lengths plus the fraction of lines with equal numbers."""
     lengths = (src[:, 0] - src[:, 0].mean()) * (tgt[:, 0] - tgt[:, 0].mean())
     spread = float(src[:, 0].std() * tgt[:, 0].std())
     fit = float(lengths.mean()) / spread if spread > 1e-9 else 0.0

@@ -1,4 +1,4 @@
-"""Making a store: text in, piece ids out, on all cores, in bounded memory, visible only when it is whole."""
+"""Builds the token store: tokenizes a corpus on all cores in bounded memory."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from dragoman.storage.manifest import write_manifest
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tokenizer import Tokenizers
 
-BLOCK_PAIRS = 8192  # pairs encoded in one go: some MB, whatever the corpus
-_MIN_PARALLEL_PAIRS = 40_000  # pairs below which starting processes takes longer than they save
+BLOCK_PAIRS = 8192  # pairs encoded in one block: some MB
+_MIN_PARALLEL_PAIRS = 40_000  # pairs below which starting processes takes longer than it saves
 _MAX_REPORTED_LINES = 5  # line numbers kept for each reason
 
 
 class BuildProgress(NamedTuple):
-    """How far preparing is: pairs read, the share of the files, and seconds since the start."""
+    """Progress of building: pairs read, the fraction of the files, and seconds since the start."""
 
     pairs: int
     fraction: float
@@ -47,7 +47,7 @@ class BuildProgress(NamedTuple):
 
 @dataclass(kw_only=True)
 class StoreReport:
-    """What became of a corpus: pairs kept, and pairs set aside by reason, with the first lines of each."""
+    """Pairs kept, and pairs skipped by reason with the first lines of each."""
 
     read: int = 0
     pairs: int = 0
@@ -61,24 +61,26 @@ class StoreReport:
     parts: list[int] = field(default_factory=list)  # pairs read from each of several corpora
 
     def record_skipped(self, reason: str, line: int | str) -> None:
-        """Count a pair that is left out; `line` is its place as Corpus.name_line returns it."""
+        """Count a skipped pair; `line` is from Corpus.describe_line."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
         named = self.lines.setdefault(reason, [])
         if len(named) < _MAX_REPORTED_LINES:
             named.append(line)
 
     def summary(self) -> str:
-        """Say it in one line."""
+        """Return a summary in one line."""
         parts = [
-            f"{count} {reason} (line{'s' if count > 1 else ''} {', '.join(map(str, self.lines[reason]))}{' …' if count > _MAX_REPORTED_LINES else ''})"
+            f"{count} {reason} (line{'s' if count > 1 else ''} "
+            f"{', '.join(map(str, self.lines[reason]))}"
+            f"{' …' if count > _MAX_REPORTED_LINES else ''})"
             for reason, count in sorted(self.skipped.items())
         ]
         return f"{self.pairs} of {self.read} pairs kept" + (
-            f"; set aside: {'; '.join(parts)}" if parts else ""
+            f"; skipped: {'; '.join(parts)}" if parts else ""
         )
 
     def unknown_fraction(self) -> float:
-        """Say which share of the pieces is unknown; over 1 % means that the tokenizer does not fit the text."""
+        """Return the fraction of unknown tokens; above 1 % the tokenizer does not fit."""
         return self.unknown / max(1, self.src_tokens + self.tgt_tokens)
 
 
@@ -93,7 +95,7 @@ def build_store(
     progress: Callable[[BuildProgress], None] | None,
     workers: int | None,
 ) -> None:
-    """Make the store's folder; a second process that makes the same one at the same time does no harm."""
+    """Build the store's directory; several processes may build the same one concurrently."""
     with (
         os_errors_converted(final),
         staged_directory(final, f"store-{_host_id()}", publish=_publish_if_absent) as temporary,
@@ -161,7 +163,7 @@ def _chain_releasing(first: list[TextBlock], rest: Iterator[TextBlock]) -> Itera
 
 
 def _text_blocks(corpus: Corpus, report: StoreReport) -> Iterator[TextBlock]:
-    """Gather good pairs into blocks; what is set aside before encoding is counted here."""
+    """Yield blocks of good pairs; pairs skipped before encoding are counted here."""
     block = TextBlock([], [], [])
     for record in corpus.records():
         report.read += 1
@@ -186,7 +188,7 @@ def _text_blocks(corpus: Corpus, report: StoreReport) -> Iterator[TextBlock]:
 
 
 class _StoreWriter:
-    """Appends encoded pairs to the store's files, hashing them on the way."""
+    """Appends encoded pairs to the store's files and hashes them."""
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class _StoreWriter:
         keep &= (src.lengths > 0) & (tgt.lengths > 0)
         for index in np.flatnonzero(~keep).tolist():
             empty = not src.lengths[index] or not tgt.lengths[index]
-            reason = "with an empty side" if empty else f"over {self._max_length} pieces"
+            reason = "with an empty side" if empty else f"over {self._max_length} tokens"
             self.report.record_skipped(
                 reason, self._corpus.describe_line(block.line_numbers[index])
             )
@@ -234,7 +236,7 @@ class _StoreWriter:
         self._write("numbers", np.asarray(block.line_numbers, np.uint64)[keep])
 
     def finish(self) -> dict[str, FileRecord]:
-        """Flush all to the disk and return what the manifest says of each file."""
+        """Flush the files to the disk and return their manifest records."""
         records = {}
         for name, file in self._files.items():
             file.flush()
@@ -249,11 +251,11 @@ class _StoreWriter:
 
 
 def check_files_unchanged(corpus: Corpus, digests: list[str]) -> None:
-    """Compare what was read with what was hashed before, or what is made of it would have a wrong name."""
+    """Raise CorruptError if a file changed since it was hashed."""
     for stream, digest in zip(corpus.streams, digests, strict=True):
         after = stream.digest or file_sha256(
             stream.path
-        )  # a corpus that needs only its first lines stops reading
+        )  # a corpus may stop reading after its first lines
         if after != digest:
             raise CorruptError(
                 f"{stream.path} must stay as it is while it is prepared",

@@ -1,4 +1,4 @@
-"""Rows of a TSV, CSV or JSONL file, and which of their columns hold the source and the target."""
+"""Rows of TSV, CSV and JSONL files, and the columns of source and target."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _TGT_NAMES = (
 
 
 class TableRow(NamedTuple):
-    """A record's first line number and its columns: by place in TSV and CSV, by name in JSONL."""
+    """A record's first line number and its columns: by index in TSV and CSV, by name in JSONL."""
 
     number: int
     values: Sequence[str] | Mapping[str, Any]
 
 
 class ColumnSelection(NamedTuple):
-    """What a person said about the columns; empty where nothing."""
+    """Column settings of the user; empty if not given."""
 
     src_field: str = ""
     tgt_field: str = ""
@@ -47,13 +47,16 @@ class ColumnSelection(NamedTuple):
 
 
 def read_tsv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableRow | BadLine]:
-    """Cut lines at tabs; quotes mean nothing in TSV."""
+    """Yield rows split at tabs; quotes have no meaning in TSV."""
     for number, line in enumerate(lines, 1):
         yield line if isinstance(line, BadLine) else TableRow(number, line.split("\t"))
 
 
 def read_csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableRow | BadLine]:
-    """Read CSV with commas, or semicolons where only those cut the first line; quoted fields may hold line breaks."""
+    """Yield CSV rows; quoted fields may contain line breaks.
+
+    The delimiter is the comma, or the semicolon if only that splits the first line.
+    """
     fed = 0
     bad: list[BadLine] = []
 
@@ -99,20 +102,20 @@ def read_csv_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableR
 
 
 def detect_csv_delimiter(first: str) -> str:
-    """Return the delimiter of a CSV file: the comma, or the semicolon where only that cuts the first line into columns."""
+    """Return the CSV delimiter: comma, or semicolon if only that splits the first line."""
     if ";" not in first:
         return ","
     for each in (",", ";"):
         try:
             if len(next(csv.reader([first], delimiter=each, strict=True), [])) > 1:
                 return each
-        except csv.Error:  # a quote that does not end where this delimiter wants it to
+        except csv.Error:  # a quote that does not end at this delimiter
             continue
     return ","
 
 
 def read_jsonl_rows(path: Path, lines: Iterable[str | BadLine]) -> Iterator[TableRow | BadLine]:
-    """Read one JSON object a line; `{"translation": {...}}` stands for what is inside it."""
+    """Yield one JSON object per line; `{"translation": {...}}` is unwrapped."""
     for number, line in enumerate(lines, 1):
         if isinstance(line, BadLine):
             yield line
@@ -158,7 +161,7 @@ ROW_READERS: dict[str, Callable[[Path, Iterable[str | BadLine]], Iterator[TableR
 
 
 class PairColumns(NamedTuple):
-    """Where the two sides are, and whether the first row only names the columns."""
+    """The columns of the two sides, and whether the first row is a header."""
 
     src: int | str
     tgt: int | str
@@ -167,14 +170,17 @@ class PairColumns(NamedTuple):
 
 
 def find_columns(path: Path, first: TableRow, wanted: ColumnSelection) -> PairColumns:
-    """Find the source's and the target's column from the first row and what was said."""
+    """Return the source and target columns from the first row and the settings."""
     if isinstance(first.values, Mapping):
         names = [str(name) for name in first.values]
         src, tgt = _find_columns_by_name(path, names, wanted)
         return PairColumns(names[src], names[tgt], False, 0)
     width = len(first.values)
     if width < 2:
-        fix = "give one pair a line with a tab (.tsv) or a comma (.csv) between, or use --src and --tgt for two files"
+        fix = (
+            "give one pair a line with a tab (.tsv) or a comma (.csv) between, or use --src and "
+            "--tgt for two files"
+        )
         raise DataError(
             f"{path} line {first.number} must have two columns or more", found=f"{width}", fix=fix
         )
@@ -197,11 +203,12 @@ def find_columns(path: Path, first: TableRow, wanted: ColumnSelection) -> PairCo
     return PairColumns(src, tgt, True, width)
 
 
-@functools.cache  # a corpus is read several times; once is enough
+@functools.cache  # a corpus is read several times; warn once
 def _warn_first_two_columns(path: Path, width: int) -> None:
-    """Tell which of many columns without names are taken."""
+    """Warn that the first two of several unnamed columns are used."""
     logger.warning(
-        "%s has %d columns without names: 1 is taken as source, 2 as target; for others, set data.src_field and data.tgt_field",
+        "%s has %d columns without names: using 1 as source and 2 as target; for others, set "
+        "data.src_field and data.tgt_field",
         path,
         width,
     )
@@ -235,7 +242,7 @@ def _column_names(language: str, usual: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection) -> tuple[int, int]:
-    """Match the columns' names: those a person gave, languages, usual words, and the one that is left of two."""
+    """Match column names: given names, languages, common words, then the remaining one of two."""
     found: list[int | None] = []
     for field, language, usual in (
         (wanted.src_field, wanted.src_lang, _SRC_NAMES),
@@ -257,7 +264,7 @@ def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection)
             )
         choices = (
             (field.lower(),) if field else _column_names(language, usual)[::-1]
-        )  # languages say more than usual words
+        )  # languages take precedence over common words
         match = next((lower.index(choice) for choice in choices if choice in lower), None)
         found.append(int(field) - 1 if field.isdecimal() else match)
     if len(names) == 2 and found.count(None) == 1:

@@ -1,7 +1,7 @@
-"""The bytes of a text file, plain or compressed, in bounded memory and with nothing taken on trust.
+"""Byte streams of plain, .gz and .xz text files, untrusted and in bounded memory.
 
-A truncated archive is an error, never a shorter corpus; an archive that unpacks without end is stopped; a file that
-changes while it is read is noticed.
+A truncated archive is an error, not a shorter corpus. An archive that expands without limit is an
+error, and so is a file that changes while it is read.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _MAGIC = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PK\x03\x04": "zip",
 }
-# A pipe without a writer must not hang us; Windows has other flags.
+# A pipe without a writer must not block; Windows has other flags.
 _OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_BINARY", 0)
 )
-# xz -9 needs 65 MiB to unpack; a header may ask for 4 GiB.
+# xz -9 needs 65 MiB to decompress; a header may ask for 4 GiB.
 _XZ_MEMORY = 96 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DecompressionLimits:
-    """How much a compressed file may unpack to."""
+    """Limits of decompression."""
 
     total_bytes: int = 1 << 40
-    ratio: int = 200  # output for input, over each window; text compresses 3 to 10 times
+    ratio: int = 200  # output per input in each window; text compresses 3 to 10 times
     window_bytes: int = 64 << 20
 
 
 class _Decompressor(Protocol):
-    """What zlib's and lzma's objects have in common, once the first is wrapped."""
+    """Common interface of zlib's and lzma's decompressors."""
 
     @property
     def eof(self) -> bool: ...
@@ -65,7 +65,7 @@ class _Decompressor(Protocol):
 
 
 class _GzipDecompressor:
-    """zlib's object with lzma's manners: input that waits is kept inside."""
+    """zlib's decompressor with lzma's interface: unread input is kept inside."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
@@ -87,7 +87,7 @@ class _GzipDecompressor:
 
 
 class TextStream:
-    """Reads a file once from its start; afterwards `digest` is the SHA-256 of what was on the disk."""
+    """Reads a file once from its start; afterwards `digest` is the SHA-256 of its bytes on disk."""
 
     def __init__(self, path: Path, limits: DecompressionLimits | None = None) -> None:
         self.path, self._limits = Path(path), limits or DecompressionLimits()
@@ -97,7 +97,7 @@ class TextStream:
         self.digest = ""
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the text's bytes, a few hundred KiB at a time."""
+        """Yield the text's bytes in chunks of a few hundred KiB."""
         with open_input_file(self.path) as file:
             before = os.fstat(file.fileno())
             self.size, self.position = before.st_size, 0
@@ -136,7 +136,7 @@ class TextStream:
         decompressor = self._new_decompressor()
         written = window_in = window_out = 0
         rest = b""
-        whole = False  # whether the last archive member has ended
+        whole = False  # whether the last archive member is complete
         try:
             for chunk in packed:
                 window_in += len(chunk)
@@ -160,9 +160,9 @@ class TextStream:
                         yield out
         except (zlib.error, lzma.LZMAError) as error:
             raise DataError(
-                f"{self.path} must be a sound {self.compression} file",
+                f"{self.path} must be a valid {self.compression} file",
                 found=f"{error} near byte {self.position} of {self.size}",
-                fix="make or copy it again",
+                fix="create or copy it again",
             ) from error
         self._check_limits(written, 1, 0)
         if not whole:
@@ -180,7 +180,8 @@ class TextStream:
     def _check_limits(self, written: int, window_in: int, window_out: int) -> None:
         if window_out > self._limits.ratio * window_in:
             raise DataError(
-                f"{self.path} must not unpack to more than {self._limits.ratio} times its size, as text never does",
+                f"{self.path} must not unpack to more than {self._limits.ratio} times its size, "
+                "as text never does",
                 found=f"{window_out:,} bytes out of {window_in:,}",
                 fix="unpack it yourself if you trust it",
             )
@@ -193,7 +194,7 @@ class TextStream:
 
 
 def open_input_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading, or say in a person's words why not."""
+    """Open a regular file for reading, or raise an error that states why it cannot be opened."""
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
     except OSError as error:
@@ -209,9 +210,10 @@ def open_input_file(path: Path) -> BufferedReader:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes as they are on the disk.
+    """Return the SHA-256 of a file's bytes on disk.
 
-    It is taken anew every time: a remembered size and time would miss an edit that keeps both, and hashing runs at 1.8 GB/s.
+    It is computed every time: a cached size and time would miss an edit that keeps both, and
+    hashing runs at 1.8 GB/s.
     """
     with open_input_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -223,11 +225,11 @@ def _open_error(path: Path, error: OSError) -> DragomanError:
             f"{path} must be readable", found=str(error.strerror), fix=f"chmod +r {path}"
         )
     if path.is_symlink():
-        found = f"a link to {os.readlink(path)}, which leads nowhere"
+        found = f"a link to {os.readlink(path)}, which does not exist"
         return DataError(
             f"{path} must exist", found=found, fix="correct the link, or name the file itself"
         )
-    # The name is escaped, for it may hold what a pattern gives a meaning; one that begins with a dot has no stem.
+    # The name may contain pattern characters; one that begins with a dot has no stem.
     stem = glob.escape(path.name.split(".")[0])
     near = (
         [each.name for each in sorted(path.parent.glob(f"{stem}*"))[:5] if each.is_file()]
@@ -239,13 +241,13 @@ def _open_error(path: Path, error: OSError) -> DragomanError:
 
 
 def _check_magic(path: Path, head: bytes, compression: str) -> None:
-    """Refuse a file whose name and first bytes disagree on how it is packed."""
+    """Raise DataError if a file's name and first bytes disagree on its compression."""
     real = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
     if not head and compression:
         raise DataError(
             f"{path} must be a {compression} file, by its name",
             found="an empty file",
-            fix="make or copy it again",
+            fix="create or copy it again",
         )
     if real == compression:
         return

@@ -1,10 +1,12 @@
-"""The store: a corpus as piece ids on disk, memory-mapped, in a folder named by the hash of all that decides it.
+"""Token store: a tokenized corpus on disk, memory-mapped, in a directory named by its key.
 
-src.bin, tgt.bin                piece ids, one sentence after another; uint16 where the vocabulary allows, else uint32
-src.offsets, tgt.offsets        uint64: where each sentence starts, and the end of the last
-src.lengths, tgt.lengths        uint16: pieces of each sentence, without start or end
-numbers                         uint64: the line of the corpus that each pair comes from
-manifest.json                   sizes and SHA-256 of these, the key, and what was set aside; written last
+The key is a hash of everything that decides the contents.
+
+    src.bin, tgt.bin            token ids, concatenated; uint16, or uint32 for large vocabularies
+    src.offsets, tgt.offsets    uint64: start of each sentence, and the end of the last
+    src.lengths, tgt.lengths    uint16: tokens of each sentence, without BOS and EOS
+    numbers                     uint64: the corpus line of each pair
+    manifest.json               sizes and SHA-256 of these, the key and the report; written last
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from dragoman.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # raise it when the same inputs would give other contents
+FORMAT = 1  # increase it when the same inputs give other contents
 
 
 class TokenStore:
-    """A prepared corpus: pairs of piece ids by number, read from the disk as they are needed."""
+    """A tokenized corpus: pairs of token ids by index, read from the disk on demand."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
@@ -70,9 +72,9 @@ class TokenStore:
         workers: int | None = None,
         digests: list[str] | None = None,
     ) -> TokenStore:
-        """Open the store of a corpus below `folder`, after making it on all cores when it is not there yet.
+        """Open the store of a corpus below `folder`; build it on all cores if it does not exist.
 
-        `digests` are the SHA-256 of the corpus's files where they are known: what is read must have them.
+        `digests` are the SHA-256 of the corpus's files if known; the files must match them.
         """
         digests = digests or [file_sha256(path) for path in corpus.files]
         key = store_key(corpus, digests, tokenizers, data)
@@ -83,7 +85,7 @@ class TokenStore:
             except CorruptError as error:
                 aside = final.with_name(f"{final.name}.damaged-{os.getpid()}")
                 logger.warning(
-                    "the prepared data was damaged and is created again: %s; the old is in %s",
+                    "the token store was damaged and is built again: %s; the old is in %s",
                     error.found,
                     aside,
                 )
@@ -103,7 +105,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
-        """Open a finished store; sizes are checked now, contents when first used."""
+        """Open a finished store; sizes are checked now, contents on first use."""
         folder = Path(folder)
         manifest = read_manifest(folder)
         for name, record in manifest["files"].items():
@@ -119,11 +121,11 @@ class TokenStore:
         return cls(folder, manifest)
 
     def __len__(self) -> int:
-        """Count the pairs."""
+        """Return the number of pairs."""
         return self._count
 
     def pair(self, index: int) -> tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]:
-        """Return a pair's piece ids, source and target, without start or end; the numbers are counted from 0."""
+        """Return the source and target token ids of a pair, without BOS and EOS."""
         return self.ids("src", index), self.ids("tgt", index)
 
     def ids(self, side: str, index: int) -> NDArray[np.integer[Any]]:
@@ -135,10 +137,11 @@ class TokenStore:
         return self._ids[side][int(offsets[index]) : int(offsets[index + 1])]
 
     def padded_ids(self, side: str, examples: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """Return one side of several pairs as rows, filled up with PAD to a width that holds the longest."""
+        """Return one side of several pairs as rows, padded with PAD to `width`."""
         if len(examples) and not (examples.min() >= 0 and examples.max() < self._count):
             raise IndexError(
-                f"the store has pairs 0 to {self._count - 1}; found {examples.min()} to {examples.max()}"
+                f"the store has pairs 0 to {self._count - 1}; found {examples.min()} to "
+                f"{examples.max()}"
             )
         self._verify_once(f"{side}.bin")
         offsets = self._offsets[side]
@@ -149,12 +152,12 @@ class TokenStore:
         return rows
 
     def verify(self) -> None:
-        """Compare every file with its SHA-256 now, about half a second a gigabyte."""
+        """Compare every file with its SHA-256 now, about half a second per gigabyte."""
         for name in self._files:
             self._verify_once(name)
 
     def _verify_once(self, name: str) -> None:
-        """Check a file's contents when they are first used."""
+        """Verify a file's contents on first use."""
         if name in self._verified:
             return
         path = self.folder / name
@@ -181,14 +184,14 @@ class TokenStore:
             return np.zeros(0, dtype)  # an empty file cannot be mapped
         return np.memmap(path, dtype=dtype, mode="r").view(
             np.ndarray
-        )  # slices of the subclass cost microseconds more
+        )  # slices of the memmap subclass are microseconds slower
 
 
-_REBUILD_HINT = "delete {} and run the same command: it is made anew"
+_REBUILD_HINT = "delete {} and run the same command: it is created again"
 
 
 def store_key(corpus: Corpus, digests: list[str], tokenizers: Tokenizers, data: DataConfig) -> str:
-    """Hash everything that decides a store's contents: files, reading, tokenizers, limits."""
+    """Return the hash of everything that decides a store: files, layout, tokenizers, limits."""
     inputs = {
         "format": FORMAT,
         "files": digests,
@@ -202,5 +205,5 @@ def store_key(corpus: Corpus, digests: list[str], tokenizers: Tokenizers, data: 
 
 
 def prepared_data_directory(data: DataConfig) -> Path:
-    """Return where prepared data goes: `data.cache_dir`, or the cache folder."""
+    """Return the directory of tokenized data: `data.cache_dir`, or the cache directory."""
     return Path(data.cache_dir) if data.cache_dir else cache_dir()

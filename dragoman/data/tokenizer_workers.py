@@ -1,7 +1,7 @@
-"""Encoding pairs on all cores: processes of our own that speak in length-prefixed frames over pipes.
+"""Parallel tokenization in subprocesses that exchange length-prefixed frames over pipes.
 
-Not `multiprocessing`: forking a process that has torch's threads is unsafe, and spawning runs the caller's script again,
-so that a plain script without a main guard would start itself without end.
+Not `multiprocessing`: forking a process with torch's threads is unsafe, and spawning runs the
+caller's script again, so that a script without a main guard would start itself without end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FRAME = struct.Struct("<Q")
 
 
 class TextBlock(NamedTuple):
-    """Some pairs as text, with their line numbers."""
+    """A block of pairs as text, with their line numbers."""
 
     line_numbers: list[int]
     src: list[str]
@@ -34,14 +34,14 @@ class TextBlock(NamedTuple):
 
 
 class EncodedTexts(NamedTuple):
-    """One side's piece ids, one text after another, and each text's number of pieces."""
+    """One side's token ids, one text after another, and the number of tokens of each text."""
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.uint32]
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedTexts:
-    """Encode texts into flat arrays."""
+    """Encode texts as flat arrays."""
     rows = tokenizer.encode_batch(texts)
     lengths = np.fromiter(map(len, rows), dtype=np.uint32, count=len(rows))
     total = int(lengths.sum())
@@ -52,7 +52,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedTexts:
 def encode_blocks(
     blocks: Iterable[TextBlock], tokenizers: Tokenizers, workers: int
 ) -> Iterator[tuple[TextBlock, EncodedTexts, EncodedTexts]]:
-    """Encode blocks in order, on `workers` processes; with 1, in this one."""
+    """Yield encoded blocks in order, from `workers` processes; with 1, from this process."""
     if workers <= 1:
         for block in blocks:
             yield (
@@ -66,7 +66,7 @@ def encode_blocks(
     try:
         for number, block in enumerate(blocks):
             worker = pool[number % workers]
-            # A worker holds one block at a time, or both ends could wait for the other to read.
+            # A worker has one block at a time, or both ends could block on a full pipe.
             if len(waiting) == workers:
                 done, _ = waiting.pop(0)
                 yield done, *worker.receive()
@@ -80,7 +80,7 @@ def encode_blocks(
 
 
 class _TokenizerWorker:
-    """A process that encodes the blocks it is sent."""
+    """A subprocess that encodes blocks."""
 
     def __init__(self, tokenizers: Tokenizers) -> None:
         environment = {
@@ -90,7 +90,7 @@ class _TokenizerWorker:
         command = [
             sys.executable,
             "-c",
-            "from dragoman.data.tokenizer_workers import serve; serve()",
+            "from dragoman.data.tokenizer_workers import worker_main; worker_main()",
         ]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -100,7 +100,7 @@ class _TokenizerWorker:
         self._send([len(both).to_bytes(1, "little"), *frames])
 
     def send(self, block: TextBlock) -> None:
-        """Hand a block over."""
+        """Send a block."""
         self._send([*_pack_texts(block.src), *_pack_texts(block.tgt)])
 
     def receive(self) -> tuple[EncodedTexts, EncodedTexts]:
@@ -113,7 +113,7 @@ class _TokenizerWorker:
         return EncodedTexts(ids[0], ids[1]), EncodedTexts(ids[2], ids[3])
 
     def close(self) -> None:
-        """End the process, whatever it is doing, and wait for it."""
+        """End the process and wait for it."""
         self._process.kill()
         self._process.communicate()
 
@@ -130,7 +130,7 @@ class _TokenizerWorker:
         code = self._process.wait()
         found = f"one that ended with {f'signal {-code}' if code < 0 else f'code {code}'}"
         return DiskError(
-            "the processes that prepare the data must live",
+            "the processes that tokenize the corpus must not be killed",
             found=found,
             fix="free some memory and start again",
         )
@@ -152,7 +152,7 @@ def _write_frame(file: IO[bytes], frame: bytes) -> None:
 
 
 def _read_frame(file: IO[bytes]) -> bytes | None:
-    """Read one frame; nothing at the end of the pipe."""
+    """Read one frame; None at the end of the pipe."""
     head = file.read(_FRAME.size)
     if len(head) < _FRAME.size:
         return None
@@ -161,9 +161,9 @@ def _read_frame(file: IO[bytes]) -> bytes | None:
     return frame if len(frame) == length else None
 
 
-def serve() -> None:
-    """Be a worker: encode what comes on standard input until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends us with the pipe
+def worker_main() -> None:
+    """Encode the blocks from standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process with the pipe
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     made = []
     for _ in range(int.from_bytes(_read_frame(source) or b"\0", "little")):

@@ -51,9 +51,9 @@ def check_vocabulary_sizes(subject: ModelUnderTest) -> Measurement:
     if "shared" in rows:
         apart["src"] = abs(rows["shared"] - sizes["src"])
     note = (
-        f"{sizes['src']:,} pieces"
+        f"{sizes['src']:,} tokens"
         if sizes["src"] == sizes["tgt"]
-        else f"{sizes['src']:,} and {sizes['tgt']:,} pieces"
+        else f"{sizes['src']:,} and {sizes['tgt']:,} tokens"
     )
     return Measurement(max(apart.values()), 0, note)
 

@@ -183,7 +183,7 @@ def read_sentencepiece(path: Path, vocabulary: Mapping[str, int]) -> bytes:
         pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
         processor.decode(processor.encode("a b", out_type=str))
     except (RuntimeError, ValueError, UnicodeError) as error:
-        found = f"{len(data)} bytes that are none ({' '.join(str(error).split())[:80]})"
+        found = f"{len(data)} bytes of another format ({' '.join(str(error).split())[:80]})"
         raise BundleError(
             f"{path} must be a SentencePiece model", found=found, fix=RETRY_HINT
         ) from error

@@ -98,7 +98,7 @@ def check_labels(
     if weights.shape != (len(tgt_tokens), len(src_tokens)):
         raise DataError(
             "an attention map must have a row for each target piece and a column for each source piece",
-            found=f"shape {weights.shape} for {len(tgt_tokens)} target and {len(src_tokens)} source pieces",
+            found=f"shape {weights.shape} for {len(tgt_tokens)} target and {len(src_tokens)} source tokens",
             fix="pass one head or the mean of several, with the pieces that belong to it",
         )
 

@@ -122,7 +122,7 @@ class RunEstimate(NamedTuple):
     def lines(self) -> list[str]:
         """Say it in a few lines."""
         src, tgt = self.vocabulary
-        vocabulary = f"{src:,} pieces" if src == tgt else f"{src:,} and {tgt:,} pieces"
+        vocabulary = f"{src:,} tokens" if src == tgt else f"{src:,} and {tgt:,} tokens"
         return [
             f"data: {self.pairs:,} pair{'' if self.pairs == 1 else 's'}, {self.valid_pairs:,} to validate on; "
             f"vocabulary of {vocabulary}; padding {100 * self.padding:.1f} %",

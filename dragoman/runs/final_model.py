@@ -90,7 +90,7 @@ def build_model_card(
     report = prepared.train.report
     facts = {"training pairs": f"{report.pairs:,} ({', '.join(names)})"}
     if report.skipped:
-        facts["set aside"] = report.summary()
+        facts["skipped pairs"] = report.summary()
     if prepared.valid is not None:
         facts["validation pairs"] = (
             f"{len(prepared.valid):,} ({', '.join(valid) or 'held out of the training pairs'})"

@@ -447,7 +447,7 @@ class _TrainingRun:
         except VocabularyError as error:
             if not self._vocab_size_is_default:
                 raise
-            self.progress.note(f"vocabulary: {error.largest:,} pieces, all that this text allows")
+            self.progress.note(f"vocabulary: {error.largest:,} pieces, all that this corpus allows")
             self.config = self.config.replace(text={"vocab_size": error.largest})
             return self._prepare_locally(initial_files)
 

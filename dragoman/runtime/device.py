@@ -64,7 +64,8 @@ def run_with_cpu_fallback(device: torch.device, make: Callable[[torch.device], _
             raise
     release_memory()
     _warn_once(
-        f"the model does not fit into the memory of {device}: falling back to the CPU, which is slower; the result is the same"
+        f"the model does not fit into the memory of {device}: falling back to the CPU, which is "
+        "slower; the result is the same"
     )
     return make(CPU)
 

@@ -36,11 +36,11 @@ class ImportedTokenizer(Tokenizer):
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            found = f"{len(model)} bytes that are none"
+            found = f"{len(model)} bytes of another format"
             raise BundleError(
                 "a tokenizer must be a SentencePiece model",
                 found=found,
-                fix="copy the model directory anew",
+                fix="copy the model directory again",
             ) from error
         if tuple(tokens[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS or len(set(tokens)) != len(
             tokens
@@ -54,7 +54,7 @@ class ImportedTokenizer(Tokenizer):
                 f"a list of tokens must begin with {', '.join(SPECIAL_TOKENS)} and name each "
                 "token once",
                 found=found,
-                fix="copy the model directory anew",
+                fix="copy the model directory again",
             )
         self.algorithm, self.normalization = algorithm, "none"
         self._model, self._tokens = model, list(tokens)
@@ -66,7 +66,7 @@ class ImportedTokenizer(Tokenizer):
     def read(cls, directory: Path, side: str, model: bytes, algorithm: str) -> ImportedTokenizer:
         """Return the tokenizer of a SentencePiece model and the vocabulary file beside it."""
         path = vocabulary_path(directory, side)
-        fix = "copy the model directory anew"
+        fix = "copy the model directory again"
         try:
             content = json.loads(read_regular(path, _MAX_BYTES))
         except OSError as error:

@@ -27,7 +27,7 @@ def normalize(text: str, form: str) -> str:
     if form == "nfkc":
         return unicodedata.normalize("NFKC", text)
     raise DataError(
-        "the normal form must be one that is known",
+        "the normalization form must be known",
         found=repr(form),
         fix=suggest_name(form, NORMALIZATION_FORMS),
     )

@@ -48,9 +48,9 @@ class VocabularyError(DataError):
 
     def __init__(self, largest: int, *, found: int) -> None:
         super().__init__(
-            f"text.vocab_size must be at most {largest}, all that this text allows",
+            f"text.vocab_size must be at most {largest}, all that this corpus allows",
             found=str(found),
-            fix=f"add --set text.vocab_size={largest}, or give more text",
+            fix=f"add --set text.vocab_size={largest}, or add training data",
         )
         self.largest = largest
 
@@ -61,7 +61,7 @@ def train_sentencepiece(lines: Iterable[str], config: TextConfig) -> bytes:
     if not any(line.strip() for line in sample.texts()):
         found = f"{sample.seen:,} lines, all blank" if sample.seen else "no lines at all"
         raise DataError(
-            "the training text must hold words", found=found, fix="check the training files"
+            "the training corpus must contain text", found=found, fix="check the training files"
         )
     options: dict[str, Any] = {
         "model_type": _MODEL_TYPES[config.tokenizer],
@@ -244,7 +244,7 @@ def _explain_trainer_error(message: str, config: TextConfig) -> DataError:
     too_low = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
     if too_low:
         return DataError(
-            f"text.vocab_size must be at least {too_low[2]} to hold this text's characters",
+            f"text.vocab_size must be at least {too_low[2]} to cover this corpus's characters",
             found=str(config.vocab_size),
             fix=f"add --set text.vocab_size={int(too_low[2]) + 100}, or lower "
             "text.character_coverage",

@@ -49,7 +49,7 @@ def read_text_json(directory: Path) -> dict[str, str]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise BundleError(
-            "text.json must be JSON", found=f"{path}: {error}", fix="copy the model directory anew"
+            "text.json must be JSON", found=f"{path}: {error}", fix="copy the model directory again"
         ) from error
     if (
         not isinstance(settings, dict)
@@ -57,9 +57,9 @@ def read_text_json(directory: Path) -> dict[str, str]:
         or settings.get("normalisation") not in [*NORMALIZATION_FORMS]
     ):
         raise BundleError(
-            "text.json must name a known algorithm and normalisation",
+            "text.json must have a known algorithm and normalization",
             found=f"{path}: {settings!r:.200}",
-            fix="copy the model directory anew",
+            fix="copy the model directory again",
         )
     if settings.get("format") != FORMAT:
         raise BundleError(
@@ -99,16 +99,16 @@ class Tokenizer:
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            found = f"{len(model)} bytes that are none"
+            found = f"{len(model)} bytes of another format"
             raise BundleError(
                 "a tokenizer must be a SentencePiece model",
                 found=found,
-                fix="copy the model directory anew",
+                fix="copy the model directory again",
             ) from error
         ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         if ids != (PAD, BOS, EOS, UNK):
             raise BundleError(
-                "a tokenizer's pad, bos, eos and unk must be numbered 0, 1, 2 and 3",
+                "a tokenizer's pad, bos, eos and unk must have the ids 0, 1, 2 and 3",
                 found=str(ids),
                 fix="use a model trained by dragoman",
             )
@@ -188,7 +188,7 @@ class Tokenizer:
             )
         if not 0.0 <= dropout < 1.0:
             raise DataError(
-                "the share of dropped merges must be from 0 to below 1",
+                "the BPE-dropout probability must be from 0 to below 1",
                 found=str(dropout),
                 fix="set text.bpe_dropout=0.1",
             )
@@ -311,7 +311,7 @@ def invalid_text_error(texts: Sequence[str]) -> DataError:
     for text in texts:
         position = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
         if position is not None:
-            found = f"U+{ord(text[position]):04X}, half of a character, at position {position + 1}"
+            found = f"U+{ord(text[position]):04X}, a lone surrogate, at position {position + 1}"
             return DataError(
                 "text must be valid Unicode",
                 found=found,

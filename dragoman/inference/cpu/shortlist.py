@@ -76,7 +76,7 @@ class Shortlist:
         if not codes.size:
             raise DataError(
                 "a shortlist is made from pairs of sentences",
-                found="none that hold pieces",
+                found="none that hold tokens",
                 fix="give it the training text",
             )
         src, tgt = np.divmod(codes, tgt_vocab_size)

@@ -79,9 +79,9 @@ def test_learned_positions_end_where_they_end() -> None:
     """Too long is an error with the numbers, not an index error from the depths (huggingface/transformers#11958)."""
     learned = LearnedPositions(width=4, max_positions=8)
     assert learned.vectors(6, 2).shape == (2, 4)
-    with pytest.raises(DragomanError, match="fit the 8 learned positions; found 9 pieces"):
+    with pytest.raises(DragomanError, match="fit the 8 learned positions; found 9 tokens"):
         learned.vectors(6, 3)
-    with pytest.raises(DragomanError, match="found 12 pieces"):
+    with pytest.raises(DragomanError, match="found 12 tokens"):
         learned(torch.zeros(1, 2, 4), first=10, position_ids=torch.tensor([[0, 1]]))
 
 

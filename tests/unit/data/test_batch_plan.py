@@ -132,7 +132,7 @@ def test_padding_share_is_counted_over_both_sides() -> None:
     assert plan.padding_fraction(0) == pytest.approx(1 - 22 / 24)
 
 
-def test_less_than_a_third_of_a_batch_is_handed_up() -> None:
+def test_less_than_a_third_of_a_batch_is_passed_to_a_larger_shape() -> None:
     src = np.array([9] * 21 + [19] * 14)
     plan = BatchPlan(src, src, batch_tokens=100, seed=0)
     assert plan.shapes == [BatchShape(10, 10), BatchShape(20, 20)]

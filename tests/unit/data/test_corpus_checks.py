@@ -70,7 +70,7 @@ def test_a_clean_corpus_has_a_row_for_every_check_and_no_problem(tmp_path: Path)
         "duplicate pairs",
         "length ratio",
         "source equals target",
-        "already tokenised text",
+        "already tokenized text",
     ]
     assert all(row.ok and not row.lines and not row.advice for row in rows)
 
@@ -127,7 +127,7 @@ def test_tokenised_text(tmp_path: Path, text: str) -> None:
     """A model that learns "What 's your name ?" writes it, too (mozilla/translations#53)."""
     src, tgt = sentences(300)
     tgt[40] = text + " " + tgt[40] if "." not in text else tgt[40] + text[-2:]
-    assert problems(corpus_of(tmp_path, src, tgt))["already tokenised text"] == (1, [41])
+    assert problems(corpus_of(tmp_path, src, tgt))["already tokenized text"] == (1, [41])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_ordinary_text_is_not_called_tokenised(tmp_path: Path, text: str) -> Non
     src, tgt = sentences(300)
     tgt[40] = f"{tgt[40]} {text}"
     if text != "a . 5":
-        assert "already tokenised text" not in problems(corpus_of(tmp_path, src, tgt))
+        assert "already tokenized text" not in problems(corpus_of(tmp_path, src, tgt))
 
 
 def test_bad_and_overlong_lines_are_counted_not_fatal(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_an_empty_corpus_has_no_problem_of_its_own(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.de.gz").write_bytes(b"\x1f\x8b broken")
     (tmp_path / "x.en").write_bytes(b"a\n")
-    with pytest.raises(DataError, match=r"x\.de\.gz must be a sound gzip file"):
+    with pytest.raises(DataError, match=r"x\.de\.gz must be a valid gzip file"):
         check_corpus(ParallelFiles(tmp_path / "x.de.gz", tmp_path / "x.en"))
 
 
@@ -367,4 +367,4 @@ def test_published_corpora_do_not_slip(tmp_path: Path, name: str) -> None:
     rows = found(corpus_of(tmp_path, src, tgt))
     assert rows["misaligned lines"].ok
     assert rows["length ratio"].count < 30
-    assert rows["already tokenised text"].count < 100
+    assert rows["already tokenized text"].count < 100

@@ -226,14 +226,14 @@ def test_a_damaged_archive_is_named(tmp_path: Path, packing: str) -> None:
     path = written(tmp_path / f"x.{packing}", bytes(whole))
     with pytest.raises(
         DataError,
-        match=rf"x\.{packing} must be a sound .* file; found .* near byte \d+ of {len(whole)}",
+        match=rf"x\.{packing} must be a valid .* file; found .* near byte \d+ of {len(whole)}",
     ):
         texts(path)
 
 
 def test_something_after_the_archive_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "x.gz", gzip.compress(b"a\n", mtime=0) + b"garbage")
-    with pytest.raises(DataError, match="must be a sound gzip file"):
+    with pytest.raises(DataError, match="must be a valid gzip file"):
         texts(path)
 
 

@@ -35,7 +35,7 @@ def tokenizers() -> Tokenizers:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_cut_file_is_noticed_at_opening_and_made_anew(
+def test_a_cut_file_is_noticed_when_opened_and_built_again(
     tmp_path: Path, tokenizers: Tokenizers, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = corpus_of(tmp_path, GERMAN, ENGLISH)
@@ -48,7 +48,7 @@ def test_a_cut_file_is_noticed_at_opening_and_made_anew(
         TokenStore.open(store.folder)
     again = prepared(corpus, tokenizers, tmp_path / "cache")
     again.verify()
-    assert "is created again" in caplog.text
+    assert "is built again" in caplog.text
     assert len(list((tmp_path / "cache").glob("*.damaged-*"))) == 1
 
 

@@ -131,8 +131,8 @@ def test_an_edit_that_keeps_size_and_time_is_noticed(
     assert "Huhn" in tokenizers.src.decode(second.pair(0)[0].tolist())
 
 
-def test_what_is_set_aside_is_counted_and_named(tmp_path: Path, tokenizers: Tokenizers) -> None:
-    """Long and empty pairs are set aside with a report, never in silence (OpenNMT-py#1161)."""
+def test_skipped_pairs_are_counted_and_reported(tmp_path: Path, tokenizers: Tokenizers) -> None:
+    """Long and empty pairs are skipped with a report (OpenNMT-py#1161)."""
     src = [GERMAN[0], "", "x" * 300, GERMAN[1], "  ", GERMAN[2]]
     tgt = [ENGLISH[0], "empty", "too long", ENGLISH[1], "blank", "y" * 5000]
     corpus = corpus_of(tmp_path, src, tgt, max_line_bytes=4000)
@@ -141,17 +141,17 @@ def test_what_is_set_aside_is_counted_and_named(tmp_path: Path, tokenizers: Toke
     assert store.report.skipped == {
         "with an empty side": 2,
         "with an overlong line": 1,
-        "over 60 pieces": 1,
+        "over 60 tokens": 1,
     }
     assert store.report.lines == {
         "with an empty side": [2, 5],
         "with an overlong line": [6],
-        "over 60 pieces": [3],
+        "over 60 tokens": [3],
     }
     summary = store.report.summary()
-    assert "2 of 6 pairs kept; set aside: " in summary
+    assert "2 of 6 pairs kept; skipped: " in summary
     assert "2 with an empty side (lines 2, 5)" in summary
-    assert "1 over 60 pieces (line 3)" in summary
+    assert "1 over 60 tokens (line 3)" in summary
 
 
 @pytest.mark.parametrize("side", ["src", "tgt"])
@@ -185,7 +185,7 @@ def test_many_named_lines_are_shortened() -> None:
     report = StoreReport(read=9, pairs=0)
     for number in range(1, 10):
         report.record_skipped("odd", number)
-    assert report.summary() == "0 of 9 pairs kept; set aside: 9 odd (lines 1, 2, 3, 4, 5 …)"
+    assert report.summary() == "0 of 9 pairs kept; skipped: 9 odd (lines 1, 2, 3, 4, 5 …)"
     assert StoreReport(src_tokens=60, tgt_tokens=40, unknown=3).unknown_fraction() == 0.03
     assert StoreReport().unknown_fraction() == 0
 
@@ -193,7 +193,7 @@ def test_many_named_lines_are_shortened() -> None:
 def test_a_corpus_without_a_usable_pair_is_an_error(tmp_path: Path, tokenizers: Tokenizers) -> None:
     with pytest.raises(
         DataError,
-        match=r"must have a usable sentence pair; found 0 of 2 pairs kept; set aside: 2 with an empty side",
+        match=r"must have a usable sentence pair; found 0 of 2 pairs kept; skipped: 2 with an empty side",
     ):
         prepared(corpus_of(tmp_path, ["", "a"], ["b", ""]), tokenizers, tmp_path / "cache")
     with pytest.raises(DataError, match="found 0 of 0 pairs kept"):

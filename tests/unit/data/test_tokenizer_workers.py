@@ -85,7 +85,7 @@ def test_a_worker_that_dies_is_an_error_not_a_hang(
 
     monkeypatch.setattr(tokenizer_workers._TokenizerWorker, "send", send_and_kill)
     blocks = [TextBlock([1], ["Ein Hund"] * 1, ["a dog"]) for _ in range(4)]
-    with pytest.raises(DiskError, match="must live; found one that ended with signal 9"):
+    with pytest.raises(DiskError, match="must not be killed; found one that ended with signal 9"):
         list(encode_blocks(blocks, tokenizers, 2))
 
 

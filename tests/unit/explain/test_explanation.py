@@ -181,5 +181,5 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     "draw", [save_attention_map, lambda path, values, **labels: render_attention(values, **labels)]
 )
 def test_labels_that_do_not_fit_are_refused(tmp_path: Path, draw) -> None:
-    with pytest.raises(DataError, match=r"found shape \(3, 3\) for 4 target and 3 source pieces"):
+    with pytest.raises(DataError, match=r"found shape \(3, 3\) for 4 target and 3 source tokens"):
         draw(tmp_path / "map.png", weights(3, 3), src_tokens=SRC, tgt_tokens=TGT)

@@ -89,7 +89,7 @@ def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None
     short, long = translator.stream(["7", "0123456789"])
     pieces = len(translator.tokenizers.src.encode("0123456789"))
     assert len(long.tokens) == 2 * pieces + 5
-    assert any(f"stopped at {2 * pieces + 5} pieces" in note for note in long.notes)
+    assert any(f"stopped at {2 * pieces + 5} tokens" in note for note in long.notes)
     [alone] = translator.stream(["7"])
     assert alone == short
 

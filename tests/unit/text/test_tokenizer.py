@@ -187,7 +187,9 @@ def test_too_large_a_vocabulary_is_answered_with_the_largest_that_works(kind: st
 
 
 def test_too_small_a_vocabulary_says_how_large_it_must_be() -> None:
-    with pytest.raises(DataError, match=r"at least \d+ to hold this text's characters; found 270"):
+    with pytest.raises(
+        DataError, match=r"at least \d+ to cover this corpus's characters; found 270"
+    ):
         Tokenizer.train(GERMAN + ENGLISH, small(vocab_size=270))
 
 
@@ -294,7 +296,7 @@ def test_a_child_learns_what_this_process_would(monkeypatch: pytest.MonkeyPatch)
     assert Tokenizer.train(GERMAN + ENGLISH, small()).digest == here.digest
     with pytest.raises(
         DataError,
-        match=r"text\.vocab_size must be at most \d+, all that this text allows; found 30000",
+        match=r"text\.vocab_size must be at most \d+, all that this corpus allows; found 30000",
     ):
         Tokenizer.train(GERMAN, small(vocab_size=30_000))
 
@@ -323,7 +325,7 @@ def test_more_text_than_the_sample_is_learnt_from_evenly() -> None:
 
 
 def test_half_of_a_character_is_named(tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match=r"U\+D83D, half of a character, at position 3"):
+    with pytest.raises(DataError, match=r"U\+D83D, a lone surrogate, at position 3"):
         tokenizer.encode("ab\ud83d")
 
 
@@ -394,7 +396,7 @@ def test_settings_that_are_none_are_named(
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = _saved(tmp_path / "text", tokenizer)
     (folder / "shared.model").write_bytes(b"not a model")
-    with pytest.raises(BundleError, match="found 11 bytes that are none"):
+    with pytest.raises(BundleError, match="found 11 bytes of another format"):
         load_tokenizers(folder)
 
 

@@ -126,7 +126,7 @@ def test_a_shared_vocabulary_lists_each_piece_for_itself() -> None:
 
 
 def test_no_pairs_are_no_shortlist() -> None:
-    with pytest.raises(DataError, match="found none that hold pieces"):
+    with pytest.raises(DataError, match="found none that hold tokens"):
         Shortlist.count([([], [])], src_vocab_size=5, tgt_vocab_size=5, shared_vocab=False)
 
 
