@@ -93,7 +93,7 @@ def train_architecture(
             .trainer(run, world=ProcessGroup(), deadline=None, replan=None)
             .measure_throughput(2.0)
         )
-        updates = max(50, int(seconds / pace.seconds))
+        updates = max(50, int(seconds / pace.seconds_per_step))
         config = apply_step_count(config, updates).replace(
             train={"warmup_steps": max(1, updates // 8)}
         )  # norms behind the layers need it

@@ -190,7 +190,7 @@ def fail_in_parts(
             raise error
 
 
-class Pretended(CUDAGraphRunner):
+class FakeCUDAGraphRunner(CUDAGraphRunner):
     """A fake CUDA graph runner: a replay computes eagerly, from and to the graph's tensors."""
 
     def _capture(self, batch: Batch) -> _CapturedGraph:

@@ -127,8 +127,8 @@ class RunEstimate(NamedTuple):
             f"data: {self.pairs:,} pair{'' if self.pairs == 1 else 's'}, {self.valid_pairs:,} to validate on; "
             f"vocabulary of {vocabulary}; padding {100 * self.padding:.1f} %",
             f"model: {self.parameters:,} weights",
-            f"training: {self.steps:,} steps, {self.epochs:.1f} epochs, about {format_duration(self.steps * self.throughput.seconds)} "
-            f"at {self.throughput.tokens:,.0f} tokens/s",
+            f"training: {self.steps:,} steps, {self.epochs:.1f} epochs, about {format_duration(self.steps * self.throughput.seconds_per_step)} "
+            f"at {self.throughput.tokens_per_second:,.0f} tokens/s",
             f"memory: about {format_bytes(self.memory)}; disk: {format_bytes(self.checkpoint)} a checkpoint",
         ]
 

@@ -531,7 +531,7 @@ class _TrainingRun:
                 builder.max_useful_steps() if self._steps_are_default else self.config.train.steps
             )
             steps = self.time_budget.plan_steps(
-                0, estimate.throughput.seconds, most=most, overhead=overhead
+                0, estimate.throughput.seconds_per_step, most=most, overhead=overhead
             )
         else:
             steps = max(
@@ -556,7 +556,7 @@ class _TrainingRun:
         """Raise ConfigError if the time budget leaves no time for even one step."""
         if (
             self.time_budget.is_limited
-            and self.time_budget.seconds_left() < estimate.throughput.seconds
+            and self.time_budget.seconds_left() < estimate.throughput.seconds_per_step
         ):
             raise self.time_budget.too_short_error()
 

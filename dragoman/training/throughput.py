@@ -23,8 +23,8 @@ REPEATED_STEPS = 4  # steps that are repeated until their CUDA graphs are captur
 class Throughput(NamedTuple):
     """Speed of training."""
 
-    seconds: float  # per step
-    tokens: float  # per second, source and target
+    seconds_per_step: float
+    tokens_per_second: float  # source and target
 
 
 def measure_throughput(

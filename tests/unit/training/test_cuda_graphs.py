@@ -9,7 +9,7 @@ import pytest
 import torch
 from kernel_kit import needs_gpu
 from torch import Tensor, nn
-from training_kit import Pretended
+from training_kit import FakeCUDAGraphRunner
 
 from dragoman.attention import SelfAttention, edit, heads_off, record
 from dragoman.config import ModelConfig, TrainConfig
@@ -65,7 +65,7 @@ def gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
 
 def test_each_batch_gets_its_own_loss_and_gradients_and_an_unused_parameter_none() -> None:
     plain = Plain()
-    replay = Pretended(plain, plain.parameters, CPU)
+    replay = FakeCUDAGraphRunner(plain, plain.parameters, CPU)
     kept = []
     for seed in range(CAPTURE_AT_OCCURRENCE + 3):
         each = batch(seed=seed)
@@ -87,7 +87,7 @@ def test_each_batch_gets_its_own_loss_and_gradients_and_an_unused_parameter_none
 
 def test_shape_is_captured_at_its_second_occurrence() -> None:
     plain = Plain()
-    replay = Pretended(plain, plain.parameters, CPU)
+    replay = FakeCUDAGraphRunner(plain, plain.parameters, CPU)
     replay(batch(rows=4))
     assert not replay._graphs
     replay(batch(rows=4))
@@ -103,7 +103,7 @@ def test_shape_is_captured_at_its_second_occurrence() -> None:
 
 def test_recording_attention_disables_graph_replay() -> None:
     plain, attention = Plain(), SelfAttention(4, 2)
-    replay = Pretended(plain, plain.parameters, CPU)
+    replay = FakeCUDAGraphRunner(plain, plain.parameters, CPU)
     with record(attention):
         for _ in range(CAPTURE_AT_OCCURRENCE + 1):
             replay(batch())
@@ -118,7 +118,7 @@ def test_recording_attention_disables_graph_replay() -> None:
 
 def test_released_graphs_are_captured_again() -> None:
     plain = Plain()
-    replay = Pretended(plain, plain.parameters, CPU)
+    replay = FakeCUDAGraphRunner(plain, plain.parameters, CPU)
     for _ in range(CAPTURE_AT_OCCURRENCE):
         replay(batch())
     replay.release_graphs()
@@ -130,7 +130,7 @@ def test_released_graphs_are_captured_again() -> None:
 
 def test_host_random_numbers_prevent_capture(caplog: pytest.LogCaptureFixture) -> None:
     plain = Plain(host_noise=True)
-    replay = Pretended(plain, plain.parameters, CPU)
+    replay = FakeCUDAGraphRunner(plain, plain.parameters, CPU)
     with caplog.at_level(logging.INFO):
         seed_generators(7, CPU)
         replay(batch())
@@ -148,7 +148,7 @@ def test_failed_capture_falls_back_to_eager_with_one_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plain = Plain()
-    replay = Pretended(plain, plain.parameters, CPU)
+    replay = FakeCUDAGraphRunner(plain, plain.parameters, CPU)
     replay(batch())
     plain.fails = True
     with caplog.at_level(logging.INFO), pytest.raises(RuntimeError):

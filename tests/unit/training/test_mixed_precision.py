@@ -1,4 +1,4 @@
-"""The bfloat16 compute copy of float32 master weights trains as autocast does."""
+"""Mixed precision: the choice of a dtype, and the bfloat16 copy of float32 master weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from training_kit import (
     SETTINGS,
     Corpus,
-    Pretended,
+    FakeCUDAGraphRunner,
     assert_same_run,
     log_of,
     tensors_of,
@@ -25,17 +25,63 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.data.batches import Batch
 from dragoman.layers.norms import LayerNorm, RMSNorm
 from dragoman.tasks.translation import TranslationTask
+from dragoman.training import mixed_precision
 from dragoman.training.cuda_graphs import CAPTURE_AT_OCCURRENCE
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel
 from dragoman.training.distributed.process_group import ProcessGroup
-from dragoman.training.mixed_precision import BF16DataParallel, Precision, should_use_bf16_weights
+from dragoman.training.mixed_precision import (
+    BF16DataParallel,
+    Precision,
+    choose_precision,
+    should_use_bf16_weights,
+)
 from dragoman.training.task import Loss
 from dragoman.training.trainer import Trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-HALF = Precision(torch.bfloat16, "as configured")
+BF16 = Precision(torch.bfloat16, "as configured")
 TASK = TranslationTask(smoothing=0.1)
-ROUNDED: dict[str, Any] = {"precision": "bfloat16", "param_dtype": "bfloat16"}
+BF16_WEIGHTS: dict[str, Any] = {"precision": "bfloat16", "param_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "reason"),
+    [
+        ({"avx2", "avx512_bf16"}, "bfloat16", "avx512_bf16"),
+        ({"avx2", "amx_bf16"}, "bfloat16", "amx_bf16"),
+        ({"avx2", "avx512f"}, "float32", "no bfloat16 instructions"),
+        (set(), "float32", "no bfloat16 instructions"),
+    ],
+)
+def test_auto_precision_depends_on_cpu_flags(monkeypatch, flags, name, reason) -> None:
+    monkeypatch.setattr(mixed_precision, "_cpu_flags", lambda: frozenset(flags))
+    chosen = choose_precision("auto", CPU)
+    assert chosen.name == name
+    assert reason in chosen.reason
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_configured_precision_is_used(name) -> None:
+    assert choose_precision(name, CPU).name == name
+    assert choose_precision(name, CPU).reason == "as configured"
+
+
+def test_unknown_devices_stay_with_float32() -> None:
+    chosen = choose_precision("auto", torch.device("mps"))
+    assert chosen.name == "float32"
+    assert "mps" in chosen.reason
+
+
+def test_autocast_is_on_only_where_it_is_chosen() -> None:
+    """bfloat16 needs no loss scaling (facebookresearch/fairseq#1529, #512, #282, #1895, #4555)."""
+    for name, kind in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        with choose_precision(name, CPU).autocast(CPU):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == kind
+
+
+def test_the_flags_of_this_machine_can_be_read() -> None:
+    assert mixed_precision._cpu_flags() is not None
+    assert choose_precision("auto", CPU).name in ("float32", "bfloat16")
 
 
 def batch() -> Batch:
@@ -47,21 +93,21 @@ def batch() -> Batch:
 @pytest.mark.parametrize(
     ("wanted", "device", "precision", "model", "expected"),
     [
-        ("auto", GPU, HALF, {}, True),
-        ("auto", CPU, HALF, {}, False),
+        ("auto", GPU, BF16, {}, True),
+        ("auto", CPU, BF16, {}, False),
         ("auto", GPU, Precision(torch.float32, ""), {}, False),
         (
             "auto",
             GPU,
-            HALF,
+            BF16,
             {"encoder": ("bigru",), "decoder": ("gru(attention=additive)",), "positions": "none"},
             False,
         ),
-        ("auto", GPU, HALF, {"norm": "batch"}, False),  # its running means are part of the model
-        ("bfloat16", GPU, HALF, {"norm": "batch"}, False),
-        ("bfloat16", CPU, HALF, {}, True),
+        ("auto", GPU, BF16, {"norm": "batch"}, False),  # its running means are part of the model
+        ("bfloat16", GPU, BF16, {"norm": "batch"}, False),
+        ("bfloat16", CPU, BF16, {}, True),
         ("bfloat16", CPU, Precision(torch.float32, ""), {}, False),
-        ("float32", GPU, HALF, {}, False),
+        ("float32", GPU, BF16, {}, False),
     ],
 )
 def test_when_bf16_weights_are_used(
@@ -72,7 +118,7 @@ def test_when_bf16_weights_are_used(
 
 
 def gradients(
-    parallel: ReplicatedDataParallel, precision: Precision = HALF
+    parallel: ReplicatedDataParallel, precision: Precision = BF16
 ) -> dict[str, torch.Tensor]:
     with precision.autocast(CPU):
         loss = parallel.wrap_task(TASK).loss(parallel.module, batch())
@@ -150,13 +196,13 @@ def test_replay_leaves_the_gradients_of_eager_mode() -> None:
     parallel = BF16DataParallel(model, ProcessGroup())
 
     def compute(each: Batch) -> Loss:
-        with HALF.autocast(CPU):
+        with BF16.autocast(CPU):
             loss = parallel.wrap_task(TASK).loss(parallel.module, each)
         parallel.backward(loss)
         return loss
 
     expected = gradients(parallel)
-    replay = Pretended(
+    replay = FakeCUDAGraphRunner(
         compute,
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         CPU,
@@ -217,7 +263,7 @@ def test_losses_are_those_of_autocast_and_of_float32_within_noise(tmp_path: Path
         "exact": {"precision": "float32"},
         "other": {"precision": "float32", "seed": 8},
         "autocast": {"precision": "bfloat16", "param_dtype": "float32"},
-        "bf16_copy": ROUNDED,
+        "bf16_copy": BF16_WEIGHTS,
     }
     curves = {}
     for name, way in ways.items():
@@ -234,19 +280,19 @@ def test_losses_are_those_of_autocast_and_of_float32_within_noise(tmp_path: Path
 
 def test_resume_with_bf16_weights_is_bit_exact(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "whole") as run:
-        tiny_trainer(run, **ROUNDED).fit(resume=False)
+        tiny_trainer(run, **BF16_WEIGHTS).fit(resume=False)
     for steps in (4, 12):
         with RunDirectory(tmp_path / "parts") as run:
-            tiny_trainer(run, **ROUNDED, steps=steps).fit(resume=steps > 4)
+            tiny_trainer(run, **BF16_WEIGHTS, steps=steps).fit(resume=steps > 4)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
     assert {tensor.dtype for tensor in tensors_of(tmp_path / "whole").values()} == {torch.float32}
 
 
 def test_measuring_throughput_changes_nothing_in_bf16(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "plain") as run:
-        tiny_trainer(run, **ROUNDED).fit(resume=False)
+        tiny_trainer(run, **BF16_WEIGHTS).fit(resume=False)
     with RunDirectory(tmp_path / "rehearsed") as run:
-        trainer = tiny_trainer(run, **ROUNDED)
+        trainer = tiny_trainer(run, **BF16_WEIGHTS)
         trainer.measure_throughput(0.01)
         trainer.fit(resume=False)
     assert_same_run(tmp_path / "plain", tmp_path / "rehearsed")
@@ -259,7 +305,7 @@ def test_on_a_gpu_bf16_weights_train_alike_with_cuda_graphs(tmp_path: Path) -> N
     for replay in ("off", "auto"):
         config = dataclasses.replace(
             SETTINGS,
-            **ROUNDED,
+            **BF16_WEIGHTS,
             steps=40,
             cuda_graphs=replay,
             compile="off",

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from training_kit import Corpus, Pretended, accumulated, tiny_model
+from training_kit import Corpus, FakeCUDAGraphRunner, accumulated, tiny_model
 
 from dragoman.config import TrainConfig
 from dragoman.data.batches import Cursor, make_batch
@@ -78,7 +78,7 @@ def test_replayed_gradients_accumulate(
     model = tiny_model(dropout=0.0).train()
     plain, replayed = (make_step(model, parallel=kind(model, ProcessGroup())) for _ in range(2))
     replayed.uses_cuda_graphs = True
-    replayed._compute_gradients = Pretended(
+    replayed._compute_gradients = FakeCUDAGraphRunner(
         replayed._forward_backward,
         replayed._parameters,
         CPU,

@@ -300,8 +300,8 @@ def test_measuring_throughput_changes_nothing(tmp_path) -> None:
         pace = trainer.measure_throughput(seconds=0.05)
         trainer.fit(resume=False)
     train(tmp_path / "two")
-    assert pace.seconds > 0
-    assert pace.tokens > 0
+    assert pace.seconds_per_step > 0
+    assert pace.tokens_per_second > 0
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
