@@ -1,4 +1,4 @@
-"""A bundle: the self-contained model directory that training writes and every other command takes."""
+"""Bundles: the self-contained model directories that training writes and other commands load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODULES = {"Bundle": "bundle", "Card": "card", "CardScore": "card", "write_bund
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: whether a path is a model is answered without torch."""
+    """Import a name on first use, so that paths can be checked without importing torch."""
     if name not in _MODULES:
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}"

@@ -1,4 +1,4 @@
-"""A bundle in memory: its settings and texts at once, its model when somebody asks for it."""
+"""A loaded bundle: configuration and tokenizers immediately, the model on first use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dragoman.text.tokenizer import Tokenizers
 
 
 class Bundle:
-    """A model directory, verified: all that is needed to use the model."""
+    """A verified model directory."""
 
     def __init__(
         self, contents: BundleContents, *, device: str | torch.device = "cpu", check: bool = True
@@ -40,35 +40,34 @@ class Bundle:
     def load(
         cls, path: str | Path, *, device: str | torch.device = "cpu", check_golden: bool = True
     ) -> Bundle:
-        """Read and verify a bundle; its weights are hashed now and loaded when `model` is first asked for."""
+        """Read and verify a bundle; weights are hashed now and loaded on first use of `model`."""
         return cls(read_bundle(Path(path)), device=device, check=check_golden)
 
     def __repr__(self) -> str:
-        """Name the directory and the model's size in one short line."""
-        return f"Bundle({str(self.path)!r}, recipe {self.config.recipe or 'none':.60}, {self.parameters:,} parameters)"
+        """Return the directory, recipe and number of parameters."""
+        recipe = f"{self.config.recipe or 'none':.60}"
+        return f"Bundle({str(self.path)!r}, recipe {recipe}, {self.parameters:,} parameters)"
 
     @functools.cached_property
     def model(self) -> EncoderDecoder:
-        """The model, ready to translate: weights loaded, golden vectors checked, dropout off."""
+        """The model in evaluation mode, weights loaded and golden vectors checked."""
         weights = read_weights(self.path / layout.WEIGHTS, self.config, self.tokenizers)
         model = build_loaded_model(self.config, self.tokenizers, weights)
-        where = (
-            torch.device("cpu") if has_discrete_attention(model) else self._device
-        )  # rounding of another device may turn a choice
         if self._check:
-            check_golden(
-                model.to(where), self.tokenizers, self.golden, str(self.path / layout.GOLDEN)
-            )
+            # Discrete choices, such as LSH buckets, may differ on another device.
+            device = torch.device("cpu") if has_discrete_attention(model) else self._device
+            path = str(self.path / layout.GOLDEN)
+            check_golden(model.to(device), self.tokenizers, self.golden, path)
         return model.to(self._device)
 
     @property
     def parameters(self) -> int:
-        """Count the model's weights without loading them, as the manifest has them; 0 where it does not say."""
+        """The number of parameters in the manifest; 0 if it has none."""
         count = self.manifest.get("parameters", 0)
         return count if type(count) is int and 0 <= count <= layout.MAX_PARAMETERS else 0
 
-    def facts(self) -> Mapping[str, Any]:
-        """What the manifest says besides the files: release, number of parameters, and what the writer added."""
+    def manifest_fields(self) -> Mapping[str, Any]:
+        """Return the manifest without its file list: release, parameters and further fields."""
         return {
             name: value
             for name, value in self.manifest.items()
@@ -77,7 +76,7 @@ class Bundle:
 
 
 def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
-    """Build the architecture without memory, on the meta device; give the names, shapes and types of its weights."""
+    """Return the weights of the architecture as meta tensors: names, shapes and dtypes."""
     expected = dict(_build_meta(config, tokenizers).state_dict())
     count = sum(tensor.numel() for tensor in expected.values())
     if count > layout.MAX_PARAMETERS:
@@ -90,10 +89,9 @@ def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor
 
 
 def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
-    """Read weights whose names, shapes and types are those of the architecture; checked before anything is allocated."""
-    least = (
-        4 * config.model.resolved_embedding_width * len(tokenizers.tgt)
-    )  # bytes of one embedding: what is built is in proportion to the file
+    """Read weights; names, shapes and dtypes are checked before anything is allocated."""
+    # Bytes of one embedding: a small file cannot make us build a large model.
+    least = 4 * config.model.resolved_embedding_width * len(tokenizers.tgt)
     if least > path.stat().st_size:
         found = f"{path.stat().st_size} bytes for a model.width of {config.model.width}"
         raise BundleError(
@@ -120,7 +118,7 @@ def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str
 
 
 def _require_enough_tensors(path: Path, config: Config) -> None:
-    """Refuse a file with fewer tensors than the model has layers, before building them, which takes time even without memory."""
+    """Raise BundleError if a file has fewer tensors than the model has layers."""
     layers, tensors = count_layers(config.model), len(read_header(path))
     if layers > tensors:
         raise BundleError(
@@ -133,14 +131,14 @@ def _require_enough_tensors(path: Path, config: Config) -> None:
 def build_loaded_model(
     config: Config, tokenizers: Tokenizers, weights: Mapping[str, Tensor]
 ) -> EncoderDecoder:
-    """Build the model of a configuration around weights, on the CPU, in evaluation mode."""
+    """Build a model with the given weights, on the CPU, in evaluation mode."""
     model = _build_meta(config, tokenizers)
     model.load_state_dict(dict(weights), assign=True)
     return model.eval().requires_grad_(False)
 
 
 def _build_meta(config: Config, tokenizers: Tokenizers) -> EncoderDecoder:
-    """Build the model on the meta device: no memory, no time, no random numbers."""
+    """Build the model on the meta device."""
     return build_meta_model(
         config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
     )

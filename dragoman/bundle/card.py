@@ -1,4 +1,4 @@
-"""The model card: what a person wants to know before using somebody's model."""
+"""The model card: data, training, scores and limits of a model as Markdown."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ from dragoman.config import Config
 
 @dataclass(frozen=True, slots=True)
 class CardScore:
-    """A figure with all that is needed to compare it."""
+    """A score with its signature and test set."""
 
     metric: str  # BLEU
     value: float
-    signature: str  # sacreBLEU's, or a sentence that says as much
+    signature: str  # sacreBLEU's, or a description
     on: str = ""  # the test set
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The facts that a card is written from; what is empty is said to be unknown rather than left out."""
+    """The contents of a model card; empty fields are written as unknown."""
 
     title: str = ""
-    command: str = ""  # what was run
-    data: Mapping[str, str] = field(
-        default_factory=dict
-    )  # "training pairs": "29,000 (train.de, train.en)"
-    training: Mapping[str, str] = field(
-        default_factory=dict
-    )  # "steps": "3,000", "time": "9 minutes on 2 CPU cores"
+    command: str = ""  # the training command
+    # "training pairs": "29,000 (train.de, train.en)"
+    data: Mapping[str, str] = field(default_factory=dict)
+    # "steps": "3,000", "time": "9 minutes on 2 CPU cores"
+    training: Mapping[str, str] = field(default_factory=dict)
     scores: tuple[CardScore, ...] = ()
     limits: tuple[str, ...] = ()
     license: str = ""
 
 
 def format_command(arguments: Iterable[str]) -> str:
-    """Return a command as it was typed, but with the base names of files: where they lay is nobody else's business."""
+    """Return a command line with file paths reduced to their base names, for privacy."""
     shown = []
     for argument in arguments:
         before, equals, value = argument.rpartition("=") if "/" in argument else ("", "", argument)
@@ -50,20 +48,24 @@ def format_command(arguments: Iterable[str]) -> str:
 
 
 def write_card(card: Card, config: Config, *, parameters: int) -> str:
-    """Write the card as Markdown, with the head that model collections read."""
+    """Return the card as Markdown with YAML front matter."""
     src, tgt = config.data.src_lang, config.data.tgt_lang
     title = card.title or (f"Translator from {src} to {tgt}" if src and tgt else "Translator")
     limits = [
-        f"It was trained on sentences of up to {config.data.max_length} pieces; longer lines are split before and joined after.",
-        "It knows the kind of text that it was trained on; other kinds it translates worse, and without saying so.",
+        f"It was trained on sentences of up to {config.data.max_length} tokens; longer lines are "
+        "split "
+        "before translation and joined after.",
+        "Quality drops on text unlike the training data.",
         *card.limits,
     ]
     parts = [
         _front_matter(card, config),
         f"# {title}",
-        f"{parameters:,} parameters, recipe `{config.recipe or 'none'}`, made with dragoman {__version__}.",
+        f"{parameters:,} parameters, recipe `{config.recipe or 'none'}`, "
+        f"trained with dragoman {__version__}.",
         "## Use",
-        '```python\nfrom dragoman import Translator\n\nprint(Translator.load("this directory").translate(["…"]))\n```',
+        "```python\nfrom dragoman import Translator\n\n"
+        'print(Translator.load("this directory").translate(["…"]))\n```',
         "## Data",
         _table(card.data) or "Not recorded.",
         "## Training",
@@ -80,7 +82,7 @@ def write_card(card: Card, config: Config, *, parameters: int) -> str:
 
 
 def _front_matter(card: Card, config: Config) -> str:
-    """Write the front matter: languages and licence, where they are known."""
+    """Return the YAML front matter: languages and licence, if known."""
     languages = [each for each in (config.data.src_lang, config.data.tgt_lang) if each]
     lines = ["---", "library_name: dragoman", "pipeline_tag: translation"]
     lines += ["language:", *(f"- {_quote_yaml(each)}" for each in languages)] if languages else []
@@ -89,17 +91,17 @@ def _front_matter(card: Card, config: Config) -> str:
 
 
 def _quote_yaml(text: str) -> str:
-    """Quote a value for YAML, which would read `no`, Norwegian, as false."""
+    """Quote a value for YAML, which reads `no` (Norwegian) as false."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
 def _table_cell(text: object) -> str:
-    """Keep a value inside its table cell."""
+    """Escape a value for a Markdown table cell."""
     return str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def _table(values: Mapping[str, str]) -> str:
-    """Write names and values as a table."""
+    """Return names and values as a Markdown table."""
     if not values:
         return ""
     return "\n".join(
@@ -112,11 +114,12 @@ def _table(values: Mapping[str, str]) -> str:
 
 
 def _score_table(scores: tuple[CardScore, ...]) -> str:
-    """Write scores with their signatures: a figure without one cannot be compared (fairseq#2593, #637)."""
+    """Return scores with their signatures as a Markdown table (fairseq#2593, #637)."""
     if not scores:
         return ""
     rows = [
-        f"| {_table_cell(s.metric)} | {s.value:.2f} | {_table_cell(s.on)} | `{_table_cell(s.signature)}` |"
+        f"| {_table_cell(s.metric)} | {s.value:.2f} | {_table_cell(s.on)} "
+        f"| `{_table_cell(s.signature)}` |"
         for s in scores
     ]
     return "\n".join(["| metric | score | test set | signature |", "|---|---|---|---|", *rows])

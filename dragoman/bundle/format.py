@@ -1,4 +1,4 @@
-"""What a bundle is made of: the closed list of its files, and what is said of a directory that is not one."""
+"""The bundle format: its files, their maximum sizes, and errors for other directories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT_FILES = (
     "text.json",
 )
 
-# The most bytes that each file may have. Nothing in a file can name another file: this list is all that is ever opened.
+# Maximum bytes of each file. No file can name another: only these are ever opened.
 MAX_FILE_BYTES = {
     CARD: 1 << 20,
     CONFIG: 1 << 20,
@@ -31,14 +31,14 @@ MAX_FILE_BYTES = {
     **{f"{TEXT}/{name}": 1 << 20 if name == "text.json" else 64 << 20 for name in TEXT_FILES},
 }
 REQUIRED = frozenset({CARD, CONFIG, GOLDEN, WEIGHTS, f"{TEXT}/text.json"})
-MAX_PARAMETERS = 10_000_000_000  # more are refused before anything is allocated
+MAX_PARAMETERS = 10_000_000_000  # checked before anything is allocated
 TEMPORARY_PREFIX = ".tmp-bundle-"
 
 _FOREIGN_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".h5", ".onnx")
 
 
 def require_bundle(path: Path) -> None:
-    """Refuse a path that is not a finished bundle, and say what it is instead."""
+    """Raise BundleError, with what was found instead, unless the path is a finished bundle."""
     must = "a model must be the directory of a finished bundle"
     if not path.exists():
         raise BundleError(must, found=f"nothing at {path}", fix=_suggest_bundle(path))
@@ -64,8 +64,10 @@ def require_bundle(path: Path) -> None:
     if "training" in names:
         raise BundleError(
             must,
-            found=f"{path} with a training run that has not finished: training/ is there, {manifest.MANIFEST_NAME} is not",
-            fix=f"finish it by running `dragoman train` again with --resume, or take what it has: `dragoman average {path} --out NEW`",
+            found=f"{path} with an unfinished training run: training/ without "
+            f"{manifest.MANIFEST_NAME}",
+            fix="finish it with `dragoman train --resume`, or average its checkpoints: "
+            f"`dragoman average {path} --out NEW`",
         )
     foreign = [name for name in names if name.endswith(_FOREIGN_SUFFIXES)]
     if foreign:
@@ -83,12 +85,10 @@ def require_bundle(path: Path) -> None:
 
 
 def _suggest_bundle(path: Path) -> str:
-    """Name bundles inside the path, or beside it, if there are any."""
-    for place in (path, path.parent):
-        if place.is_dir():
-            near = sorted(each.parent.name for each in place.glob(f"*/{manifest.MANIFEST_NAME}"))[
-                :3
-            ]
-            if near:
-                return f"perhaps you mean {' or '.join(str(place / name) for name in near)}"
+    """Return a hint that names bundles inside or beside the path."""
+    for folder in (path, path.parent):
+        if folder.is_dir():
+            manifests = sorted(folder.glob(f"*/{manifest.MANIFEST_NAME}"))[:3]
+            if manifests:
+                return f"did you mean {' or '.join(str(each.parent) for each in manifests)}?"
     return "check the path, or train a model first with `dragoman train`"

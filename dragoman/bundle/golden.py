@@ -1,6 +1,7 @@
-"""Golden vectors: a few inputs with what the model made of them when it was written, checked when it is loaded.
+"""Golden vectors: a few inputs with their outputs and log-probabilities, checked on loading.
 
-They catch what hashes cannot: another release, library or device that computes something else from the same bytes.
+They detect what hashes cannot: a release, library or device that computes something else from the
+same weights.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dragoman.attention.positions import LearnedPositions
 from dragoman.decoding.greedy import GreedySearch
@@ -20,23 +22,17 @@ from dragoman.text.special_tokens import BOS, EOS
 from dragoman.text.tokenizer import Tokenizers
 
 FORMAT_VERSION = 1
-DEFAULT_INPUTS = (
-    "Guten Morgen.",
-    "1979-05-03",
-    "a b c",
-)  # for a model that nobody gave inputs for: any text has an answer
-TOLERANCE = (
-    1e-3  # of log-probability: float32 on another CPU differs by 1e-5, a wrong weight by much more
-)
-DEVICE_TOLERANCE = 2e-2  # other devices multiply with fewer bits
+DEFAULT_INPUTS = ("Guten Morgen.", "1979-05-03", "a b c")  # for models without given inputs
+TOLERANCE = 1e-3  # of a log-probability: float32 on another CPU differs by about 1e-5
+DEVICE_TOLERANCE = 2e-2  # matrix multiplications of other devices have lower precision
 _MAX_CASES, _MAX_TOKENS = 16, 512
-_MAX_LOG_PROB = 1e30  # log-probability that is still a number
+_MAX_LOG_PROB = 1e30  # larger values are rejected
 
 
 def make_golden(
     model: EncoderDecoder, tokenizers: Tokenizers, inputs: Sequence[str]
 ) -> dict[str, Any]:
-    """Translate a few inputs greedily, in float32 on the CPU, and keep every number."""
+    """Return golden vectors of a few inputs: greedy search in float32 on the CPU."""
     cases = []
     longest = _max_case_tokens(model)
     for text in list(inputs)[:_MAX_CASES] or DEFAULT_INPUTS:
@@ -65,7 +61,7 @@ def make_golden(
 
 
 def _max_case_tokens(model: EncoderDecoder) -> int:
-    """Return how many tokens a case may have on a side: learned positions end somewhere, and an end takes one as well."""
+    """Return the maximum tokens per side of a case; learned positions limit it."""
     positions = (model.src_entrance.positions, model.tgt_entrance.positions)
     return min(
         _MAX_TOKENS,
@@ -79,56 +75,68 @@ def _max_case_tokens(model: EncoderDecoder) -> int:
 def check_golden(
     model: EncoderDecoder, tokenizers: Tokenizers, golden: Mapping[str, Any], where: str
 ) -> None:
-    """Compare what the tokenizers and the model give now with what they gave; `where` names the file in an error."""
+    """Raise CorruptError, naming the file `where`, if tokens or log-probabilities differ now."""
     cases = read_golden_cases(golden, len(tokenizers.src), len(tokenizers.tgt), where)
     for number, case in enumerate(cases, start=1):
         _check_text(case, tokenizers, f"{where}, case {number} ({case['input']!r:.60})")
-    if not cases:
-        return
     device = next(model.parameters()).device
-    ends = [[*case["tgt"], EOS] if case["finished"] else case["tgt"] for case in cases]
-    given = [[BOS, *end[:-1]] if end else [BOS] for end in ends]
-    with torch.inference_mode():
-        memory = model.encode(*pad_sources([case["src"] for case in cases], device))
-        tgt_in, mask = pad_batch(given, device)
-        log_probs = model.project(model.decode(tgt_in, memory, mask)).float().log_softmax(-1).cpu()
     tolerance = TOLERANCE if device.type == "cpu" else DEVICE_TOLERANCE
-    for number, (case, end) in enumerate(zip(cases, ends, strict=True), start=1):
-        for place, (token, wanted) in enumerate(zip(end, case["log_probs"], strict=True)):
-            found = float(log_probs[number - 1, place, token])
-            if not abs(found - wanted) <= tolerance:
+    for number, (case, log_probs) in enumerate(
+        zip(cases, golden_log_probs(model, cases), strict=True), start=1
+    ):
+        pairs = zip(log_probs.tolist(), case["log_probs"], strict=True)
+        for position, (found, expected) in enumerate(pairs, start=1):
+            if not abs(found - expected) <= tolerance:
                 raise CorruptError(
-                    f"{where}, case {number} ({case['input']!r:.60}): piece {place + 1} must have log-probability {wanted:.5f}",
+                    f"{where}, case {number} ({case['input']!r:.60}): "
+                    f"token {position} must have log-probability {expected:.5f}",
                     found=f"{found:.5f}",
-                    fix="this release or device computes something else; compare with the CPU and with the release in card.md",
+                    fix="this release or device computes something else; "
+                    "compare with the CPU and with the release in card.md",
                 )
 
 
+@torch.inference_mode()
+def golden_log_probs(model: EncoderDecoder, cases: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """Return the teacher-forced log-probabilities of each case's tokens, float64 on the CPU."""
+    if not cases:
+        return []
+    device = next(model.parameters()).device
+    targets = [[*case["tgt"], EOS] if case["finished"] else case["tgt"] for case in cases]
+    memory = model.encode(*pad_sources([case["src"] for case in cases], device))
+    tgt_in, mask = pad_batch([[BOS, *target[:-1]] for target in targets], device)
+    log_probs = model.project(model.decode(tgt_in, memory, mask)).float().log_softmax(-1).cpu()
+    return [
+        row[range(len(target)), target].double()
+        for row, target in zip(log_probs, targets, strict=True)
+    ]
+
+
 def has_discrete_attention(model: EncoderDecoder) -> bool:
-    """Tell whether a model attends by comparing numbers, such as to hash: then devices that round otherwise may part ways."""
+    """Whether attention makes discrete choices, such as LSH buckets, which rounding can change."""
     return any(getattr(module, "is_discrete", False) for module in model.modules())
 
 
 def _check_text(case: Mapping[str, Any], tokenizers: Tokenizers, where: str) -> None:
-    """Check that text still becomes the same pieces, and pieces the same text."""
-    pieces = tokenizers.src.encode(case["input"])[:_MAX_TOKENS]
+    """Raise CorruptError unless the tokenizers still give the same tokens and text."""
+    tokens = tokenizers.src.encode(case["input"])[:_MAX_TOKENS]
     output = tokenizers.tgt.decode(case["tgt"])
-    for what, wanted, found in (
-        ("pieces", case["src"], pieces),
+    for what, expected, found in (
+        ("tokens", case["src"], tokens),
         ("output", case["output"], output),
     ):
-        if wanted != found:
+        if expected != found:
             raise CorruptError(
-                f"{where}: {what} must be {wanted!r:.120}",
+                f"{where}: {what} must be {expected!r:.120}",
                 found=f"{found!r:.120}",
-                fix="the tokenizer is not the one it was",
+                fix="the tokenizer has changed; restore it from a copy",
             )
 
 
 def read_golden_cases(
     golden: Mapping[str, Any], src_size: int, tgt_size: int, where: str
 ) -> list[dict[str, Any]]:
-    """Check the form of the file, which anybody may have written: numbers that would crash a model are refused."""
+    """Return the cases of the file; raise BundleError for values that would crash a model."""
     if golden.get("format") != FORMAT_VERSION:
         raise BundleError(
             f"{where} must have format {FORMAT_VERSION}",
@@ -147,7 +155,7 @@ def read_golden_cases(
         problem = _case_problem(case, src_size, tgt_size)
         if problem:
             raise BundleError(
-                f"{where}, case {number} must be one that the model can answer",
+                f"{where}, case {number} must be valid for the model",
                 found=problem,
                 fix="copy the model directory again",
             )
@@ -155,7 +163,7 @@ def read_golden_cases(
 
 
 def _case_problem(case: Any, src_size: int, tgt_size: int) -> str:
-    """Say what is wrong with a case, or nothing."""
+    """Return what is wrong with a case; empty if it is valid."""
     if (
         not isinstance(case, dict)
         or not {"input", "src", "tgt", "finished", "output", "log_probs"} <= case.keys()
@@ -174,14 +182,13 @@ def _case_problem(case: Any, src_size: int, tgt_size: int) -> str:
             or len(ids) > _MAX_TOKENS
             or not all(type(i) is int and 0 <= i < size for i in ids)
         ):
-            return f"{name} that is not a list of at most {_MAX_TOKENS} pieces of the vocabulary"
+            return f"{name} that is not a list of at most {_MAX_TOKENS} token ids of the vocabulary"
     if not case["src"]:
         return "an empty source"
     numbers = case["log_probs"]
     if not isinstance(numbers, list) or len(numbers) != len(case["tgt"]) + case["finished"]:
-        return "log_probs that are not one a piece"
-    if not all(
-        type(n) in (int, float) and -_MAX_LOG_PROB <= n <= _MAX_LOG_PROB for n in numbers
-    ):  # NaN is neither
+        return "log_probs that are not one per token"
+    # NaN fails both comparisons.
+    if not all(type(n) in (int, float) and -_MAX_LOG_PROB <= n <= _MAX_LOG_PROB for n in numbers):
         return "log_probs that are not numbers"
     return ""

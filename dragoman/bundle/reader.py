@@ -1,6 +1,7 @@
-"""Reading a bundle that nobody vouches for: every byte is checked before anything is built from it.
+"""Reading of untrusted bundles: every file is verified before anything is built from it.
 
-The list of files is closed, links are not followed, sizes are capped, JSON is strict, and no file can name another.
+The list of files is fixed, symbolic links are not followed, sizes are limited, JSON is strict, and
+no file can name another.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dragoman.text.tokenizer import Tokenizers, load_tokenizers
 
 @dataclass(frozen=True, slots=True)
 class BundleContents:
-    """All of a bundle but its weights, verified."""
+    """The verified contents of a bundle, without its weights."""
 
     path: Path
     manifest: dict[str, Any]
@@ -38,9 +39,7 @@ def read_bundle(path: Path) -> BundleContents:
     _require_plain_folder(path / layout.TEXT)
     _check_sizes(path, listed["files"])
     _verify_files(path)
-    manifest.read_json(
-        path / layout.TEXT / "text.json"
-    )  # as strictly as the rest, before the tokenizer reads it
+    manifest.read_json(path / layout.TEXT / "text.json")  # strictly, before the tokenizer does
     return BundleContents(
         path=path,
         manifest=listed,
@@ -56,7 +55,7 @@ def read_bundle(path: Path) -> BundleContents:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Read the manifest and hold it against the closed list."""
+    """Read the manifest; raise BundleError unless it lists a bundle's files and no others."""
     content = manifest.read_manifest(path)
     where = path / manifest.MANIFEST_NAME
     if content.get("kind") != layout.MANIFEST_KIND:
@@ -70,7 +69,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise BundleError(
             f"{path} must have bundle format {layout.FORMAT_VERSION}",
             found=f"format {content.get('bundle_format')!r:.80}",
-            fix="use a release of dragoman that knows it: `pip install --upgrade dragoman`",
+            fix="use a release of dragoman that supports it: `pip install --upgrade dragoman`",
         )
     names = set(content["files"])
     for wrong, what in (
@@ -88,7 +87,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _verify_files(path: Path) -> None:
-    """Hash every file of the bundle; strangers beside them are never opened, for nothing leads to them."""
+    """Hash every file of the bundle; other files in the directory are never opened."""
     ours = {name.partition("/")[0] for name in layout.MAX_FILE_BYTES}
     unknown_files = {
         name for name in os.listdir(path) if name not in ours and name != manifest.MANIFEST_NAME
@@ -101,7 +100,7 @@ def _verify_files(path: Path) -> None:
 
 
 def _require_plain_folder(folder: Path) -> None:
-    """Refuse a folder that leads elsewhere."""
+    """Raise BundleError unless the path is a folder and not a symbolic link."""
     if folder.is_symlink() or not folder.is_dir():
         found = (
             "a symbolic link"
@@ -118,7 +117,7 @@ def _require_plain_folder(folder: Path) -> None:
 
 
 def _check_sizes(path: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Refuse files that are links, not files, or too large, before any is read."""
+    """Raise BundleError for links, special files and too large files, before any is read."""
     for name in sorted(files):
         try:
             with open_regular(path / name) as descriptor:
@@ -138,7 +137,7 @@ def _check_sizes(path: Path, files: dict[str, dict[str, Any]]) -> None:
 
 
 def _describe_file_type(path: Path) -> str:
-    """Say what stands where a plain file belongs."""
+    """Return what was found instead of a regular file."""
     if path.is_symlink():
         return "a symbolic link"
     if path.is_dir():
@@ -147,20 +146,20 @@ def _describe_file_type(path: Path) -> str:
 
 
 def _read_config(path: Path) -> Config:
-    """Read the resolved configuration; every value is checked against its range."""
+    """Read the resolved configuration and validate it."""
     try:
         return from_dict(manifest.read_json(path))
     except ConfigError as error:
         found = "; ".join(error.problems[:3])
         raise BundleError(
-            f"{path} must be a configuration that can be run",
+            f"{path} must be a valid configuration",
             found=found,
             fix="use the dragoman that wrote it",
         ) from error
 
 
 def _read_text(path: Path) -> str:
-    """Read a text file of at most its cap."""
+    """Read a text file of at most its maximum size."""
     try:
         return read_regular(path, layout.MAX_FILE_BYTES[path.name]).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""Writing a bundle: everything beside first, then moved into place, the manifest last.
+"""Atomic writing of bundles, through a temporary directory; the manifest is moved last.
 
-The directory may hold a training run already. Until the manifest is in its place the directory is no bundle, and
-loading it says so; nothing of the run is touched.
+The directory may already contain a training run, which is not changed. Without its manifest the
+directory is not a bundle, and loading it raises BundleError.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def write_bundle(
     weights: Mapping[str, Tensor],
     card: Card | str | None = None,
     golden: Sequence[str] = (),
-    facts: Mapping[str, Any] | None = None,
+    manifest_fields: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a bundle into a directory, in place of one that is there; `golden` are inputs whose outputs are kept.
+    """Write a bundle into a directory, replacing an existing one.
 
-    Of the files that the configuration names, the bundle keeps the base names: where they lay is nobody else's business.
-    `card` is the facts for the card, or its whole text. `facts` go into the manifest, for `dragoman info`.
+    `golden` are the inputs of the golden vectors. `card` is the contents of the model card or its
+    whole text. `manifest_fields` are added to the manifest, for `dragoman info`. Corpus files are
+    recorded by base name only.
     """
     path = Path(path)
     config = strip_directories(config)
@@ -79,7 +80,7 @@ def write_bundle(
         temporary = path / temporary_name("bundle")
         try:
             _write_temporary(
-                temporary, tokenizers, weights, small_files, {**(facts or {}), **fields}
+                temporary, tokenizers, weights, small_files, {**(manifest_fields or {}), **fields}
             )
             _move_into_place(temporary, path)
         finally:
@@ -87,7 +88,7 @@ def write_bundle(
 
 
 def strip_directories(config: Config) -> Config:
-    """Return a configuration with the base names of its corpus files, and without its cache folder."""
+    """Return a configuration with base names of its corpus files and without its cache folder."""
     data: dict[str, object] = {"cache_dir": ""}
     for name in ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs"):
         names = tuple(Path(each).name for each in file_names(getattr(config.data, name)))
@@ -120,7 +121,7 @@ def _write_temporary(
 
 
 def _move_into_place(temporary: Path, path: Path) -> None:
-    """Take away the old manifest, move the files, and bring in the new manifest last."""
+    """Remove the old manifest, move the files, and move the new manifest last."""
     (path / manifest.MANIFEST_NAME).unlink(missing_ok=True)
     sync_directory(path)
     text = path / layout.TEXT
@@ -138,7 +139,7 @@ def _move_into_place(temporary: Path, path: Path) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what a write that was interrupted left behind."""
+    """Remove temporary directories of interrupted writes."""
     for each in path.glob(f"{layout.TEMPORARY_PREFIX}*"):
         if _LEFTOVER_PATTERN.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
             shutil.rmtree(each, ignore_errors=True)  # follows no links

@@ -1,4 +1,4 @@
-"""The command `dragoman`: its list of commands, and how every one of them ends."""
+"""The `dragoman` command: subcommands, error reporting and exit codes."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ from dragoman.cli.output import print_error, print_note
 from dragoman.errors import DragomanError, StoppedError, escape_unprintable
 from dragoman.runtime.memory import is_out_of_memory
 
-INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
-PIPE_CLOSED = 141  # and for one whose reader went away
-MEMORY_FULL = 71  # EX_OSERR
+INTERRUPTED = 130  # a shell's exit code after Ctrl-C
+PIPE_CLOSED = 141  # a shell's exit code after SIGPIPE
+OUT_OF_MEMORY = 71  # EX_OSERR
 
-# typer exports BadParameter but not its parent, and has carried its own copy of click since 0.20.
+# typer does not export the parent of BadParameter, and vendors its own click since 0.20.
 _UsageError: type[BaseException] = typer.BadParameter.__bases__[0]
+
+HELP = (
+    "Neural machine translation on PyTorch: train, translate, evaluate, export and inspect models."
+)
 
 app = typer.Typer(
     name="dragoman",
-    help="Train translators from your own text, run them, and see how they came to their output.",
+    help=HELP,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -68,13 +72,13 @@ app.add_typer(data.app)
 app.add_typer(recipes.app)
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, help=HELP)
 def common(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and end.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Train translators from your own text, run them, and see how they came to their output."""
+    """Handle the options of `dragoman` itself; subcommands follow."""
     if version:
         print(f"dragoman {__version__}")
         raise typer.Exit
@@ -84,7 +88,7 @@ def common(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, or the code of what went wrong, in one line on stderr."""
+    """Run one command and return its exit code; an error is one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = _pop_debug_flag(arguments)
     _log_to_stderr()
@@ -95,13 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = _report_error(error, arguments)
         if debug and not isinstance(error, SystemExit):
             traceback.print_exc()
-    if result == INTERRUPTED:  # which newer typers return for Ctrl-C, and older ones raise
+    if result == INTERRUPTED:  # newer typers return it for Ctrl-C, older ones raise
         print_note("stopped")
     return result if isinstance(result, int) else 0
 
 
 def _pop_debug_flag(arguments: list[str]) -> bool:
-    """Take --debug out of wherever it was typed: a person adds it at the end of the line that failed."""
+    """Remove --debug from the arguments, wherever it was typed, and return whether it was there."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     if "--debug" in arguments[:end]:
         arguments.remove("--debug")
@@ -110,8 +114,8 @@ def _pop_debug_flag(arguments: list[str]) -> bool:
 
 
 def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
-    """Say on stderr what went wrong, as shortly as its kind allows, and return the exit code."""
-    if isinstance(error, StoppedError) and not error.found:  # somebody asked for it: no error
+    """Print the error to stderr and return its exit code."""
+    if isinstance(error, StoppedError) and not error.found:  # requested by the user: not an error
         print_note(str(error))
         return error.exit_code
     if isinstance(error, DragomanError):
@@ -121,12 +125,12 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
         return _report_usage_error(error, arguments)
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return INTERRUPTED
-    # typer turns a closed pipe into SystemExit(1) on its way here.
+    # typer turns a closed pipe into SystemExit(1).
     if any(
         isinstance(each, OSError) and each.errno == errno.EPIPE
         for each in (error, error.__context__)
     ):
-        # The interpreter flushes stdout once more as it ends; give it something that still takes bytes.
+        # The interpreter flushes stdout at exit, which would raise again on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     if isinstance(error, SystemExit):
@@ -136,17 +140,15 @@ def _report_error(error: BaseException, arguments: Sequence[str]) -> int:
     if is_out_of_memory(error):
         found = next(iter(str(error).splitlines()), type(error).__name__)[:120]
         fix = "lower --batch-size, train.batch_tokens or the size of the model"
-        print_error(f"the memory must have room for what is asked; found it full ({found}); {fix}")
-        return MEMORY_FULL
+        print_error(f"the model and its batch must fit into memory; found it full ({found}); {fix}")
+        return OUT_OF_MEMORY
     traceback.print_exception(error)
-    print_error(
-        f"this is a mistake in dragoman {__version__}, not yours; please report it with the lines above"
-    )
+    print_error(f"this is a bug in dragoman {__version__}; please report it with the lines above")
     return 1
 
 
 def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
-    """Put the parser's complaint into one line, with what was typed and the command whose help to read."""
+    """Print a usage error in one line, with the value found and the command whose help applies."""
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
     context = getattr(error, "ctx", None)
     typed = next(
@@ -168,7 +170,7 @@ def _report_usage_error(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _option_value(option: str, arguments: Sequence[str]) -> str | None:
-    """Find what was typed after an option."""
+    """Return the value typed after an option, or None."""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == option or argument.startswith(f"{option}="):
             return following if argument == option else argument.partition("=")[2]
@@ -176,22 +178,24 @@ def _option_value(option: str, arguments: Sequence[str]) -> str | None:
 
 
 def _report_os_error(error: OSError) -> int:
-    """Put what the operating system refused into one line, with the exit code of its kind."""
+    """Print an OSError in one line and return the exit code of its kind."""
     place = f" ({error.filename})" if error.filename else ""
     found = f"{error.strerror or error}{place}"
     if isinstance(error, PermissionError):
         print_error(
-            f"files must be readable and writable here; found {found}; change the permissions or choose another path"
+            f"files must be readable and writable here; found {found}; change the permissions or "
+            "choose another path"
         )
         return 77
     print_error(
-        f"reading and writing must succeed; found {found}; check the disk and the path, then run the same command again"
+        f"reading and writing must succeed; found {found}; check the disk and the path, then run "
+        "the same command again"
     )
     return 74
 
 
 def _log_to_stderr() -> None:
-    """Show the library's notes and warnings, a line each, without touching anybody else's logging."""
+    """Log the library's messages to stderr, one per line; other loggers are left alone."""
     logger = logging.getLogger("dragoman")
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
         logger.addHandler(_StderrHandler())
@@ -200,10 +204,10 @@ def _log_to_stderr() -> None:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes a warning as `dragoman: warning: ...`, and a note as it is, to whatever stderr is now."""
+    """Write warnings as `dragoman: warning: ...` and other messages unchanged to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
+        """Write one record."""
         if record.levelno < logging.WARNING:
             print(escape_unprintable(record.getMessage(), lines=True), file=sys.stderr, flush=True)
         else:
@@ -211,16 +215,17 @@ class _StderrHandler(logging.Handler):
 
 
 def build_command(app: typer.Typer) -> Any:
-    """Return the command of an app, with every help text put in shape."""
+    """Return the command of an app with its help texts reformatted."""
     command = typer.main.get_command(app)
-    _shape(command)
+    _reformat_help(command)
     return command
 
 
-def _shape(command: Any) -> None:
-    """Shape the help of a command and of those below it."""
+def _reformat_help(command: Any) -> None:
+    """Reformat the help of a command and of its subcommands."""
     if command.help:
-        # typer keeps line breaks after the first paragraph, where a terminal of 80 columns breaks lines once more.
+        # typer keeps line breaks after the first paragraph; rejoin them, so that the terminal
+        # wraps.
         command.help = "\n\n".join(
             " ".join(each.split()) for each in inspect.cleandoc(command.help).split("\n\n")
         )
@@ -235,4 +240,4 @@ def _shape(command: Any) -> None:
 
     command.get_params = plain_params
     for each in getattr(command, "commands", {}).values():
-        _shape(each)
+        _reformat_help(each)

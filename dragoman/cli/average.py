@@ -1,4 +1,4 @@
-"""`dragoman average`: one model from several checkpoints."""
+"""`dragoman average`: checkpoint averaging."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from dragoman.storage.disk import require_parent_writable
 
 def average(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="The model's directory.", show_default=False)
+        Path, typer.Argument(metavar="MODEL", help="Model directory.", show_default=False)
     ],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="Directory for the averaged model.", show_default=False),
     ],
-    last: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints.")] = 3,
+    last: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints to average.")] = 3,
 ) -> None:
-    """Average a run's newest checkpoints into a new model; the run need not have finished."""
+    """Average the newest checkpoints of a run into a new model; the run may be unfinished."""
     from dragoman.runs.output_directory import OutputDirectory
 
     require_parent_writable(out / "model")
     OutputDirectory(model).require_run()
     OutputDirectory(out).require_no_run()
 
-    from dragoman.runs.checkpoint_average import (
-        average_checkpoints,
-    )  # here, so that a mistake is found before torch is imported
+    # Imported here, so that errors in the arguments are reported before torch is imported.
+    from dragoman.runs.checkpoint_average import average_checkpoints
 
     made = average_checkpoints(model, out, last=last)
     steps = ", ".join(f"{step:,}" for step in made.steps)

@@ -1,4 +1,4 @@
-"""`dragoman compare`: is one system better than another, and where?"""
+"""`dragoman compare`: paired bootstrap significance test between systems."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def compare(
     ],
     ref: Annotated[Path, typer.Option(help="Reference translations.", show_default=False)],
     src: Annotated[
-        Path | None, typer.Option(help="Source sentences; needed for model directories.")
+        Path | None, typer.Option(help="Source sentences; required for model directories.")
     ] = None,
     by: Annotated[
-        str, typer.Option(help="What a sentence's change is measured in: chrf or bleu.")
+        str, typer.Option(help="Sentence metric that ranks the changes: chrf or bleu.")
     ] = "chrf",
-    show: Annotated[int, typer.Option(min=0, help="Sentences to show.")] = 10,
+    show: Annotated[int, typer.Option(min=0, help="Number of sentences to show.")] = 10,
     samples: Annotated[
-        int, typer.Option(min=40, max=10_000, help="Resamplings of the paired bootstrap.")
+        int, typer.Option(min=40, max=10_000, help="Samples of the paired bootstrap.")
     ] = 1000,
     tgt_lang: TargetLanguageOption = "",
     lowercase: LowercaseOption = False,
@@ -49,7 +49,7 @@ def compare(
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Compare translations by paired bootstrap, and show the sentences that moved most."""
+    """Compare systems by paired bootstrap and show the sentences whose scores changed most."""
     from dragoman.evaluate.comparison import check_metric, check_system_count
     from dragoman.evaluate.comparison import compare_systems as run
     from dragoman.evaluate.metrics import check_tokenizer, read_sentences
@@ -61,13 +61,13 @@ def compare(
     if len(set(real)) != len(real):
         raise ConfigError(
             [
-                f"each system must be named once; found {', '.join(map(str, systems))}; name two different ones"
+                f"each system must be named once; found {', '.join(map(str, systems))}; name two "
+                "different ones"
             ]
         )
     references = read_sentences(ref)
-    outputs = _open_systems(
-        systems, src, references, device
-    )  # every model and file is opened before anything is translated
+    # Every model and file is opened before anything is translated.
+    outputs = _open_systems(systems, src, references, device)
     language = tgt_lang or next((each.language for each in outputs if each.language), "")
     texts = {name: each.texts() for name, each in zip(map(str, systems), outputs, strict=True)}
     with progress("comparing"):
@@ -82,14 +82,14 @@ def compare(
             samples=samples,
         )
     if json:
-        print_json(found.as_dict())
+        print_json(found.to_dict())
     else:
         _print_comparison(found, by)
 
 
 @dataclass(frozen=True, slots=True)
 class _SystemOutput:
-    """What a system wrote, or will write when it is asked."""
+    """A system's translations, read from a file or produced on demand."""
 
     texts: Callable[[], list[str]]
     language: str = ""
@@ -98,7 +98,7 @@ class _SystemOutput:
 def _open_systems(
     systems: list[Path], src: Path | None, references: list[str], device: str
 ) -> list[_SystemOutput]:
-    """Open every system: read the files of translations and load the models, all checked against the references."""
+    """Read the files of translations and load the models; check all against the references."""
     from dragoman.bundle.format import require_bundle
     from dragoman.evaluate.comparison import check_systems
     from dragoman.evaluate.metrics import read_sentences
@@ -109,7 +109,8 @@ def _open_systems(
     if models and src is None:
         raise ConfigError(
             [
-                f"a model directory needs --src to translate; found {models[0]} and no --src; add it, or name a file of translations"
+                f"a model directory needs --src to translate; found {models[0]} and no --src; add "
+                "it, or name a file of translations"
             ]
         )
     sources = read_sentences(src) if src is not None and models else []
@@ -125,13 +126,12 @@ def _open_systems(
 
 
 def _load_model(model: Path, src: Path | None, sources: list[str], device: str) -> _SystemOutput:
-    """Load a model that was named instead of its output."""
+    """Load a model whose translations are compared."""
     from dragoman.inference import Translator
 
     translator = Translator.load(model, device=device)
-    translator.translate(
-        sources[:1]
-    )  # weights are read when they are first needed, and found wanting then
+    # Weights are loaded lazily: translate one sentence, so that a damaged file is reported now.
+    translator.translate(sources[:1])
 
     def translate() -> list[str]:
         print_note(f"translating {src} with {model}")
@@ -144,7 +144,7 @@ def _load_model(model: Path, src: Path | None, sources: list[str], device: str) 
 
 
 def short_names(paths: list[Path]) -> list[str]:
-    """Return the systems' names for a line: as many last parts of each path as tell them apart."""
+    """Return short names: the shortest path suffixes that distinguish the systems."""
     parts = [(path if path.name not in ("", "..") else path.resolve()).parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         names = [str(Path(*each[-length:])) for each in parts]
@@ -154,13 +154,13 @@ def short_names(paths: list[Path]) -> list[str]:
 
 
 def _print_comparison(found: Comparison, by: str) -> None:
-    """Show the comparison to a person."""
+    """Print the comparison as tables."""
     rows = []
     for each in found.results:
         verdict = (
             "baseline"
             if each.p is None
-            else ("clear" if each.is_significant else "could be chance")
+            else ("significant" if each.is_significant else "not significant")
         )
         p = "" if each.p is None else f"{each.p:.4f}"
         rows.append(
@@ -186,9 +186,7 @@ def _print_comparison(found: Comparison, by: str) -> None:
     width = max(map(len, ("reference", first, second)))
     if found.moved:
         print_result()
-        print_result(
-            f"Sentences that moved most from {first} to {second} (change in sentence {by}):"
-        )
+        print_result(f"Largest changes in sentence {by} from {first} to {second}:")
     for moved in found.moved:
         print_result(f"\nline {moved.line}  {moved.change:+.1f}")
         for name, text in (

@@ -1,4 +1,4 @@
-"""The corpus that a command's options name: two files, or one with both sides."""
+"""Opens the parallel corpus that a command's options name: two files, or one with both sides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_corpus(
     prefix: str = "",
     what: str = "a check",
 ) -> Corpus:
-    """Open two files or one; all problems of the options are raised at once, named `--{prefix}src` and so on."""
+    """Open the corpus; raise one ConfigError with all problems, named `--{prefix}src` and so on."""
     from dragoman.config import Config
     from dragoman.data.corpus import build_corpus
 
@@ -36,12 +36,14 @@ def open_corpus(
     problems = [problem.replace("data.", f"--{prefix}") for problem in config.problems()]
     if not (src or tgt or pairs):
         problems.append(
-            f"{what} needs text; found neither --{prefix}src and --{prefix}tgt nor --{prefix}pairs; name them"
+            f"{what} needs text; found neither --{prefix}src and --{prefix}tgt nor "
+            f"--{prefix}pairs; name them"
         )
     if not pairs and (src_field or tgt_field):
         flag, field = ("--src-field", src_field) if src_field else ("--tgt-field", tgt_field)
         problems.append(
-            f"{flag} names a column of --pairs; found {field!r:.60} without --pairs; add --pairs FILE or leave it out"
+            f"{flag} names a column of --pairs; found {field!r:.60} without --pairs; add --pairs "
+            "FILE or leave it out"
         )
     if problems:
         raise ConfigError(problems)

@@ -1,4 +1,4 @@
-"""`dragoman data`: look at a corpus before training on it."""
+"""`dragoman data`: check and clean a parallel corpus."""
 
 from __future__ import annotations
 
@@ -33,21 +33,19 @@ FINDINGS_EXIT_CODE = 1  # the exit code of --strict where something was found
 
 TestSrcOption = Annotated[
     str,
-    typer.Option("--test-src", help="Source sentences of a test set: is it in the training text?"),
+    typer.Option(
+        "--test-src", help="Source sentences of a test set, to find leakage into the corpus."
+    ),
 ]
-TestTgtOption = Annotated[
-    str, typer.Option("--test-tgt", help="Target sentences of that test set.")
-]
-TestPairsOption = Annotated[
-    str, typer.Option("--test-pairs", help="That test set in one file instead.")
-]
+TestTgtOption = Annotated[str, typer.Option("--test-tgt", help="Target sentences of the test set.")]
+TestPairsOption = Annotated[str, typer.Option("--test-pairs", help="Test set in one file instead.")]
 
-app = typer.Typer(name="data", help="Look at a corpus before training on it, and clean it.")
+app = typer.Typer(name="data", help="Check and clean a parallel corpus before training.")
 
 
 @app.callback(invoke_without_command=True)
 def group(context: typer.Context) -> None:
-    """Look at a corpus before training on it, and clean it."""
+    """Check and clean a parallel corpus before training."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -65,14 +63,14 @@ def check(
     test_tgt: TestTgtOption = "",
     test_pairs: TestPairsOption = "",
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 where something was found.")
+        bool, typer.Option("--strict", help="Exit with code 1 if any check found something.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Find misaligned files, empty lines, duplicates, odd lengths, invalid UTF-8, and leakage between train and test.
+    """Check a corpus for misalignment, empty lines, duplicates, bad UTF-8 and test-set leakage.
 
-    The exit code is 0 when the corpus could be read, whatever was found in it:
-    it is for you to judge. With --strict it is 1 where a check found something.
+    The exit code is 0 if the corpus could be read, whatever was found in it;
+    with --strict it is 1 if any check found something.
     """
     from dragoman.data.corpus_checks import check_corpus
     from dragoman.training.progress import open_progress
@@ -124,7 +122,7 @@ def check(
     else:
         _print_columns(corpus)
         print_table(
-            ["check", "found", "first at lines", "what to do"],
+            ["check", "found", "first lines", "advice"],
             [
                 (
                     each.check,
@@ -136,7 +134,9 @@ def check(
             ],
             right=["found"],
         )
-        verdict = f"{format_count(len(bad), 'check')} found something" if bad else "nothing to mend"
+        verdict = (
+            f"{format_count(len(bad), 'check')} found something" if bad else "no problems found"
+        )
         print_result(f"\n{format_count(seen, 'pair')}: {verdict}")
     if strict and bad:
         raise typer.Exit(FINDINGS_EXIT_CODE)
@@ -171,16 +171,16 @@ def clean(
         list[str] | None,
         typer.Option(
             "--keep",
-            help="Finding to leave in: empty, duplicate, length-ratio, copy, tokenised, source-leak …",
+            help="Finding to keep: empty, duplicate, length-ratio, copy, tokenised, source-leak …",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a corpus without the pairs that `data check` objects to, and say how many were removed and why.
+    """Remove the pairs that `data check` reports and count them by reason.
 
-    The inputs stay as they are; the outputs appear when all is written. Files
-    with different numbers of lines are refused: which line is missing cannot
-    be known.
+    The input files are not changed; the output files are written atomically.
+    Files with different numbers of lines are rejected, because the missing
+    line cannot be located.
     """
     fields = {
         "src_field": src_field,
@@ -219,18 +219,20 @@ def clean(
     )
     removed = found.read - found.kept
     print_result(
-        f"{format_count(found.read, 'pair')} read, {removed:,} removed, {found.kept:,} written to {' and '.join(map(str, outputs))}"
+        f"{format_count(found.read, 'pair')} read, {removed:,} removed, {found.kept:,} written to "
+        f"{' and '.join(map(str, outputs))}"
     )
     for each in found.remaining:
         print_note(
-            f"warning: {each.check} near line {each.lines[0]}: {each.advice}; this cannot be mended by removing single lines"
+            f"warning: {each.check} near line {each.lines[0]}: {each.advice}; removing single "
+            "lines does not fix this"
         )
 
 
 def _output_files(
     pairs: str, out_src: Path | None, out_tgt: Path | None, out_pairs: Path | None
 ) -> list[Path]:
-    """Return the output files, which must be as many as the inputs."""
+    """Return the output files; raise ConfigError unless there is one for each input file."""
     if pairs and out_pairs and not out_src and not out_tgt:
         return [out_pairs]
     if not pairs and out_src and out_tgt and not out_pairs:
@@ -244,7 +246,7 @@ def _output_files(
 
 
 def _open_test_set(src: str, tgt: str, pairs: str, fields: dict[str, str]) -> Corpus | None:
-    """Open the test set, if one was named; its columns are those of the corpus."""
+    """Open the test set if one was named; it has the same columns as the corpus."""
     if not (src or tgt or pairs):
         return None
     own = (
@@ -256,12 +258,12 @@ def _open_test_set(src: str, tgt: str, pairs: str, fields: dict[str, str]) -> Co
 
 
 def _progress_callback(bar: ProgressBar) -> Callable[[int], None]:
-    """Return what takes the number of pairs read so far."""
+    """Return a callback that takes the number of pairs read so far."""
     return lambda total: bar.advance(total - bar.done)
 
 
 def _column_info(corpus: Corpus) -> dict[str, Any]:
-    """Return which columns of a file of pairs were read, and the header that was taken; nothing for two files."""
+    """Return the columns and header of a file of pairs; empty for two files."""
     from dragoman.data.corpus import TabularCorpus
 
     if not isinstance(corpus, TabularCorpus) or corpus.columns is None:
@@ -276,7 +278,7 @@ def _column_info(corpus: Corpus) -> dict[str, Any]:
 
 
 def _print_columns(corpus: Corpus) -> None:
-    """Note which columns were read."""
+    """Print which columns were read."""
     for taken in _column_info(corpus).values():
         header = (
             f"; the first row is a header: {', '.join(taken['header'])}" if taken["header"] else ""
@@ -285,7 +287,7 @@ def _print_columns(corpus: Corpus) -> None:
 
 
 def _format_lines(lines: list[int], total: int) -> str:
-    """List the first line numbers, and say when there are more."""
+    """Return the first line numbers, with an ellipsis if there are more."""
     return ", ".join(map(str, lines[:MAX_LINES_SHOWN])) + (
         ", …" if total > MAX_LINES_SHOWN and lines else ""
     )

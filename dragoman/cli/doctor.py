@@ -1,4 +1,4 @@
-"""`dragoman doctor`: is a model sound?"""
+"""`dragoman doctor`: consistency checks of a model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from dragoman.errors import BundleError, CorruptError, DataError
 if TYPE_CHECKING:
     from dragoman.doctor import CheckResult
 
-MAX_NOTE_CHARS = (
-    40  # characters, with which the table fits a narrow terminal; longer notes stand below it
-)
+MAX_NOTE_CHARS = 40  # longer notes are printed below the table, which then fits 80 columns
 _STYLES = {"PASS": "green", "FAIL": "bold red", "SKIP": "yellow"}
 
 
@@ -28,30 +26,31 @@ def doctor(
     model: BundleArgument,
     src: Annotated[
         Path | None,
-        typer.Option(help="Sentences to try it on; by default those that the model carries."),
+        typer.Option(help="Source sentences to check on; by default the model's golden sentences."),
     ] = None,
     sentences: Annotated[
-        int, typer.Option(min=1, max=10_000, help="How many of them, from the first on.")
+        int, typer.Option(min=1, max=10_000, help="Number of sentences, from the first.")
     ] = 16,
     export: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A directory that dragoman export made, to compare as well; may be given several times."
+            help="Directory written by dragoman export, to compare as well. May be repeated."
         ),
     ] = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Check that a model is sound: batches, caches, beams, masks, precisions and engines change nothing but rounding.
+    """Check batching, KV cache, beam search, masks, precisions and engines of a model.
 
-    Each check has its largest error and what a sound model may have, in log-probability of a piece where nothing else is said.
+    Each check reports its largest error and its tolerance, as differences of
+    token log-probabilities unless the note says otherwise.
     """
     from dragoman.evaluate.metrics import read_sentences
 
     texts = [text for text in read_sentences(src) if text.strip()] if src else []
     if src and not texts:
         raise DataError(
-            "the sentences to try a model on must be some",
+            "--src must hold at least one sentence",
             found=f"none in {src}",
             fix="give a file with text",
         )
@@ -60,32 +59,32 @@ def doctor(
         if not directory.is_dir():
             found = f"the file {directory}" if directory.exists() else f"nothing at {directory}"
             raise BundleError(
-                "--export must be a directory that dragoman export made",
+                "--export must be a directory written by dragoman export",
                 found=found,
                 fix="check the path",
             )
 
-    from dragoman.doctor import (
-        load_model_under_test,
-        run_checks,
-    )  # here, so that a mistake is found before torch is imported
+    # Imported here, so that errors in the arguments are reported before torch is imported.
+    from dragoman.doctor import load_model_under_test, run_checks
 
     with _status_line() as on_check:
-        on_check("reading the model")
+        on_check("loading the model")
         subject = load_model_under_test(
             model, texts=texts, sentences=sentences, exports=export or (), device=device
         )
         findings = list(run_checks(subject, on_check=on_check))
     failed = [finding.name for finding in findings if finding.passed is False]
     if json:
-        facts = {"model": str(model), "sentences": len(subject.sources), "origin": subject.origin}
-        print_json({**facts, "checks": [finding.facts() for finding in findings], "ok": not failed})
+        values = {"model": str(model), "sentences": len(subject.sources), "origin": subject.origin}
+        print_json(
+            {**values, "checks": [finding.to_dict() for finding in findings], "ok": not failed}
+        )
     else:
         print_table(
-            ["check", "result", "error", "at most", "note"],
+            ["check", "result", "error", "tolerance", "note"],
             map(_table_row, findings),
             title=f"{model}, on {subject.origin}",
-            right=["error", "at most"],
+            right=["error", "tolerance"],
         )
         for finding in findings:
             if len(finding.note) > MAX_NOTE_CHARS:
@@ -94,18 +93,18 @@ def doctor(
         raise CorruptError(
             f"every check of {model} must pass",
             found=f"{len(failed)} of {len(findings)} failed: {', '.join(failed)}",
-            fix="docs/doctor.md says what each one means",
+            fix="see docs/doctor.md for each check",
         )
     if not json:
         done = sum(bool(finding.passed) for finding in findings)
         print_result(
             f"{format_count(done, 'check')} passed"
-            + (f", {len(findings) - done} did not apply" if done < len(findings) else "")
+            + (f", {len(findings) - done} skipped" if done < len(findings) else "")
         )
 
 
 def _table_row(finding: CheckResult) -> tuple[object, ...]:
-    """Write a finding as a row: whole numbers are counts, others are shown by their size."""
+    """Return a check result as a table row."""
     from rich.text import Text
 
     return (
@@ -118,7 +117,7 @@ def _table_row(finding: CheckResult) -> tuple[object, ...]:
 
 
 def _format_number(value: float | None) -> str:
-    """Write an error as a person would: a count whole, a tiny one in powers of ten."""
+    """Format an error: counts as integers, small values in scientific notation."""
     if value is None:
         return ""
     if value == 0 or not math.isfinite(value) or isinstance(value, int):
@@ -128,7 +127,7 @@ def _format_number(value: float | None) -> str:
 
 @contextmanager
 def _status_line() -> Iterator[Callable[[str], None]]:
-    """Show on a terminal's stderr what is being checked; elsewhere stay silent."""
+    """Show the current check on stderr if it is a terminal."""
     from rich.console import Console
 
     with Console(stderr=True).status("") as status:

@@ -1,4 +1,4 @@
-"""Spans of time as people type them: 90s, 30m, 1h, 1h30m."""
+"""Parse and format durations: 90s, 30m, 1h, 1h30m."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dragoman.errors import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION_PART = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(s|m|h|d)(?:(?<=s)ec(?:ond)?s?|(?<=m)in(?:ute)?s?|(?<=h)(?:ou)?rs?|(?<=d)ays?)?(?![a-z])",
+    r"(\d+(?:\.\d+)?)\s*(s|m|h|d)"
+    r"(?:(?<=s)ec(?:ond)?s?|(?<=m)in(?:ute)?s?|(?<=h)(?:ou)?rs?|(?<=d)ays?)?(?![a-z])",
     re.ASCII,
 )
 
 
 def parse_duration(text: str) -> float:
-    """Turn `1h30m` or `90 minutes` into seconds; a bare number is refused, because nobody remembers its unit."""
+    """Return the seconds of `1h30m` or `90 minutes`; raise ConfigError without a unit."""
     compact = text.strip().lower()
     parts = _DURATION_PART.findall(compact)
     total = sum(float(amount) * _SECONDS[unit] for amount, unit in parts)
@@ -24,13 +25,13 @@ def parse_duration(text: str) -> float:
             f"did you mean {compact}s or {compact}m?" if bare else "for example 90s, 30m or 1h30m"
         )
         raise ConfigError(
-            [f"a time must be a number with its unit s, m, h or d; found {text!r}; {hint}"]
+            [f"a duration must be a number with its unit s, m, h or d; found {text!r}; {hint}"]
         )
     return total
 
 
 def format_duration(seconds: float) -> str:
-    """Write seconds as `45 s`, `12 min` or `3 h 05 min`."""
+    """Return seconds as `45 s`, `12 min` or `3 h 05 min`."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes = round(seconds / 60)

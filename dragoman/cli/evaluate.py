@@ -1,4 +1,4 @@
-"""`dragoman evaluate`: translate a test set and score it."""
+"""`dragoman evaluate`: translate a test set and score it with sacreBLEU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate(
         Path, typer.Option(help="Source sentences of the test set.", show_default=False)
     ],
     ref: Annotated[
-        Path, typer.Option(help="Reference translations, as they were written.", show_default=False)
+        Path, typer.Option(help="Reference translations, not tokenized.", show_default=False)
     ],
     tgt_lang: TargetLanguageOption = "",
     lowercase: LowercaseOption = False,
@@ -46,7 +46,7 @@ def evaluate(
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
 ) -> None:
-    """Score a model on a test set: BLEU, chrF and TER by sacreBLEU with their signatures, and the speed."""
+    """Score a model on a test set: BLEU, chrF and TER by sacreBLEU, and throughput."""
     from dragoman.evaluate.metrics import (
         check_aligned,
         check_tokenizer,
@@ -54,15 +54,14 @@ def evaluate(
         score_translations,
     )
 
-    check_tokenizer(tokenize)  # mistakes are told now, not after an hour of translating
+    check_tokenizer(tokenize)  # raise now, not after an hour of translating
     if hyp:
         check_output_file("--hyp", hyp, inputs=[src, ref])
     sources, references = read_sentences(src), read_sentences(ref)
     check_aligned(sources, references)
 
-    from dragoman.inference import (
-        Translator,
-    )  # here, so that a mistake in the texts is found before torch is imported
+    # Imported here, so that errors in the files are reported before torch is imported.
+    from dragoman.inference import Translator
 
     translator = Translator.load(model, device=device, engine=engine)
     options: dict[str, Any] = {
@@ -92,7 +91,7 @@ def evaluate(
         "tokens_per_second": round(tokens / seconds, 1),
     }
     if json:
-        print_json({"model": str(model), **scores.as_dict(), "speed": speed})
+        print_json({"model": str(model), **scores.to_dict(), "speed": speed})
         return
     print_table(
         ["metric", "score", "signature"],
@@ -100,7 +99,8 @@ def evaluate(
         right=["score"],
     )
     print_result(
-        f"{len(texts):,} sentences in {seconds:.1f} s: {len(texts) / seconds:.1f} sentences/s, {tokens / seconds:.0f} tokens/s"
+        f"{len(texts):,} sentences in {seconds:.1f} s: {len(texts) / seconds:.1f} sentences/s, "
+        f"{tokens / seconds:.0f} tokens/s"
     )
     for sentence in scores.notes:
         print_note(sentence)

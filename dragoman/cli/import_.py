@@ -1,4 +1,4 @@
-"""`dragoman import`: another program's model becomes one of ours."""
+"""`dragoman import`: convert a Hugging Face Marian or Pegasus model."""
 
 from __future__ import annotations
 
@@ -17,47 +17,45 @@ def import_(
     directory: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face directory of a Marian model, such as OPUS-MT, or a Pegasus one.",
+            help="Hugging Face model directory, Marian (such as OPUS-MT) or Pegasus.",
             show_default=False,
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="A new directory for the model.", show_default=False)
+        Path, typer.Option("--out", "-o", help="New model directory to write.", show_default=False)
     ],
     check: Annotated[
         Path | None,
-        typer.Option(
-            help="Sentences to compare greedy outputs on, where transformers is installed."
-        ),
+        typer.Option(help="Source sentences to compare greedy outputs on; needs transformers."),
     ] = None,
     src_lang: Annotated[
-        str, typer.Option(help="Source language, such as de, for the model's card.")
+        str, typer.Option(help="Source language, such as de, for the model card.")
     ] = "",
     tgt_lang: Annotated[
-        str, typer.Option(help="Target language, such as en, for the card and the scorer.")
+        str, typer.Option(help="Target language, such as en, for the model card and BLEU.")
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Turn a Hugging Face Marian or Pegasus model into one of ours, and print how far the two agree."""
+    """Import a Hugging Face Marian or Pegasus model and compare its outputs with the original's."""
     require_new_directory(out)
     from dragoman.evaluate.metrics import read_sentences
 
     if not directory.is_dir():
         found = f"the file {directory}" if directory.exists() else f"no directory at {directory}"
         raise BundleError(
-            "a model to import must be a directory",
+            "the model to import must be a directory",
             found=found,
             fix="give the directory with its config.json",
         )
     texts = read_sentences(check) if check else []
 
-    from dragoman.exchange.marian_import import (
-        import_marian,
-    )  # here, so that a mistake is found before torch is imported
+    # Imported here, so that errors in the arguments are reported before torch is imported.
+    from dragoman.exchange.marian_import import import_marian
 
     made = import_marian(directory, out, texts=texts, src_lang=src_lang, tgt_lang=tgt_lang)
     if json:
-        print_json({"path": str(made.path), "parity": made.parity.facts() if made.parity else None})
+        parity = made.parity.to_dict() if made.parity else None
+        print_json({"path": str(made.path), "parity": parity})
         return
     print_result(str(made.path))
     if made.parity is None:

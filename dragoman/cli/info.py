@@ -1,4 +1,4 @@
-"""`dragoman info`: what a model directory holds."""
+"""`dragoman info`: architecture, training and settings of a model directory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 def info(
     model: RunArgument,
-    card: Annotated[bool, typer.Option("--card", help="Show the model's card instead.")] = False,
+    card: Annotated[bool, typer.Option("--card", help="Show the model card instead.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what a model is, how it was trained, and what differs from its recipe."""
+    """Show a model's architecture, training, engines, and settings that differ from its recipe."""
     from dragoman.bundle import Bundle
 
     run = _read_run_status(model)
@@ -36,7 +36,7 @@ def info(
         print_result(bundle.card)
     elif json:
         differences = {path: {"value": value, "was": was} for path, value, was, _ in changed}
-        engines = [each.facts() for each in _list_engines(bundle)]
+        engines = [each.to_dict() for each in _list_engines(bundle)]
         print_json({**_json_values(bundle), "engines": engines, "changed": differences, "run": run})
     else:
         print_table(["", ""], _summary_rows(bundle, run).items())
@@ -44,15 +44,19 @@ def info(
         if changed:
             print_result()
             title = (
-                f"What differs from the recipe {bundle.config.recipe}"
+                f"Settings that differ from the recipe {bundle.config.recipe}"
                 if bundle.config.recipe
-                else "What differs from the defaults"
+                else "Settings that differ from the defaults"
             )
-            print_table(["setting", "here", "there", "meaning"], changed, title=title)
+            print_table(
+                ["setting", "value", "recipe" if bundle.config.recipe else "default", "meaning"],
+                changed,
+                title=title,
+            )
 
 
 def _json_values(bundle: Bundle) -> dict[str, Any]:
-    """Return what `info --json` says of a model: numbers as numbers, and the same keys for every model."""
+    """Return the values of `info --json`; every model has the same keys."""
     config, tokenizers = bundle.config, bundle.tokenizers
     return {
         "model": str(bundle.path),
@@ -70,7 +74,7 @@ def _json_values(bundle: Bundle) -> dict[str, Any]:
         "bytes": _bundle_bytes(bundle),
         "facts": {
             name: value
-            for name, value in bundle.facts().items()
+            for name, value in bundle.manifest_fields().items()
             if name not in ("kind", "parameters")
         },
     }
@@ -82,7 +86,7 @@ def _bundle_bytes(bundle: Bundle) -> int:
 
 
 def _summary_rows(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
-    """Gather what a person asks first about a model."""
+    """Return the rows of the summary table."""
     config, tokenizers = bundle.config, bundle.tokenizers
     languages = " to ".join(each or "?" for each in (config.data.src_lang, config.data.tgt_lang))
     vocabulary = (
@@ -90,33 +94,31 @@ def _summary_rows(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
         if tokenizers.shared_vocab
         else f"{len(tokenizers.src):,} and {len(tokenizers.tgt):,}"
     )
-    facts: dict[str, Any] = {
+    rows: dict[str, Any] = {
         "model": str(bundle.path),
         "recipe": config.recipe or "none",
         "languages": languages if languages != "? to ?" else "not stated",
-        "weights": f"{bundle.parameters:,}",
+        "parameters": f"{bundle.parameters:,}",
         "encoder": " ".join(config.model.encoder),
         "decoder": " ".join(config.model.decoder),
         "width": config.model.width,
         "vocabulary": f"{vocabulary}, {config.text.tokenizer}",
         "size": format_bytes(_bundle_bytes(bundle)),
     }
-    facts |= {
+    rows |= {
         name.replace("_", " "): value
-        for name, value in bundle.facts().items()
-        if isinstance(value, (str, int, float)) and name not in facts
+        for name, value in bundle.manifest_fields().items()
+        if isinstance(value, (str, int, float)) and name not in rows and name != "kind"
     }
     if run:
-        facts["run"] = ", ".join(
+        rows["run"] = ", ".join(
             f"{name} {run[name]}" for name in ("state", "step", "reason") if run.get(name)
         )
-    facts.pop("kind", None)
-    facts.pop("parameters", None)
-    return facts
+    return rows
 
 
 def _list_engines(bundle: Bundle) -> list[EngineInfo]:
-    """List what could run a model, with what was measured of it here."""
+    """Return the engines of a model with their measured throughput on this machine."""
     from dragoman.inference import TranslationOptions
     from dragoman.inference.engine_listing import list_engines
 
@@ -124,12 +126,12 @@ def _list_engines(bundle: Bundle) -> list[EngineInfo]:
 
 
 def _print_engines(engines: list[EngineInfo]) -> None:
-    """Show the engines, where there are more than our own."""
+    """Print the engines if there are others than the native one."""
     if len(engines) == 1:
         return
     rows = []
     for each in engines:
-        state = "chosen here" if each.chosen else ""
+        state = "default" if each.chosen else ""
         rate = "" if each.rate is None else f"{each.rate:,.0f}"
         rows.append(
             (
@@ -143,15 +145,15 @@ def _print_engines(engines: list[EngineInfo]) -> None:
         )
     print_result()
     print_table(
-        ["engine", "type", "size", "as native", "sentences/s", ""],
+        ["engine", "type", "size", "outputs as native", "sentences/s", ""],
         rows,
-        title="What runs it",
+        title="Engines",
         right=["size", "sentences/s"],
     )
 
 
 def _format_parity(parity: dict[str, Any] | None) -> str:
-    """Say in a few words how an export compared with the native engine."""
+    """Return how many outputs of an export equal those of the native engine."""
     if not parity:
         return ""
     line = f"{parity.get('equal', '?')!s:.20} of {parity.get('sentences', '?')!s:.20} equal"
@@ -166,12 +168,12 @@ def _format_parity(parity: dict[str, Any] | None) -> str:
 
 
 def _changed_settings(bundle: Bundle) -> list[tuple[str, str, str, str]]:
-    """Compare a bundle's settings with those of the recipe that it names."""
+    """Return the settings that differ from the bundle's recipe."""
     from dragoman.config import Config, read_config
 
     try:
         recipe = read_config(recipe=bundle.config.recipe)
-    except ConfigError:  # a recipe of another release, or of somebody's own
+    except ConfigError:  # a recipe of another release or a custom one
         recipe = Config()
     return [
         (row.path, value, was, row.sentence)
@@ -180,7 +182,7 @@ def _changed_settings(bundle: Bundle) -> list[tuple[str, str, str, str]]:
 
 
 def _read_run_status(model: Path) -> dict[str, Any]:
-    """Read where the training run in a model's directory stands, if there is one."""
+    """Return the status of the training run in a model directory; empty without a run."""
     from dragoman.storage.manifest import read_json
 
     path = model / "training" / "status.json"
@@ -188,9 +190,9 @@ def _read_run_status(model: Path) -> dict[str, Any]:
 
 
 def _print_run(model: Path, run: dict[str, Any], *, json: bool) -> None:
-    """Show a run that has not become a model yet."""
+    """Print the status of an unfinished run."""
     if json:
         print_json({"model": str(model), "finished": False, "run": run})
         return
-    print_table(["", ""], run.items(), title=f"{model} is a training run that has not finished")
-    print_result("\nTo go on: the same dragoman train command with --resume")
+    print_table(["", ""], run.items(), title=f"{model}: unfinished training run")
+    print_result(f"\nResume with: dragoman train --out {model} --resume")

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that each has one name, one sentence and one meaning."""
+"""Options and arguments that several commands share, with their validation."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dragoman.config import engine_options
 
 
 def complete_recipe_names(incomplete: str) -> list[str]:
-    """Complete a recipe's name in the shell."""
+    """Return recipe names for shell completion."""
     from dragoman.registry import catalogue
 
     return [name for name in catalogue("recipe") if name.startswith(incomplete)]
 
 
 def complete_setting_paths(incomplete: str) -> list[str]:
-    """Complete a setting's path in the shell, up to the sign of equality."""
+    """Return setting paths, such as `model.width=`, for shell completion."""
     from dragoman.cli.settings import list_all_settings
 
     return [f"{row.path}=" for row in list_all_settings() if row.path.startswith(incomplete)]
 
 
-# Each check runs while the arguments are parsed, before a command imports torch: a mistake is answered at once.
+# These checks run while the arguments are parsed, before a command imports torch.
 
 
 def check_model(context: typer.Context, path: Path) -> Path:
-    """Raise BundleError unless the path is a finished model directory; its files are verified later."""
+    """Raise BundleError unless the path is a finished model directory; files are verified later."""
     from dragoman.bundle.format import require_bundle
 
     if not context.resilient_parsing:
@@ -64,7 +64,7 @@ def check_texts(
 def _name_callback(
     check: Callable[[str], None],
 ) -> Callable[[typer.Context, str | None], str | None]:
-    """Make a parser's callback of a check of a name."""
+    """Return a parser callback that validates a name."""
 
     def callback(context: typer.Context, name: str | None) -> str | None:
         if name and not context.resilient_parsing:
@@ -77,26 +77,26 @@ def _name_callback(
 ModelOption = Annotated[
     Path,
     typer.Option(
-        "--model", "-m", help="The model's directory.", show_default=False, callback=check_model
+        "--model", "-m", help="Model directory.", show_default=False, callback=check_model
     ),
 ]
 BundleArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="The model's directory.", show_default=False, callback=check_model
+        metavar="MODEL", help="Model directory.", show_default=False, callback=check_model
     ),
 ]
 RunArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="The model's directory.", show_default=False, callback=check_run
+        metavar="MODEL", help="Model directory.", show_default=False, callback=check_run
     ),
 ]
 DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
-        help="Where to run: auto, cpu, cuda, cuda:1 or mps.",
+        help="Device: auto, cpu, cuda, cuda:1 or mps.",
         callback=_name_callback(engine_options.check_device),
     ),
 ]
@@ -104,8 +104,8 @@ EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="What runs the model: auto (never changes precision or search; else the quickest, measured once), native, "
-        "or an exported engine: ctranslate2, ctranslate2-int8.",
+        help="Inference engine: auto (the fastest one with the same precision and search, measured "
+        "once), native, ctranslate2 or ctranslate2-int8.",
         callback=_name_callback(engine_options.check_engine),
     ),
 ]
@@ -113,8 +113,9 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="float32; on a CPU int8, two to three times as fast at a few tenths of a BLEU point less; on a GPU float16 or bfloat16. "
-        "By default float16 on a GPU that multiplies it, else float32.",
+        help="float32; on a CPU int8 (two to three times as fast, a few tenths of a BLEU point "
+        "lower); "
+        "on a GPU float16 or bfloat16. Default: float16 on GPUs that support it, else float32.",
         show_default=False,
         callback=_name_callback(engine_options.check_precision),
     ),
@@ -124,17 +125,21 @@ ShortlistOption = Annotated[
     typer.Option(
         "--shortlist",
         metavar="SRC TGT",
-        help="Training text and its translation: on a CPU, score only pieces that go with a sentence's own. Quicker where there are tens "
-        "of thousands, and not always the same.",
+        help="Parallel training text, to build a lexical shortlist: on a CPU, only target tokens "
+        "that co-occur with the source tokens are scored. Faster for large vocabularies; outputs "
+        "may differ.",
         show_default=False,
         callback=check_texts,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 BeamOption = Annotated[
     int | None,
     typer.Option(
-        "--beam", min=1, max=256, help="Hypotheses kept; 1 is greedy. By default the model's own."
+        "--beam",
+        min=1,
+        max=256,
+        help="Beam size; 1 is greedy search. By default decode.beam of the model.",
     ),
 ]
 LengthPenaltyOption = Annotated[
@@ -143,31 +148,32 @@ LengthPenaltyOption = Annotated[
         "--length-penalty",
         min=0.0,
         max=5.0,
-        help="Exponent of the length penalty of Wu et al. (2016); 0 for none.",
+        help="Length penalty exponent (Wu et al., 2016); 0 disables it.",
     ),
 ]
 BatchSizeOption = Annotated[
     int | None,
-    typer.Option(
-        "--batch-size", min=1, help="Sentences translated together; never changes the result."
-    ),
+    typer.Option("--batch-size", min=1, help="Sentences per batch; does not change the outputs."),
 ]
 LowercaseOption = Annotated[
     bool,
-    typer.Option("--lowercase", help="Score without regard to case, as some published tables do."),
+    typer.Option("--lowercase", help="Case-insensitive scores."),
 ]
 TokenizeOption = Annotated[
     str,
     typer.Option(
         "--tokenize",
-        help="sacreBLEU's tokenizer, such as 13a, intl, zh, char; by default by language or script.",
+        help="sacreBLEU tokenizer, such as 13a, intl, zh, char; by default chosen by language or "
+        "script.",
     ),
 ]
 TargetLanguageOption = Annotated[
     str,
     typer.Option(
         "--tgt-lang",
-        help="Target language, such as zh or ja-JP, for the tokenizer. By default the model's, or by the references' script.",
+        help="Target language, such as zh or ja-JP, for BLEU's tokenizer; by default the model's, "
+        "or "
+        "that of the references' script.",
     ),
 ]
 PairsSrcOption = Annotated[str, typer.Option("--src", help="Source sentences.", show_default=False)]
@@ -182,18 +188,18 @@ SrcFieldOption = Annotated[
     str,
     typer.Option(
         "--src-field",
-        help="Column of --pairs with the source: a name, or a number from 1.",
+        help="Source column of --pairs: a name, or a number from 1.",
         show_default=False,
     ),
 ]
 TgtFieldOption = Annotated[
-    str, typer.Option("--tgt-field", help="Column of --pairs with the target.", show_default=False)
+    str, typer.Option("--tgt-field", help="Target column of --pairs.", show_default=False)
 ]
 SrcLangOption = Annotated[
     str,
     typer.Option(
         "--src-lang",
-        help="Source language, such as de; also finds its column in --pairs.",
+        help="Source language, such as de; also selects the column of --pairs.",
         show_default=False,
     ),
 ]

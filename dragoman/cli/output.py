@@ -1,7 +1,7 @@
-"""How commands show things: results on stdout, everything else on stderr.
+"""Printing of commands: results on stdout, everything else on stderr.
 
-Names, cards and messages may come from a stranger's file: everything but a translation is made `printable` here, so that
-nothing a file holds can control a terminal.
+Names, cards and messages may come from untrusted files. Control characters are escaped in
+everything but translations, so that no file can control the terminal.
 """
 
 from __future__ import annotations
@@ -13,35 +13,33 @@ from typing import Any
 
 from dragoman.errors import escape_json_controls, escape_unprintable
 
-PIPE_WIDTH = (
-    200  # columns of a table that goes into a file or a pipe, where wrapping would only hurt
-)
+PIPE_WIDTH = 200  # columns of a table written to a file or a pipe
 
 
 def print_error(message: str) -> None:
-    """Say what went wrong, on stderr, the way every Unix command does."""
+    """Print an error to stderr."""
     print(
         f"dragoman: error: {escape_unprintable(message, lines=True)}", file=sys.stderr, flush=True
     )
 
 
 def print_note(message: str) -> None:
-    """Say something that is not a result, on stderr."""
+    """Print a message that is not a result to stderr."""
     print(f"dragoman: {escape_unprintable(message, lines=True)}", file=sys.stderr, flush=True)
 
 
 def print_result(text: str = "") -> None:
-    """Write a line of the result, and let a pipe have it at once."""
+    """Print a line of the result and flush it."""
     print(escape_unprintable(text, lines=True), flush=True)
 
 
 def print_text(text: str) -> None:
-    """Write a line of text as the model gave it, character by character: it is data, and somebody may compare it."""
+    """Print a translation unchanged and flush it."""
     print(text, flush=True)
 
 
 def print_json(value: Any, write: Callable[[str], object] = print_text) -> None:
-    """Write a result as one line of JSON, text in its own script; controls are escaped, which is the same JSON."""
+    """Print a value as one line of JSON; non-ASCII text is kept, control characters are escaped."""
     write(escape_json_controls(json.dumps(value, ensure_ascii=False)))
 
 
@@ -52,7 +50,7 @@ def print_table(
     title: str = "",
     right: Sequence[str] = (),
 ) -> None:
-    """Draw a table; the columns named in `right` are set flush right, as numbers are, and a rich `Text` keeps its style."""
+    """Print a table; columns named in `right` are right-aligned, a rich `Text` keeps its style."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -74,5 +72,5 @@ def print_table(
 
 
 def format_count(number: int, noun: str) -> str:
-    """Count things in words that agree: `1 line`, `1,200 lines`."""
+    """Return a number with its noun in the right form: `1 line`, `1,200 lines`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Progress of commands that take long: a bar on stderr where it is a terminal, after two seconds; nothing anywhere else."""
+"""Progress bars of commands: on stderr if it is a terminal, after two seconds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-DELAY_SECONDS = 2.0  # what takes less needs no bar
-_BAR_WIDTH = 20  # columns: the count and the time left fit beside it at 80
+DELAY_SECONDS = 2.0  # before a bar is shown
+_BAR_WIDTH = 20  # columns: leaves space for the count and the time left at 80 columns
 
 Item = TypeVar("Item")
 
 
 class ProgressBar:
-    """A count of what is done, drawn once its first two seconds are over."""
+    """A progress bar, shown after DELAY_SECONDS."""
 
     def __init__(self, name: str, total: int | None, unit: str, stream: IO[str] | None) -> None:
         self.done = 0
@@ -34,7 +34,7 @@ class ProgressBar:
             self._timer.start()
 
     def advance(self, count: int = 1) -> None:
-        """Count what is done."""
+        """Add to the number of items done."""
         self.done += count
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=self.done)
@@ -42,16 +42,14 @@ class ProgressBar:
     def end(self) -> None:
         """Remove the bar from the terminal."""
         self._timer.cancel()
-        with (
-            self._lock,
-            contextlib.suppress(OSError, ValueError),
-        ):  # a terminal that hung up costs the bar, not the work
+        # A terminal that was closed loses the bar, not the work.
+        with self._lock, contextlib.suppress(OSError, ValueError):
             self._has_ended = True
             if self._progress is not None:
                 self._progress.stop()
 
     def _start(self) -> None:
-        """Draw the bar, unless all was done meanwhile."""
+        """Show the bar unless the work has ended."""
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -78,7 +76,7 @@ class ProgressBar:
             columns += [SpinnerColumn("line"), *count, TimeElapsedColumn()]
         with self._lock, contextlib.suppress(OSError, ValueError):
             if not self._has_ended:
-                # Results on stdout must stay there: by default rich would print them on its own console.
+                # By default rich would redirect results on stdout to its own console.
                 console = Console(file=self._stream, force_terminal=True)
                 self._progress = RichProgress(
                     *columns,
@@ -95,7 +93,7 @@ class ProgressBar:
 def progress(
     name: str, total: int | None = None, unit: str = "", *, shown: bool = True
 ) -> Iterator[ProgressBar]:
-    """Show what takes a while, such as `progress("translating", 1000, "lines")`; without a unit only its name and the time."""
+    """Show a progress bar during the block, such as `progress("translating", 1000, "lines")`."""
     bar = ProgressBar(name, total, unit, sys.stderr if shown and is_terminal(sys.stderr) else None)
     try:
         yield bar
@@ -104,7 +102,7 @@ def progress(
 
 
 def track(items: Iterable[Item], bar: ProgressBar) -> Iterator[Item]:
-    """Yield the items, counting each."""
+    """Yield the items, advancing the bar by one for each."""
     for item in items:
         yield item
         bar.advance()

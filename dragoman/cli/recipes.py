@@ -1,4 +1,4 @@
-"""`dragoman recipes`: the models that can be trained by name."""
+"""`dragoman recipes`: list the predefined architectures and show their settings."""
 
 from __future__ import annotations
 
@@ -32,30 +32,27 @@ def recipes(context: typer.Context, json: JsonOption = False) -> None:
     families: dict[str, list[tuple[str, str]]] = {}
     for name, entry in found.items():
         families.setdefault(entry.family or "other", []).append((f"  {name}", entry.summary))
-    # One table for all, so that the summaries stand in one column.
+    # One table for all families, so that the summaries are aligned.
     print_table(
-        ["recipe", "what it is"],
+        ["recipe", "summary"],
         [row for family, rows in families.items() for row in ((f"{family}:", ""), *rows)],
     )
 
 
 @app.command()
 def show(
-    name: Annotated[
-        str, typer.Argument(help="The recipe's name.", autocompletion=complete_recipe_names)
-    ],
+    name: Annotated[str, typer.Argument(help="Recipe name.", autocompletion=complete_recipe_names)],
     json: JsonOption = False,
 ) -> None:
-    """Show a recipe: its stack with shapes and parameters, and every setting that it chose."""
+    """Show a recipe: its layers with shapes and parameter counts, and its settings."""
     from dragoman.cli.stack_diagram import format_stack
     from dragoman.config import read_config, to_dict
     from dragoman.registry import catalogue
 
     config = read_config(recipe=name)
 
-    from dragoman.models.factory import (
-        summarize_model,
-    )  # here, so that a mistyped name is found before torch is imported
+    # Imported here, so that an unknown recipe is reported before torch is imported.
+    from dragoman.models.factory import summarize_model
 
     size = config.text.vocab_size
     rows = summarize_model(config.model, src_vocab_size=size, tgt_vocab_size=size)
@@ -71,7 +68,7 @@ def show(
         )
         return
     print_result(f"{name}: {catalogue('recipe')[name].summary}")
-    print_result(f"{total:,} weights with a vocabulary of {size:,}\n")
+    print_result(f"{total:,} parameters with a vocabulary size of {size:,}\n")
     for line in format_stack(rows, config.model):
         print_result(line)
     print_result()

@@ -1,4 +1,4 @@
-"""`dragoman score`: the log-probability that a model gives to sentence pairs."""
+"""`dragoman score`: log-probabilities of given translations (teacher forcing)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dragoman.data.corpus import Corpus, SentencePair
     from dragoman.inference import PairScore
 
-WINDOW_PAIRS = 2048  # pairs that are read ahead, so that like lengths go together
+WINDOW_PAIRS = 2048  # pairs read ahead, so that pairs of similar length share a batch
 NOTES_SHOWN = 3
 
 
@@ -47,16 +47,18 @@ def score(
     src_lang: SrcLangOption = "",
     tgt_lang: TgtLangOption = "",
     normalize: Annotated[
-        bool, typer.Option("--normalize", help="Write the mean of the tokens instead of the sum.")
+        bool, typer.Option("--normalize", help="Print the mean over the tokens instead of the sum.")
     ] = False,
     batch_size: BatchSizeOption = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Write the log-probability of each target given its source, one number a line.
+    """Print the log-probability of each target sentence given its source, one number per line.
 
-    It is the sum over the target's tokens and its end, in natural logarithms; a pair too long for the model gives nan. With
-    --json each line is an object: line, log_prob, per_token, tokens and log_probs (one a token, `</s>` last) and notes.
+    It is the sum over the target tokens and the end-of-sentence token, in natural
+    logarithms; a pair too long for the model gives nan. With --json each line is an
+    object: line, log_prob, per_token, tokens, log_probs (one per token, `</s>` last)
+    and notes.
     """
     corpus = open_corpus(
         src=src,
@@ -68,9 +70,8 @@ def score(
         tgt_lang=tgt_lang,
         what="a score",
     )
-    total = sum(
-        1 for _ in _iter_pairs(corpus)
-    )  # and every mistake in the files is found before the model is loaded
+    # Also validates the files before the model is loaded.
+    total = sum(1 for _ in _iter_pairs(corpus))
     if not total:
         files = " and ".join(map(str, corpus.files))
         raise DataError(
@@ -79,7 +80,7 @@ def score(
             fix="check the path, or what wrote the file",
         )
 
-    from dragoman.inference import Translator  # here, so that --help stays quick
+    from dragoman.inference import Translator  # imports torch
 
     translator = Translator.load(model, device=device, engine="native")
     summary = _ScoreSummary()
@@ -97,7 +98,7 @@ def score(
 
 
 def _iter_pairs(corpus: Corpus) -> Iterator[SentencePair]:
-    """Yield every pair; a line that cannot be read is an error, for a number must stand for each."""
+    """Yield every pair; raise DataError for a line that cannot be read."""
     from dragoman.data.corpus import BadPair
 
     for record in corpus.records():
@@ -107,12 +108,12 @@ def _iter_pairs(corpus: Corpus) -> Iterator[SentencePair]:
 
 
 def _print_pair_score(pair: SentencePair, one: PairScore, *, normalize: bool, json: bool) -> None:
-    """Write one pair's score."""
+    """Print the score of one pair."""
     if json:
-        able = not math.isnan(one.log_prob)
+        is_scored = not math.isnan(one.log_prob)
         numbers = (
             {"log_prob": round(one.log_prob, 6), "per_token": round(one.per_token, 6)}
-            if able
+            if is_scored
             else {"log_prob": None, "per_token": None}
         )
         tokens = {"tokens": one.tokens, "log_probs": [round(each, 6) for each in one.log_probs]}
@@ -122,14 +123,14 @@ def _print_pair_score(pair: SentencePair, one: PairScore, *, normalize: bool, js
 
 
 class _ScoreSummary:
-    """What all pairs come to, for stderr."""
+    """Totals over all pairs, printed to stderr."""
 
     def __init__(self) -> None:
         self.pairs = self.tokens = self.num_skipped = self.num_noted = 0
         self.log_prob = 0.0
 
     def add(self, pair: SentencePair, one: PairScore) -> None:
-        """Count a pair, and show the first few notes at once."""
+        """Add a pair, and print the first few notes."""
         if math.isnan(one.log_prob):
             self.num_skipped += 1
         else:
@@ -141,18 +142,19 @@ class _ScoreSummary:
             print_note(f"line {pair.number}: {'; '.join(one.notes)}")
 
     def show(self) -> None:
-        """Write the totals."""
+        """Print the totals."""
         if self.num_noted > NOTES_SHOWN:
             print_note(
-                f"{format_count(self.num_noted, 'line')} had such notes in all; --json writes them with each line"
+                f"{format_count(self.num_noted, 'line')} with notes in total; --json includes them"
             )
         mean = self.log_prob / max(1, self.tokens)
-        num_skipped = (
+        skipped = (
             f"; {format_count(self.num_skipped, 'pair')} not scored" if self.num_skipped else ""
         )
-        figures = (
+        metrics = (
             f"mean log-probability {mean:.4f} per token, perplexity {math.exp(min(-mean, 700)):.4g}"
         )
         print_note(
-            f"{format_count(self.pairs, 'pair')}, {format_count(self.tokens, 'token')}: {figures}{num_skipped}"
+            f"{format_count(self.pairs, 'pair')}, {format_count(self.tokens, 'token')}: "
+            f"{metrics}{skipped}"
         )

@@ -1,4 +1,4 @@
-"""`dragoman settings`: every setting with its type, default, range and sentence."""
+"""`dragoman settings`: every setting with its default, range and description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SettingRow(NamedTuple):
-    """One setting in a person's words."""
+    """One setting, formatted for display."""
 
     path: str
     default: str
@@ -26,11 +26,11 @@ class SettingRow(NamedTuple):
 
 def settings(
     path: Annotated[
-        str, typer.Argument(help="A section such as train, or one setting such as model.width.")
+        str, typer.Argument(help="Section, such as train, or setting, such as model.width.")
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """List what --set and --config can change."""
+    """List the settings that --set and --config can change."""
     rows = list_all_settings()
     chosen = [
         row for row in rows if not path or row.path == path or row.path.startswith(f"{path}.")
@@ -43,11 +43,11 @@ def settings(
     if json:
         print_json([row._asdict() for row in chosen])
     else:
-        print_table(["setting", "default", "may be", "meaning"], chosen)
+        print_table(["setting", "default", "values", "meaning"], chosen)
 
 
 def list_all_settings() -> list[SettingRow]:
-    """List every setting in the order of the tree."""
+    """Return every setting, section by section."""
     from dragoman.config.config import SECTIONS, Config
     from dragoman.config.setting import list_settings
 
@@ -66,7 +66,7 @@ def list_all_settings() -> list[SettingRow]:
 
 
 def format_value(value: Any) -> str:
-    """Write a value the way it is typed after `--set path=`."""
+    """Return a value in the syntax of `--set path=value`."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
@@ -75,13 +75,13 @@ def format_value(value: Any) -> str:
 
 
 def get_setting(config: Config, path: str) -> Any:
-    """Look a setting up by its path, such as model.width."""
+    """Return a setting by its path, such as model.width."""
     section, _, name = path.partition(".")
     return getattr(getattr(config, section), name)
 
 
 def changed_settings(config: Config, from_: Config) -> list[tuple[SettingRow, str, str]]:
-    """List the settings in which two configurations differ, with both values, the first one's first."""
+    """Return the settings in which two configurations differ, with both values."""
     found = []
     for row in list_all_settings():
         values = [format_value(get_setting(each, row.path)) for each in (config, from_)]

@@ -1,4 +1,4 @@
-"""A model's stack drawn in text: what follows what, in which shapes, with how many weights."""
+"""Text diagram of a model's layers with shapes and parameter counts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from dragoman.config import ModelConfig
     from dragoman.models.factory import LayerSummary
 
-_LAYER_PATH = re.compile(
-    r"(encoder|decoder)\.(\d+(?:\.\d+)*)\.(.+)"
-)  # 0.3 is the fourth layer of a run
+# 0.3 is the fourth layer of a group.
+_LAYER_PATH = re.compile(r"(encoder|decoder)\.(\d+(?:\.\d+)*)\.(.+)")
 _RNN_WEIGHT = re.compile(r"kernel\.weight_(ih|hh)_l\d+")
 _REDUNDANT_WORDS = re.compile(r"\b(recurrence|score|alignment)\.|_proj\b|_score\b")
 _NUMBERED_LAYER = re.compile(r"^(above)\.\d+\.")
@@ -22,7 +21,7 @@ _LENGTH_LETTER = {"encoder": "S", "decoder": "T"}
 
 
 class _DiagramLine(NamedTuple):
-    """A line of the drawing, before its columns are lined up."""
+    """A line of the diagram, before its columns are aligned."""
 
     name: str
     class_name: str
@@ -31,7 +30,7 @@ class _DiagramLine(NamedTuple):
 
 
 def format_stack(rows: Sequence[LayerSummary], config: ModelConfig) -> list[str]:
-    """Draw a model top to bottom; equal layers that follow one another are drawn once with their number."""
+    """Return the lines of the diagram; consecutive equal layers are shown once with their count."""
     parts = list(_diagram_lines(rows, config))
     widths = [max(len(part[column]) for part in parts) for column in range(3)]
     lines = []
@@ -42,7 +41,7 @@ def format_stack(rows: Sequence[LayerSummary], config: ModelConfig) -> list[str]
 
 
 def _diagram_lines(rows: Sequence[LayerSummary], config: ModelConfig) -> Iterator[_DiagramLine]:
-    """Turn a model's rows into lines, stack by stack."""
+    """Yield the diagram lines of each stack."""
     for side, group in groupby(rows, key=_stack_name):
         members = list(group)
         if side not in _LENGTH_LETTER:
@@ -96,7 +95,7 @@ def _layer_name(row: LayerSummary) -> str:
 
 
 def _format_shapes(row: LayerSummary) -> str:
-    """Write a layer's shapes shortly: `weight_ih_l0` of cuDNN's cells is what goes in, equal layers of a stack are counted."""
+    """Return a layer's weight shapes in short form; equal sublayers are counted."""
     short = _REDUNDANT_WORDS.sub("", row.shapes).replace(".weight ", " ").replace("weight ", "")
     short = _RNN_WEIGHT.sub(lambda cell: "in" if cell[1] == "ih" else "state", short)
     counted = Counter(_NUMBERED_LAYER.sub(r"\1 ", shape) for shape in short.split(", "))

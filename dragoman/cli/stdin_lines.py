@@ -1,4 +1,4 @@
-"""Standard input and files as lines of text, and whether more of them are there already."""
+"""Lines of standard input and of files, with a non-blocking test for further lines."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from dragoman.data.lines import detect_utf16, guess_encoding
 from dragoman.data.text_stream import TextStream, open_input_file
 from dragoman.errors import DataError
 
-# Bytes kept of one line: more than the translator takes of it (`inference/translation.py`), which then says so.
+# Bytes kept of one line: more than the translator accepts (`inference/translation.py`), which
+# reports it.
 MAX_LINE_BYTES = 1 << 21
-_CHUNK_BYTES = 1 << 16  # bytes: what a pipe holds
-_POLL_SECONDS = 0.01  # seconds in which whoever has more to write fills a pipe that was read empty
+_CHUNK_BYTES = 1 << 16  # capacity of a pipe
+_POLL_SECONDS = 0.01  # time for a writer to refill a pipe that was read empty
 
 
 class StreamLines:
-    """The lines of a stream, which knows without waiting whether there is another: all of a file is there, and what a pipe holds."""
+    """The lines of a stream, with `ready` to test for another line without blocking."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._complete: deque[bytes] = (
-            deque()
-        )  # lines that were read and not yet asked for, their ends included
-        self._partial = list[bytes]()  # what was read of a line whose end was not
-        self._held = 0  # bytes of that; the rest of a line that is too long is not kept
+        self._complete: deque[bytes] = deque()  # lines read and not yet returned, with their ends
+        self._partial = list[bytes]()  # chunks of a line whose end has not been read
+        self._partial_bytes = 0  # the excess of a line that is too long is dropped
         self._ended = False
         self._is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-        self._can_read()  # an error where that cannot be told
+        self._can_read()  # raises if the stream cannot be polled
 
     def __iter__(self) -> Iterator[str]:
-        """Give the lines as text."""
+        """Yield the lines as text."""
         return decode_lines(self._raw())
 
     def ready(self) -> bool:
-        """Say whether another line can be had without waiting for whoever writes."""
+        """Whether another line can be read without blocking."""
         while not self._complete and not self._ended and self._can_read():
             self._read()
         return bool(self._complete)
@@ -54,7 +53,7 @@ class StreamLines:
             yield self._complete.popleft()
 
     def _read(self) -> None:
-        """Read what there is, waiting for it where there is nothing, and cut it at its line ends."""
+        """Read a chunk, blocking if none is available, and split it into lines."""
         chunk = self._stream.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]
         if not chunk:
             self._ended = True
@@ -64,24 +63,24 @@ class StreamLines:
         if lines:
             lines[0] = self._join_partial(lines[0])
             self._complete.extend(line + b"\n" for line in lines)
-        if rest and self._held <= MAX_LINE_BYTES:
+        if rest and self._partial_bytes <= MAX_LINE_BYTES:
             self._partial.append(rest)
-            self._held += len(rest)
+            self._partial_bytes += len(rest)
 
     def _join_partial(self, end: bytes) -> bytes:
-        """Put a line together; of one that is too long, as much as shows that it is, up to the end of a character."""
+        """Join the chunks of a line; truncate one that is too long at a character boundary."""
         line = b"".join([*self._partial, end])
         self._partial.clear()
-        self._held = 0
+        self._partial_bytes = 0
         return line if len(line) <= MAX_LINE_BYTES else drop_partial_char(line[:MAX_LINE_BYTES])
 
     def _can_read(self) -> bool:
-        """Say whether reading returns at once, or as good as."""
+        """Whether a read returns without blocking, within _POLL_SECONDS."""
         return self._is_file or bool(select.select([self._stream], [], [], _POLL_SECONDS)[0])
 
 
 def drop_partial_char(data: bytes) -> bytes:
-    """Drop the bytes of a UTF-8 character that was cut off at the end."""
+    """Drop an incomplete UTF-8 character at the end."""
     end = len(data)
     while end > len(data) - 4 and end and data[end - 1] & 0xC0 == 0x80:
         end -= 1
@@ -91,20 +90,20 @@ def drop_partial_char(data: bytes) -> bytes:
 
 
 def open_stream_lines(stream: BinaryIO) -> Iterable[str]:
-    """Give the lines of a stream, which know whether there are more wherever that can be known."""
+    """Return the lines of a stream, as StreamLines where the stream can be polled."""
     try:
         return StreamLines(stream)
-    except (OSError, ValueError):  # bytes in memory, or a system that cannot tell what a pipe holds
+    except (OSError, ValueError):  # bytes in memory, or a system without select() on pipes
         return decode_lines(stream)
 
 
 class InputFiles:
-    """The lines of files, one after the other; all of a file is there already, so windows of them are full."""
+    """The lines of several files, one after the other."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        self.read = 0  # lines handed on so far
-        self._waiting = False  # whether lines come from a pipe, whose writer may be slow
+        self.read = 0  # lines yielded so far
+        self._may_block = False  # whether lines come from a pipe
 
     def __iter__(self) -> Iterator[str]:
         """Yield the lines of all files."""
@@ -114,11 +113,11 @@ class InputFiles:
                 yield line
 
     def ready(self) -> bool:
-        """Whether another line can be had without waiting."""
-        return not self._waiting
+        """Whether another line can be read without blocking."""
+        return not self._may_block
 
     def count(self) -> int | None:
-        """Count the lines of all files; None where one can be read only once."""
+        """Return the number of lines of all files; None if one can be read only once."""
         if not all(path.is_file() for path in self._paths):
             return None
         total = 0
@@ -131,10 +130,10 @@ class InputFiles:
 
     def _lines(self, path: Path) -> Iterator[str]:
         """Yield one file's lines."""
-        self._waiting = str(path) == "-" or not path.is_file()
+        self._may_block = str(path) == "-" or not path.is_file()
         if str(path) == "-":
             yield from decode_lines(sys.stdin.buffer)
-        elif self._waiting:
+        elif self._may_block:
             with open(path, "rb") as stream:
                 yield from decode_lines(stream, str(path))
         else:
@@ -142,7 +141,7 @@ class InputFiles:
 
 
 def check_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Raise the error that reading a file would raise, before any work is done."""
+    """Raise DataError now if a file cannot be read."""
     for path in paths:
         if str(path) != "-" and (path.is_file() or path.is_dir() or not path.exists()):
             open_input_file(path).close()
@@ -150,7 +149,7 @@ def check_inputs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _iter_raw_lines(stream: TextStream) -> Iterator[bytes]:
-    """Yield a file's lines as bytes, their ends included."""
+    """Yield a file's lines as bytes, with their line ends."""
     partial = list[bytes]()
     for chunk in stream.chunks():
         *lines, rest = chunk.split(b"\n")
@@ -164,7 +163,7 @@ def _iter_raw_lines(stream: TextStream) -> Iterator[bytes]:
 
 
 def decode_lines(stream: Iterable[bytes], name: str = "standard input") -> Iterator[str]:
-    """Read lines that end in LF or CRLF and nothing else; the first one that is not UTF-8 text ends the command."""
+    """Yield lines that end in LF or CRLF; raise DataError for one that is not UTF-8."""
     for number, raw in enumerate(stream, start=1):
         if number == 1 or b"\0" in raw:
             _check_encoding(raw, number, name)
@@ -174,17 +173,16 @@ def decode_lines(stream: Iterable[bytes], name: str = "standard input") -> Itera
             raise DataError(
                 f"line {number} of {name} must be UTF-8",
                 found=f"the byte 0x{raw[error.start]:02x} at position {error.start + 1}",
-                fix=f"convert the text first, for example with iconv -f {guess_encoding(raw) or 'latin1'} -t utf-8",
+                fix="convert the text first, for example with iconv -f "
+                f"{guess_encoding(raw) or 'latin1'} -t utf-8",
             ) from error
         yield text.removesuffix("\n").removesuffix("\r")
 
 
 def _check_encoding(raw: bytes, number: int, name: str) -> None:
-    """Raise DataError for UTF-16, UTF-32 and other bytes that are no text, as reading a corpus does."""
+    """Raise DataError for UTF-16, UTF-32 and binary data."""
     head = raw
-    if (
-        b"\0" in raw and len(raw) <= 16
-    ):  # too short to tell, and cut within the two bytes of its line feed
+    if b"\0" in raw and len(raw) <= 16:  # too short to detect, and cut within a two-byte line feed
         head = raw.rstrip(b"\r\n\0")
         head = (head + b"\0" * (len(head) % 2)) * 8
     encoding = detect_utf16(head) if number == 1 else ""

@@ -1,4 +1,4 @@
-"""`dragoman train`: from text pairs to a model directory."""
+"""`dragoman train`: train a model on a parallel corpus."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ if TYPE_CHECKING:
     from dragoman.config import Config
     from dragoman.runs.output_directory import OutputDirectory
 
-_DATA_PANEL, _SETTINGS_PANEL, _RUN_PANEL = "Text", "Settings", "The run"
+_DATA_PANEL, _SETTINGS_PANEL, _RUN_PANEL = "Data", "Settings", "Run"
 
 
 def train(
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", help="Directory for the model; made if need be.", show_default=False
-        ),
+        typer.Option("--out", "-o", help="Model directory to write.", show_default=False),
     ],
     src: Annotated[
         list[str] | None,
         typer.Option(
-            help="Source sentences, one a line; plain, .gz or .xz. May be repeated, with --tgt.",
+            help="Source sentences, one per line; plain, .gz or .xz. May be repeated, with --tgt.",
             rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
@@ -48,15 +46,15 @@ def train(
     ] = None,
     valid_src: Annotated[
         list[str] | None,
-        typer.Option(help="Source sentences to validate on.", rich_help_panel=_DATA_PANEL),
+        typer.Option(help="Validation set: source sentences.", rich_help_panel=_DATA_PANEL),
     ] = None,
     valid_tgt: Annotated[
         list[str] | None,
-        typer.Option(help="Target sentences to validate on.", rich_help_panel=_DATA_PANEL),
+        typer.Option(help="Validation set: target sentences.", rich_help_panel=_DATA_PANEL),
     ] = None,
     valid_pairs: Annotated[
         list[str] | None,
-        typer.Option(help="File with both sides to validate on.", rich_help_panel=_DATA_PANEL),
+        typer.Option(help="Validation set: file with both sides.", rich_help_panel=_DATA_PANEL),
     ] = None,
     src_lang: Annotated[
         str, typer.Option(help="Source language, such as de.", rich_help_panel=_DATA_PANEL)
@@ -64,14 +62,14 @@ def train(
     tgt_lang: Annotated[
         str,
         typer.Option(
-            help="Target language, such as en; decides how BLEU cuts words.",
+            help="Target language, such as en; selects BLEU's tokenizer.",
             rich_help_panel=_DATA_PANEL,
         ),
     ] = "",
     recipe: Annotated[
         str,
         typer.Option(
-            help="Start from a recipe; see `dragoman recipes`.",
+            help="Recipe to start from; see `dragoman recipes`.",
             rich_help_panel=_SETTINGS_PANEL,
             autocompletion=complete_recipe_names,
         ),
@@ -80,19 +78,22 @@ def train(
         bool,
         typer.Option(
             "--mini",
-            help="Scale the recipe down to a toy that trains until it has learnt; by characters.",
+            help="Scale the recipe down to a toy model on characters.",
             rich_help_panel=_SETTINGS_PANEL,
         ),
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(help="Lay a YAML file over the recipe.", rich_help_panel=_SETTINGS_PANEL),
+        typer.Option(
+            help="YAML file of settings, applied on top of the recipe.",
+            rich_help_panel=_SETTINGS_PANEL,
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Change one setting: model.width=256. May be repeated.",
+            help="Override one setting: model.width=256. May be repeated.",
             rich_help_panel=_SETTINGS_PANEL,
             autocompletion=complete_setting_paths,
         ),
@@ -101,7 +102,8 @@ def train(
         str,
         typer.Option(
             "--init-from",
-            help="Fine-tune a model: start from its architecture, tokenizer and weights.",
+            help="Fine-tune this model: keep its architecture and tokenizer, start from its "
+            "weights.",
             metavar="MODEL",
             rich_help_panel=_SETTINGS_PANEL,
         ),
@@ -109,20 +111,21 @@ def train(
     device: Annotated[
         str,
         typer.Option(
-            help="Where to run: auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS_PANEL
+            help="Device: auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=_SETTINGS_PANEL
         ),
     ] = "",
     budget: Annotated[
         str,
         typer.Option(
-            help="Stop in time, and fit the model to it: 90s, 30m, 1h.", rich_help_panel=_RUN_PANEL
+            help="Time budget, which also limits the model size: 90s, 30m, 1h.",
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = "",
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Resume the run in --out from its newest checkpoint.",
+            help="Resume the run in --out from its latest checkpoint.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
@@ -130,15 +133,16 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check everything, estimate time and memory, train nothing.",
+            help="Check everything and estimate time and memory without training.",
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
 ) -> None:
-    """Train a translator from two aligned files, or from one file of pairs.
+    """Train a model on a parallel corpus: two aligned files, or one file of pairs.
 
-    With nothing but the text given, size, vocabulary and schedule are fitted to the corpus and the machine.
-    `dragoman settings` lists everything that --set and --config can change.
+    Without a recipe, model size, vocabulary size and learning-rate schedule are
+    chosen from the corpus, the device and the time budget. `dragoman settings`
+    lists what --set and --config can change.
     """
     named: dict[str, list[str] | str | None] = {
         "data.src": src,
@@ -152,21 +156,21 @@ def train(
         "train.device": device,
         "train.init_from": init_from,
     }
-    asked = [
+    overrides = [
         f"{path}={escape_json_controls(json.dumps(value, ensure_ascii=False))}"
         for path, value in named.items()
         if value
     ]
     if budget:
-        asked.append(f"train.time_budget={parse_duration(budget)}")
-    asked += set_ or []
+        overrides.append(f"train.time_budget={parse_duration(budget)}")
+    overrides += set_ or []
     data_named = bool(src or tgt or pairs)
     _start_training(
         out,
         recipe=recipe,
         small=mini,
         file=config,
-        asked=asked,
+        overrides=overrides,
         data_named=data_named,
         resume=resume,
         dry_run=dry_run,
@@ -179,64 +183,64 @@ def _start_training(
     recipe: str,
     small: bool,
     file: Path | None,
-    asked: list[str],
+    overrides: list[str],
     data_named: bool,
     resume: bool,
     dry_run: bool,
 ) -> None:
-    """Read the settings, then begin a run or resume one."""
+    """Read the settings, then start or resume a run."""
     from dragoman.config import apply_overrides, overridden_settings, read_config
     from dragoman.recipes.mini import mini
     from dragoman.runs.output_directory import OutputDirectory
 
-    def over(base: Config | None) -> Config:
+    def with_overrides(base: Config | None) -> Config:
         return read_config(
-            recipe=recipe, file=file, overrides=asked, base=base, scale=mini if small else None
+            recipe=recipe, file=file, overrides=overrides, base=base, scale=mini if small else None
         )
 
     if small and not recipe:
         raise ConfigError(
             [
-                "--mini scales a recipe down and needs its name; found no --recipe; add one of `dragoman recipes`"
+                "--mini scales a recipe down and needs its name; found no --recipe; "
+                "add one of `dragoman recipes`"
             ]
         )
     output_dir = OutputDirectory(out)
-    if resume and not (
-        output_dir.was_started and data_named
-    ):  # a run that was stopped while it prepared is simply started again
+    # A run that was stopped during data preparation is started again.
+    if resume and not (output_dir.was_started and data_named):
         output_dir.require_resumable()
     resolved: Config | None
     if resume and output_dir.has_run and not (data_named or recipe or file):
-        # What was begun goes on; only what is asked for now may differ.
-        resolved = apply_overrides(output_dir.config(), asked) if asked else None
+        resolved = apply_overrides(output_dir.config(), overrides) if overrides else None
     elif output_dir.has_run and not (data_named or recipe or file):
         raise ConfigError(
             [
-                f"training needs text, or --resume; found neither, and a run in {out}; add --resume to go on with it"
+                f"training needs a corpus, or --resume; found neither, and a run in {out}; "
+                "add --resume to resume it"
             ]
         )
     else:
-        resolved = over(None)
+        resolved = with_overrides(None)
         if resolved.train.init_from:
             resolved = _finetune_settings(
-                resolved, output_dir, recipe=recipe, file=file, asked=asked
+                resolved, output_dir, recipe=recipe, file=file, overrides=overrides
             )
     if not (output_dir.has_run or (resolved and (resolved.data.src or resolved.data.pairs))):
         raise ConfigError(
             [
-                "training needs text; found neither --src and --tgt nor --pairs; see dragoman train --help"
+                "training needs a corpus; found neither --src and --tgt nor --pairs; "
+                "see dragoman train --help"
             ]
         )
     is_auto_sized = resolved is not None and not resolved.recipe and not resolved.train.init_from
     if output_dir.has_run:
-        output_dir.resume_config(resolved, overridden_settings(file, asked))
+        output_dir.resume_config(resolved, overridden_settings(file, overrides))
     else:
         output_dir.require_usable()
         _check_corpus_files(resolved)
 
-    from dragoman.runs.training_run import (
-        train as run,
-    )  # here, so that a mistake is found before torch is imported
+    # Imported here, so that errors in the arguments are reported before torch is imported.
+    from dragoman.runs.training_run import train as run
     from dragoman.training.progress import open_progress
 
     run(
@@ -244,17 +248,25 @@ def _start_training(
         out,
         resume=resume,
         dry_run=dry_run,
-        override=over if is_auto_sized else None,
-        explicit_settings=overridden_settings(file, asked),
+        override=with_overrides if is_auto_sized else None,
+        explicit_settings=overridden_settings(file, overrides),
         progress=open_progress(sys.stderr),
-        spent=time.process_time(),  # importing took this long, and a budget is for the whole command
+        spent=time.process_time(),  # the budget includes the time of the imports
     )
 
 
 def _finetune_settings(
-    config: Config, output_dir: OutputDirectory, *, recipe: str, file: Path | None, asked: list[str]
+    config: Config,
+    output_dir: OutputDirectory,
+    *,
+    recipe: str,
+    file: Path | None,
+    overrides: list[str],
 ) -> Config:
-    """Return the settings over those of the model to fine-tune; a run that was begun no longer needs the model itself."""
+    """Return the settings of a fine-tuning run: those of the pretrained model with the overrides.
+
+    A run that was started has its own copy of the weights and no longer needs the pretrained model.
+    """
     from dragoman.config import read_config
     from dragoman.config.loader import read_yaml
 
@@ -262,15 +274,13 @@ def _finetune_settings(
     if named:
         found = f"--init-from {config.train.init_from} and the recipe {named}"
         raise ConfigError(
-            [
-                f"--init-from takes the architecture from a model; found {found}; leave one of the two out"
-            ]
+            [f"--init-from takes the architecture from a model; found {found}; leave one out"]
         )
     if output_dir.has_run:
-        return read_config(file=file, overrides=asked, base=output_dir.request())
+        return read_config(file=file, overrides=overrides, base=output_dir.request())
     from dragoman.runs.finetune import finetune_config
 
-    return read_config(file=file, overrides=asked, base=finetune_config(config.train.init_from))
+    return read_config(file=file, overrides=overrides, base=finetune_config(config.train.init_from))
 
 
 def _check_corpus_files(config: Config | None) -> None:

@@ -1,4 +1,4 @@
-"""`dragoman translate`: raw text in, raw text out, line by line, in order."""
+"""`dragoman translate`: translate raw text line by line."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def translate(
     model: ModelOption,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to translate; standard input when there are none."),
+        typer.Argument(help="Texts to translate; by default standard input is read."),
     ] = None,
     input_: Annotated[
         list[Path] | None,
         typer.Option(
             "--input",
             "-i",
-            help="File to translate line by line, plain, .gz or .xz; - is standard input. May be repeated.",
+            help="File to translate line by line, plain, .gz or .xz; - is standard input. May be "
+            "repeated.",
         ),
     ] = None,
     output: Annotated[
@@ -57,19 +58,21 @@ def translate(
         typer.Option(
             "--output",
             "-o",
-            help="File to write instead of standard output; it appears when all is done.",
+            help="File to write instead of standard output, atomically at the end.",
         ),
     ] = None,
     beam: BeamOption = None,
     nbest: Annotated[
         int,
         typer.Option(
-            min=1, max=256, help="Translations of each line: `line TAB score TAB text`, best first."
+            min=1,
+            max=256,
+            help="Number of translations per line: `line TAB score TAB text`, best first.",
         ),
     ] = 1,
     length_penalty: LengthPenaltyOption = None,
     batch_size: BatchSizeOption = None,
-    prefix: Annotated[str, typer.Option(help="Text that every translation must begin with.")] = "",
+    prefix: Annotated[str, typer.Option(help="Forced prefix of every translation.")] = "",
     json: JsonOption = False,
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
@@ -78,17 +81,23 @@ def translate(
     sample: Annotated[
         bool,
         typer.Option(
-            "--sample", help="Draw translations by chance.", rich_help_panel=_SAMPLING_PANEL
+            "--sample",
+            help="Sample translations instead of searching.",
+            rich_help_panel=_SAMPLING_PANEL,
         ),
     ] = False,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Below 1 is safer.", rich_help_panel=_SAMPLING_PANEL),
+        typer.Option(
+            min=0.01,
+            help="Softmax temperature; below 1 sharpens the distribution.",
+            rich_help_panel=_SAMPLING_PANEL,
+        ),
     ] = None,
     top_k: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Draw from the k best pieces only.", rich_help_panel=_SAMPLING_PANEL
+            min=1, help="Sample from the k most probable tokens.", rich_help_panel=_SAMPLING_PANEL
         ),
     ] = None,
     top_p: Annotated[
@@ -96,41 +105,41 @@ def translate(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Draw from the best pieces that make up this share.",
+            help="Nucleus sampling: the most probable tokens up to this total probability.",
             rich_help_panel=_SAMPLING_PANEL,
         ),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            help="Where chance starts; the same seed draws the same.",
+            help="Random seed.",
             rich_help_panel=_SAMPLING_PANEL,
         ),
     ] = None,
 ) -> None:
-    """Translate texts, files, or standard input, one line each; order and empty lines are kept.
+    """Translate texts, files or standard input line by line; order and empty lines are kept.
 
     With --json each line is an object: line, text, score, tokens, log_probs
-    (one a piece, and one for the end), alignment (a row for each target piece,
-    a column for each source piece; null for a model without cross-attention),
-    and alternatives: the --nbest translations, best first, the line's own
-    among them.
+    (one per token, and one for the end of sentence), alignment (a row for each
+    target token, a column for each source token; null for a model without
+    cross-attention), and alternatives: the --nbest translations, best first.
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}
     if given and not sample:
         name = next(iter(given))
         raise ConfigError(
-            [f"--{name.replace('_', '-')} belongs to --sample; found it alone; add --sample"]
+            [f"--{name.replace('_', '-')} needs --sample; found it alone; add --sample"]
         )
     if sample and beam is not None:
         raise ConfigError(
-            [f"--sample draws and --beam searches; found both, with --beam {beam}; keep one"]
+            [f"--sample and --beam exclude each other; found both, with --beam {beam}; keep one"]
         )
     if texts and input_:
         raise ConfigError(
             [
-                f"texts and --input both say what to translate; found {texts[0]!r:.60} and {input_[0]}; keep one"
+                "texts and --input exclude each other; "
+                f"found {texts[0]!r:.60} and {input_[0]}; keep one"
             ]
         )
     for text in texts or ():
@@ -159,16 +168,16 @@ def translate(
         **given,
     }
 
-    from dragoman.inference import Translator  # here, so that --help stays quick
+    from dragoman.inference import Translator  # imports torch
 
     translator = Translator.load(
         model, device=device, engine=engine, precision=precision, measure=True, shortlist=shortlist
     )
     lines: Iterable[str] = texts or ()
-    typed = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
-    if typed:
-        print_note("type or paste text, a line at a time; end with Ctrl-D")
-        options["window"] = 1  # whoever types wants an answer to each line
+    is_interactive = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
+    if is_interactive:
+        print_note("type or paste text, one line at a time; end with Ctrl-D")
+        options["window"] = 1  # translate each typed line immediately
         lines = decode_lines(sys.stdin.buffer)
     elif not texts:
         lines = (
@@ -177,7 +186,7 @@ def translate(
             else open_stream_lines(sys.stdin.buffer)
         )
     given = {name: value for name, value in options.items() if value is not None}
-    shown = not texts and not typed and (target is not None or not is_terminal(sys.stdout))
+    shown = not texts and not is_interactive and (target is not None or not is_terminal(sys.stdout))
     total = (
         lines.count()
         if shown and isinstance(lines, InputFiles) and is_terminal(sys.stderr)
@@ -195,26 +204,27 @@ def translate(
         )
         if isinstance(lines, InputFiles) and lines.read != written:
             raise CorruptError(
-                "as many lines must be written as were read",
+                "every line that was read must be written",
                 found=f"{lines.read:,} read and {written:,} written",
-                fix="report it, please",
+                fix="please report it",
             )
 
 
 def _warn_about_file(text: str) -> None:
-    """Warn where a text is the name of a file, which somebody may have wanted to translate instead."""
+    """Warn if a text is the name of a file: --input may have been intended."""
     try:
         is_file = Path(text).is_file()
-    except (OSError, ValueError):  # longer than any name, or no name at all
+    except (OSError, ValueError):  # not a valid file name
         return
     if is_file:
         print_note(
-            f"warning: {text} is the name of a file and is translated as text; to translate the file's lines: --input {shlex.quote(text)}"
+            f"warning: {text} is a file name but is translated as text; "
+            f"to translate the file: --input {shlex.quote(text)}"
         )
 
 
 def _line_writer(file: TextIO) -> Callable[[str], object]:
-    """Return what writes a line to a file."""
+    """Return a function that writes a line to a file."""
     return lambda text: file.write(f"{text}\n")
 
 
@@ -226,7 +236,7 @@ def print_translations(
     write: Callable[[str], object] = write_output,
     bar: ProgressBar | None = None,
 ) -> int:
-    """Write translations as they come, with the first few notes at once and all of them counted at the end; return their number."""
+    """Print translations as they arrive, with the first few notes; return their number."""
     number = num_noted = 0
     for number, each in enumerate(translations, start=1):
         if json:
@@ -242,14 +252,12 @@ def print_translations(
         if each.notes and num_noted <= NOTES_SHOWN:
             print_note(f"line {number}: {'; '.join(each.notes)}")
     if num_noted > NOTES_SHOWN:
-        print_note(
-            f"{format_count(num_noted, 'line')} had such notes in all; --json writes them with each line"
-        )
+        print_note(f"{format_count(num_noted, 'line')} with notes in total; --json includes them")
     return number
 
 
 def to_plain_dict(translation: Translation) -> dict[str, Any]:
-    """Turn a translation into plain values; numbers are rounded to what means something."""
+    """Return a translation as JSON values, with numbers rounded to six decimals."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(translation):
         value = getattr(translation, field.name)

@@ -1,4 +1,4 @@
-"""`dragoman verify`: read every byte of a model and its checkpoints and compare with what was written."""
+"""`dragoman verify`: check the SHA-256 of every file of a model and its checkpoints."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def verify(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="DIRECTORY", help="A model, a run or one checkpoint.", show_default=False
+            metavar="DIRECTORY", help="Model, run or checkpoint directory.", show_default=False
         ),
     ],
     json: JsonOption = False,
 ) -> None:
-    """Check every file of a model and of its checkpoints against the SHA-256 written when it was made.
+    """Check every file of a model and its checkpoints against the SHA-256 in its manifest.
 
-    Files that are not part of the model are named; they do no harm, for nothing opens them.
+    Files that are not part of the model are listed; they are never opened.
     """
     from dragoman.storage.verification import list_unlisted_files, verify_directory
 
@@ -38,7 +38,8 @@ def verify(
     bad = [check for check in checks if not check.ok]
     if extra and not json:
         print_note(
-            f"{format_count(len(extra), 'extra file')}, not part of the model: {', '.join(extra[:10])}{', …' if len(extra) > 10 else ''}"
+            f"{format_count(len(extra), 'extra file')}, not part of the model: "
+            f"{', '.join(extra[:10])}{', …' if len(extra) > 10 else ''}"
         )
     if json:
         print_json(
@@ -49,14 +50,17 @@ def verify(
             }
         )
     elif bad:
-        print_table(["file", "what is wrong"], [(check.name, check.problem) for check in bad])
+        print_table(["file", "problem"], [(check.name, check.problem) for check in bad])
     else:
         print_result(
-            f"{format_count(len(checks), 'file')}, {format_bytes(sum(check.bytes for check in checks))}: every byte is as it was written"
+            f"{format_count(len(checks), 'file')}, "
+            f"{format_bytes(sum(check.bytes for check in checks))}: all checksums match"
         )
     if bad:
         raise CorruptError(
             f"every file in {model} must be as it was written",
-            found=f"{len(bad)} of {len(checks)} wrong: {', '.join(check.name for check in bad[:5])}{', ...' if len(bad) > 5 else ''}",
-            fix="restore the files from a copy; a damaged checkpoint is passed over when training resumes",
+            found=f"{len(bad)} of {len(checks)} wrong: "
+            f"{', '.join(check.name for check in bad[:5])}{', ...' if len(bad) > 5 else ''}",
+            fix="restore the files from a copy; a damaged checkpoint is skipped when training "
+            "resumes",
         )

@@ -1,1 +1,1 @@
-"""The whole road in two minutes: a corpus made on the spot, a model trained on it, and a look inside."""
+"""The demo: a generated corpus of dates, a small model trained on it, and its evaluation."""

@@ -1,7 +1,7 @@
-"""A corpus of dates as people write them in many languages, with the ISO date as the translation.
+"""A generated corpus: dates written in many languages, with the ISO date as the translation.
 
-Patterns, month names and weekdays come from CLDR through Babel. What is written, and what is held out, is a pure
-function of a seed: every choice is made by hashing the seed with what is chosen for.
+Patterns, month names and weekdays come from CLDR through Babel. The corpus and its splits are a
+deterministic function of the seed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dragoman.errors import DataError
 from dragoman.runtime.counter_rng import derive_key
 
-# Croatian is left out: its "listopada" is October, and Polish's is November.
+# Without Croatian: its "listopada" is October, in Polish it is November.
 LOCALES = (
     "en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "pl", "cs",
     "ru", "uk", "tr", "el", "zh", "ja", "ko", "ar", "hi", "id", "he",
@@ -22,9 +22,9 @@ LOCALES = (
 FIRST_DATE, LAST_DATE = datetime.date(1900, 1, 1), datetime.date(2049, 12, 31)
 _LENGTHS = ("full", "long", "medium")
 _SKELETONS = ("yMMMd", "yMMMMd", "yMMMEd", "yMMMMEEEEd")
-# A month in letters, or a number with its unit (5月): any other number could as well be the day.
+# A month in letters, or a number with its unit (5月); other numbers could be the day.
 _CLEAR_MONTH = re.compile(r"[ML]{3,}|[ML]{1,2}\w(?<![a-zA-Z])")
-# What people say around the pattern; CLDR has only what stands on a calendar's page.
+# Spoken forms, which CLDR does not have.
 _SPOKEN_FORMS = {"fr": "le {}", "de": "den {}", "es": "el {}", "it": "il {}"}
 _ENGLISH_FORMS = (
     "{month} {day}, {year}",
@@ -35,7 +35,7 @@ _ENGLISH_FORMS = (
 
 
 class DatePair(NamedTuple):
-    """A date as a person writes it, and as ISO 8601 does."""
+    """A date in some language, and in ISO 8601."""
 
     text: str
     iso: str
@@ -43,7 +43,7 @@ class DatePair(NamedTuple):
 
 
 class DateSplit(NamedTuple):
-    """The corpus in three parts that share no date."""
+    """Training, validation and test sets without common dates."""
 
     train: list[DatePair]
     valid: list[DatePair]
@@ -53,7 +53,7 @@ class DateSplit(NamedTuple):
 def make_date_splits(
     *, seed: int = 1, train: int = 60_000, valid: int = 300, test: int = 1_000
 ) -> DateSplit:
-    """Write three sets of pairs; a date that is held out never stands in the training text, in any language."""
+    """Return the three sets; held-out dates do not occur in the training set in any language."""
     days = [
         FIRST_DATE + datetime.timedelta(days=n) for n in range((LAST_DATE - FIRST_DATE).days + 1)
     ]
@@ -78,21 +78,21 @@ def make_date_splits(
 
 
 class DateWriter:
-    """Writes dates in every way that CLDR knows for a set of locales, and in some that it does not."""
+    """Writes dates in the CLDR formats of a set of locales, and in some spoken forms."""
 
     def __init__(self, locales: tuple[str, ...] = LOCALES) -> None:
         self._format = _babel().format_date
         self._forms = {locale: tuple(unambiguous_patterns(locale)) for locale in locales}
 
     def pair(self, day: datetime.date, choice: int) -> DatePair:
-        """Write one date; `choice` decides the language and then the form, each language equally often."""
+        """Return one pair; `choice` selects the language, uniformly, and then the format."""
         locales = tuple(self._forms)
         locale, choice = locales[choice % len(locales)], choice // len(locales)
         forms = self.forms(day, locale)
         return DatePair(forms[choice % len(forms)], day.isoformat(), locale)
 
     def forms(self, day: datetime.date, locale: str) -> list[str]:
-        """Write a date in every form of one language."""
+        """Return a date in every format of one locale."""
         written = [
             _plain_spaces(self._format(day, pattern, locale=locale))
             for pattern in self._forms[locale]
@@ -114,7 +114,7 @@ class DateWriter:
 
 
 def unambiguous_patterns(locale: str) -> Iterator[str]:
-    """List a locale's patterns whose month cannot be mistaken for the day; each once."""
+    """Yield a locale's patterns in which month and day cannot be confused."""
     known = _babel().Locale.parse(locale)
     seen = [known.date_formats[length].pattern for length in _LENGTHS]
     seen += [
@@ -128,7 +128,7 @@ def unambiguous_patterns(locale: str) -> Iterator[str]:
 
 
 def ordinal(number: int) -> str:
-    """Write 1st, 2nd, 3rd, 4th, 11th, 21st."""
+    """Return 1st, 2nd, 3rd, 4th, 11th, 21st."""
     suffix = (
         "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     )
@@ -136,12 +136,12 @@ def ordinal(number: int) -> str:
 
 
 def _plain_spaces(text: str) -> str:
-    """Put typographers' spaces back to the one on the keyboard, and drop marks of direction."""
+    """Replace non-breaking spaces by plain ones and remove direction marks."""
     return re.sub(r"[\u00a0\u202f]", " ", re.sub(r"[\u200e\u200f]", "", text))
 
 
 def _babel() -> Any:
-    """Import Babel's module of dates, or say how to get it."""
+    """Return babel.dates; raise DataError if Babel is not installed."""
     try:
         import babel.dates
     except ImportError as error:

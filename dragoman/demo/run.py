@@ -1,4 +1,4 @@
-"""The demo's work: write the corpus, train on it, and measure what was learnt."""
+"""The steps of the demo: write the corpus, train, and evaluate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dragoman.inference import Translator
     from dragoman.training.progress import Progress
 
-# Sized so that two CPU cores need about a minute and get nearly every date right (docs/log.md).
+# Trains in about a minute on two CPU cores to nearly 100 % accuracy (docs/log.md).
 DEMO_SETTINGS = (
     "text.tokenizer=characters",
     "text.character_coverage=1.0",
@@ -23,7 +23,7 @@ DEMO_SETTINGS = (
     "model.width=128",
     "model.ffn_width=512",
     "model.dropout=0",
-    "train.threads=1",  # products this small gain little from a second core, and lose much where it is busy
+    "train.threads=1",  # a model this small gains little from a second core
     "train.steps=1500",
     "train.batch_tokens=1200",
     "train.learning_rate=2.5e-3",
@@ -43,16 +43,16 @@ EXAMPLE_LOCALES = ("de", "fr", "en", "zh", "ru", "ar", "hi", "ja")  # languages 
 
 
 class DemoResult(NamedTuple):
-    """How the model did on dates it never saw."""
+    """Evaluation on held-out dates."""
 
-    exact: float  # share of dates that are right, letter for letter
-    dates: int  # that were tried
-    wrong: list[tuple[DatePair, str]]  # what it made of those that are not
+    exact: float  # fraction of exact translations
+    dates: int  # number of test dates
+    wrong: list[tuple[DatePair, str]]  # incorrect translations
     by_locale: dict[str, float]
 
 
 def write_corpus(folder: Path, *, seed: int) -> DateSplit:
-    """Write the three parts as aligned text files and return them."""
+    """Write the three sets as aligned text files and return them."""
     corpus = make_date_splits(seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in zip(DateSplit._fields, corpus, strict=True):
@@ -62,7 +62,7 @@ def write_corpus(folder: Path, *, seed: int) -> DateSplit:
 
 
 def demo_config(folder: Path, *, seed: int, seconds: float = 0.0, device: str = "") -> Config:
-    """Choose the settings for a corpus that `make_corpus` wrote into a folder."""
+    """Return the configuration for a corpus written by `write_corpus`."""
     files = {
         "src": "train.text",
         "tgt": "train.iso",
@@ -83,7 +83,7 @@ def demo_config(folder: Path, *, seed: int, seconds: float = 0.0, device: str = 
 def train_demo(
     out: Path, *, seed: int, seconds: float, device: str, progress: Progress
 ) -> DateSplit:
-    """Train the demo's model into a directory, unless a finished one of the same seed is there; returns the corpus."""
+    """Train the demo's model and return the corpus; a finished model of the same seed is reused."""
     from dragoman.runs.output_directory import OutputDirectory
 
     output_dir = OutputDirectory(out)
@@ -98,24 +98,23 @@ def train_demo(
     corpus = write_corpus(folder, seed=seed)
     config = demo_config(folder, seed=seed, seconds=seconds, device=device)
     if output_dir.finished and output_dir.config().train.seed == seed:
-        progress.note(f"{out} was trained before and is used as it is; delete it to train anew")
+        progress.note(f"{out} is already trained and is reused; delete it to train again")
         return corpus
 
-    from dragoman.runs.training_run import (
-        train,
-    )  # here, so that a mistake is found before torch is imported
+    # Imported here, so that errors are reported before torch is imported.
+    from dragoman.runs.training_run import train
 
     try:
         train(config, out, progress=progress)
     except StoppedError as error:
         raise StoppedError(
-            error.must, found=error.found, fix="run the same command again to go on"
+            error.must, found=error.found, fix="run the same command again to resume"
         ) from error
     return corpus
 
 
 def evaluate_dates(translator: Translator, pairs: Sequence[DatePair]) -> DemoResult:
-    """Translate dates and compare them with the truth, whole or wrong."""
+    """Translate dates and compare them with their references."""
     texts = translator.translate([pair.text for pair in pairs])
     wrong = [(pair, text) for pair, text in zip(pairs, texts, strict=True) if text != pair.iso]
     missed = {pair.locale: 0 for pair in pairs}
@@ -135,9 +134,9 @@ def evaluate_dates(translator: Translator, pairs: Sequence[DatePair]) -> DemoRes
 def pick_examples(
     pairs: Sequence[DatePair], locales: Sequence[str] = EXAMPLE_LOCALES
 ) -> list[DatePair]:
-    """Pick one held-out date in each of a few languages."""
+    """Return one held-out date in each of a few languages."""
     assert set(locales) <= set(LOCALES), (
-        f"examples must be in the corpus's languages; found {locales}"
+        f"examples must be in the languages of the corpus; found {locales}"
     )
     first = {
         locale: next((pair for pair in pairs if pair.locale == locale), None) for locale in locales

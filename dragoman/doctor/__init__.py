@@ -1,4 +1,4 @@
-"""Is a model sound? The promises that every model makes, checked on one: a list of small checks, each with its error and tolerance."""
+"""Consistency checks of a model, each with its error and tolerance."""
 
 from dragoman.doctor.check_result import CheckResult
 from dragoman.doctor.checks import CHECKS, run_checks

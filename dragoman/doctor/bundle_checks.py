@@ -1,4 +1,4 @@
-"""What a bundle holds: weights, vocabularies, text and golden vectors that fit each other."""
+"""Checks of a bundle's contents: weights, vocabularies, tokenizers and golden vectors."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import math
 import torch
 
 from dragoman.bundle import format as layout
-from dragoman.bundle.golden import read_golden_cases
-from dragoman.decoding.padded_batch import pad_batch, pad_sources
+from dragoman.bundle.golden import golden_log_probs, read_golden_cases
 from dragoman.doctor.check_result import Measurement, NotApplicableError
 from dragoman.doctor.model_checks import log_prob_tolerance
 from dragoman.doctor.model_under_test import ModelUnderTest
 from dragoman.errors import DragomanError
-from dragoman.text.special_tokens import BOS, EOS, UNK
+from dragoman.text.special_tokens import UNK
 from dragoman.text.tokenizer import Tokenizer
 
 
 def check_finite_weights(subject: ModelUnderTest) -> Measurement:
-    """Count the weights that are no numbers."""
+    """Count the weights that are NaN or infinite."""
     weights = {
         name: tensor
         for name, tensor in subject.model.state_dict().items()
@@ -28,15 +27,15 @@ def check_finite_weights(subject: ModelUnderTest) -> Measurement:
     named = [name for name, count in wrong.items() if count]
     total = sum(tensor.numel() for tensor in weights.values())
     note = (
-        f"not so in {', '.join(named[:2])}{' …' if len(named) > 2 else ''}"
+        f"in {', '.join(named[:2])}{' …' if len(named) > 2 else ''}"
         if named
-        else f"{total:,} numbers"
+        else f"{total:,} weights"
     )
     return Measurement(sum(wrong.values()), 0, note)
 
 
 def check_vocabulary_sizes(subject: ModelUnderTest) -> Measurement:
-    """Compare the rows of embeddings and output with the pieces that the tokenizers know."""
+    """Compare the rows of embeddings and output projection with the vocabulary sizes."""
     if isinstance(subject.loaded_or_error, DragomanError):
         raise subject.loaded_or_error
     model, sizes = (
@@ -47,19 +46,19 @@ def check_vocabulary_sizes(subject: ModelUnderTest) -> Measurement:
         name: table.get_parameter("weight").size(0) for name, table in model.embeddings.items()
     } | {"output": model.output_weight.size(0)}
     wanted = {"output": sizes["tgt"], "shared": sizes["tgt"], **sizes}
-    apart = {name: abs(count - wanted[name]) for name, count in rows.items()}
+    differences = {name: abs(count - wanted[name]) for name, count in rows.items()}
     if "shared" in rows:
-        apart["src"] = abs(rows["shared"] - sizes["src"])
+        differences["src"] = abs(rows["shared"] - sizes["src"])
     note = (
         f"{sizes['src']:,} tokens"
         if sizes["src"] == sizes["tgt"]
         else f"{sizes['src']:,} and {sizes['tgt']:,} tokens"
     )
-    return Measurement(max(apart.values()), 0, note)
+    return Measurement(max(differences.values()), 0, note)
 
 
 def check_tokenizer_round_trip(subject: ModelUnderTest) -> Measurement:
-    """Cut the golden sentences into pieces and join them again, inputs and outputs."""
+    """Encode and decode the golden sentences, inputs and outputs."""
     cases = subject.cases()
     both = [(subject.tokenizers.src, case["input"]) for case in cases] + [
         (subject.tokenizers.tgt, case["output"]) for case in cases
@@ -69,24 +68,23 @@ def check_tokenizer_round_trip(subject: ModelUnderTest) -> Measurement:
         raise NotApplicableError(
             "there are no golden sentences"
             if not both
-            else "the vocabulary lacks letters of every golden sentence"
+            else "every golden sentence has characters unknown to the vocabulary"
         )
     lost = [text for tokenizer, text in kept if not _round_trips(tokenizer, text)]
     note = (
-        f"{lost[0]!r:.40} does not" if lost else f"{len(kept)} text{'' if len(kept) == 1 else 's'}"
+        f"{lost[0]!r:.40} changed" if lost else f"{len(kept)} text{'' if len(kept) == 1 else 's'}"
     )
     return Measurement(len(lost), 0, note)
 
 
 def _round_trips(tokenizer: Tokenizer, text: str) -> bool:
-    """Say whether text has the same pieces after being joined: its Unicode form may change, once."""
-    pieces = tokenizer.encode(text)
-    return tokenizer.encode(tokenizer.decode(pieces)) == pieces
+    """Whether decoding and encoding again gives the same tokens; the Unicode form may change."""
+    tokens = tokenizer.encode(text)
+    return tokenizer.encode(tokenizer.decode(tokens)) == tokens
 
 
-@torch.inference_mode()
 def check_golden_vectors(subject: ModelUnderTest) -> Measurement:
-    """Compare pieces, outputs and log-probabilities with those that were written with the model."""
+    """Compare tokens, outputs and log-probabilities with those stored with the model."""
     if subject.golden is None:
         raise NotApplicableError("the model has no golden vectors")
     tokenizers = subject.tokenizers
@@ -95,34 +93,17 @@ def check_golden_vectors(subject: ModelUnderTest) -> Measurement:
     )
     if not cases:
         raise NotApplicableError("there are no golden sentences")
-    errors, model = [], subject.model
     for case in cases:
-        pieces, output = (
-            tokenizers.src.encode(case["input"])[: len(case["src"])],
-            tokenizers.tgt.decode(case["tgt"]),
-        )
-        if (pieces, output) != (case["src"], case["output"]):
-            return Measurement(
-                math.inf,
-                log_prob_tolerance(subject),
-                f"other pieces or text for {case['input']!r:.40}",
-            )
-        end = [*case["tgt"], EOS] if case["finished"] else case["tgt"]
-        tgt_in, _ = pad_batch([[BOS, *end[:-1]]], subject.device)
-        log_probs = model.project(
-            model.decode(tgt_in, model.encode(*pad_sources([case["src"]], subject.device)))
-        )
-        found = (
-            log_probs[0, : len(end)]
-            .float()
-            .log_softmax(-1)
-            .gather(1, torch.tensor(end, device=subject.device)[:, None])[:, 0]
-        )
-        errors.append(
-            (found.double().cpu() - torch.tensor(case["log_probs"], dtype=torch.float64)).abs()
-        )
+        tokens = tokenizers.src.encode(case["input"])[: len(case["src"])]
+        if (tokens, tokenizers.tgt.decode(case["tgt"])) != (case["src"], case["output"]):
+            note = f"other tokens or text for {case['input']!r:.40}"
+            return Measurement(math.inf, log_prob_tolerance(subject), note)
+    errors = [
+        (found - torch.tensor(case["log_probs"], dtype=torch.float64)).abs()
+        for case, found in zip(cases, golden_log_probs(subject.model, cases), strict=True)
+    ]
     return Measurement(
         float(torch.cat(errors).amax()),
         log_prob_tolerance(subject),
-        f"{len(cases)} sentence{'' if len(cases) == 1 else 's'} read anew",
+        f"{len(cases)} sentence{'' if len(cases) == 1 else 's'}",
     )

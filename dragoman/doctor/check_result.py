@@ -1,4 +1,4 @@
-"""What a check says: how far off it was, how far it may be, and whether it had anything to check."""
+"""The result of a check: its error, its tolerance, and whether it applied."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 
 class Measurement(NamedTuple):
-    """The outcome of a check that could be made."""
+    """The error that a check measured."""
 
-    error: float  # the largest difference found; NaN where the model does not compute numbers
-    tolerance: float  # the largest that a sound model may have
+    error: float  # the largest difference found; NaN if the model computes NaN
+    tolerance: float  # the largest error that passes
     note: str = ""
 
 
 class NotApplicableError(Exception):
-    """There is nothing to check here; the message says why, and is shown beside SKIP."""
+    """The check does not apply to this model; the message, shown beside SKIP, is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,14 +24,14 @@ class CheckResult:
     """One row of the table."""
 
     name: str
-    passed: bool | None  # None where the check did not apply
+    passed: bool | None  # None if the check was skipped
     error: float | None = None
     tolerance: float | None = None
     note: str = ""
 
     @classmethod
     def from_measurement(cls, name: str, measured: Measurement) -> CheckResult:
-        """Judge what was measured; an error that is not a number never passes."""
+        """Return PASS if the error is within its tolerance; NaN fails."""
         error, tolerance, note = measured
         return cls(
             name=name, passed=error <= tolerance, error=error, tolerance=tolerance, note=note
@@ -39,11 +39,11 @@ class CheckResult:
 
     @property
     def verdict(self) -> str:
-        """The word for it: PASS, FAIL or SKIP."""
+        """PASS, FAIL or SKIP."""
         return "SKIP" if self.passed is None else "PASS" if self.passed else "FAIL"
 
-    def facts(self) -> dict[str, Any]:
-        """Turn it into plain values; JSON knows no infinity, so that one is written as a word."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON values; NaN and infinity become strings."""
         error = self.error if self.error is None or math.isfinite(self.error) else str(self.error)
         return {
             "check": self.name,

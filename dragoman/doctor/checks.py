@@ -1,4 +1,4 @@
-"""The list of checks, and how they are run: to add one, write a function of a `Subject` and give it a line here."""
+"""The list of checks and how they are run; a new check is a function listed in CHECKS."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dragoman.errors import DragomanError
 
 logger = logging.getLogger(__name__)
 
-Check = Callable[
-    [ModelUnderTest], Measurement
-]  # raises NotApplicableError where there is nothing to check
+# A check raises NotApplicableError if it does not apply to the model.
+Check = Callable[[ModelUnderTest], Measurement]
 
 CHECKS: dict[str, Check] = {
-    "vocabulary sizes": bundle_checks.check_vocabulary_sizes,  # first: it loads the model, and tells why that fails
+    # First: it loads the model and reports why that fails.
+    "vocabulary sizes": bundle_checks.check_vocabulary_sizes,
     "finite weights": bundle_checks.check_finite_weights,
     "tokenizer round trip": bundle_checks.check_tokenizer_round_trip,
     "golden vectors": bundle_checks.check_golden_vectors,
@@ -37,7 +37,7 @@ CHECKS: dict[str, Check] = {
 
 
 def select_checks(subject: ModelUnderTest) -> dict[str, Check]:
-    """Give the checks, and one more for each engine that comes with the model."""
+    """Return the checks, with one for each exported engine of the model."""
     engines = {
         name: functools.partial(engine_checks.check_exported_engine, name=name)
         for name in subject.engines
@@ -51,7 +51,10 @@ def run_checks(
     *,
     on_check: Callable[[str], None] = lambda name: None,
 ) -> Iterator[CheckResult]:
-    """Make every check in turn, telling its name first; what a check cannot get through, it fails, and the next one is made."""
+    """Run every check in turn and yield its result; an exception fails the check.
+
+    `on_check` is called with each name before the check runs.
+    """
     for name, check in (select_checks(subject) if checks is None else checks).items():
         on_check(name)
         try:
@@ -60,10 +63,8 @@ def run_checks(
             yield CheckResult(name=name, passed=None, note=str(reason))
         except DragomanError as error:
             yield CheckResult(name=name, passed=False, note=str(error))
-        except (
-            Exception
-        ) as error:  # a model that is broken may break anything, and the other rows say where
-            logger.debug("%s could not be checked", name, exc_info=True)
+        except Exception as error:  # a broken model can raise anything
+            logger.debug("check %s raised an exception", name, exc_info=True)
             yield CheckResult(
                 name=name, passed=False, note=f"{type(error).__name__}: {error!s:.200}"
             )

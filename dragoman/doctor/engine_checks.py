@@ -1,4 +1,4 @@
-"""Fewer bits and other programs: what they may change, and what they may not."""
+"""Checks of reduced precisions and of inference engines against the reference."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dragoman.errors import ConfigError
 from dragoman.inference import NativeEngine
 from dragoman.inference.engine_selection import UntrustedEngineError
 
-BFLOAT16_TOLERANCE = 0.5  # of a piece's log-probability
-INT8_TOLERANCE = 1.0  # the same; what `dragoman export` refuses an int8 engine for as well
-_INT8_MARK = "int8"  # in the name of an engine
+BFLOAT16_TOLERANCE = 0.5  # in token log-probability
+INT8_TOLERANCE = 1.0  # in token log-probability; also the limit of `dragoman export`
+_INT8_MARK = "int8"  # in an engine's name
 
 
 def check_bfloat16(subject: ModelUnderTest) -> Measurement:
-    """Search with products in bfloat16, as GPUs do."""
+    """Compare greedy search under bfloat16 autocast with the reference."""
     with torch.autocast(subject.device.type, torch.bfloat16):
         found = subject.search_all(subject.reference_engine, GreedySearch())
     return compare_outputs(
@@ -32,7 +32,7 @@ def check_bfloat16(subject: ModelUnderTest) -> Measurement:
 
 
 def check_int8(subject: ModelUnderTest) -> Measurement:
-    """Search with the products of linear layers in eight bits, as CPUs do."""
+    """Compare greedy search with simulated int8 linear layers with the reference."""
     model = subject.model
     with SimulatedInt8():
         found = subject.search_all(subject.reference_engine, GreedySearch())
@@ -42,13 +42,10 @@ def check_int8(subject: ModelUnderTest) -> Measurement:
 
 
 def check_native_engine(subject: ModelUnderTest) -> Measurement:
-    """Search as `translate` does, by whatever the native engine makes of the model, and by the model as it is.
-
-    Greedily with scores and without, for which an engine may have a way of its own.
-    """
+    """Compare the native engine with the reference, by greedy and by beam search."""
     model = subject.model
     engine = NativeEngine(lambda: model)
-    greedy, bare = (
+    scored, unscored = (
         compare_outputs(
             model,
             subject.sources,
@@ -57,17 +54,19 @@ def check_native_engine(subject: ModelUnderTest) -> Measurement:
         ).to_measurement(log_prob_tolerance(subject))
         for return_scores in (True, False)
     )
-    theirs = subject.search_all(engine, BeamSearch(size=BEAM_SIZE))
+    native = subject.search_all(engine, BeamSearch(size=BEAM_SIZE))
     beam_error = max(
         abs(one.score - other.score)
-        for one, other in zip(subject.beam_outputs, theirs, strict=True)
+        for one, other in zip(subject.beam_outputs, native, strict=True)
     )
-    worse = max(greedy, bare, key=lambda each: math.inf if math.isnan(each.error) else each.error)
+    worse = max(
+        scored, unscored, key=lambda each: math.inf if math.isnan(each.error) else each.error
+    )
     return worse._replace(error=max(worse.error, beam_error))
 
 
 def check_exported_engine(subject: ModelUnderTest, name: str) -> Measurement:
-    """Search by an engine that the bundle holds, and by the native one."""
+    """Compare greedy search of an exported engine with the reference."""
     try:
         engine = subject.engines[name]()
     except (ConfigError, UntrustedEngineError) as error:
@@ -75,7 +74,7 @@ def check_exported_engine(subject: ModelUnderTest, name: str) -> Measurement:
     request = subject.request(GreedySearch(), range(len(subject.sources)))
     reason = engine.unsupported_reason(request.strategy, request.longest)
     if reason:
-        raise NotApplicableError(f"it {reason}")
+        raise NotApplicableError(f"the engine {reason}")
     found = subject.search_all(engine, GreedySearch())
     return compare_outputs(
         subject.model, subject.sources, subject.batched_outputs, found
@@ -83,5 +82,5 @@ def check_exported_engine(subject: ModelUnderTest, name: str) -> Measurement:
 
 
 def skip_without_engines(subject: ModelUnderTest) -> Measurement:
-    """Say that there is no engine to compare with."""
-    raise NotApplicableError("none here; dragoman export makes them")
+    """Raise NotApplicableError: the model has no exported engines."""
+    raise NotApplicableError("none; dragoman export writes them")

@@ -1,4 +1,4 @@
-"""Exports that lie outside of a model's directory, opened as engines so that they are compared like the others."""
+"""Engines of export directories outside the model directory, for comparison."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from dragoman.text.tokenizer import Tokenizers
 
 
 class HuggingFaceEngine:
-    """A directory for `transformers`, asked piece by piece: its numbers for our pieces come from its own vocabulary."""
+    """A Hugging Face directory run by `transformers`; tokens are mapped by its own vocabulary."""
 
     name, workers, client_threads, batch_tokens = "huggingface", 1, 1, None
 
     def __init__(self, directory: Path, tokenizers: Tokenizers) -> None:
         self._runner, self._src = TransformersRunner(directory), tokenizers.src
         self._ids = {
-            piece: number
-            for number, piece in enumerate(tokenizers.tgt.tokens(range(len(tokenizers.tgt))))
+            token: index
+            for index, token in enumerate(tokenizers.tgt.tokens(range(len(tokenizers.tgt))))
         }
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
-        """Only greedy search, within its positions."""
+        """Return why a search is not supported: only greedy search, up to the maximum length."""
         if not isinstance(strategy, GreedySearch):
-            return f"is run without {type(strategy).__name__.lower()}"
+            return f"does not support {type(strategy).__name__}"
         most = int(self._runner.model.config.max_position_embeddings)
         return f"was exported for {most} positions" if longest >= most else ""
 
     @torch.inference_mode()
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Let `transformers` take the likeliest piece at each step; padding stays behind its attention mask."""
+        """Run greedy search in `transformers` on a padded batch."""
         tokenizer, model = self._runner.tokenizer, self._runner.model
         rows = [
             [*tokenizer.convert_tokens_to_ids(self._src.tokens(source)), tokenizer.eos_token_id]
@@ -73,22 +73,22 @@ class HuggingFaceEngine:
         ]
 
     def _hypothesis(self, ids: Sequence[int], log_probs: torch.Tensor, limit: int) -> Hypothesis:
-        """Cut an output at its end or its limit, and number its pieces as we do."""
+        """Return an output up to its end or limit, with the ids of our vocabulary."""
         end = self._runner.tokenizer.eos_token_id
         finished = end in ids[: limit + 1]
         kept = list(ids[: ids.index(end)] if finished else ids[:limit])
         numbers = [
-            float(log_probs[place, token])
-            for place, token in enumerate([*kept, end] if finished else kept)
+            float(log_probs[position, token])
+            for position, token in enumerate([*kept, end] if finished else kept)
         ]
-        pieces = self._runner.tokenizer.convert_ids_to_tokens(kept)
+        tokens = self._runner.tokenizer.convert_ids_to_tokens(kept)
         return Hypothesis(
-            [self._ids.get(piece, UNK) for piece in pieces], numbers, sum(numbers), finished
+            [self._ids.get(token, UNK) for token in tokens], numbers, sum(numbers), finished
         )
 
 
 def run_export_trial(path: str, directory: str) -> None:
-    """Load an export and search with it: a trial, to be run in a child process."""
+    """Load an export and decode with it; run in a child process."""
     bundle = Bundle.load(path)
     decode_golden(open_export(Path(directory), bundle, trial=False)[1](), bundle)
 
@@ -96,14 +96,17 @@ def run_export_trial(path: str, directory: str) -> None:
 def open_export(
     directory: Path, bundle: Bundle, *, trial: bool = True
 ) -> tuple[str, Callable[[], Engine]]:
-    """Read what an export is; return its name and how to open it, after a trial in a child if it was not made here."""
-    facts = manifest.read_manifest(directory)
-    program = str(facts.get("program") or facts.get("engine"))
+    """Return an export's name and a function that opens it.
+
+    Unless it was written on this machine, it is first tried in a child process.
+    """
+    fields = manifest.read_manifest(directory)
+    program = str(fields.get("program") or fields.get("engine"))
     if program not in _OPENERS:
         raise BundleError(
             f"{directory} must be an export",
-            found=f"kind {facts.get('kind')!r:.80}",
-            fix="make one: dragoman export",
+            found=f"kind {fields.get('kind')!r:.80}",
+            fix="write one with dragoman export",
         )
 
     def opened() -> Engine:
@@ -114,15 +117,15 @@ def open_export(
                     found=check.problem,
                     fix="export it again",
                 )
-        if facts.get("model_sha256") != model_digest(bundle):
+        if fields.get("model_sha256") != model_digest(bundle):
             raise BundleError(
-                f"{directory} must be made from this model",
-                found="one made from other weights",
+                f"{directory} must be exported from this model",
+                found="one exported from other weights",
                 fix="export it again",
             )
-        digest = manifest.manifest_digest(facts)
+        digest = manifest.manifest_digest(fields)
         if trial and not is_trusted(digest):
-            size = sum(record["bytes"] for record in facts["files"].values())
+            size = sum(record["bytes"] for record in fields["files"].values())
             arguments = [str(bundle.path), str(directory)]
             run_in_child(
                 "dragoman.doctor.export_engines:run_export_trial",
@@ -131,27 +134,27 @@ def open_export(
                 bytes=size,
             )
             record_trust(digest)
-        return _OPENERS[program](directory, bundle, facts)
+        return _OPENERS[program](directory, bundle, fields)
 
-    return f"{program}-{facts['quantisation']}" if "quantisation" in facts else program, opened
+    return f"{program}-{fields['quantisation']}" if "quantisation" in fields else program, opened
 
 
-def _open_onnx(directory: Path, bundle: Bundle, facts: dict[str, Any]) -> Engine:
-    """Open two graphs."""
+def _open_onnx(directory: Path, bundle: Bundle, fields: dict[str, Any]) -> Engine:
+    """Open an ONNX export."""
     require_packages("onnxruntime")
     from dragoman.exchange.onnx_runner import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine(directory)
 
 
-def _open_hugging_face(directory: Path, bundle: Bundle, facts: dict[str, Any]) -> Engine:
-    """Open a directory for `transformers`."""
+def _open_hugging_face(directory: Path, bundle: Bundle, fields: dict[str, Any]) -> Engine:
+    """Open a Hugging Face export."""
     require_packages("transformers")
     return HuggingFaceEngine(directory, bundle.tokenizers)
 
 
-def _open_ctranslate2(directory: Path, bundle: Bundle, facts: dict[str, Any]) -> Engine:
-    """Open a directory for CTranslate2."""
+def _open_ctranslate2(directory: Path, bundle: Bundle, fields: dict[str, Any]) -> Engine:
+    """Open a CTranslate2 export."""
     require_packages("ctranslate2")
     from dragoman.inference.ctranslate2_engine import CTranslate2Engine
 
@@ -159,7 +162,7 @@ def _open_ctranslate2(directory: Path, bundle: Bundle, facts: dict[str, Any]) ->
         directory,
         bundle.tokenizers,
         name="ctranslate2",
-        longest=int(facts["longest"]),
+        longest=int(fields["longest"]),
         workers=torch.get_num_threads(),
     )
 

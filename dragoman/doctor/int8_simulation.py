@@ -1,8 +1,9 @@
-"""Products in eight bits, as engines with dynamic quantisation compute them, for any model and without touching it.
+"""Simulated dynamic int8 quantization of linear layers, for any model, without changing it.
 
-Each row of a weight and each vector that meets it is divided by its largest number and rounded to -127..127. Sums of such products
-are whole numbers that float32 holds exactly up to a thousand of the largest, so multiplying what was rounded gives what an
-int8 kernel gives. PyTorch's own `quantize_dynamic` is on its way out (pytorch/ao#2259) and knows only `nn.Linear`.
+Each weight row and each activation vector is scaled by its largest absolute value and rounded to
+-127..127. The integer sums are exact in float32 for up to a thousand of the largest terms, so the
+float matmul of the rounded operands equals that of an int8 kernel. PyTorch's own `quantize_dynamic`
+is deprecated (pytorch/ao#2259) and supports only `nn.Linear`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ _MAX_INT8 = 127
 
 
 class SimulatedInt8(TorchFunctionMode):
-    """A context in which linear layers multiply in eight bits; in recurrent kernels, which are one call, only the weights are rounded."""
+    """Context in which linear layers use int8; in RNN kernels only the weights are rounded."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._cache: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # by the weight's identity, the weight held so that it stays its own
+        # By id; the weight itself is kept alive, so that its id is not reused.
+        self._cache: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(
         self,
@@ -34,7 +34,7 @@ class SimulatedInt8(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Round the operands of a product; let everything else through."""
+        """Round the operands of matrix multiplications; pass other calls through."""
         given = dict(kwargs or {})
         if func is F.linear:
             x, weight, *bias = args
@@ -51,7 +51,7 @@ class SimulatedInt8(TorchFunctionMode):
         return func(*args, **given)
 
     def _weight(self, weight: Tensor) -> Tensor:
-        """Round a weight, once if it is a parameter; others are made anew at each call."""
+        """Return a rounded weight, cached if it is a parameter."""
         if not isinstance(weight, nn.Parameter):
             return fake_quantize(weight)
         if id(weight) not in self._cache:
@@ -60,6 +60,6 @@ class SimulatedInt8(TorchFunctionMode):
 
 
 def fake_quantize(x: Tensor) -> Tensor:
-    """Round every vector along the last axis to 255 levels between its largest number and minus that."""
+    """Round every vector along the last axis to 255 levels, symmetric around zero."""
     step = x.abs().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) / _MAX_INT8
     return (x / step).round() * step

@@ -1,6 +1,7 @@
-"""What a model promises of its numbers, whatever it has learnt: read with targets given, and searched.
+"""Checks of a model's log-probabilities: batching, KV cache, beam search, masks.
 
-A sound model differs here by rounding alone. Log-probabilities are compared, so that one tolerance fits all vocabularies.
+A correct model differs only by rounding. Log-probabilities are compared, not logits, so that one
+tolerance fits all vocabularies.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS
 
 
 def log_prob_tolerance(subject: ModelUnderTest) -> float:
-    """Say how far rounding may go: as far as for golden vectors, which cross machines as well."""
+    """Return the tolerance of token log-probabilities, that of golden vectors."""
     return TOLERANCE if subject.is_exact else DEVICE_TOLERANCE
 
 
 def check_batching(subject: ModelUnderTest) -> Measurement:
-    """Search sentences in batches and one by one."""
+    """Compare greedy search in batches with greedy search of single sentences."""
     return compare_outputs(
         subject.model, subject.sources, subject.single_outputs, subject.batched_outputs
     ).to_measurement(log_prob_tolerance(subject))
 
 
 def check_beam_of_one(subject: ModelUnderTest) -> Measurement:
-    """Search by a beam that keeps one hypothesis, and greedily."""
+    """Compare beam search of size 1 with greedy search."""
     found = subject.search_all(subject.reference_engine, BeamSearch(size=1))
     return compare_outputs(
         subject.model, subject.sources, subject.batched_outputs, found
@@ -42,7 +43,7 @@ def check_beam_of_one(subject: ModelUnderTest) -> Measurement:
 
 @torch.inference_mode()
 def check_beam_scores(subject: ModelUnderTest) -> Measurement:
-    """Search by a beam, whose hypotheses change places in the cache, and score what it found anew without one."""
+    """Compare log-probabilities of beam hypotheses with those of a forward pass."""
     errors = []
     for source, found in zip(subject.sources, subject.beam_outputs, strict=True):
         end = torch.tensor(
@@ -52,55 +53,57 @@ def check_beam_scores(subject: ModelUnderTest) -> Measurement:
         expected = log_probs[0, : len(end)].gather(1, end.unsqueeze(1)).squeeze(1).double().cpu()
         errors.append((torch.tensor(found.log_probs, dtype=torch.float64) - expected).abs().amax())
     return Measurement(
-        _max_error(errors), log_prob_tolerance(subject), f"a beam of {BEAM_SIZE}, and read anew"
+        _max_error(errors), log_prob_tolerance(subject), f"beam size {BEAM_SIZE} and forward pass"
     )
 
 
 @torch.inference_mode()
 def check_kv_cache(subject: ModelUnderTest) -> Measurement:
-    """Read targets piece by piece with a cache, the second half at once, and all of them without one."""
+    """Compare incremental decoding, token by token and in one call, with a forward pass."""
     model, errors = subject.model, []
     for pairs in subject.pairs():
         src, tgt_in, expected = _teacher_forced_log_probs(subject, pairs)
         try:
             state, found, half = model.start(model.encode(*src)), [], tgt_in.ids.size(1) // 2
-            for piece in (*tgt_in.ids[:, :half].unbind(1), tgt_in.ids[:, half:]):
-                logits, state = model.extend(piece.reshape(len(pairs.targets), -1), state)
+            for tokens in (*tgt_in.ids[:, :half].unbind(1), tgt_in.ids[:, half:]):
+                logits, state = model.extend(tokens.reshape(len(pairs.targets), -1), state)
                 found.append(logits)
         except NotImplementedError as error:
-            raise NotApplicableError("this decoder has no cache") from error
+            raise NotApplicableError("this decoder has no KV cache") from error
         errors.append(_max_difference(_log_softmax(torch.cat(found, 1)), expected, tgt_in.mask))
     return Measurement(
-        _max_error(errors), log_prob_tolerance(subject), "piece by piece; half at once"
+        _max_error(errors), log_prob_tolerance(subject), "token by token, then half in one call"
     )
 
 
 @torch.inference_mode()
 def check_causality(subject: ModelUnderTest) -> Measurement:
-    """Change later pieces of the target; what comes before them must not notice."""
+    """Change later target tokens; earlier log-probabilities must stay the same."""
     errors = []
     for pairs in subject.pairs():
         src, tgt_in, expected = _teacher_forced_log_probs(subject, pairs)
         longest = tgt_in.ids.size(1)
-        for place in sorted({1, longest // 2, longest - 1} - {0}):
+        for position in sorted({1, longest // 2, longest - 1} - {0}):
             changed = tgt_in.ids.clone()
-            changed[:, place:] = _other_tokens(changed[:, place:], len(subject.tokenizers.tgt))
+            changed[:, position:] = _other_tokens(
+                changed[:, position:], len(subject.tokenizers.tgt)
+            )
             found = _log_probs(subject.model, src, PaddedBatch(changed, tgt_in.mask))
             errors.append(
                 _max_difference(
-                    found[:, :place],
-                    expected[:, :place],
-                    None if tgt_in.mask is None else tgt_in.mask[:, :place],
+                    found[:, :position],
+                    expected[:, :position],
+                    None if tgt_in.mask is None else tgt_in.mask[:, :position],
                 )
             )
     return Measurement(
-        _max_error(errors), log_prob_tolerance(subject), "later target pieces changed"
+        _max_error(errors), log_prob_tolerance(subject), "later target tokens changed"
     )
 
 
 @torch.inference_mode()
 def check_source_padding(subject: ModelUnderTest) -> Measurement:
-    """Put rubbish where sources are padded, and more of it behind."""
+    """Replace source padding by random tokens, and add more."""
     errors = []
     for pairs in subject.pairs():
         src, tgt_in, expected = _teacher_forced_log_probs(subject, pairs)
@@ -115,7 +118,7 @@ def check_source_padding(subject: ModelUnderTest) -> Measurement:
 
 @torch.inference_mode()
 def check_target_padding(subject: ModelUnderTest) -> Measurement:
-    """Put rubbish where targets are padded, and more of it behind."""
+    """Replace target padding by random tokens, and add more."""
     errors = []
     for pairs in subject.pairs():
         src, tgt_in, expected = _teacher_forced_log_probs(subject, pairs)
@@ -129,7 +132,7 @@ def check_target_padding(subject: ModelUnderTest) -> Measurement:
 
 @torch.inference_mode()
 def check_batch_neighbors(subject: ModelUnderTest) -> Measurement:
-    """Read each sentence in a batch, and by itself."""
+    """Compare the forward pass of each sentence in a batch and alone."""
     errors = []
     for pairs in subject.pairs():
         _, _, expected = _teacher_forced_log_probs(subject, pairs)
@@ -144,7 +147,7 @@ def check_batch_neighbors(subject: ModelUnderTest) -> Measurement:
 def _teacher_forced_log_probs(
     subject: ModelUnderTest, pairs: TokenPairs
 ) -> tuple[PaddedBatch, PaddedBatch, Tensor]:
-    """Pack a batch and read it with its targets given; give what was packed and the log-probabilities (B, T, V)."""
+    """Pad a batch and run a forward pass; return source, target and log-probabilities (B, T, V)."""
     src, tgt_in = (
         pad_sources(pairs.sources, subject.device),
         pad_batch([[BOS, *target] for target in pairs.targets], subject.device),
@@ -153,17 +156,17 @@ def _teacher_forced_log_probs(
 
 
 def _log_probs(model: EncoderDecoder, src: PaddedBatch, tgt_in: PaddedBatch) -> Tensor:
-    """Read targets that are given: (B, T, V)."""
+    """Return teacher-forced log-probabilities: (B, T, V)."""
     return _log_softmax(model.project(model.decode(tgt_in.ids, model.encode(*src), tgt_in.mask)))
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """Turn logits into log-probabilities, in float32 at least."""
+    """Return log-probabilities in float32."""
     return logits.float().log_softmax(-1)
 
 
 def _replace_padding(packed: PaddedBatch, vocabulary: int) -> PaddedBatch:
-    """Add columns of padding, and fill all padding with pieces that mean something elsewhere."""
+    """Add padding columns and fill all padding with random tokens."""
     rows, longest = packed.ids.shape
     mask = torch.ones_like(packed.ids, dtype=torch.bool) if packed.mask is None else packed.mask
     mask = torch.nn.functional.pad(mask, (0, EXTRA_PADDING))
@@ -178,17 +181,17 @@ def _replace_padding(packed: PaddedBatch, vocabulary: int) -> PaddedBatch:
 
 
 def _other_tokens(ids: Tensor, vocabulary: int) -> Tensor:
-    """Give pieces other than these."""
+    """Return token ids that differ from these."""
     first = len(SPECIAL_TOKENS)
     return (ids - first + 1) % max(vocabulary - first, 1) + first
 
 
 def _max_difference(found: Tensor, expected: Tensor, mask: Tensor | None) -> Tensor:
-    """Find the largest difference at real positions; it stays on the device, and is NaN where anything is."""
-    apart = (found - expected).abs()
-    return (apart if mask is None else apart.masked_fill(~mask.unsqueeze(-1), 0.0)).amax()
+    """Return the largest difference at unpadded positions, on the device; NaN propagates."""
+    difference = (found - expected).abs()
+    return (difference if mask is None else difference.masked_fill(~mask.unsqueeze(-1), 0.0)).amax()
 
 
 def _max_error(errors: Iterable[Tensor] | Sequence[Tensor]) -> float:
-    """Take the largest of errors."""
+    """Return the largest error."""
     return float(torch.stack(list(errors)).amax())

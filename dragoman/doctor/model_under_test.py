@@ -1,4 +1,4 @@
-"""What is examined: a model with its tokenizers, sentences to try it on, and what it makes of them when left alone."""
+"""The model under test with its tokenizers, test sentences, engines and reference outputs."""
 
 from __future__ import annotations
 
@@ -33,20 +33,16 @@ from dragoman.storage.tensor_files import read_tensors
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 from dragoman.text.tokenizer import Tokenizers
 
-DEFAULT_SENTENCES = (
-    16  # tried unless somebody asks for more: enough to see a mistake, few enough to wait for
-)
-EXTRA_PADDING = 4  # columns of it that are added where it must change nothing
-BEAM_SIZE = 4  # hypotheses that change places
-BATCH_ROWS = 8  # sentences of a batch: some of every length, so that there is padding
-RANDOM_LENGTHS = (1, 2, 5, 9, 3, 13)  # lengths of sources that stand in for text, or beside it
-MIN_DISTINCT_LENGTHS = (
-    4  # different ones that a batch should have: where all are equal nothing is padded
-)
+DEFAULT_SENTENCES = 16
+EXTRA_PADDING = 4  # padding columns added by the checks of padding
+BEAM_SIZE = 4
+BATCH_ROWS = 8  # sentences per batch, of different lengths, so that there is padding
+RANDOM_LENGTHS = (1, 2, 5, 9, 3, 13)  # lengths of random source sentences
+MIN_DISTINCT_LENGTHS = 4  # with fewer, random sentences are added, so that batches have padding
 
 
 class ReferenceEngine:
-    """The reference: the model's own verbs under our search, whatever shortcuts the engines take."""
+    """The reference for all engines: plain PyTorch modules with our search."""
 
     name, workers, client_threads, batch_tokens = "plain", 1, 1, None
 
@@ -54,7 +50,7 @@ class ReferenceEngine:
         self._model = model
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
-        """Refuse nothing."""
+        """Return "": every search is supported."""
         return ""
 
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
@@ -68,10 +64,10 @@ class ReferenceEngine:
 
 
 class TokenPairs(NamedTuple):
-    """A batch to be read with its targets given, as rows of ids."""
+    """A batch of token ids for teacher forcing."""
 
     sources: list[list[int]]
-    targets: list[list[int]]  # made up: what must hold holds for any
+    targets: list[list[int]]  # random: the checks hold for any target
 
 
 class ModelUnderTest:
@@ -90,7 +86,7 @@ class ModelUnderTest:
     ) -> None:
         self._load, self.config, self.tokenizers = load, config, tokenizers
         self.golden, self.engines = golden, dict(engines or {})
-        # Learned positions end somewhere; an end takes one as well, and padding some more.
+        # Learned positions are limited; the end of sentence and extra padding need some.
         self._max_positions = (
             max(1, config.model.max_positions - 1 - EXTRA_PADDING)
             if config.model.positions == "learned"
@@ -112,13 +108,13 @@ class ModelUnderTest:
                 None,
                 [
                     _count_sentences(len(known), "given" if encoded else "golden"),
-                    _count_sentences(len(more), "made-up"),
+                    _count_sentences(len(more), "random"),
                 ],
             )
         )
 
     def cases(self) -> list[dict[str, Any]]:
-        """Give the golden cases, none where the file is not in order: its own check says so."""
+        """Return the golden cases; none if the file is invalid, which its own check reports."""
         if self.golden is None:
             return []
         try:
@@ -130,7 +126,7 @@ class ModelUnderTest:
 
     @property
     def model(self) -> EncoderDecoder:
-        """The model, or a reason to skip whatever needs it: that it does not load has a row of its own."""
+        """The model; raise NotApplicableError if it does not load, which its own check reports."""
         loaded_or_error = self.loaded_or_error
         if isinstance(loaded_or_error, DragomanError):
             raise NotApplicableError("the model cannot be built")
@@ -138,7 +134,7 @@ class ModelUnderTest:
 
     @functools.cached_property
     def loaded_or_error(self) -> EncoderDecoder | DragomanError:
-        """The model, or the error that came instead."""
+        """The model, or the error that loading it raised."""
         try:
             return self._load()
         except DragomanError as error:
@@ -146,22 +142,22 @@ class ModelUnderTest:
 
     @property
     def reference_engine(self) -> ReferenceEngine:
-        """What all engines are compared with, our own too."""
+        """The engine that all others are compared with."""
         return ReferenceEngine(self.model)
 
     @property
     def device(self) -> torch.device:
-        """Say where the model is."""
+        """The model's device."""
         return next(self.model.parameters()).device
 
     @property
     def is_exact(self) -> bool:
-        """Whether products are computed with all of float32's bits, as CPUs do."""
+        """Whether matrix multiplications have full float32 precision, as on CPUs."""
         return self.device.type == "cpu"
 
     @functools.cached_property
     def single_outputs(self) -> list[Hypothesis]:
-        """The greedy output for every sentence, searched by itself: nothing is padded, nobody is beside it."""
+        """The greedy output of every sentence, without batching."""
         return [
             self.search(self.reference_engine, GreedySearch(), [number])[0]
             for number in range(len(self.sources))
@@ -169,18 +165,18 @@ class ModelUnderTest:
 
     @functools.cached_property
     def batched_outputs(self) -> list[Hypothesis]:
-        """The greedy output for every sentence, searched in batches."""
+        """The greedy output of every sentence, in batches."""
         return self.search_all(self.reference_engine, GreedySearch())
 
     @functools.cached_property
     def beam_outputs(self) -> list[Hypothesis]:
-        """The best output of a beam for every sentence, searched in batches."""
+        """The best beam search output of every sentence, in batches."""
         return self.search_all(self.reference_engine, BeamSearch(size=BEAM_SIZE))
 
     def search_all(
         self, engine: Engine, strategy: SearchStrategy, *, return_scores: bool = True
     ) -> list[Hypothesis]:
-        """Ask an engine for the best output of every sentence, in batches of unlike lengths."""
+        """Return an engine's best output of every sentence, in batches of mixed lengths."""
         numbers = range(len(self.sources))
         groups = [numbers[at : at + BATCH_ROWS] for at in range(0, len(numbers), BATCH_ROWS)]
         return [
@@ -197,12 +193,12 @@ class ModelUnderTest:
         *,
         return_scores: bool = True,
     ) -> list[Hypothesis]:
-        """Ask an engine for the best outputs of some sentences, as one batch."""
+        """Return an engine's best outputs of some sentences, as one batch."""
         request = replace(self.request(strategy, numbers), return_scores=return_scores)
         return [hypotheses[0] for hypotheses in engine.generate(request)]
 
     def request(self, strategy: SearchStrategy, numbers: Sequence[int]) -> SearchRequest:
-        """Write down what is asked: outputs within the model's own limit and twice their source, for without training none ends."""
+        """Return a search request; outputs are limited, because an untrained model never ends."""
         sources, decode = [self.sources[number] for number in numbers], self.config.decode
         own = [
             int(decode.max_length_ratio * len(source)) + decode.max_length_extra
@@ -221,7 +217,7 @@ class ModelUnderTest:
         )
 
     def pairs(self) -> Iterator[TokenPairs]:
-        """Go through the sentences in batches, each with a target of a length of its own."""
+        """Yield the sentences in batches with random targets of different lengths."""
         for first in range(0, len(self.sources), BATCH_ROWS):
             sources = self.sources[first : first + BATCH_ROWS]
             lengths = [min(3 + 5 * at % 11, self._max_positions) for at in range(len(sources))]
@@ -240,15 +236,15 @@ def load_model_under_test(
     exports: Sequence[Path] = (),
     device: str = "auto",
 ) -> ModelUnderTest:
-    """Open a model directory for examination; what its files must be to be read at all is verified, the rest is left to the checks.
+    """Open a model directory for the checks; only the integrity of its files is verified here.
 
-    `exports` are directories outside of it that are to be compared as well.
+    `exports` are export directories outside of it, compared as well.
     """
     chosen = choose_device(device)
     bundle = Bundle.load(path, device=chosen, check_golden=False)
 
     def load() -> EncoderDecoder:
-        # Not `bundle.model`, which refuses weights that are not finite: here they have a row in the table.
+        # Not `bundle.model`, which raises for non-finite weights: here a check reports them.
         weights = read_tensors(
             bundle.path / layout.WEIGHTS,
             expected=expected_weights(bundle.config, bundle.tokenizers),
@@ -277,11 +273,11 @@ def load_model_under_test(
 
 
 def _count_sentences(number: int, kind: str) -> str:
-    """Say how many sentences are of a kind; nothing where there are none."""
+    """Return the number of sentences of a kind; empty for none."""
     return f"{number} {kind} sentence{'' if number == 1 else 's'}" if number else ""
 
 
 def _random_tokens(length: int, vocabulary: int, seed: int) -> list[int]:
-    """Draw ids that are no special pieces, the same ones each time."""
+    """Return random token ids without special tokens, deterministic by seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(len(SPECIAL_TOKENS), vocabulary, (length,), generator=generator).tolist()

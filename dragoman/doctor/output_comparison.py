@@ -1,8 +1,8 @@
-"""Do two searches say the same? Where they part, was it a toss-up?
+"""Comparison of the outputs of two searches, tolerant of ties.
 
-A comparison of outputs alone cannot tell rounding from a mistake: where two pieces are as good as equal, either may be
-chosen, and all that follows differs. So outputs are compared up to the first place where they differ, and there the model itself says
-how much worse the other piece was. That lead counts as an error like a difference of log-probabilities does, in the same unit.
+If two tokens have nearly the same probability, rounding may choose either, and all later tokens
+differ. So outputs are compared up to the first difference. There, the log-probability gap between
+the two tokens counts as the error.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ from dragoman.doctor.check_result import Measurement
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
-_FORBIDDEN = (PAD, BOS, UNK)  # pieces that no output may hold
+_FORBIDDEN = (PAD, BOS, UNK)  # tokens that no output may contain
 
 
 class Agreement(NamedTuple):
-    """How far one search agrees with another."""
+    """How closely the outputs of two searches agree."""
 
-    equal: int  # outputs that are the same, piece for piece
+    equal: int  # identical outputs
     outputs: int
-    difference: float  # the largest one of a piece's log-probability, where both had written the same before
-    score_gap: float  # the most that a piece was worse than the one it was taken for
+    difference: float  # largest difference of a token's log-probability, given equal prefixes
+    score_gap: float  # largest log-probability gap to the token chosen instead
 
     def to_measurement(self, tolerance: float) -> Measurement:
-        """Put the worse of both errors beside its tolerance."""
+        """Return the larger of both errors with a tolerance."""
         note = f"{self.equal} of {self.outputs} equal"
         if self.score_gap:
             note += (
-                f", lead {self.score_gap:.1g}"
-                if math.isfinite(self.score_gap)
-                else "; one that cannot be"
+                f", gap {self.score_gap:.1g}" if math.isfinite(self.score_gap) else "; one invalid"
             )
         error = (
             math.nan
@@ -53,7 +51,7 @@ def compare_outputs(
     expected: Sequence[Hypothesis],
     found: Sequence[Hypothesis],
 ) -> Agreement:
-    """Compare outputs with those of the reference, `ours`, which must be greedy; `model` judges where they part."""
+    """Compare greedy outputs with the reference's; `model` scores the first differing tokens."""
     equal, difference, score_gap = 0, [0.0], [0.0]
     for source, expected_one, found_one in zip(sources, expected, found, strict=True):
         expected_tokens, found_tokens = _output_tokens(expected_one), _output_tokens(found_one)
@@ -77,7 +75,7 @@ def compare_outputs(
             shared == min(len(expected_tokens), len(found_tokens))
             or found_tokens[shared] in _FORBIDDEN
         ):
-            score_gap.append(math.inf)  # stopped without an end, or wrote what must not be
+            score_gap.append(math.inf)  # ended too early, or contains a forbidden token
         else:
             log_probs = _next_log_probs(model, source, expected_tokens[:shared])
             score_gap.append(
@@ -87,21 +85,21 @@ def compare_outputs(
 
 
 def _output_tokens(hypothesis: Hypothesis) -> list[int]:
-    """Give the pieces of an output, and its end where it has one."""
+    """Return the tokens of an output, with the end of sentence if it was reached."""
     return [*hypothesis.tokens, EOS] if hypothesis.finished else hypothesis.tokens
 
 
 @torch.inference_mode()
 def _next_log_probs(
-    model: EncoderDecoder, source: Sequence[int], written: Sequence[int]
+    model: EncoderDecoder, source: Sequence[int], prefix: Sequence[int]
 ) -> torch.Tensor:
-    """Ask the model, without a cache, what should follow: (V,)."""
+    """Return the log-probabilities of the token after a prefix, without a KV cache: (V,)."""
     device = next(model.parameters()).device
-    tgt_in, _ = pad_batch([[BOS, *written]], device)
+    tgt_in, _ = pad_batch([[BOS, *prefix]], device)
     hidden = model.decode(tgt_in, model.encode(*pad_sources([source], device)))
     return model.project(hidden[0, -1]).float().log_softmax(-1)
 
 
 def _max_or_nan(values: Sequence[float]) -> float:
-    """Find the largest number, which is NaN where one of them is."""
+    """Return the largest value; NaN if any is NaN."""
     return math.nan if any(map(math.isnan, values)) else max(values)

@@ -1,1 +1,1 @@
-"""Scoring translations, and comparing systems."""
+"""Evaluation: sacreBLEU metrics and significance tests between systems."""

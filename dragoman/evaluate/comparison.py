@@ -1,4 +1,4 @@
-"""Two or more sets of translations against one reference: is the difference real, and where is it?"""
+"""Comparison of systems: paired bootstrap test and sentences with the largest changes."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from sacrebleu.significance import PairedTest
 from dragoman.errors import ConfigError, DataError
 from dragoman.evaluate.metrics import build_metrics, check_aligned
 
-BOOTSTRAP_SAMPLES = 1000  # resamplings, as sacreBLEU's own default for the paired bootstrap
-SIGNIFICANCE_LEVEL = 0.05  # the customary bound of p below which a difference is called real
+BOOTSTRAP_SAMPLES = 1000  # sacreBLEU's default for the paired bootstrap
+SIGNIFICANCE_LEVEL = 0.05  # p-value below which a difference is significant
 
 
 @dataclass(frozen=True, slots=True)
 class SystemScore:
-    """One system's score in one metric; `p` is how often chance alone gives such a difference from the first system."""
+    """One system's score in one metric; `p` is the p-value of its difference from the baseline."""
 
     system: str
     metric: str
     value: float
-    mean: float  # of the resamplings
-    margin: float  # half of their 95 % interval
-    p: float | None  # None for the first system, with which the others are compared
+    mean: float  # of the bootstrap samples
+    margin: float  # half of their 95 % confidence interval
+    p: float | None  # None for the baseline, the first system
 
     @property
     def is_significant(self) -> bool:
-        """Say whether the difference is more than chance would give."""
+        """Whether the difference from the baseline is significant."""
         return self.p is not None and self.p < SIGNIFICANCE_LEVEL
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceChange:
-    """A sentence on which two systems differ, with the change in its score."""
+    """A sentence that two systems translate differently, with the change of its score."""
 
     line: int  # from 1
     change: float
@@ -47,7 +47,7 @@ class SentenceChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the paired bootstrap found, and the sentences that moved most."""
+    """Results of the paired bootstrap, and the sentences with the largest changes."""
 
     results: tuple[SystemScore, ...]
     signatures: Mapping[str, str]
@@ -55,8 +55,8 @@ class Comparison:
     samples: int
     notes: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Turn the comparison into plain values for JSON."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
         fields = ("system", "metric", "value", "mean", "margin", "p")
         lines = ("line", "change", "reference", "before", "after")
         return {
@@ -79,7 +79,7 @@ def compare_systems(
     show: int = 10,
     samples: int = BOOTSTRAP_SAMPLES,
 ) -> Comparison:
-    """Compare systems with the first one by paired bootstrap, and find the sentences that the second moved most."""
+    """Compare systems with the first, the baseline, and find the second's largest changes."""
     check_metric(by)
     check_system_count(len(systems))
     check_systems(systems, references)
@@ -104,7 +104,7 @@ def compare_systems(
 
 
 def check_system_count(systems: int) -> None:
-    """Raise DataError unless there are systems to compare."""
+    """Raise DataError unless there are at least two systems."""
     if systems < 2:
         raise DataError(
             "comparing needs two sets of translations or more",
@@ -129,7 +129,8 @@ def check_metric(by: str) -> None:
     if by not in ("chrf", "bleu"):
         raise ConfigError(
             [
-                f"--by must be chrf or bleu; found {by!r}; TER has no upper bound and one bad line would hide the rest"
+                f"--by must be chrf or bleu; found {by!r}; "
+                "TER has no upper bound and one bad line would dominate"
             ]
         )
 
@@ -145,7 +146,7 @@ def largest_changes(
     tokenize: str = "",
     tgt_lang: str = "",
 ) -> list[SentenceChange]:
-    """Find the sentences whose own score changed most, the largest change first, losses and gains alike."""
+    """Return the sentences whose score changed most, in either direction, largest first."""
     chosen = build_metrics(
         lowercase=lowercase,
         tokenize=tokenize,
@@ -175,7 +176,7 @@ def _bootstrap(
     named: Mapping[str, Any],
     samples: int,
 ) -> tuple[dict[str, str], list[SystemScore]]:
-    """Run sacreBLEU's paired bootstrap over all the systems and metrics."""
+    """Run sacreBLEU's paired bootstrap over all systems and metrics."""
     outputs: list[tuple[str, Sequence[str]]] = [
         (name, list(lines)) for name, lines in systems.items()
     ]
@@ -188,7 +189,7 @@ def _bootstrap(
         for (system, _), each in zip(outputs, results, strict=True):
             p = each.p_value
             if p is not None and each.score == results[0].score:
-                p = 1.0  # sacreBLEU counts only larger differences than the one seen, and so calls none at all significant
+                p = 1.0  # sacreBLEU counts strictly larger differences only, which gives 0 here
             found.append(
                 SystemScore(system, metric, float(each.score), float(each.mean), float(each.ci), p)
             )

@@ -18,35 +18,31 @@ from dragoman.text.languages import SCRIPT_NAMES, count_scripts, script_of_langu
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Read a file of sentences, plain, .gz or .xz; empty lines stay, because they keep the files aligned."""
+    """Return the lines of a file, plain, .gz or .xz; empty lines are kept for alignment."""
     return [line.text for line in read_lines(path, max_line_bytes=DataConfig().max_line_bytes)]
 
 
-MIN_CONTRADICTING_CHARS = 50  # of Han without kana, from which on a text is hardly Japanese
-_TOKENIZERS = {
-    "": "13a",
-    "Hani": "zh",
-    "Jpan": "ja-mecab",
-    "Kore": "ko-mecab",
-}  # of every other script: char
+MIN_CONTRADICTING_CHARS = 50  # of Han without kana, from which a text is not taken for Japanese
+# By script; char for all others.
+_TOKENIZERS = {"": "13a", "Hani": "zh", "Jpan": "ja-mecab", "Kore": "ko-mecab"}
 
 
 @dataclass(frozen=True, slots=True)
 class MetricScore:
-    """One number, what it measures, and how it was measured."""
+    """The score of one metric with its sacreBLEU signature."""
 
     name: str
     value: float
     signature: str
 
     def __str__(self) -> str:
-        """Write the score as tables quote it: two decimals and the signature."""
+        """Return the score with two decimals and its signature."""
         return f"{self.name} {self.value:.2f}  {self.signature}"
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationScores:
-    """BLEU, chrF and TER of one set of translations, and what a reader must know about them."""
+    """BLEU, chrF and TER of one set of translations, with notes on the tokenizer."""
 
     bleu: MetricScore
     chrf: MetricScore
@@ -55,18 +51,18 @@ class EvaluationScores:
     notes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[MetricScore]:
-        """Go through the three scores."""
+        """Yield the three scores."""
         return iter((self.bleu, self.chrf, self.ter))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Turn the scores into plain values for JSON and model cards."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the scores as JSON values."""
         scores = {each.name: {"score": each.value, "signature": each.signature} for each in self}
         return {"scores": scores, "sentences": self.sentences, "notes": list(self.notes)}
 
 
 @dataclass(frozen=True, slots=True)
 class SacrebleuMetrics:
-    """The three metrics set up one way: shared by scoring, comparing and validation."""
+    """The three metrics with one configuration, for evaluation, comparison and validation."""
 
     bleu: BLEU
     chrf: CHRF
@@ -75,7 +71,7 @@ class SacrebleuMetrics:
 
 
 class CharTER(TER):
-    """TER over characters, for scripts without spaces that tercom does not split; the signature says tok:char."""
+    """TER over characters, for scripts without spaces; the signature has tok:char."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,13 +86,13 @@ class TokenizerChoice:
     """The tokenizer for BLEU, the script of the target for TER, and why they were chosen."""
 
     name: str
-    script: str  # as in `text.languages`; empty for a spaced one
+    script: str  # as in `text.languages`; empty for scripts with spaces
     reason: str
     warnings: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for a person: the choice and its reason, then the warnings."""
+        """The choice with its reason, then the warnings."""
         return (f"BLEU tokenizer {self.name}: {self.reason}", *self.warnings)
 
 
@@ -108,19 +104,19 @@ def build_metrics(
     references: Sequence[str] = (),
     sentence: bool = False,
 ) -> SacrebleuMetrics:
-    """Return the metrics for a target language or the references' script; `sentence` makes BLEU fit for single sentences."""
+    """Return the metrics for a target language or the references' script.
+
+    With `sentence`, BLEU uses the effective order, as sentence scores need.
+    """
     choice = choose_tokenizer(tokenize, tgt_lang, references)
     try:
         bleu = BLEU(lowercase=lowercase, tokenize=choice.name, effective_order=sentence)
-    except (
-        RuntimeError,
-        ImportError,
-        OSError,
-    ) as error:  # a tokenizer whose package, or whose download, is not there
+    except (RuntimeError, ImportError, OSError) as error:  # its package or download is missing
         found = " ".join(str(error).split())[:200].rstrip(".")
         raise ConfigError(
             [
-                f"--tokenize {choice.name} must be usable here; found {found}; install it or take --tokenize char"
+                f"--tokenize {choice.name} must be usable here; found {found}; install it or use "
+                "--tokenize char"
             ]
         ) from error
     return SacrebleuMetrics(
@@ -129,7 +125,7 @@ def build_metrics(
 
 
 def _build_ter(script: str) -> TER:
-    """Return TER for a script: unspaced ones are split into characters. It ignores case, as tercom does by default."""
+    """Return TER for a script; scripts without spaces are split into characters."""
     if script in ("Hani", "Jpan"):
         return TER(normalized=True, asian_support=True)
     return TER() if script in ("", "Kore") else CharTER()
@@ -138,10 +134,10 @@ def _build_ter(script: str) -> TER:
 def choose_tokenizer(
     tokenize: str, tgt_lang: str, references: Sequence[str] = ()
 ) -> TokenizerChoice:
-    """Choose BLEU's tokenizer: the one asked for, else the target language's, else that of the references' script.
+    """Choose BLEU's tokenizer: as given, else by target language, else by the references' script.
 
-    An explicit language wins over the script, with a warning where they contradict each other; a tag that is not known, or that
-    says nothing about the script, leaves it to the references.
+    A language tag takes precedence over the script, with a warning if they contradict each other.
+    An unknown tag is ignored.
     """
     script, seen = count_scripts(references)
     expected = script_of_language(tgt_lang) if tgt_lang else None
@@ -153,7 +149,7 @@ def choose_tokenizer(
         warnings = _language_warnings(expected, script, seen, tgt_lang)
     if tokenize:
         check_tokenizer(tokenize)
-        return TokenizerChoice(tokenize, chosen, "asked for with --tokenize", warnings)
+        return TokenizerChoice(tokenize, chosen, "set by --tokenize", warnings)
     name, missing = _script_tokenizer(chosen)
     return TokenizerChoice(name, chosen, reason, (*warnings, *missing))
 
@@ -163,13 +159,14 @@ def check_tokenizer(name: str) -> None:
     if name and name not in BLEU.TOKENIZERS:
         raise ConfigError(
             [
-                f"--tokenize must name a tokenizer of sacreBLEU; found {name!r}; {suggest_name(name, map(str, BLEU.TOKENIZERS))}"
+                f"--tokenize must name a tokenizer of sacreBLEU; found {name!r}; "
+                f"{suggest_name(name, map(str, BLEU.TOKENIZERS))}"
             ]
         )
 
 
 def _script_reason(script: str, seen: int, tgt_lang: str) -> str:
-    """Return why the references decided."""
+    """Return the reason of a choice by the references' script."""
     if not seen:
         reason = "the default"
     elif script:
@@ -180,11 +177,9 @@ def _script_reason(script: str, seen: int, tgt_lang: str) -> str:
 
 
 def _language_warnings(expected: str, script: str, seen: int, tgt_lang: str) -> tuple[str, ...]:
-    """Warn where the references are clearly not written as their language usually is."""
-    too_short = seen < MIN_CONTRADICTING_CHARS and {expected, script} == {
-        "Hani",
-        "Jpan",
-    }  # a name or a heading may be Han alone
+    """Return a warning if the references' script contradicts the target language."""
+    # A name or a heading in Japanese may be Han only.
+    too_short = seen < MIN_CONTRADICTING_CHARS and {expected, script} == {"Hani", "Jpan"}
     if (
         not seen
         or too_short
@@ -195,12 +190,13 @@ def _language_warnings(expected: str, script: str, seen: int, tgt_lang: str) -> 
         f"are written in {SCRIPT_NAMES[script]} script" if script else "have spaces between words"
     )
     return (
-        f"the target language is {tgt_lang}, but the references {found}: check --tgt-lang (data.tgt_lang) or the reference file",
+        f"the target language is {tgt_lang}, but the references {found}: "
+        "check --tgt-lang (data.tgt_lang) or the reference file",
     )
 
 
 def _script_tokenizer(script: str) -> tuple[str, tuple[str, ...]]:
-    """Return a script's tokenizer, and a note where the best one is not installed."""
+    """Return a script's tokenizer, and a warning if the best one is not installed."""
     name = _TOKENIZERS.get(script, "char")
     if not name.endswith("-mecab"):
         return name, ()
@@ -212,8 +208,9 @@ def _script_tokenizer(script: str) -> tuple[str, tuple[str, ...]]:
             ("char", "characters") if script == "Jpan" else ("13a", "words between spaces")
         )
         return fallback, (
-            f"BLEU counts {counts}: sacreBLEU's tokenizer {name} is not installed (pip install 'sacrebleu[{language}]'); "
-            f"compare only with scores whose signature says tok:{fallback}",
+            f"BLEU counts {counts}: sacreBLEU's tokenizer {name} is not installed "
+            f"(pip install 'sacrebleu[{language}]'); "
+            f"compare only with scores whose signature has tok:{fallback}",
         )
     return name, ()
 
@@ -226,7 +223,7 @@ def score_translations(
     tokenize: str = "",
     tgt_lang: str = "",
 ) -> EvaluationScores:
-    """Score translations against one reference each; both are plain text, one sentence an item."""
+    """Return BLEU, chrF and TER of detokenized translations against one reference each."""
     check_aligned(hypotheses, references)
     chosen = build_metrics(
         lowercase=lowercase, tokenize=tokenize, tgt_lang=tgt_lang, references=references
@@ -243,7 +240,7 @@ def score_translations(
 def bleu_score(
     hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str = ""
 ) -> MetricScore:
-    """Score by BLEU alone, for validation during training: the same number that `score` gives, sooner."""
+    """Return BLEU alone, equal to that of `score_translations`, for validation."""
     check_aligned(hypotheses, references)
     return _corpus_score(
         build_metrics(tgt_lang=tgt_lang, references=references).bleu, hypotheses, references
@@ -251,18 +248,18 @@ def bleu_score(
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Say which share of the translations equals its reference, letter for letter."""
+    """Return the fraction of translations that equal their reference."""
     check_aligned(hypotheses, references)
     return sum(map(str.__eq__, hypotheses, references)) / len(references)
 
 
 def check_aligned(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Refuse texts that cannot be compared line by line."""
+    """Raise DataError unless both have the same, positive number of lines."""
     if len(hypotheses) != len(references):
         raise DataError(
             "translations and references must have the same number of lines",
             found=f"{len(hypotheses):,} and {len(references):,}",
-            fix="check that both are whole and of the same set",
+            fix="check that both belong to the same test set and are complete",
         )
     if not references:
         raise DataError(
@@ -271,6 +268,6 @@ def check_aligned(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> MetricScore:
-    """Score a whole set with one metric; the signature exists only after that."""
+    """Return the corpus score of one metric; the signature is only available afterwards."""
     result = metric.corpus_score(list(hypotheses), [list(references)])
     return MetricScore(str(result.name), float(result.score), str(metric.get_signature()))

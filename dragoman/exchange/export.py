@@ -101,7 +101,7 @@ def export_ctranslate2(
         parity = compare_engine(bundle, engine, texts or golden_texts(bundle), references)
         if quantization == "float32":
             require_parity(parity)
-        facts["parity"] = parity.facts()
+        facts["parity"] = parity.to_dict()
         if out is not None:
             copy_tokenizers(bundle, folder)
             write_readme(bundle, folder, "ctranslate2", precision=quantization)
@@ -189,7 +189,7 @@ def export_hugging_face(
         )
         require_parity(parity)
         write_readme(bundle, folder, "huggingface")
-        facts |= {"model_sha256": model_digest(bundle), "parity": parity.facts()}
+        facts |= {"model_sha256": model_digest(bundle), "parity": parity.to_dict()}
     return ExportResult(final, parity)
 
 
@@ -228,7 +228,7 @@ def export_onnx(
             )
             (folder / f"{name}_vocabulary.json").write_text(tokens, encoding="utf-8")
         write_readme(bundle, folder, "onnx")
-        facts |= {"model_sha256": model_digest(bundle), "parity": parity.facts()}
+        facts |= {"model_sha256": model_digest(bundle), "parity": parity.to_dict()}
     return ExportResult(final, parity)
 
 

@@ -126,7 +126,7 @@ def import_marian(
             weights=weights,
             card=card,
             golden=golden,
-            facts=facts,
+            manifest_fields=facts,
         )
         parity = _compare_with_original(source, vocabularies, models, temporary, texts)
     return ImportResult(out, parity)

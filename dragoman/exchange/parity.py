@@ -43,7 +43,7 @@ class Parity:
             line += f"; BLEU {ours:.2f} native, {theirs:.2f} {self.program}, difference {theirs - ours:+.2f}"
         return line
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Turn the figures into plain values for a manifest or JSON."""
         values: dict[str, Any] = {
             "sentences": self.sentences,

@@ -1,4 +1,4 @@
-"""Seeing how a model came to its output: the explanation as data, as a picture, and in the terminal."""
+"""Attention weights of a translation as data, as a PNG and in the terminal."""
 
 from dragoman.explain.explanation import Explanation
 

@@ -1,4 +1,4 @@
-"""Where a model looked while it wrote given targets: one pass with the whole target known."""
+"""Attention weights of given targets, recorded in one teacher-forced forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dragoman.text.special_tokens import BOS, EOS
 
 
 class AttentionMaps(NamedTuple):
-    """What one row's pass showed."""
+    """Recorded attention weights and log-probabilities of one sentence pair."""
 
     attentions: dict[str, AttentionWeights]  # path -> (H, T or S, S or T)
     log_probs: list[float]  # of each target token
@@ -26,9 +26,9 @@ class AttentionMaps(NamedTuple):
 def align_batch(
     model: EncoderDecoder, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[AttentionWeights] | None:
-    """Average each row's cross-attention over layers and heads: (T, S), the source's end being a column.
+    """Return each row's cross-attention weights averaged over layers and heads: (T, S).
 
-    A row per target token says where the model looked when it chose that token. None if the decoder has no cross-attention.
+    The last column is the source's end of sentence. None if the decoder has no cross-attention.
     """
     device = next(model.parameters()).device
     cross_attentions = [path for path in find_attentions(model) if is_cross_attention(path)]
@@ -36,11 +36,11 @@ def align_batch(
         return None
     memory = model.encode(*pad_sources(sources, device))
     tgt_in, mask = pad_batch([[BOS, *target] for target in targets], device)
-    with record(model, cross_attentions) as notes:
+    with record(model, cross_attentions) as records:
         model.decode(tgt_in, memory, mask)
-    total = torch.stack([notes[path].weights.float().mean(dim=1) for path in cross_attentions]).sum(
-        dim=0
-    )  # (B, T, S)
+    total = torch.stack(
+        [records[path].weights.float().mean(dim=1) for path in cross_attentions]
+    ).sum(dim=0)  # (B, T, S)
     mean: AttentionWeights = (total / len(cross_attentions)).cpu().numpy()
     return [
         mean[row, : len(target), : len(source) + 1]
@@ -52,17 +52,20 @@ def align_batch(
 def record_attention(
     model: EncoderDecoder, source: Sequence[int], target: Sequence[int], *, finished: bool = True
 ) -> AttentionMaps:
-    """Record every attention of a model while it reads a source and writes a given target, its end included if finished."""
+    """Return the weights of every attention layer for a source and a given target.
+
+    With `finished`, the target includes its end of sentence.
+    """
     device = next(model.parameters()).device
-    written = [*target, EOS] if finished else list(target)
+    tgt_out = [*target, EOS] if finished else list(target)
     src, _ = pad_sources([source], device)
-    tgt_in, _ = pad_batch([[BOS, *written[:-1]]], device)
-    with record(model) as notes:
+    tgt_in, _ = pad_batch([[BOS, *tgt_out[:-1]]], device)
+    with record(model) as records:
         log_probs = model(src, tgt_in).float().log_softmax(-1)[0]
     weights = {
-        path: note.weights[0].float().cpu().numpy().astype(np.float32)
-        for path, note in notes.items()
+        path: recorded.weights[0].float().cpu().numpy().astype(np.float32)
+        for path, recorded in records.items()
     }
     return AttentionMaps(
-        weights, [float(log_probs[place, token]) for place, token in enumerate(written)]
+        weights, [float(log_probs[position, token]) for position, token in enumerate(tgt_out)]
     )

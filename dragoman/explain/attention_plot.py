@@ -12,7 +12,7 @@ import numpy as np
 
 from dragoman.explain.explanation import AttentionWeights, check_labels
 
-# Fonts by the scripts that they add, in the order in which they are tried; what is not installed is passed over.
+# Fonts in order of preference; those not installed are skipped.
 _PREFERRED_FONTS = (
     "DejaVu Sans",
     "Noto Sans",
@@ -42,7 +42,7 @@ _PREFERRED_FONTS = (
 
 @functools.cache
 def font_families() -> tuple[str, ...]:
-    """List the installed fonts to draw with, matplotlib's own first."""
+    """Return the installed fonts, matplotlib's own first."""
     from matplotlib import font_manager
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
@@ -51,7 +51,7 @@ def font_families() -> tuple[str, ...]:
 
 @functools.cache
 def _drawable_chars() -> frozenset[int]:
-    """Collect the characters that some font of ours has."""
+    """Return the code points that some installed font covers."""
     from matplotlib import font_manager, ft2font
 
     characters: set[int] = set()
@@ -62,9 +62,9 @@ def _drawable_chars() -> frozenset[int]:
 
 
 def escape_undrawable(token: str) -> str:
-    """Write a piece so that it can be drawn: its space mark as an open box, and what no font has as its code point.
+    """Return a token with its space mark as an open box and uncovered characters as code points.
 
-    Left to itself matplotlib draws an empty box and warns.
+    matplotlib would draw an empty box and warn.
     """
     escaped = token.replace("\u2581", "\u2423")
     known = _drawable_chars()
@@ -74,10 +74,10 @@ def escape_undrawable(token: str) -> str:
     ).replace("$", r"\$")
 
 
-_CELL_INCHES = 0.34  # a side of a cell: room for two characters of its label
-_MAX_CELLS = 120  # a side of the picture; more than a page can show
+_CELL_INCHES = 0.34  # side of a cell: two characters of its label
+_MAX_CELLS = 120  # rows and columns; larger maps are truncated
 _MAX_LABEL_CHARS = 24  # characters of a label
-_MAX_PIXELS = 2400.0  # a side; large pictures get smaller cells
+_MAX_PIXELS = 2400.0  # side of the image; large maps get smaller cells
 
 
 def save_attention_map(
@@ -88,7 +88,7 @@ def save_attention_map(
     tgt_tokens: Sequence[str],
     title: str = "",
 ) -> None:
-    """Draw weights (T, S) as a PNG: a row for each target piece, a column for each source piece, dark where it looked."""
+    """Save weights (T, S) as a PNG heat map: a row per target token, a column per source token."""
     check_labels(weights, src_tokens, tgt_tokens)
     weights, rows, columns = (
         weights[:_MAX_CELLS, :_MAX_CELLS],
@@ -98,11 +98,11 @@ def save_attention_map(
     import matplotlib
     from matplotlib.figure import Figure
 
-    # The object's face and not pyplot: no global state, no window system.
+    # Not pyplot, which has global state and may need a window system.
     with matplotlib.rc_context({"font.family": list(font_families()), "font.size": 11}):
         height, width = (_CELL_INCHES * max(size, 3) for size in weights.shape)
         figure = Figure(figsize=(width, height), dpi=min(150.0, _MAX_PIXELS / max(width, height)))
-        axes = figure.add_axes((0, 0, 1, 1))  # the labels stand outside; saving makes room for them
+        axes = figure.add_axes((0, 0, 1, 1))  # labels are outside; savefig enlarges the image
         image = axes.imshow(
             weights,
             cmap="Blues",
@@ -134,14 +134,14 @@ def save_attention_map(
 
 
 def _label_text(token: str) -> str:
-    """Spell a piece in as many characters as there is room for."""
+    """Return a token as a label of at most _MAX_LABEL_CHARS characters."""
     return escape_undrawable(
         token if len(token) <= _MAX_LABEL_CHARS else f"{token[: _MAX_LABEL_CHARS - 1]}…"
     )
 
 
 def _label_axes(axes: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Put the pieces at their columns and rows, with a fine grid between the cells."""
+    """Label columns and rows with the tokens and draw a grid between the cells."""
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xticks(range(len(columns)), columns)

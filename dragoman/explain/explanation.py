@@ -1,4 +1,4 @@
-"""What a model did with one text: its pieces, its choices, and where every attention looked."""
+"""One translation with its tokens, log-probabilities and attention weights."""
 
 from __future__ import annotations
 
@@ -19,36 +19,39 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """One translation, opened up.
+    """One translation with the attention weights of every layer and head.
 
-    A row of `attentions[path][head]` says where one position looked: in `encoder.*` source pieces at source pieces, in
-    `decoder.*.self` target pieces at those before them, in `decoder.*.cross` target pieces at source pieces. Each row
-    sums to 1, or to less where an alignment's definition says so (local_p, monotonic). A target position is the piece that is
-    being chosen there; the last one chooses the end.
+    A row of `attentions[path][head]` is the attention distribution of one query position:
+    `encoder.*` is self-attention of the source, `decoder.*.self` of the target, `decoder.*.cross`
+    is cross-attention from target to source. A row sums to 1, or to less for alignments that are
+    not normalized (local_p, monotonic). A target position is the token predicted there; the last
+    one predicts the end of sentence.
     """
 
     text: str
     translation: str
     score: float
-    src_tokens: list[str]  # S of them, the end `</s>` last
-    tgt_tokens: list[str]  # T of them, the end `</s>` last where it was reached
-    log_probs: list[float]  # of each target piece
-    attentions: Mapping[str, AttentionWeights] = field(
-        default_factory=dict
-    )  # path -> (H, T or S, S or T)
+    src_tokens: list[str]  # S tokens, `</s>` last
+    tgt_tokens: list[str]  # T tokens, `</s>` last if it was reached
+    log_probs: list[float]  # of each target token
+    # path -> (H, T or S, S or T)
+    attentions: Mapping[str, AttentionWeights] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Write both texts and what is inside in one short line."""
+        """Return both texts, the score and the numbers of tokens and attention layers."""
         texts = " -> ".join(
             repr(text) if len(text) <= 60 else f"{text[:59]!r}…"
             for text in (self.text, self.translation)
         )
-        counts = f"{len(self.src_tokens)} source and {len(self.tgt_tokens)} target tokens, {len(self.attentions)} attentions"
+        counts = (
+            f"{len(self.src_tokens)} source and {len(self.tgt_tokens)} target tokens, "
+            f"{len(self.attentions)} attentions"
+        )
         return f"Explanation({texts}, score={self.score:.4f}, {counts})"
 
     @property
     def alignment(self) -> AttentionWeights | None:
-        """Cross-attention weights averaged over layers and heads: (T, S); None if the decoder has no cross-attention."""
+        """Cross-attention weights averaged over layers and heads: (T, S); None without any."""
         cross_attentions = [
             weights.mean(axis=0)
             for path, weights in self.attentions.items()
@@ -60,7 +63,7 @@ class Explanation:
         return mean
 
     def to_dict(self) -> dict[str, Any]:
-        """Turn everything into plain values; weights are rounded to five decimals."""
+        """Return everything as JSON values; weights are rounded to five decimals."""
         return {
             "format": FORMAT_VERSION,
             "text": self.text,
@@ -76,19 +79,19 @@ class Explanation:
         }
 
     def to_json(self) -> str:
-        """Write everything as one JSON object, text in its own script."""
+        """Return everything as one JSON object; non-ASCII text is not escaped."""
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
 
 def is_cross_attention(path: str) -> bool:
-    """Say whether an attention's path is that of one from the target to the source."""
+    """Whether a path is that of a cross-attention layer."""
     return path.startswith("decoder.") and not path.endswith(".self")
 
 
 def check_labels(
     weights: AttentionWeights | None, src_tokens: Sequence[str], tgt_tokens: Sequence[str]
 ) -> None:
-    """Refuse a picture whose labels would stand beside the wrong rows or columns."""
+    """Raise DataError unless the weights have a row per target and a column per source token."""
     if weights is None:
         raise DataError(
             "an attention map must be drawn from attention weights",
@@ -97,9 +100,10 @@ def check_labels(
         )
     if weights.shape != (len(tgt_tokens), len(src_tokens)):
         raise DataError(
-            "an attention map must have a row for each target piece and a column for each source piece",
-            found=f"shape {weights.shape} for {len(tgt_tokens)} target and {len(src_tokens)} source tokens",
-            fix="pass one head or the mean of several, with the pieces that belong to it",
+            "an attention map must have a row per target token and a column per source token",
+            found=f"shape {weights.shape} for {len(tgt_tokens)} target and {len(src_tokens)} "
+            "source tokens",
+            fix="pass one head or the mean of several, with its tokens",
         )
 
 

@@ -1,4 +1,4 @@
-"""Attention as blocks of shade in a terminal: readable without colours, and narrow enough for any window."""
+"""Attention weights as shaded blocks in a terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from rich.text import Text
 from dragoman.explain.explanation import AttentionWeights, check_labels
 
 _SHADES = " ░▒▓█"
-_CELL_COLUMNS = (
-    2  # columns of the terminal for one source piece: a square, and room for one wide character
-)
-_MAX_SOURCE_CHARS = 12  # characters of a source piece that are shown
-_MAX_TARGET_COLUMNS = 16  # columns of a target piece that are shown
+_CELL_COLUMNS = 2  # terminal columns per source token: a square, or one wide character
+_MAX_SOURCE_CHARS = 12  # characters shown of a source token
+_MAX_TARGET_COLUMNS = 16  # columns shown of a target token
 
 
 def render_attention(
@@ -25,9 +23,10 @@ def render_attention(
     tgt_tokens: Sequence[str],
     width: int = 80,
 ) -> Text:
-    """Draw weights (T, S): source pieces read downwards over the columns, target pieces stand before the rows.
+    """Return weights (T, S) as text: source tokens above the columns, targets before the rows.
 
-    Shades are relative to the largest weight. A source wider than the terminal goes on in another band below.
+    Shades are relative to the largest weight. A source wider than the terminal continues in another
+    band below.
     """
     check_labels(weights, src_tokens, tgt_tokens)
     names = [_escape_token(token) for token in tgt_tokens]
@@ -56,13 +55,13 @@ def _draw_band(
     margin: int,
     most: float,
 ) -> None:
-    """Draw some of the columns under their labels."""
+    """Append one band of columns with its labels."""
     columns = [_split_clusters(_escape_token(token)) for token in tokens]
     tallest = max((len(column) for column in columns), default=0)
     for level in range(tallest):
         picture.append(" " * (margin + 2))
         for column in columns:
-            at = level - (tallest - len(column))  # labels end at the picture's edge
+            at = level - (tallest - len(column))  # labels are aligned at the bottom
             picture.append(
                 set_cell_size(column[at] if at >= 0 else "", _CELL_COLUMNS),
                 style="dim" if at >= 0 and column[at] == "␣" else "",
@@ -85,14 +84,14 @@ def _draw_band(
 
 
 def _escape_token(token: str) -> str:
-    """Spell a piece with a mark for its space and no character that would move the cursor."""
+    """Return a token with a visible space mark and without control characters."""
     return "".join(
         char if char.isprintable() else f"<{ord(char):X}>" for char in token.replace("\u2581", "␣")
     )
 
 
 def _split_clusters(text: str) -> list[str]:
-    """Cut a label into what takes one line each: a character with the marks that combine with it."""
+    """Split a label into characters with their combining marks, one per line."""
     clusters: list[str] = []
     for char in text:
         if clusters and (unicodedata.combining(char) or cell_len(char) == 0):

@@ -31,7 +31,7 @@ class EngineInfo:
     rate: float | None = None  # sentences a second, measured on this machine
     chosen: bool = False  # whether `translate` takes it here
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Give plain values."""
         return asdict(self)
 

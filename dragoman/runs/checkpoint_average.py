@@ -60,7 +60,7 @@ def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> Ave
         weights=weights,
         card=card,
         golden=_golden_texts(output_dir) if output_dir.finished else [],
-        facts={"updates": steps[0], "weights_from": chosen},
+        manifest_fields={"steps": steps[0], "weights_from": chosen},
     )
     return AveragedModel(target.out, steps)
 

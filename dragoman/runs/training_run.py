@@ -578,7 +578,11 @@ class _TrainingRun:
             seconds=self.time_budget.elapsed(),
             machine=machine,
         )
-        facts = {"updates": result.step, "weights_from": chosen, "metrics": dict(result.metrics)}
+        manifest_fields = {
+            "steps": result.step,
+            "weights_from": chosen,
+            "metrics": dict(result.metrics),
+        }
         golden = select_golden_sentences(prepared)
         write_bundle(
             self.output_dir.out,
@@ -587,7 +591,7 @@ class _TrainingRun:
             weights=weights,
             card=card,
             golden=golden,
-            facts=facts,
+            manifest_fields=manifest_fields,
         )
         draw_curves(run.path / "log.jsonl", run.path / "curves.png")
         self.progress.note(

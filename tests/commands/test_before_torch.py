@@ -68,7 +68,7 @@ MISTAKES = [
     ("export MODEL --to onnx -o full", "a directory with files at full"),
     ("export MODEL --to onnx -o y --check x", "x must exist"),
     ("export MODEL --to onnx -o y --src s", "found only s"),
-    ("export MODEL --to ctranslate2 --quantisation int3", "'int3'"),
+    ("export MODEL --to ctranslate2 --quantization int3", "'int3'"),
     ("import x -o y", "no directory at x"),
     ("import MODEL -o full", "a directory with files at full"),
     ("import MODEL -o y --check x", "x must exist"),

@@ -33,7 +33,7 @@ def check(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, tuple[
 def test_a_clean_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", *write(tmp_path, SOURCES, TARGETS)]) == 0
     out = capsys.readouterr().out
-    assert "nothing to mend" in out
+    assert "no problems found" in out
     assert "duplicate pairs" in out, "a check that found nothing is listed too"
 
 

@@ -99,7 +99,7 @@ def test_our_mistake_shows_a_traceback_and_asks_for_a_report(
     assert main(["settings"]) == 1
     err = capsys.readouterr().err
     assert "ZeroDivisionError: oh" in err
-    assert err.splitlines()[-1].startswith("dragoman: error: this is a mistake in dragoman")
+    assert err.splitlines()[-1].startswith("dragoman: error: this is a bug in dragoman")
 
 
 def test_ctrl_c_is_a_word_and_130(

@@ -39,7 +39,7 @@ def test_export_prints_the_place_and_the_parity_and_translate_uses_it(
                 str(model),
                 "--to",
                 "ctranslate2",
-                "--quantisation",
+                "--quantization",
                 "float32",
                 "--check",
                 str(texts),
@@ -108,7 +108,7 @@ def test_what_the_engine_cannot_do_is_said_once(
 def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", str(model), "--to", "ctranslate2", "--quantisation", "int8"]) == 0
+    assert main(["export", str(model), "--to", "ctranslate2", "--quantization", "int8"]) == 0
     with (model / "engines" / "ctranslate2-int8" / "model.bin").open("r+b") as file:
         file.seek(200)
         file.write(b"\xff\xff")
@@ -128,14 +128,14 @@ def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(
     [
         (["--to", "tensorrt"], "found 'tensorrt'"),
         (["--to", "onnx"], "found no --out"),
-        (["--to", "ctranslate2", "--quantisation", "int4"], "found 'int4'"),
+        (["--to", "ctranslate2", "--quantization", "int4"], "found 'int4'"),
         (
-            ["--to", "onnx", "--quantisation", "int8", "--out", "new"],
-            "found --quantisation int8; quantise its graphs by onnxruntime",
+            ["--to", "onnx", "--quantization", "int8", "--out", "new"],
+            "found --quantization int8; quantize its graphs with onnxruntime",
         ),
         (
             ["--to", "huggingface", "--quantization", "int8", "--out", "new"],
-            "found --quantisation int8; load it with",
+            "found --quantization int8; load it with",
         ),
         (["--to", "onnx", "--out", "OUT/below"], "found a file at"),
         (["--to", "ctranslate2", "--src", "a"], "found only a"),

@@ -50,7 +50,7 @@ def test_a_path_that_is_no_model_is_answered_with_one_that_is(
     text.write_text("nothing of interest")
     shutil.copytree(bundle, tmp_path / "mine")
     line = refusal("translate", "-m", text, "Hallo", capsys=capsys)
-    assert f"found the file {text}; perhaps you mean {tmp_path / 'mine'}" in line
+    assert f"found the file {text}; did you mean {tmp_path / 'mine'}" in line
     line = refusal(
         "translate", "-m", tmp_path / "mine" / "weights.safetensors", "Hallo", capsys=capsys
     )
@@ -119,7 +119,7 @@ def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> 
     )
     with pytest.raises(
         ConfigError,
-        match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install it or take",
+        match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install it or use",
     ):
         metrics.build_metrics(tokenize="flores200")
 

@@ -251,7 +251,7 @@ def test_a_run_without_its_text_is_gone_on_with_by_resume(
     )
     assert main(["train", "--out", str(tmp_path / "a model")]) == 2
     (line,) = errors(capsys)
-    assert "add --resume to go on with it" in line
+    assert "add --resume to resume it" in line
 
 
 def test_a_settings_file(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

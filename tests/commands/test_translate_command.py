@@ -252,7 +252,7 @@ def test_notes_are_shown_and_counted(
     assert main(["translate", "-m", str(bundle)]) == 0
     err = capsys.readouterr().err.splitlines()
     assert err[0].startswith("dragoman: line 1: stopped at ")
-    assert err[-1] == "dragoman: 10 lines had such notes in all; --json writes them with each line"
+    assert err[-1] == "dragoman: 10 lines with notes in total; --json includes them"
     assert len(err) == 4
     assert main(["translate", "-m", str(bundle), "--json", "Das ist ein Haus."]) == 0
     assert json.loads(capsys.readouterr().out)["notes"][0].startswith("stopped at ")

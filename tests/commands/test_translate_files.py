@@ -86,7 +86,7 @@ def test_a_pipe_can_be_an_input(
         (["--input", "."], "must be a plain file; found a directory"),
         (
             ["--input", "in.txt", "text"],
-            "texts and --input both say what to translate; found 'text' and in.txt",
+            "texts and --input exclude each other; found 'text' and in.txt",
         ),
         (
             ["--input", "in.txt", "--output", "in.txt"],
@@ -159,7 +159,7 @@ def test_the_name_of_a_file_is_warned_about(
     path.write_text("Guten Morgen.\n")
     assert main(["translate", "-m", str(bundle), str(path)]) == 0
     captured = capsys.readouterr()
-    assert f"warning: {path} is the name of a file and is translated as text" in captured.err
+    assert f"warning: {path} is a file name but is translated as text" in captured.err
     assert f"--input {path}" in captured.err
     assert len(captured.out.splitlines()) == 1
     assert main(["translate", "-m", str(bundle), "x" * 5000]) == 0, "longer than any name"

@@ -307,7 +307,7 @@ def test_where_nothing_fits_one_line_says_so(
     monkeypatch.setattr(NativeEngine, "generate", generate)
     found = run(TRANSLATE, folder, capsys)
     assert found.code == 71
-    assert "the memory must have room for what is asked; found it full" in found.lines[-1]
+    assert "the model and its batch must fit into memory; found it full" in found.lines[-1]
     assert said in found.lines[-1]
     assert not any("Traceback" in line for line in found.lines)
 

@@ -62,13 +62,13 @@ def test_what_is_written_is_read(tmp_path: Path, joint: bool) -> None:
         tokenizers=tokenizers,
         weights=weights,
         golden=["ein mann"],
-        facts={"steps": 7},
+        manifest_fields={"steps": 7},
     )
     bundle = Bundle.load(tmp_path / "m")
     assert bundle.config == config
     assert bundle.tokenizers.shared_vocab is joint
     assert bundle.tokenizers.src.digest == tokenizers.src.digest
-    assert bundle.facts()["steps"] == 7
+    assert bundle.manifest_fields()["steps"] == 7
     assert bundle.parameters == sum(each.numel() for each in bundle.model.parameters())
     for name, tensor in bundle.model.state_dict().items():
         assert torch.equal(tensor, weights[name]), name
@@ -279,9 +279,9 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_a_near_name_is_offered(tmp_path: Path) -> None:
     write(tmp_path / "my-model")
-    with pytest.raises(BundleError, match=f"perhaps you mean {tmp_path}/my-model"):
+    with pytest.raises(BundleError, match=f"did you mean {tmp_path}/my-model"):
         Bundle.load(tmp_path / "mymodel")
-    with pytest.raises(BundleError, match=f"perhaps you mean {tmp_path}/my-model"):
+    with pytest.raises(BundleError, match=f"did you mean {tmp_path}/my-model"):
         Bundle.load(tmp_path)
 
 
@@ -343,7 +343,7 @@ def test_golden_vectors_notice_a_model_that_computes_something_else(tmp_path: Pa
         next(model.parameters()).mul_(1.01)
     with pytest.raises(
         CorruptError,
-        match=r"golden\.json, case 1 \('ein mann'\): piece 1 must have log-probability .*; found -",
+        match=r"golden\.json, case 1 \('ein mann'\): token 1 must have log-probability .*; found -",
     ):
         check_golden(model, bundle.tokenizers, bundle.golden, "golden.json")
 
@@ -414,7 +414,7 @@ def test_blank_golden_inputs_are_left_out() -> None:
         (lambda golden: golden["cases"][0].update(tgt=[5] * 600), "found tgt that is not a list"),
         (
             lambda golden: golden["cases"][0]["log_probs"].pop(),
-            "found log_probs that are not one a piece",
+            "found log_probs that are not one per token",
         ),
         (
             lambda golden: golden["cases"][0]["log_probs"].__setitem__(0, "x"),
@@ -447,7 +447,7 @@ def test_a_golden_case_has_a_number_for_each_token_and_for_its_end(
             "log_probs": [-0.5] * numbers,
         }
         assert _case_problem(case, 8, 8) == (
-            "" if numbers == count else "log_probs that are not one a piece"
+            "" if numbers == count else "log_probs that are not one per token"
         )
     assert _case_problem(case | {"log_probs": [-0.5] * count}, 8, 7).startswith(
         "tgt that is not a list"

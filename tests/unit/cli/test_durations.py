@@ -46,7 +46,7 @@ def test_times_are_read(text: str, seconds: float) -> None:
     ],
 )
 def test_what_is_no_time_is_told(text: str) -> None:
-    with pytest.raises(ConfigError, match="a time must be a number with its unit") as caught:
+    with pytest.raises(ConfigError, match="a duration must be a number with its unit") as caught:
         parse_duration(text)
     assert f"found {text!r}" in str(caught.value)
 

@@ -191,8 +191,8 @@ def damaged_form(golden: dict[str, Any]) -> None:
     ("damage", "note"),
     [
         (damaged_number, "4 sentences"),
-        (damaged_pieces, "other pieces or text for 'ein mann geht'"),
-        (damaged_text, "other pieces or text for 'ein mann geht'"),
+        (damaged_pieces, "other tokens or text for 'ein mann geht'"),
+        (damaged_text, "other tokens or text for 'ein mann geht'"),
         (damaged_form, "found tgt that is not a list"),
     ],
 )
@@ -296,7 +296,7 @@ def test_letters_that_the_vocabulary_lacks_are_left_out_of_the_round_trip(parts:
     )
     assert (finding.verdict, finding.note) == (
         "SKIP",
-        "the vocabulary lacks letters of every golden sentence",
+        "every golden sentence has characters unknown to the vocabulary",
     )
 
 
@@ -337,7 +337,7 @@ def test_a_decoder_without_a_cache_is_skipped(
 
     monkeypatch.setattr(parts.model, "start", start)
     [finding] = run_checks(parts.subject(), {"KV cache": model_checks.check_kv_cache})
-    assert (finding.verdict, finding.note) == ("SKIP", "this decoder has no cache")
+    assert (finding.verdict, finding.note) == ("SKIP", "this decoder has no KV cache")
 
 
 def test_sentences_are_the_given_ones_or_the_golden_ones_or_made_up(parts: Parts) -> None:
@@ -371,7 +371,7 @@ def test_a_finding_is_judged_in_one_place() -> None:
     assert CheckResult.from_measurement("it", Measurement(math.nan, math.inf)).verdict == "FAIL"
     assert (
         json.loads(
-            json.dumps(CheckResult.from_measurement("it", Measurement(math.inf, 1.0)).facts())
+            json.dumps(CheckResult.from_measurement("it", Measurement(math.inf, 1.0)).to_dict())
         )["error"]
         == "inf"
     )

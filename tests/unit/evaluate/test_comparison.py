@@ -73,7 +73,7 @@ def test_a_short_file_is_named_with_the_numbers() -> None:
 
 
 def test_a_comparison_turns_into_plain_values() -> None:
-    values = compare_systems({"bad": BAD, "good": GOOD}, REFERENCES, samples=50, show=1).as_dict()
+    values = compare_systems({"bad": BAD, "good": GOOD}, REFERENCES, samples=50, show=1).to_dict()
     assert values["samples"] == 50
     assert values["results"][0] == {
         **values["results"][0],

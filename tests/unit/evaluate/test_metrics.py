@@ -123,7 +123,7 @@ def test_exact_match_counts_whole_lines() -> None:
 
 
 def test_scores_turn_into_plain_values() -> None:
-    values = score_translations(HYPOTHESES, REFERENCES).as_dict()
+    values = score_translations(HYPOTHESES, REFERENCES).to_dict()
     assert set(values["scores"]) == {"BLEU", "chrF2", "TER"}
     assert values["scores"]["BLEU"]["signature"].startswith("nrefs:1")
     assert values["sentences"] == 3
@@ -226,7 +226,7 @@ def test_what_agrees_is_not_warned_about(tag: str, texts: list[str]) -> None:
 def test_a_tokenizer_asked_for_is_used_and_ter_still_knows_the_script() -> None:
     hypotheses, references = CHINESE
     found = score_translations(hypotheses, references, tokenize="char")
-    assert found.notes == ("BLEU tokenizer char: asked for with --tokenize",)
+    assert found.notes == ("BLEU tokenizer char: set by --tokenize",)
     assert "asian:yes" in found.ter.signature
 
 

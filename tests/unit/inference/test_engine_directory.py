@@ -485,4 +485,4 @@ def test_bleu_is_compared_where_there_are_references(bundle: Path) -> None:
     ).parity
     assert parity.bleu is not None
     assert f"BLEU {parity.bleu[0]:.2f} native" in str(parity)
-    assert parity.facts()["bleu"] == parity.bleu[1]
+    assert parity.to_dict()["bleu"] == parity.bleu[1]

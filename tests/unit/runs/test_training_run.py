@@ -355,7 +355,7 @@ def test_a_run_that_reaches_its_target_ends_there_and_has_nothing_left(corpus, m
     )
     told = Told()
     out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model", progress=told)
-    assert json.loads((out / "manifest.json").read_text())["updates"] == 3  # the first validation
+    assert json.loads((out / "manifest.json").read_text())["steps"] == 3  # the first validation
     assert "learnt at step 3: 98 % of the validation sentences translated exactly" in told.notes
     again = Told()
     train(None, out, resume=True, progress=again)
@@ -365,7 +365,7 @@ def test_a_run_that_reaches_its_target_ends_there_and_has_nothing_left(corpus, m
     )
     assert any("--set train.target_exact=0" in note for note in again.notes)
     train(configured(corpus, "train.target_exact=0"), out, resume=True)
-    assert json.loads((out / "manifest.json").read_text())["updates"] == 6
+    assert json.loads((out / "manifest.json").read_text())["steps"] == 6
 
 
 def test_a_run_that_ends_below_its_target_warns(corpus, caplog):
