@@ -90,7 +90,7 @@ def train_architecture(
     with RunDirectory(out / "training", keep_checkpoints=2) as run:
         pace = (
             RunBuilder(config, prepared, device=device, progress=QuietProgress())
-            .trainer(run, world=ProcessGroup(), deadline=None, replan=None)
+            .build_trainer(run, world=ProcessGroup(), deadline=None, replan=None)
             .measure_throughput(2.0)
         )
         updates = max(50, int(seconds / pace.seconds_per_step))
@@ -99,7 +99,7 @@ def train_architecture(
         )  # norms behind the layers need it
         parts = RunBuilder(config, prepared, device=device, progress=QuietProgress())
         time_budget = TimeBudget((seconds + CLOSING_SECONDS) / (1 - CLOSING_FRACTION))
-        trainer = parts.trainer(
+        trainer = parts.build_trainer(
             run,
             world=ProcessGroup(),
             deadline=time_budget.seconds_left,

@@ -88,7 +88,7 @@ def train_demo(
 
     output_dir = OutputDirectory(out)
     folder = output_dir.training / "dates"
-    if output_dir.finished and not folder.is_dir():
+    if output_dir.has_model and not folder.is_dir():
         raise BundleError(
             "the demo needs a directory of its own",
             found=f"another model in {out}",
@@ -97,7 +97,7 @@ def train_demo(
     output_dir.require_usable()
     corpus = write_corpus(folder, seed=seed)
     config = demo_config(folder, seed=seed, seconds=seconds, device=device)
-    if output_dir.finished and output_dir.config().train.seed == seed:
+    if output_dir.has_model and output_dir.config().train.seed == seed:
         progress.note(f"{out} is already trained and is reused; delete it to train again")
         return corpus
 

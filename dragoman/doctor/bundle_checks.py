@@ -99,8 +99,9 @@ def check_golden_vectors(subject: ModelUnderTest) -> Measurement:
             note = f"other tokens or text for {case['input']!r:.40}"
             return Measurement(math.inf, log_prob_tolerance(subject), note)
     errors = [
-        (found - torch.tensor(case["log_probs"], dtype=torch.float64)).abs()
-        for case, found in zip(cases, golden_log_probs(subject.model, cases), strict=True)
+        (log_probs - torch.tensor(case["log_probs"], dtype=torch.float64)).abs()
+        for case in cases  # one by one: padding has checks of its own
+        for log_probs in golden_log_probs(subject.model, [case])
     ]
     return Measurement(
         float(torch.cat(errors).amax()),

@@ -1,1 +1,1 @@
-"""Whole runs: what `dragoman train` does, from a configuration to a model directory."""
+"""Training runs: what `dragoman train` does, from a configuration to a model directory."""

@@ -1,4 +1,4 @@
-"""Putting a run's parts together: model, batches, validation, trainer."""
+"""Builds model, batch plan, validator and trainer from a configuration and prepared data."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.progress import Progress
 from dragoman.training.trainer import ReplanSteps, Trainer
 
-VALIDATION_BATCH_TOKENS = (
-    4000  # slots; validation needs no gradients, so this fits wherever training does
-)
+VALIDATION_BATCH_TOKENS = 4000  # padded; without gradients, so it fits wherever training does
 
 
 class RunBuilder:
-    """What a configuration and prepared data make together."""
+    """Builds the parts of a training run."""
 
     def __init__(
         self,
@@ -45,18 +43,18 @@ class RunBuilder:
         weights: Path | None = None,
     ) -> None:
         self.config, self.prepared, self.device, self.progress = config, prepared, device, progress
-        self.weights = weights  # to fine-tune from
+        self.weights = weights  # initial weights, for fine-tuning
 
     @cached_property
     def plan(self) -> BatchPlan:
-        """Which pairs form which batch."""
+        """Assignment of sentence pairs to batches."""
         store, config = self.prepared.train, self.config.train
         return BatchPlan(
             store.src_lengths, store.tgt_lengths, batch_tokens=config.batch_tokens, seed=config.seed
         )
 
-    def model(self) -> EncoderDecoder:
-        """Build the model, its weights drawn from the run's seed or those of the model that is fine-tuned."""
+    def build_model(self) -> EncoderDecoder:
+        """Build the model, with random weights from the seed or those of the pretrained model."""
         torch.manual_seed(self.config.train.seed)
         src, tgt = self.prepared.tokenizers
         model = build_model(self.config.model, src_vocab_size=len(src), tgt_vocab_size=len(tgt))
@@ -66,7 +64,7 @@ class RunBuilder:
             )
         return model.to(self.device)
 
-    def trainer(
+    def build_trainer(
         self,
         run: RunDirectory,
         *,
@@ -74,17 +72,17 @@ class RunBuilder:
         deadline: Callable[[], float] | None,
         replan: ReplanSteps | None,
     ) -> Trainer:
-        """Put everything together."""
+        """Build the trainer with its model, data and validator."""
         config = self.config
         return Trainer(
-            model=self.model(),
+            model=self.build_model(),
             task=TranslationTask(smoothing=config.train.label_smoothing),
             plan=self.plan,
             collate=self.collate,
             config=config.train,
             run=run,
             width=config.model.width,
-            validate=self.validation(),
+            validate=self.build_validator(),
             progress=self.progress,
             distributed=world,
             deadline=deadline,
@@ -92,7 +90,7 @@ class RunBuilder:
         )
 
     def collate(self, examples: NDArray[np.int64], seed: int) -> Batch:
-        """Make a batch in one of the plan's shapes; with BPE-dropout, each time cut into other pieces."""
+        """Collate examples into a padded batch; with BPE dropout, tokens are resampled."""
         prepared, config = self.prepared, self.config
         return collate(
             prepared.train,
@@ -104,12 +102,12 @@ class RunBuilder:
             max_length=config.data.max_length,
         )
 
-    def epochs(self, steps: int) -> float:
-        """Return how often so many steps see the corpus."""
+    def epochs_of(self, steps: int) -> float:
+        """Return the epochs of a number of steps."""
         return steps * self.config.train.gradient_accumulation / self.plan.batches(0)
 
     def tokens_per_step(self) -> float:
-        """Return the tokens of both sides that a step sees on average, their ends included."""
+        """Return the mean tokens per step, both sides, with end-of-sentence tokens."""
         store = self.prepared.train
         tokens = (
             int(store.src_lengths.sum(dtype="int64"))
@@ -119,13 +117,13 @@ class RunBuilder:
         return tokens * self.config.train.gradient_accumulation / self.plan.batches(0)
 
     def max_useful_steps(self) -> int:
-        """Count the updates past which a corpus is only learnt by heart."""
+        """Return the steps of MAX_EPOCHS epochs; more would overfit."""
         return max(
             100, MAX_EPOCHS * self.plan.batches(0) // self.config.train.gradient_accumulation
         )
 
-    def validation(self) -> TranslationValidator | None:
-        """Measure on the validation pairs: loss on all of them, BLEU on the first few, translated greedily."""
+    def build_validator(self) -> TranslationValidator | None:
+        """Build the validator: loss on all validation pairs, BLEU of greedy search on some."""
         store, config = self.prepared.valid, self.config
         if store is None:
             return None
@@ -134,7 +132,7 @@ class RunBuilder:
         )
         chosen = self.prepared.sentences[: config.train.validate_sentences]
         choice = choose_tokenizer("", config.data.tgt_lang, [pair.tgt for pair in chosen])
-        if choice.script or choice.warnings:  # 13a needs no word
+        if choice.script or choice.warnings:  # the default, 13a, is not reported
             for sentence in choice.notes:
                 self.progress.note(sentence)
         return TranslationValidator(
@@ -153,8 +151,8 @@ class RunBuilder:
     def translate(
         self, model: nn.Module, texts: Sequence[str], *, beam: int | None = None
     ) -> list[str]:
-        """Translate with a model that is not a bundle yet."""
+        """Translate with a model in training."""
         assert isinstance(model, EncoderDecoder), (
-            f"only an encoder-decoder translates; found {type(model).__name__}"
+            f"translation needs an EncoderDecoder; found {type(model).__name__}"
         )
         return Translator(model, self.prepared.tokenizers, self.config).translate(texts, beam=beam)

@@ -1,4 +1,4 @@
-"""A model from several checkpoints of one run, finished or not."""
+"""Checkpoint averaging: a new model from the newest checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ from dragoman.text.tokenizer import load_tokenizers
 
 
 class AveragedModel(NamedTuple):
-    """What was made: where, and of which steps, newest first."""
+    """The directory of an averaged model and the steps averaged, newest first."""
 
     out: Path
     steps: list[int]
 
 
 def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> AveragedModel:
-    """Average the newest checkpoints of the run in a model's directory and write the result as a model of its own."""
+    """Average the newest checkpoints of a run and write the result as a new model."""
     output_dir, target = OutputDirectory(model), OutputDirectory(out)
     output_dir.require_run()
     target.require_no_run()
     newest = list(itertools.islice(RunDirectory(output_dir.training).verified_checkpoints(), last))
     if len(newest) < last:
         raise BundleError(
-            f"{last} checkpoints must verify to be averaged",
+            f"{last} valid checkpoints are needed for the average",
             found=f"{len(newest)} in {output_dir.training}",
-            fix=f"ask for --last {len(newest)}, or keep more with train.keep_checkpoints"
+            fix=f"use --last {len(newest)}, or keep more with train.keep_checkpoints"
             if newest
             else "train until the first checkpoint",
         )
     steps = [checkpoint.step for checkpoint in newest]
-    # The weights themselves, not their running averages: an average of averages has looked too far back.
+    # The weights, not their EMA: an average of averages reaches too far back.
     weights = average_weights(checkpoint.load_weights() for checkpoint in newest)
     chosen = f"average of steps {', '.join(map(str, steps))}"
     card = Card(
         command=format_command(
-            ["average", str(output_dir.out), "--last", str(last), "--out", str(target.out)]
+            ["average", str(output_dir.path), "--last", str(last), "--out", str(target.path)]
         ),
         training={"weights": chosen},
     )
-    config, tokenizers = output_dir.config(), load_tokenizers(output_dir.text)
+    config, tokenizers = output_dir.config(), load_tokenizers(output_dir.tokenizer_dir)
     expected = expected_weights(config, tokenizers)
     for checkpoint in newest:
         checkpoint.require_fit({"weights": expected})
     write_bundle(
-        target.out,
+        target.path,
         config=config,
         tokenizers=tokenizers,
         weights=weights,
         card=card,
-        golden=_golden_texts(output_dir) if output_dir.finished else [],
+        golden=_golden_texts(output_dir) if output_dir.has_model else [],
         manifest_fields={"steps": steps[0], "weights_from": chosen},
     )
-    return AveragedModel(target.out, steps)
+    return AveragedModel(target.path, steps)
 
 
 def _golden_texts(output_dir: OutputDirectory) -> list[str]:
     """Return the inputs of the finished model's golden vectors."""
-    bundle = Bundle.load(output_dir.out)
+    bundle = Bundle.load(output_dir.path)
     sizes = len(bundle.tokenizers.src), len(bundle.tokenizers.tgt)
     return [
         case["input"]
-        for case in read_golden_cases(bundle.golden, *sizes, str(output_dir.out / layout.GOLDEN))
+        for case in read_golden_cases(bundle.golden, *sizes, str(output_dir.path / layout.GOLDEN))
     ]

@@ -1,4 +1,4 @@
-"""From a configuration's files to what training reads: tokenizers, prepared pairs, sentences to validate on."""
+"""Data preparation: train tokenizers, build token stores, select validation sentences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from dragoman.bundle.format import TEXT_FILES
 from dragoman.config import Config, DataConfig, TextConfig, to_dict
 from dragoman.config.config import file_names
 from dragoman.data.corpus import Corpus, SentencePair, build_corpus
-from dragoman.data.store_builder import BuildProgress as Preparing
-from dragoman.data.store_builder import check_files_unchanged
+from dragoman.data.store_builder import BuildProgress, check_files_unchanged
 from dragoman.data.token_store import TokenStore, prepared_data_directory
 from dragoman.errors import BundleError
 from dragoman.runs.output_directory import DataFile, require_same_files
@@ -28,24 +27,20 @@ from dragoman.storage.manifest import canonical_json
 from dragoman.text.tokenizer import Tokenizers, load_tokenizers, save_tokenizers, train_tokenizers
 from dragoman.training.progress import Progress
 
-TOKENIZER_PART = "text"  # the part of DataFile that the tokenizer's files are
-MIN_RECOMMENDED_PAIRS = (
-    1000  # fewer are warned about: below this nothing but the corpus itself is learnt
-)
-MAX_UNKNOWN_FRACTION = (
-    0.01  # of all pieces; more means that the vocabulary does not fit the text (OpenNMT-py#2602)
-)
+TOKENIZER_PART = "text"  # DataFile.part of the tokenizer's files
+MIN_RECOMMENDED_PAIRS = 1000  # fewer give a warning
+MAX_UNKNOWN_FRACTION = 0.01  # of all tokens; more give a warning (OpenNMT-py#2602)
 
 
 class Corpora(NamedTuple):
-    """The pairs to train on, the pairs to validate on, and how the latter came about."""
+    """Training and validation corpora, and a note on how the latter was chosen."""
 
     train: Corpus
     valid: Corpus | None
     note: str
 
     def named(self) -> list[tuple[str, Corpus]]:
-        """Return the corpora that have files of their own, by part; pairs held out are in the training files."""
+        """Return the corpora with files of their own, by part; held-out pairs have none."""
         own = self.valid is not None and not isinstance(self.valid, SplitCorpus)
         return [
             ("train", self.train),
@@ -54,33 +49,33 @@ class Corpora(NamedTuple):
 
 
 class PreparedData(NamedTuple):
-    """Everything that training reads."""
+    """The prepared data of a run."""
 
     tokenizers: Tokenizers
     train: TokenStore
     valid: TokenStore | None
-    sentences: list[
-        SentencePair
-    ]  # the first validation pairs as text: translated at each validation, scored at the end
-    files: list[DataFile]  # what was read, as it was then
-    written: list[Path]  # folders of the cache that were made for it
+    sentences: list[SentencePair]  # the first validation pairs as text, for BLEU
+    files: list[DataFile]  # the files read, with their hashes
+    written: list[Path]  # new folders of the cache
 
     @property
     def digest(self) -> str:
-        """Fingerprint the data: what a resumed run compares."""
+        """Hash of the data, compared on resume."""
         parts = [self.train.digest, self.valid.digest if self.valid else ""]
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
 def open_corpora(data: DataConfig) -> Corpora:
-    """Open what the configuration names; without validation files some pairs are held out."""
+    """Open the corpora; without validation files some training pairs are held out."""
     train = build_corpus(data, "train")
     if data.valid_src or data.valid_pairs:
         return Corpora(train, build_corpus(data, "valid"), "")
-    enough = next((True for pair in train.pairs() if pair.number >= HOLD_OUT_EVERY), False)
-    if not enough:
-        return Corpora(train, None, f"no validation: fewer than {HOLD_OUT_EVERY} pairs")
-    note = f"one pair in {HOLD_OUT_EVERY}, a thousand at the most, is held out for validation, for no validation files were given"
+    has_enough = any(pair.number >= HOLD_OUT_EVERY for pair in train.pairs())
+    if not has_enough:
+        return Corpora(
+            train, None, f"no validation set: fewer than {HOLD_OUT_EVERY} sentence pairs"
+        )
+    note = f"validation set: one training pair in {HOLD_OUT_EVERY} is held out, at most 1,000"
     return Corpora(SplitCorpus(train, held_out=False), SplitCorpus(train, held_out=True), note)
 
 
@@ -93,11 +88,11 @@ def prepare_data(
     given: Tokenizers | None = None,
     max_sentences: int = 2000,
 ) -> PreparedData:
-    """Make the tokenizers and the stores, or open those of an earlier run on the same files.
+    """Train the tokenizers and build the token stores, or open cached ones of the same files.
 
-    A run that was begun passes the files that it `began_with` (an older dragoman recorded none): it keeps its
-    tokenizers, whatever has become of the cache, and none of its files may have changed. Fine-tuning passes the
-    tokenizers of its model as `given`.
+    A resumed run passes the files that it started with as `initial_files`: it keeps its tokenizers,
+    and none of its files may have changed. Fine-tuning passes the tokenizers of the pretrained
+    model as `given`.
     """
     corpora = open_corpora(config.data)
     cache = _writable_cache(config.data, text_folder.parent, progress)
@@ -121,7 +116,7 @@ def prepare_data(
             corpora.train, config.text, cache, progress, digests["train"]
         )
         _replace_tokenizers(tokenizers, text_folder)
-        if before:  # the folder was lost: the same text must have given the same tokenizer
+        if before:  # the folder was lost: the tokenizers must be the same
             require_same_files(
                 [each for each in before if each.part == TOKENIZER_PART],
                 _tokenizer_files(text_folder),
@@ -131,7 +126,13 @@ def prepare_data(
         progress.note(note)
     signals.raise_if_stop_requested()
     train = _build_store(
-        "preparing pairs", corpora.train, tokenizers, config, cache, progress, digests["train"]
+        "tokenizing training pairs",
+        corpora.train,
+        tokenizers,
+        config,
+        cache,
+        progress,
+        digests["train"],
     )
     _report_corpora(corpora.train, train, progress)
     _warn_about_data(train, progress)
@@ -139,10 +140,10 @@ def prepare_data(
         return PreparedData(
             tokenizers, train, None, [], files, _new_cache_directories(cache, known)
         )
-    # Pairs that are held out come from the training files.
+    # Held-out pairs come from the training files.
     valid_digests = digests["valid"] or digests["train"]
     valid = _build_store(
-        "preparing validation pairs",
+        "tokenizing validation pairs",
         corpora.valid,
         tokenizers,
         config,
@@ -164,7 +165,7 @@ def prepare_data(
 
 
 def _writable_cache(data: DataConfig, run: Path, progress: Progress) -> Path:
-    """Return the folder for prepared data: the run's own directory where the cache folder cannot be used and nobody chose one."""
+    """Return the cache folder, or a folder in the run directory if it is not writable."""
     folder = prepared_data_directory(data)
     if data.cache_dir:
         return folder
@@ -177,47 +178,50 @@ def _writable_cache(data: DataConfig, run: Path, progress: Progress) -> Path:
     except OSError as error:
         own = run / "prepared"
         progress.note(
-            f"the cache folder {folder} cannot be used ({error.strerror or error}): prepared data goes to {own}"
+            f"the cache folder {folder} is not writable ({error.strerror or error}): "
+            f"prepared data is written to {own}"
         )
         return own
 
 
 def _new_cache_directories(cache: Path, known: set[Path]) -> list[Path]:
-    """List the folders of tokenizers and stores that are new in the cache."""
+    """Return the new folders of tokenizers and token stores in the cache."""
     return sorted(
         path for kind in ("text", "store") for path in cache.glob(f"{kind}-*") if path not in known
     )
 
 
 def _report_corpora(corpus: Corpus, store: TokenStore, progress: Progress) -> None:
-    """Name each of several corpora with its pairs."""
+    """Report the number of pairs of each of several corpora."""
     counts = store.report.parts
     files = iter(corpus.files)
     for index, count in enumerate(counts):
         names = ", ".join(str(next(files)) for _ in range(len(corpus.files) // len(counts)))
         progress.note(
-            f"corpus {index + 1} of {len(counts)}: {names}: {count:,} pair{'' if count == 1 else 's'}"
+            f"corpus {index + 1} of {len(counts)}: {names}: {count:,} "
+            f"pair{'' if count == 1 else 's'}"
         )
 
 
 def _tokenizer_files(folder: Path) -> list[DataFile]:
-    """List the tokenizer's files with their hashes."""
+    """Return the tokenizer's files with their hashes."""
     return [
         DataFile.of(TOKENIZER_PART, path) for path in sorted(folder.iterdir()) if path.is_file()
     ]
 
 
 def _warn_about_data(train: TokenStore, progress: Progress) -> None:
-    """Warn of a corpus that no model can learn much from, or that the vocabulary does not fit."""
+    """Warn of a very small corpus or of many unknown tokens."""
     if len(train) < MIN_RECOMMENDED_PAIRS:
         found = f"{len(train):,} pair{'' if len(train) == 1 else 's'}"
         progress.note(
-            f"warning: only {found} to train on: a model learns so few by heart and translates little else; give more text"
+            f"warning: only {found} to train on: the model will overfit; use a larger corpus"
         )
     unknown = train.report.unknown_fraction()
     if unknown > MAX_UNKNOWN_FRACTION:
         progress.note(
-            f"{unknown:.1%} of all pieces are unknown to the vocabulary: set text.byte_fallback=true or raise text.character_coverage"
+            f"warning: {unknown:.1%} of all tokens are unknown: "
+            "set text.byte_fallback=true or raise text.character_coverage"
         )
 
 
@@ -230,7 +234,7 @@ def _build_store(
     progress: Progress,
     digests: list[str],
 ) -> TokenStore:
-    """Make or open a store, showing how far it is."""
+    """Build or open a token store and report progress."""
     with progress.phase(what, None, "pairs") as phase:
         store = TokenStore.prepare(
             corpus,
@@ -245,11 +249,11 @@ def _build_store(
     return store
 
 
-def _progress_callback(advance: Callable[[int], None]) -> Callable[[Preparing], None]:
-    """Turn totals, as preparing reports them, into steps, as a phase takes them."""
+def _progress_callback(advance: Callable[[int], None]) -> Callable[[BuildProgress], None]:
+    """Return a callback that converts totals into increments."""
     before = 0
 
-    def report(now: Preparing) -> None:
+    def report(now: BuildProgress) -> None:
         nonlocal before
         signals.raise_if_stop_requested()
         advance(now.pairs - before)
@@ -261,19 +265,19 @@ def _progress_callback(advance: Callable[[int], None]) -> Callable[[Preparing], 
 def _load_or_train_tokenizers(
     corpus: Corpus, config: TextConfig, cache: Path, progress: Progress, digests: list[str]
 ) -> Tokenizers:
-    """Take the tokenizers that an earlier run learnt from the same files, or learn them."""
-    kept = cache / f"text-{_tokenizer_key(corpus, config, digests)[:32]}"
-    if (kept / "text.json").exists():
-        return load_tokenizers(kept)
-    with progress.phase("learning the vocabulary"):
+    """Load cached tokenizers of the same files and settings, or train them."""
+    folder = cache / f"text-{_tokenizer_key(corpus, config, digests)[:32]}"
+    if (folder / "text.json").exists():
+        return load_tokenizers(folder)
+    with progress.phase("training the tokenizer"):
         tokenizers = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
     check_files_unchanged(corpus, digests)
-    _save_atomically(tokenizers, kept)
+    _save_atomically(tokenizers, folder)
     return tokenizers
 
 
 def _replace_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:
-    """Copy the tokenizers into the run, replacing those of an earlier attempt that stopped before training."""
+    """Copy the tokenizers into the run directory, replacing those of an earlier attempt."""
     if (folder / "text.json").exists() and _tokenizer_digests(
         load_tokenizers(folder)
     ) != _tokenizer_digests(tokenizers):
@@ -282,12 +286,12 @@ def _replace_tokenizers(tokenizers: Tokenizers, folder: Path) -> None:
 
 
 def _remove_tokenizers(folder: Path) -> None:
-    """Remove a folder of tokenizers; raise BundleError where it is a link or holds anything else, which stays."""
+    """Remove a folder of tokenizers; raise BundleError if it is a link or has other files."""
     others = sorted(set(os.listdir(folder)) - set(TEXT_FILES))
     if folder.is_symlink() or others:
         found = "a symbolic link" if folder.is_symlink() else f"{others[0]!r:.120} in it"
         raise BundleError(
-            f"{folder} must hold an earlier attempt's tokenizers alone, to be replaced",
+            f"{folder} must contain only the tokenizers of an earlier attempt, to be replaced",
             found=found,
             fix="move it away",
         )
@@ -302,7 +306,7 @@ def _tokenizer_digests(tokenizers: Tokenizers) -> tuple[str, str]:
 
 
 def _same_file_warning(data: DataConfig) -> str:
-    """Warn of what is nearly always a slip of the hand."""
+    """Return a warning if source and target are the same file; else empty."""
     for src, tgt in zip(file_names(data.src), file_names(data.tgt), strict=False):
         if os.path.realpath(src) == os.path.realpath(tgt):
             return (
@@ -312,7 +316,7 @@ def _same_file_warning(data: DataConfig) -> str:
 
 
 def _save_atomically(tokenizers: Tokenizers, folder: Path) -> None:
-    """Save so that the folder is there with everything in it, or not at all."""
+    """Save the tokenizers into a new folder, atomically."""
     with os_errors_converted(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tmp-text-", dir=folder.parent))
@@ -329,9 +333,9 @@ def _save_atomically(tokenizers: Tokenizers, folder: Path) -> None:
 
 
 def _tokenizer_key(corpus: Corpus, config: TextConfig, digests: list[str]) -> str:
-    """Hash what decides the tokenizers: the files, how they are read, and the settings of text."""
+    """Return the cache key of tokenizers: a hash of files, corpus format and text settings."""
     settings = to_dict(Config(text=config))["text"]
-    del settings["bpe_dropout"]  # changes how training cuts words, not the vocabulary
+    del settings["bpe_dropout"]  # does not change the vocabulary
     return hashlib.sha256(
         canonical_json({"format": 1, "files": digests, "layout": corpus.layout(), "text": settings})
     ).hexdigest()

@@ -1,4 +1,4 @@
-"""The end of a run: which weights the model takes, and what its card says."""
+"""The final model of a run: its weights, golden sentences and model card."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dragoman.runs.time_budget import TimeBudget
 from dragoman.training.progress import format_duration
 from dragoman.training.trainer import TrainResult
 
-NUM_GOLDEN_SENTENCES = 3  # sentences whose translations the bundle keeps, to check itself by
+NUM_GOLDEN_SENTENCES = 3  # inputs of the golden vectors
 
 
 def select_weights(run: RunDirectory, config: Config) -> tuple[dict[str, Tensor], str]:
-    """Take the weights that the finished model will have, and say which they are."""
+    """Return the weights of the final model and a description of which they are."""
     if config.train.average_checkpoints > 1:
         newest = [
             checkpoint
@@ -42,18 +42,18 @@ def select_weights(run: RunDirectory, config: Config) -> tuple[dict[str, Tensor]
     checkpoint = best or next(run.verified_checkpoints(), None)
     if checkpoint is None:
         raise CorruptError(
-            "a finished run must have a checkpoint that verifies",
+            "a finished run must have a valid checkpoint",
             found=f"none in {run.path}",
             fix="train again in another directory",
         )
-    running = ", as a running average" if checkpoint.load_ema() is not None else ""
+    ema = ", EMA" if checkpoint.load_ema() is not None else ""
     return _ema_or_weights(
         checkpoint
-    ), f"step {checkpoint.step}, {'the best' if best else 'the last'}{running}"
+    ), f"step {checkpoint.step}, {'best' if best else 'last'} checkpoint{ema}"
 
 
 def select_golden_sentences(prepared: PreparedData) -> list[str]:
-    """Choose a few sentences of middling length that the bundle will check itself by."""
+    """Return a few sentences of medium length for the golden vectors."""
     texts = sorted(
         {pair.src.strip() for pair in prepared.sentences} - {""}, key=lambda text: (len(text), text)
     )
@@ -77,7 +77,7 @@ def build_model_card(
     seconds: float,
     machine: str,
 ) -> Card:
-    """Gather the facts for the model card."""
+    """Return the contents of the model card."""
     data = config.data
     names = [
         Path(name).name for files in (data.src, data.tgt, data.pairs) for name in file_names(files)
@@ -88,29 +88,29 @@ def build_model_card(
         for name in file_names(files)
     ]
     report = prepared.train.report
-    facts = {"training pairs": f"{report.pairs:,} ({', '.join(names)})"}
+    rows = {"training pairs": f"{report.pairs:,} ({', '.join(names)})"}
     if report.skipped:
-        facts["skipped pairs"] = report.summary()
+        rows["skipped pairs"] = report.summary()
     if prepared.valid is not None:
-        facts["validation pairs"] = (
+        rows["validation pairs"] = (
             f"{len(prepared.valid):,} ({', '.join(valid) or 'held out of the training pairs'})"
         )
     training = {
         **({"fine-tuned from": config.train.init_from} if config.train.init_from else {}),
-        "updates": f"{result.step:,}",
+        "steps": f"{result.step:,}",
         "weights": chosen,
         "time": f"{format_duration(seconds)} on {machine}",
         "seed": str(config.train.seed),
     }
     return Card(
-        command=format_command(sys.argv[1:]), data=facts, training=training, scores=tuple(scores)
+        command=format_command(sys.argv[1:]), data=rows, training=training, scores=tuple(scores)
     )
 
 
 def select_scored_sentences(
     sentences: Sequence[SentencePair], time_budget: TimeBudget, seconds_each: float
 ) -> list[SentencePair]:
-    """Take as many validation sentences as there is time to translate."""
+    """Return as many validation sentences as the time budget allows to translate."""
     if not time_budget.is_limited:
         return list(sentences)
     return list(
@@ -119,5 +119,5 @@ def select_scored_sentences(
 
 
 def _ema_or_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Take a checkpoint's running average where it has one, over its weights: what validation judged."""
+    """Return a checkpoint's EMA weights, which validation used, or its weights without EMA."""
     return {**checkpoint.load_weights(), **(checkpoint.load_ema() or {})}

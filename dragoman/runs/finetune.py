@@ -1,4 +1,4 @@
-"""Fine-tuning: training that starts from a finished model, with its architecture, tokenizer and weights."""
+"""Fine-tuning: training from a finished model's architecture, tokenizer and weights."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from dragoman.storage.atomic import sync_directory, temporary_name, write_file
 from dragoman.storage.disk import os_errors_converted
 from dragoman.text.tokenizer import Tokenizers
 
-FINETUNE_EPOCHS = 10  # over the new corpus, where neither steps nor a time budget are given
-LEARNING_RATE_TIMES_WIDTH = 0.05  # peak learning rate times the width: a tenth of what a new model is trained with (fitting.py)
-INIT_WEIGHTS_FILE = "init.safetensors"  # the starting weights in the run's directory: the model may go once the run has begun
+FINETUNE_EPOCHS = 10  # without train.steps and a time budget
+LEARNING_RATE_TIMES_WIDTH = 0.05  # a tenth of that for a new model (auto_config.py)
+INIT_WEIGHTS_FILE = "init.safetensors"  # copy of the initial weights in the run directory
 
 _CHUNK = 1 << 22
 
-# Settings of the model that change how it is trained, not what it is.
+# Settings of the model that fine-tuning may change.
 REGULARIZATION_SETTINGS = {"dropout", "attention_dropout", "ffn_dropout", "layer_drop"}
 
 
 class PretrainedModel(NamedTuple):
-    """The model that a run starts from."""
+    """The pretrained model of a fine-tuning run."""
 
-    name: str  # its base name and the first digits of its weights' SHA-256
+    name: str  # directory name and the first digits of its weights' SHA-256
     config: Config
     tokenizers: Tokenizers
     weights: Path
 
 
 def open_pretrained(path: str | Path) -> PretrainedModel:
-    """Verify a model directory; raise BundleError or CorruptError if it is not a whole one."""
+    """Open and verify a model directory."""
     path = Path(path)
     contents = read_bundle(path)
     digest = str(contents.manifest["files"][layout.WEIGHTS]["sha256"])
@@ -51,19 +51,19 @@ def open_pretrained(path: str | Path) -> PretrainedModel:
 
 
 def finetune_config(path: str | Path) -> Config:
-    """Return the settings that fine-tuning a model starts from: its own, with a short schedule at a low learning rate."""
-    before = open_pretrained(path).config
+    """Return a model's settings with a short schedule and a low learning rate."""
+    pretrained = open_pretrained(path).config
     train: dict[str, object] = {
         "init_from": str(path),
         "schedule": "linear",
-        "learning_rate": round(LEARNING_RATE_TIMES_WIDTH / before.model.width, 7),
+        "learning_rate": round(LEARNING_RATE_TIMES_WIDTH / pretrained.model.width, 7),
         "warmup_steps": 100,
         "max_grad_norm": 1.0,
-        "label_smoothing": before.train.label_smoothing,
+        "label_smoothing": pretrained.train.label_smoothing,
         "checkpoint_every": 100,
         "validate_every": 100,
     }
-    blank: dict[str, object] = dict.fromkeys(
+    unset: dict[str, object] = dict.fromkeys(
         (
             "src",
             "tgt",
@@ -78,35 +78,36 @@ def finetune_config(path: str | Path) -> Config:
         "",
     )
     config = Config(
-        recipe=before.recipe,
-        text=before.text,
-        data=before.data,
-        model=before.model,
-        decode=before.decode,
+        recipe=pretrained.recipe,
+        text=pretrained.text,
+        data=pretrained.data,
+        model=pretrained.model,
+        decode=pretrained.decode,
     )
-    return config.replace(data=blank, text={"bpe_dropout": 0.0}, train=train)
+    return config.replace(data=unset, text={"bpe_dropout": 0.0}, train=train)
 
 
 def require_same_model(config: Config, origin: PretrainedModel) -> None:
-    """Raise ConfigError if the settings ask for another architecture or tokenizer than the model has."""
+    """Raise ConfigError if architecture or tokenizer settings differ from the model's."""
     problems = []
-    wanted, has = to_dict(config), to_dict(origin.config)
+    requested, pretrained = to_dict(config), to_dict(origin.config)
     for section, free in (
         ("model", REGULARIZATION_SETTINGS),
         ("text", {"bpe_dropout", "sample_lines"}),
     ):
-        for name, value in wanted[section].items():
-            if name not in free and value != has[section][name]:
+        for name, value in requested[section].items():
+            if name not in free and value != pretrained[section][name]:
                 problems.append(
-                    f"{section}.{name} must be that of the model that --init-from names; found {value!r} where {origin.name} has "
-                    f"{has[section][name]!r}; leave it out, or train a new model without --init-from"
+                    f"{section}.{name} must be that of --init-from; found {value!r} where "
+                    f"{origin.name} has {pretrained[section][name]!r}; "
+                    "leave it out, or train a new model without --init-from"
                 )
     if problems:
         raise ConfigError(problems)
 
 
 def copy_init_weights(origin: PretrainedModel, training: Path) -> Path:
-    """Copy the starting weights into the run's directory, durably, and return where they are."""
+    """Copy the initial weights into the run directory, durably, and return their path."""
     copy = training / INIT_WEIGHTS_FILE
     with os_errors_converted(training):
         temporary = training / temporary_name(INIT_WEIGHTS_FILE)
@@ -118,10 +119,10 @@ def copy_init_weights(origin: PretrainedModel, training: Path) -> Path:
 
 
 def load_init_weights(path: Path, config: Config, tokenizers: Tokenizers) -> Mapping[str, Tensor]:
-    """Read the weights that training starts from."""
+    """Read the initial weights of a fine-tuning run."""
     if not path.exists():
         raise CorruptError(
-            f"{path} must hold the weights that the run started from",
+            f"{path} must hold the run's initial weights",
             found="no such file",
             fix="restore it, or train in another --out",
         )

@@ -1,13 +1,13 @@
-"""Where a run lives: the output directory, what it already holds, and what may change when a run goes on.
+"""The output directory of a run, its files, and the settings that a resumed run may change.
 
 my-model/
   training/          the run: see checkpoint/run_directory.py
-    request.json     what was asked for
-    init.safetensors the weights that fine-tuning starts from
-    data.json        the files that were read, with their hashes, and the tokenizer's
-    config.json      what came of it: the same, with everything chosen
+    request.json     the configuration as given
+    init.safetensors initial weights of a fine-tuning run
+    data.json        corpus and tokenizer files with their hashes
+    config.json      the resolved configuration; its presence marks a started run
     text/            the tokenizers
-  …                  the bundle, once training has ended
+  …                  the bundle, once training has finished
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from dragoman.storage.lock import DirectoryLock
 
 TRAINING_DIRECTORY = "training"
 
-# What a person may change when a run goes on. Anything else would make it another run.
+# Settings that a resumed run may change.
 CHANGEABLE_SETTINGS = {
     "train": {
-        "steps", "checkpoint_every", "validate_every", "validate_sentences", "keep_checkpoints", "average_checkpoints", "final_checkpoint", "patience", "target_exact",
-        "time_budget", "device", "threads", "compile", "fsdp", "tensorboard", "deterministic",
+        "steps", "checkpoint_every", "validate_every", "validate_sentences", "keep_checkpoints",
+        "average_checkpoints", "final_checkpoint", "patience", "target_exact", "time_budget",
+        "device", "threads", "compile", "fsdp", "tensorboard", "deterministic",
     },
     "decode": None,  # any
     "data": {"cache_dir"},
@@ -46,22 +47,22 @@ CHANGEABLE_SETTINGS = {
 
 
 class DataFile(NamedTuple):
-    """A file that a run reads, as it was when the run began."""
+    """A file that a run reads, with its size and hash at the start of the run."""
 
-    part: str  # "train", "valid" or "text", the tokenizer's
+    part: str  # "train", "valid", "text" (tokenizer) or "init" (initial weights)
     path: str
     bytes: int
     sha256: str
 
     @classmethod
     def of(cls, part: str, path: Path) -> DataFile:
-        """Hash a file as it is now."""
+        """Return the record of a file as it is now."""
         digest = file_sha256(path)
         return cls(part, str(path), path.stat().st_size, digest)
 
 
 def require_same_files(before: Sequence[DataFile], now: Sequence[DataFile]) -> None:
-    """Raise CorruptError that names the file if any differs from what the run began with."""
+    """Raise CorruptError, naming the file, if any has changed since the run started."""
     changed = [
         (old, new) for old, new in zip(before, now, strict=False) if old.sha256 != new.sha256
     ]
@@ -72,75 +73,78 @@ def require_same_files(before: Sequence[DataFile], now: Sequence[DataFile]) -> N
             ", ".join(Path(each.path).name for each in files) or "none" for files in (now, before)
         ]
         raise CorruptError(
-            "a run must read the files that it began with",
-            found=f"{names[0]} where there were {names[1]}",
+            "a run must read the files that it started with",
+            found=f"{names[0]} instead of {names[1]}",
             fix="restore them, or train in another --out directory",
         )
     old, new = changed[0]
     others = f", and {len(changed) - 1} more changed" if len(changed) > 1 else ""
     raise CorruptError(
-        f"{new.path} must be as it was when the run began",
-        found=f"{new.bytes} bytes with SHA-256 {new.sha256[:12]}… where it had {old.bytes} with {old.sha256[:12]}…{others}",
+        f"{new.path} must not change after the start of the run",
+        found=f"{new.bytes} bytes with SHA-256 {new.sha256[:12]}… instead of {old.bytes} "
+        f"with {old.sha256[:12]}…{others}",
         fix="restore it, or train in another --out directory",
     )
 
 
 class OutputDirectory:
-    """An output directory."""
+    """The output directory of a training run."""
 
     def __init__(self, out: str | Path) -> None:
-        self.out = Path(out)
-        self.training = self.out / TRAINING_DIRECTORY
-        if self.out.exists() and not self.out.is_dir():
+        self.path = Path(out)
+        self.training = self.path / TRAINING_DIRECTORY
+        if self.path.exists() and not self.path.is_dir():
             raise ConfigError(
-                [f"--out must be a directory; found the file {self.out}; choose another name"]
+                [f"--out must be a directory; found the file {self.path}; choose another name"]
             )
         above = next(
-            (each for each in self.out.parents if each.exists() and not each.is_dir()), None
+            (each for each in self.path.parents if each.exists() and not each.is_dir()), None
         )
         if above is not None:
             raise ConfigError(
                 [
-                    f"--out must be in a directory; found {self.out} below the file {above}; choose another path"
+                    f"--out must be in a directory; found {self.path} below the file {above}; "
+                    "choose another path"
                 ]
             )
 
     @property
-    def text(self) -> Path:
-        """Where the run keeps its tokenizers."""
+    def tokenizer_dir(self) -> Path:
+        """The folder of the run's tokenizers."""
         return self.training / "text"
 
     @property
-    def finished(self) -> bool:
-        """Whether a finished model is there."""
-        return (self.out / manifest.MANIFEST_NAME).exists()
+    def has_model(self) -> bool:
+        """Whether the directory has a finished model."""
+        return (self.path / manifest.MANIFEST_NAME).exists()
 
     @property
     def has_run(self) -> bool:
-        """Whether a run was begun there."""
+        """Whether the directory has a started run."""
         return (self.training / "config.json").exists()
 
     @property
     def was_started(self) -> bool:
-        """Whether a process took the directory, though it may have ended before the run was begun."""
+        """Whether a process has locked the directory, even if it ended during preparation."""
         return (self.training / "run.json").exists()
 
     def require_resumable(self) -> None:
         """Raise ConfigError if there is nothing to resume."""
         if not self.has_run:
-            why = ": it was stopped while it prepared its data" if self.was_started else ""
+            why = ": it was stopped during data preparation" if self.was_started else ""
             raise ConfigError(
                 [
-                    f"--resume needs a run; found no run in {self.out} to resume{why}; leave out --resume to start one"
+                    f"--resume needs a run; found no run in {self.path}{why}; "
+                    "leave out --resume to start one"
                 ]
             )
 
     def require_unlocked(self) -> None:
-        """Raise if a run could not write here, because another process has the directory or we may not; writes nothing."""
+        """Raise if the directory is locked by another process or not writable; writes nothing."""
         DirectoryLock(self.training).require_unlocked()
         there = next(
             each
-            for each in (self.training, self.out, *self.out.absolute().parents)
+            for each in (self.training, self.path, *self.path.absolute().parents)
             if each.is_dir()
         )
         if not os.access(there, os.W_OK | os.X_OK):
@@ -151,18 +155,21 @@ class OutputDirectory:
             )
 
     def require_disk_space(self, needed: int) -> None:
-        """Raise if the checkpoints of a run would not fit on the disk."""
-        there = next(each for each in (self.out, *self.out.absolute().parents) if each.is_dir())
-        require_disk_space(there, needed, "room for the checkpoints")
+        """Raise if the checkpoints of a run do not fit on the disk."""
+        there = next(each for each in (self.path, *self.path.absolute().parents) if each.is_dir())
+        require_disk_space(there, needed, "space for the checkpoints")
 
     def require_usable(self) -> None:
-        """Refuse to write a model among somebody's other files."""
-        if self.has_run or not self.out.exists():
+        """Raise BundleError if the directory has other files and no run."""
+        if self.has_run or not self.path.exists():
             return
-        others = sorted(each.name for each in self.out.iterdir() if each.name != TRAINING_DIRECTORY)
+        others = sorted(
+            each.name for each in self.path.iterdir() if each.name != TRAINING_DIRECTORY
+        )
         if others:
             raise BundleError(
-                f"--out must be a new or an empty directory, or one with a run to go on with; {self.out} is neither",
+                f"--out must be a new or empty directory, or one with a run; {self.path} is "
+                "neither",
                 found=f"{', '.join(others[:3])}{' …' if len(others) > 3 else ''} in it",
                 fix="choose another directory",
             )
@@ -171,29 +178,29 @@ class OutputDirectory:
         """Raise BundleError unless there is a run whose checkpoints can be averaged."""
         if not self.has_run:
             raise BundleError(
-                f"{self.out} must hold the run whose checkpoints are averaged",
+                f"{self.path} must hold the run whose checkpoints are averaged",
                 found=f"no {self.training / 'config.json'}",
-                fix="give a directory that dragoman train wrote, with its training/ in it",
+                fix="give a directory written by dragoman train, with its training/",
             )
 
     def require_no_run(self) -> None:
-        """Raise BundleError if there is a run, or anybody's other files."""
+        """Raise BundleError if the directory has a run or other files."""
         self.require_usable()
         if self.has_run:
             raise BundleError(
-                "--out must be a new directory", found=f"a run in {self.out}", fix="choose another"
+                "--out must be a new directory", found=f"a run in {self.path}", fix="choose another"
             )
 
     def request(self) -> Config:
-        """Read what was asked for when the run began."""
+        """Return the configuration as given when the run was started."""
         return self._read("request.json")
 
     def config(self) -> Config:
-        """Read what the run was begun with."""
+        """Return the resolved configuration of the run."""
         return self._read("config.json")
 
-    def data(self) -> list[DataFile]:
-        """Read which files the run began with; empty for a run that an older dragoman began."""
+    def data_files(self) -> list[DataFile]:
+        """Return the files that the run started with; empty if none were recorded."""
         path = self.training / "data.json"
         if not path.exists():
             return []
@@ -213,7 +220,7 @@ class OutputDirectory:
             ) from error
 
     def write(self, request: Config, config: Config, data: Sequence[DataFile]) -> None:
-        """Record what was asked for, what was read and what came of it; the last says that a run was begun."""
+        """Write the given configuration, the data files, and last the resolved configuration."""
         listed = {"format": 1, "files": [each._asdict() for each in data]}
         with os_errors_converted(self.training):
             replace_file(self.training / "data.json", manifest.canonical_json(listed))
@@ -223,10 +230,11 @@ class OutputDirectory:
     def resume_config(
         self, request: Config | None, explicit_settings: Collection[str] = ()
     ) -> Config:
-        """Return the run's configuration with what the new request may change; raise ConfigError for what it may not.
+        """Return the run's configuration with the changes of a new request.
 
-        A setting is changed where it differs from the first request, or where it was `asked` for by name ("model.width"),
-        and from what the run has: a setting that was fitted is no default to return to.
+        Raise ConfigError for a change outside CHANGEABLE_SETTINGS. A setting counts as changed if
+        it differs from the first request, or is in `explicit_settings` ("model.width"), and
+        differs from the resolved configuration.
         """
         config = self.config()
         if request is None:
@@ -239,15 +247,17 @@ class OutputDirectory:
                 continue
             for name, value in values.items():
                 path = f"{section}.{name}"
-                same = value == before[section][name] and (
+                # train.init_from is resolved to a name with a digest.
+                is_same = value == before[section][name] and (
                     path not in explicit_settings or path == "train.init_from"
-                )  # settled as a digest
-                if same or value == has[section][name]:
+                )
+                if is_same or value == has[section][name]:
                     continue
                 allowed = CHANGEABLE_SETTINGS.get(section, set())
                 if allowed is not None and name not in allowed:
                     problems.append(
-                        f"{path} must stay as the run in {self.out} began; found {value!r} where it was "
+                        f"{path} cannot change in the run in {self.path}; found {value!r} instead "
+                        "of "
                         f"{has[section][name]!r}; leave it, or choose another --out"
                     )
                 changes.setdefault(section, {})[name] = (
@@ -264,7 +274,7 @@ class OutputDirectory:
         except DragomanError as error:
             found = "; ".join(error.problems[:3]) if isinstance(error, ConfigError) else error.found
             raise CorruptError(
-                f"{path} must hold the run's settings",
+                f"{path} must hold the run's configuration",
                 found=found,
                 fix="restore it, or train in another directory",
             ) from error

@@ -1,4 +1,4 @@
-"""Keeping a run within its time: how much is left, and how many updates that makes."""
+"""Time budget of a run: the time left and the number of steps that fit into it."""
 
 from __future__ import annotations
 
@@ -10,82 +10,85 @@ from dragoman.errors import ConfigError
 from dragoman.training.progress import format_duration
 from dragoman.training.train_state import read_train_state
 
-CLOSING_FRACTION, CLOSING_SECONDS = (
-    0.03,
-    8.0,
-)  # of the budget, and more: to score the finished model and to write it
-WRITING_SECONDS = 6.0  # of these, at the very end: the bundle, its golden vectors, the curves
+# Reserved after training, to score the final model and write the bundle: a fraction of the
+# budget and a constant. The last seconds are for the bundle, golden vectors and curves.
+CLOSING_FRACTION, CLOSING_SECONDS = 0.03, 8.0
+WRITING_SECONDS = 6.0
 
 
 class TimeBudget:
-    """A time budget that began when the command did; without one there is always time."""
+    """A time budget in seconds, from the start of the command; 0 is unlimited."""
 
     def __init__(
-        self, budget: float, *, spent: float = 0.0, now: Callable[[], float] = time.monotonic
+        self, seconds: float, *, spent: float = 0.0, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._now, self._began, self._spent, self.budget = now, now(), spent, budget
+        self._now, self._began, self._spent, self.seconds = now, now(), spent, seconds
         self._first: tuple[int, float] | None = None
-        self.seconds_per_step = 0.0  # seconds a step, as `updates` last reckoned with
+        self.seconds_per_step = 0.0  # with validations and checkpoints, from the last plan_steps
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit."""
-        return self.budget > 0
+        """Whether there is a time budget."""
+        return self.seconds > 0
 
     def spend(self, seconds: float) -> None:
-        """Count time that earlier starts of the same run took."""
+        """Add the time of earlier processes of the same run."""
         self._spent += seconds
 
     def elapsed(self) -> float:
-        """Say how long it has been, over all starts."""
+        """Return the seconds used so far, over all processes of the run."""
         return self._spent + self._now() - self._began
 
     def closing_seconds(self) -> float:
-        """Say how many seconds are kept apart for the end."""
-        return CLOSING_FRACTION * self.budget + CLOSING_SECONDS
+        """Return the seconds reserved after training."""
+        return CLOSING_FRACTION * self.seconds + CLOSING_SECONDS
 
     def seconds_left(self) -> float:
-        """Say how many seconds training may still take, closing time kept apart."""
+        """Return the seconds left for training."""
         if not self.is_limited:
             return float("inf")
-        return self.budget - self.closing_seconds() - self.elapsed()
+        return self.seconds - self.closing_seconds() - self.elapsed()
 
     def too_short_error(self) -> ConfigError:
-        """Say that the budget went into everything but training."""
+        """Return the error for a budget that leaves no time to train."""
         needed = format_duration(self.elapsed() + self.closing_seconds())
-        problem = f"--budget must leave time to train; found {format_duration(self.budget)}, and {needed} go into preparing and writing; give more"
-        return ConfigError([problem])
+        return ConfigError(
+            [
+                f"--budget must leave time to train; found {format_duration(self.seconds)}, "
+                f"of which preparation and writing take {needed}; increase it"
+            ]
+        )
 
     def scoring_seconds_left(self) -> float:
-        """Say how many seconds scoring the finished model may take."""
+        """Return the seconds left for scoring the final model."""
         if not self.is_limited:
             return float("inf")
         return max(
-            0.0, self.budget - CLOSING_FRACTION / 3 * self.budget - WRITING_SECONDS - self.elapsed()
+            0.0,
+            self.seconds - CLOSING_FRACTION / 3 * self.seconds - WRITING_SECONDS - self.elapsed(),
         )
 
     def plan_steps(
         self,
         done: int,
-        seconds_an_update: float,
+        seconds_per_step: float,
         *,
         most: int,
         overhead: Callable[[int], float] | None = None,
     ) -> int:
-        """Return how many steps there will be in all at the pace so far, validations and checkpoints included.
+        """Return the total number of steps, at most `most`, that fits into the time budget.
 
-        Before the first step nothing but `seconds_an_update` is known; `overhead` estimates what so many steps take besides.
+        The first call uses `seconds_per_step`, and `overhead` for the seconds of validations and
+        checkpoints of a number of steps; later calls use the measured time since then.
         """
         now = self._now()
         if self._first is None:
             self._first = (done, now)
-            steps = first = self.seconds_left() / max(1.05 * seconds_an_update, 1e-9)
-            for _ in range(
-                8 if overhead is not None else 0
-            ):  # the overhead depends on the steps, and these on it
-                assert overhead is not None, "the loop is empty without"
-                besides = overhead(max(1, int(steps)))
-                steps = (steps + first * max(0.0, 1 - besides / max(self.seconds_left(), 1e-9))) / 2
+            steps = first = self.seconds_left() / max(1.05 * seconds_per_step, 1e-9)
+            if overhead is not None:
+                for _ in range(8):  # fixed point: the overhead depends on the steps
+                    fraction = overhead(max(1, int(steps))) / max(self.seconds_left(), 1e-9)
+                    steps = (steps + first * max(0.0, 1 - fraction)) / 2
             self.seconds_per_step = max(self.seconds_left() / max(steps, 1.0), 1e-9)
         else:
             before, then = self._first
@@ -94,6 +97,6 @@ class TimeBudget:
 
 
 def trained_seconds(run: RunDirectory) -> float:
-    """Ask the newest checkpoint how long the run has trained."""
+    """Return the training time recorded in the latest checkpoint."""
     checkpoint = next(run.verified_checkpoints(), None)
     return float(read_train_state(checkpoint).get("seconds", 0.0)) if checkpoint else 0.0

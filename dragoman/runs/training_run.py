@@ -1,4 +1,4 @@
-"""A whole run: from a configuration to a model directory."""
+"""A training run: from a configuration to a model directory."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from dragoman.runs.final_model import (
     select_scored_sentences,
     select_weights,
 )
-from dragoman.runs.finetune import FINETUNE_EPOCHS as FINETUNING_EPOCHS
 from dragoman.runs.finetune import (
+    FINETUNE_EPOCHS,
     INIT_WEIGHTS_FILE,
     PretrainedModel,
     copy_init_weights,
@@ -56,10 +56,12 @@ from dragoman.runs.time_budget import TimeBudget, trained_seconds
 from dragoman.runs.training_curves import draw_curves
 from dragoman.runtime import signals
 from dragoman.runtime.device import (
+    CPU,
     describe_hardware,
-    run_with_cpu_fallback,
     select_train_device,
+    warn_cpu_fallback,
 )
+from dragoman.runtime.memory import is_out_of_memory, release_memory
 from dragoman.text.sentencepiece_trainer import VocabularyError
 from dragoman.training.distributed.process_group import ProcessGroup, init_process_group
 from dragoman.training.progress import Progress, QuietProgress
@@ -68,8 +70,8 @@ from dragoman.training.trainer import DEADLINE, PATIENCE, TARGET, Trainer, Train
 
 logger = logging.getLogger(__name__)
 
-INIT_PART = "init"  # the part of DataFile that the weights of a fine-tuned model are
-REPORTED_STEP_CHANGE = 0.2  # how far from what was announced the steps of a time budget may move without a line of the log
+INIT_PART = "init"  # DataFile.part of the initial weights of a fine-tuning run
+REPORTED_STEP_CHANGE = 0.2  # relative change of the planned steps that is reported
 
 
 def train(
@@ -83,21 +85,22 @@ def train(
     progress: Progress | None = None,
     spent: float = 0.0,
 ) -> Path:
-    """Train a translator and write its directory; running the same again after an interruption resumes where it stopped.
+    """Train a model and write its directory; a run in `out` is resumed from its latest checkpoint.
 
-    A run that was begun in `out` is resumed, with `resume` or without; then `config` may be None and must not differ in what
-    makes the run. With `resume` there must be one. With `over`, a configuration is fitted to the corpus and the machine first,
-    and `over` lays what was asked for over it; `asked` are the settings that were named, such as "train.steps", which a time
-    budget leaves alone. `spent` is how many seconds of a time budget were gone before this call.
+    To resume, `config` may be None and may change only CHANGEABLE_SETTINGS; with `resume` there
+    must be a run. With `override`, a configuration is chosen from the corpus, the device and the
+    time budget, and `override` applies the given settings to it. A time budget does not change
+    `explicit_settings`, such as "train.steps". `spent` is how many seconds of the time budget were
+    used before this call.
     """
     config = require_config(config)
     time_budget = TimeBudget(config.train.time_budget if config else 0.0, spent=spent)
     output_dir = OutputDirectory(out)
     progress = progress or QuietProgress()
-    has_run = output_dir.has_run  # asked once, before the ranks meet: the first of them will begin the run while the others still look
+    has_run = output_dir.has_run  # tested before the ranks synchronize: rank 0 will start the run
     if has_run:
         resolved = output_dir.resume_config(config, explicit_settings)
-        progress.note(f"resuming the run in {output_dir.out}")
+        progress.note(f"resuming the run in {output_dir.path}")
     else:
         if config is None or (resume and not output_dir.was_started):
             output_dir.require_resumable()
@@ -106,7 +109,7 @@ def train(
         resolved = config
         if resolved.train.init_from:
             require_same_model(resolved, open_pretrained(resolved.train.init_from))
-    # A list of blocks that makes no model is refused before anything is prepared.
+    # Raises ConfigError for an invalid list of blocks before the data is prepared.
     model = build_meta_model(
         resolved.model,
         src_vocab_size=resolved.text.vocab_size,
@@ -115,47 +118,47 @@ def train(
     require_model_fits_memory(count_parameters(model))
     if resolved.train.threads:
         torch.set_num_threads(resolved.train.threads)
-    time_budget.budget = resolved.train.time_budget
+    time_budget.seconds = resolved.train.time_budget
     device = select_train_device(resolved.train.device)
     world = ProcessGroup() if dry_run else init_process_group(device)
-    shown = progress if world.is_rank_zero else QuietProgress()
-
-    def run_on(where: torch.device) -> Path:
-        elsewhere = where != device  # after an attempt that may have begun the run
-        was_started = output_dir.has_run if elsewhere else has_run
-        chosen = (
-            output_dir.resume_config(config, explicit_settings)
-            if elsewhere and was_started
-            else resolved
-        )
-        run = _TrainingRun(
-            chosen,
-            output_dir,
-            has_run=was_started,
-            device=where,
-            world=world,
-            time_budget=time_budget,
-            progress=shown,
-            explicit_settings=explicit_settings,
-        )
-        # Named on the first line, so that nobody trains on a CPU beside an idle GPU without knowing (joeynmt#133).
-        shown.note(f"training on {describe_hardware(where, world.size)}")
-        if was_started:
-            run.locate_init_weights()
-        elif resolved.train.init_from:
-            run.finetune()
-        elif override is not None:
-            run.fit(override)
-        return run.dry_run() if dry_run else run.execute(request=config)
-
+    progress = progress if world.is_rank_zero else QuietProgress()
     try:
-        return run_with_cpu_fallback(device, run_on) if world.size == 1 else run_on(device)
+        while True:
+            run = TrainingRun(
+                resolved,
+                output_dir,
+                has_run=has_run,
+                device=device,
+                world=world,
+                time_budget=time_budget,
+                progress=progress,
+                explicit_settings=explicit_settings,
+            )
+            # The device comes first, so that nobody trains on a CPU unawares (joeynmt#133).
+            progress.note(f"training on {describe_hardware(device, world.size)}")
+            try:
+                if has_run:
+                    run.locate_init_weights()
+                elif resolved.train.init_from:
+                    run.open_pretrained()
+                elif override is not None:
+                    run.choose_config(override)
+                return run.dry_run() if dry_run else run.execute(request=config)
+            except (RuntimeError, MemoryError) as error:
+                if device.type == "cpu" or world.size > 1 or not is_out_of_memory(error):
+                    raise
+            del run  # frees the model
+            release_memory()
+            warn_cpu_fallback(device)
+            device, has_run = CPU, output_dir.has_run
+            if has_run:
+                resolved = output_dir.resume_config(config, explicit_settings)
     finally:
         world.close()
 
 
-class _TrainingRun:
-    """One run, taken apart into its stages."""
+class TrainingRun:
+    """One training run: prepare the data, train, and write the bundle."""
 
     def __init__(
         self,
@@ -181,27 +184,27 @@ class _TrainingRun:
             output_dir.request() if has_run else config
         )
         self._vocab_size_is_default = False
-        self._epochs = 0.0  # how often a fitted run sees its corpus, without a time budget
-        self._announced = 0  # steps that the estimate named
-        self._pretrained: PretrainedModel | None = None  # the model that a new run fine-tunes ...
-        self._weights: Path | None = None  # ... and the weights that it starts from
+        self._epochs = 0.0  # planned, if train.steps is a default and there is no time budget
+        self._reported_steps = 0  # planned steps of the last report
+        self._pretrained: PretrainedModel | None = None  # of a new fine-tuning run
+        self._weights: Path | None = None  # initial weights of a fine-tuning run
 
-    def fit(self, override: Callable[[Config], Config]) -> None:
-        """Choose what nobody named: vocabulary, size, schedule."""
+    def choose_config(self, override: Callable[[Config], Config]) -> None:
+        """Choose vocabulary, model size and schedule; `override` applies the given settings."""
 
         def choose() -> dict[str, object]:
-            found = choose_config(
+            chosen = choose_config(
                 measure_corpus(open_corpora(self.config.data).train),
-                seconds=self.time_budget.budget,
+                seconds=self.time_budget.seconds,
                 measure=lambda config: measure_random_throughput(config, self.device),
                 device=self.device.type,
             )
-            for reason in found.reasons:
+            for reason in chosen.reasons:
                 self.progress.note(reason)
-            return {"config": to_dict(found.config), "epochs": found.epochs}
+            return {"config": to_dict(chosen.config), "epochs": chosen.epochs}
 
-        chosen = self.world.run_on_rank_zero(choose, "fit the model to the corpus and the machine")
-        base, self._epochs = from_dict(chosen["config"]), float(chosen["epochs"])
+        values = self.world.run_on_rank_zero(choose, "choose the configuration")
+        base, self._epochs = from_dict(values["config"]), float(values["epochs"])
         self.config = override(base)
         self._steps_are_default = (
             "train.steps" not in self.explicit_settings
@@ -209,15 +212,16 @@ class _TrainingRun:
         )
         self._vocab_size_is_default = self.config.text.vocab_size == base.text.vocab_size
 
-    def finetune(self) -> None:
-        """Open the model that training starts from, and fit the batches to the corpus; the steps follow its size or the time."""
+    def open_pretrained(self) -> None:
+        """Open the model to fine-tune, and choose the batch size for the corpus."""
         origin = self._pretrained = open_pretrained(self.config.train.init_from)
-        self._weights, self._epochs = origin.weights, FINETUNING_EPOCHS
+        self._weights, self._epochs = origin.weights, FINETUNE_EPOCHS
         tokens = f"{len(origin.tokenizers.src):,}" + (
             "" if origin.tokenizers.shared_vocab else f" and {len(origin.tokenizers.tgt):,}"
         )
         self.progress.note(
-            f"fine-tuning {origin.name}: its architecture, its tokenizer of {tokens} tokens and its weights"
+            f"fine-tuning {origin.name}: its architecture, weights and vocabulary of {tokens} "
+            "tokens"
         )
         if (
             "train.batch_tokens" not in self.explicit_settings
@@ -229,16 +233,16 @@ class _TrainingRun:
             )
 
     def locate_init_weights(self) -> None:
-        """Find the weights that a begun run was fine-tuned from, as they were."""
+        """Locate the initial weights of a resumed fine-tuning run; raise if they changed."""
         if self.config.train.init_from:
             self._weights = self.output_dir.training / INIT_WEIGHTS_FILE
             require_same_files(
-                [each for each in self.output_dir.data() if each.part == INIT_PART],
+                [each for each in self.output_dir.data_files() if each.part == INIT_PART],
                 [DataFile.of(INIT_PART, self._weights)],
             )
 
     def execute(self, *, request: Config | None) -> Path:
-        """Prepare, train, finish."""
+        """Prepare the data, train, write the bundle, and return its directory."""
         config, output_dir = self.config, self.output_dir
         run = RunDirectory(
             output_dir.training,
@@ -253,75 +257,76 @@ class _TrainingRun:
             run.lock()
         try:
             if self._is_already_finished(run):
-                return output_dir.out
+                return output_dir.path
             with self._status_on_error(run):
-                prepared = self._prepare()
+                builder = self._run_builder(self._prepare())
                 if not self.has_run:
-                    self._record_start(
-                        self._trainer(prepared, run), prepared, request or self.config
-                    )
+                    self._start(builder, run, request or config)
                 elif self.world.is_rank_zero:
                     self.time_budget.spend(trained_seconds(run))
                 signals.raise_if_stop_requested()
-            run.data_digest, run.config_digest = prepared.digest, config_digest(self.config)
-            result = self._train(prepared, run)
-            if not result.step:
-                raise self.time_budget.too_short_error()
+            run.data_digest, run.config_digest = builder.prepared.digest, config_digest(self.config)
+            try:
+                result = self._build_trainer(builder, run).fit(resume=True)
+            except StoppedError as error:
+                if not signals.stop_requested():  # another rank was lost
+                    raise
+                raise self._stopped_error(run, None) from error
+            self._report_stop(run, result)
             if self.world.is_rank_zero:
-                self._finish(prepared, run, result)
+                self._finish(builder, run, result)
                 self._report_target(result)
-            return output_dir.out
+            return output_dir.path
         finally:
             if self.world.is_rank_zero:
                 run.close()
 
     def _report_target(self, result: TrainResult) -> None:
-        """Report whether a run that was to reach `train.target_exact` did, and how to train on where it did not."""
+        """Report whether `train.target_exact` was reached, and how to train further if not."""
         target = self.config.train.target_exact
         if not target:
             return
         if result.best.get("exact", 0.0) >= target:
-            self.progress.note(f"learnt at step {result.step:,}: {_format_exact(result.best)}")
+            self.progress.note(
+                f"target reached at step {result.step:,}: {_format_exact(result.best)}"
+            )
             return
         found = (
             _format_exact(result.metrics)
             if "exact" in result.metrics
-            else "there were no validation sentences to translate"
+            else "no validation sentences were translated"
         )
-        fix = f"dragoman train --out {shlex.quote(str(self.output_dir.out))} --resume --set train.steps={2 * result.step}"
+        fix = f"{self._resume_command()} --set train.steps={2 * result.step}"
         logger.warning(
-            "not learnt after %s steps: %s, and train.target_exact is %.0f %%; more steps: %s",
+            "target not reached after %s steps: %s, and train.target_exact is %.0f %%; "
+            "train further with: %s",
             f"{result.step:,}",
             found,
             100 * target,
             fix,
         )
 
-    def _train(self, prepared: PreparedData, run: RunDirectory) -> TrainResult:
-        """Train to the end; raise StoppedError that tells how to resume where somebody asked to stop."""
-        try:
-            result = self._trainer(prepared, run).fit(resume=True)
-        except StoppedError as error:
-            if not signals.stop_requested():  # another rank was lost
-                raise
-            raise self._stopped_error(run, None) from error
+    def _report_stop(self, run: RunDirectory, result: TrainResult) -> None:
+        """Report an early end of training; raise StoppedError if it was requested."""
         if result.stopped == DEADLINE:
             self.progress.note(f"time budget used up: training ends at step {result.step:,}")
         elif result.stopped == PATIENCE:
             self.progress.note(
-                f"no improvement in {self.config.train.patience} validations: training ends at step {result.step:,}"
+                f"no improvement in {self.config.train.patience} validations: "
+                f"training ends at step {result.step:,}"
             )
         elif result.stopped and result.stopped != TARGET:
             raise self._stopped_error(run, result.step)
-        return result
+        if not result.step:
+            raise self.time_budget.too_short_error()
 
     def _stopped_error(self, run: RunDirectory, step: int | None) -> StoppedError:
-        """Return the error of a run that was asked to stop: after `step`, or within one where that is None."""
+        """Return the error of a stopped run: after `step`, or during a step if that is None."""
         newest = max(run.steps(), default=0)
         if step is None or step > newest:  # a second request, or a disk that failed
             at = f"stopped by {signals.stop_reason() or 'another rank'} without saving"
             saved = (
-                f"the newest checkpoint is that of step {newest:,}"
+                f"the latest checkpoint is that of step {newest:,}"
                 if newest
                 else "there is no checkpoint yet"
             )
@@ -330,14 +335,15 @@ class _TrainingRun:
                 f"stopped at step {step:,}",
                 "checkpoint saved" if step else "before the first step",
             )
-        again = (
-            f"resume with: dragoman train --out {shlex.quote(str(self.output_dir.out))} --resume"
-        )
-        return StoppedError(f"{at}, {saved}", found="", fix=again)
+        fix = f"resume with: {self._resume_command()}"
+        return StoppedError(f"{at}, {saved}", found="", fix=fix)
+
+    def _resume_command(self) -> str:
+        return f"dragoman train --out {shlex.quote(str(self.output_dir.path))} --resume"
 
     @contextmanager
     def _status_on_error(self, run: RunDirectory) -> Iterator[None]:
-        """Write into status.json that the run prepares, and how that ended if it did not end well."""
+        """Write the state "preparing" into status.json, and an error that ends the preparation."""
         if not self.world.is_rank_zero:
             yield
             return
@@ -354,66 +360,58 @@ class _TrainingRun:
             raise
 
     def _is_already_finished(self, run: RunDirectory) -> bool:
-        """Say so where a run is finished: a command that silently does nothing is a riddle (OpenNMT-py#1364, #886)."""
+        """Whether the run is finished; report it if so (OpenNMT-py#1364, #886)."""
         newest = (
             next(run.verified_checkpoints(), None)
-            if self.has_run and self.output_dir.finished
+            if self.has_run and self.output_dir.has_model
             else None
         )
         if newest is None:
             return False
         train_state = TrainState.from_state_dict(read_train_state(newest))
-        if train_state.has_reached(self.config.train.target_exact):
-            self.progress.note(
-                f"nothing to do: {self.output_dir.out} is finished, {_format_exact(train_state.metrics)}"
-            )
-            self.progress.note(
-                f"to train it further: dragoman train --out {self.output_dir.out} --resume --set train.target_exact=0"
-            )
-            return True
-        if newest.step < (
-            train_state.max_steps if self.time_budget.is_limited else self.config.train.steps
-        ):
+        path, train = self.output_dir.path, self.config.train
+        if train_state.has_reached(train.target_exact):
+            state, setting = _format_exact(train_state.metrics), "train.target_exact=0"
+        elif newest.step < (train_state.max_steps if self.time_budget.is_limited else train.steps):
             return False
-        more = f"dragoman train --out {self.output_dir.out} --resume --set train.steps={2 * newest.step}"
+        else:
+            state, setting = f"all {newest.step:,} steps done", f"train.steps={2 * newest.step}"
+        self.progress.note(f"nothing to do: {path} is finished, {state}")
         self.progress.note(
-            f"nothing to do: {self.output_dir.out} is finished, with all {newest.step:,} updates made"
+            f"to train further: {self._resume_command()} --set {setting}; "
+            "to train a new model, choose another --out"
         )
-        self.progress.note(f"to train it further: {more}; to begin anew, choose another --out")
         return True
 
     def dry_run(self) -> Path:
-        """Check what the run would check and estimate what it takes; nothing but the cache of prepared data is written."""
+        """Check and estimate the run; only the cache of prepared data is written."""
         output_dir = self.output_dir
         output_dir.require_unlocked()
         with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
-            if not (self.has_run and (output_dir.text / "text.json").exists()):
+            if not (self.has_run and (output_dir.tokenizer_dir / "text.json").exists()):
                 self.output_dir = OutputDirectory(Path(folder))
-            prepared = self._prepare_locally(output_dir.data() if self.has_run else None)
+            prepared = self._prepare_locally(output_dir.data_files() if self.has_run else None)
+            builder = self._run_builder(prepared)
             with RunDirectory(
                 Path(folder) / "training", keep_checkpoints=self.config.train.keep_checkpoints
             ) as run:
-                estimate = self._choose_steps(self._trainer(prepared, run), prepared)
+                estimate = self._choose_steps(self._build_trainer(builder, run), builder)
         self._require_time(estimate)
         output_dir.require_disk_space(
-            (self.config.train.keep_checkpoints + 1) * estimate.checkpoint
+            (self.config.train.keep_checkpoints + 1) * estimate.checkpoint_bytes
         )
         self._report_estimate(estimate)
-        written = [
-            path for path in prepared.written if path.exists()
-        ]  # where there is no cache, what was made is gone
+        written = [str(path) for path in prepared.written if path.exists()]
         if written:
-            self.progress.note(
-                f"dry run: prepared data was written, for the run to use: {', '.join(map(str, written))}"
-            )
+            self.progress.note(f"dry run: prepared data is cached in {', '.join(written)}")
         self.progress.note(
             f"dry run: nothing was trained{'' if written else ' and nothing was written'}"
         )
-        return output_dir.out
+        return output_dir.path
 
     def _prepare(self) -> PreparedData:
-        """Prepare on rank 0 first, so that the others find everything ready, and compare what each has."""
-        initial_files = self.output_dir.data() if self.has_run else None
+        """Prepare the data on rank 0 first; the other ranks read its cache and compare digests."""
+        initial_files = self.output_dir.data_files() if self.has_run else None
         if self.world.size == 1:
             return self._prepare_locally(initial_files)
         mine: list[PreparedData] = []
@@ -428,18 +426,19 @@ class _TrainingRun:
         if mine[0].digest != expected:
             raise ConfigError(
                 [
-                    f"all ranks must read the same data; found {mine[0].digest[:12]} and {expected[:12]}; check the files"
+                    "all ranks must read the same data; "
+                    f"found {mine[0].digest[:12]} and {expected[:12]}; check the files"
                 ]
             )
         return mine[0]
 
     def _prepare_locally(self, initial_files: Sequence[DataFile] | None) -> PreparedData:
-        """Prepare in this process; a vocabulary that was fitted, and is more than the text allows, is made smaller."""
+        """Prepare the data; reduce a chosen vocabulary size that is too large for the text."""
         try:
             given = self._pretrained.tokenizers if self._pretrained is not None else None
             return prepare_data(
                 self.config,
-                self.output_dir.text,
+                self.output_dir.tokenizer_dir,
                 self.progress,
                 initial_files=initial_files,
                 given=given,
@@ -447,79 +446,76 @@ class _TrainingRun:
         except VocabularyError as error:
             if not self._vocab_size_is_default:
                 raise
-            self.progress.note(f"vocabulary: {error.largest:,} pieces, all that this corpus allows")
+            self.progress.note(f"vocabulary size: {error.largest:,}, the largest for this corpus")
             self.config = self.config.replace(text={"vocab_size": error.largest})
             return self._prepare_locally(initial_files)
 
-    def _builder(self, prepared: PreparedData) -> RunBuilder:
-        """Make ready to put together what the configuration says now."""
+    def _run_builder(self, prepared: PreparedData) -> RunBuilder:
         return RunBuilder(
             self.config, prepared, device=self.device, progress=self.progress, weights=self._weights
         )
 
-    def _trainer(self, prepared: PreparedData, run: RunDirectory) -> Trainer:
-        """Put model, data and loop together, with an eye on the clock where there is a limit."""
-        builder, time_budget = self._builder(prepared), self.time_budget
-        announced = self._announced or self.config.train.steps
+    def _build_trainer(self, builder: RunBuilder, run: RunDirectory) -> Trainer:
+        """Build the trainer; under a time budget it replans its steps at every checkpoint."""
+        time_budget = self.time_budget
 
-        def replan(done: int, pace: float) -> int:
-            """Fit the steps to the time that is left; log it where that is far from what was announced."""
-            nonlocal announced
-            most = (
-                builder.max_useful_steps() if self._steps_are_default else self.config.train.steps
-            )
-            steps = time_budget.plan_steps(done, pace, most=most)
-            # Before the first validation the throughput is still too high.
-            if (
-                done >= self.config.train.validate_every
-                and abs(steps - announced) > REPORTED_STEP_CHANGE * announced
-            ):
-                epochs = [f"{builder.epochs(each):.1f}" for each in (steps, announced)]
-                rate = f"{builder.tokens_per_step() / time_budget.seconds_per_step:,.0f} tokens/s with validations and checkpoints"
+        def replan(done: int, seconds_per_step: float) -> int:
+            """Return the steps that fit into the time left; report a large change."""
+            reported, train = self._reported_steps or self.config.train.steps, self.config.train
+            most = builder.max_useful_steps() if self._steps_are_default else train.steps
+            steps = time_budget.plan_steps(done, seconds_per_step, most=most)
+            # Before the first validation the measured throughput is still too high.
+            is_measured = done >= train.validate_every
+            if is_measured and abs(steps - reported) > REPORTED_STEP_CHANGE * reported:
+                throughput = builder.tokens_per_step() / time_budget.seconds_per_step
                 self.progress.note(
-                    f"measured throughput {rate}: {epochs[0]} epochs ({steps:,} steps) instead of {epochs[1]}"
+                    f"throughput {throughput:,.0f} tokens/s with validation and checkpoints: "
+                    f"{builder.epochs_of(steps):.1f} epochs ({steps:,} steps) "
+                    f"instead of {builder.epochs_of(reported):.1f}"
                 )
-                announced = steps
+                self._reported_steps = steps
             return steps
 
         is_limited = time_budget.is_limited
-        return builder.trainer(
+        return builder.build_trainer(
             run,
             world=self.world,
             deadline=time_budget.seconds_left if is_limited else None,
             replan=replan if is_limited else None,
         )
 
-    def _record_start(self, trainer: Trainer, prepared: PreparedData, request: Config) -> None:
-        """Settle the number of steps, say what will happen, and record what was settled."""
-        estimate = self._choose_steps(trainer, prepared)
+    def _start(self, builder: RunBuilder, run: RunDirectory, request: Config) -> None:
+        """Choose the number of steps, report the estimate, and write the resolved configuration."""
+        estimate = self._choose_steps(self._build_trainer(builder, run), builder)
         self.config = from_dict(
             self.world.run_on_rank_zero(
-                lambda: self._checked_config(estimate), "settle the configuration"
+                lambda: self._checked_config(estimate), "resolve the configuration"
             )
         )
         if self.world.is_rank_zero:
             self._report_estimate(estimate)
-            files = prepared.files
+            files = builder.prepared.files
             if self._pretrained is not None:
                 train = self.config.train
-                schedule = f"{train.schedule}, {train.warmup_steps:,} steps of warm-up"
                 self.progress.note(
-                    f"schedule: learning rate {train.learning_rate:.2g} at its peak, {schedule}"
+                    f"schedule: {train.schedule}, peak learning rate {train.learning_rate:.2g}, "
+                    f"{train.warmup_steps:,} warm-up steps"
                 )
                 self._weights = copy_init_weights(self._pretrained, self.output_dir.training)
                 files = [*files, DataFile.of(INIT_PART, self._weights)]
             self.output_dir.write(request, self.config, files)
+        builder.config, builder.weights = self.config, self._weights
 
-    def _choose_steps(self, trainer: Trainer, prepared: PreparedData) -> RunEstimate:
-        """Measure the throughput and fit the steps to the time, or to the epochs, where nobody named them."""
-        builder = self._builder(prepared)
-        estimate = estimate_run(trainer, builder.plan, self.config, prepared, self.device)
+    def _choose_steps(self, trainer: Trainer, builder: RunBuilder) -> RunEstimate:
+        """Measure the throughput, and choose default steps by time budget or epochs."""
+        estimate = estimate_run(trainer, builder.plan, self.config, builder.prepared, self.device)
         if not self.time_budget.is_limited and not (self._steps_are_default and self._epochs):
             return estimate
         if self.time_budget.is_limited:
             estimate = estimate._replace(
-                validation=estimate_validation_seconds(builder.validation(), trainer.model)
+                validation_seconds=estimate_validation_seconds(
+                    builder.build_validator(), trainer.model
+                )
             )
 
             def overhead(steps: int) -> float:
@@ -540,13 +536,13 @@ class _TrainingRun:
                     self._epochs * builder.plan.batches(0) / self.config.train.gradient_accumulation
                 ),
             )
-        self._announced = steps
+        self._reported_steps = steps
         if self._steps_are_default:
             self.config = apply_step_count(self.config, max(1, steps), keep=self.explicit_settings)
         return estimate.with_steps(steps)
 
     def _checked_config(self, estimate: RunEstimate) -> dict[str, object]:
-        """Return the configuration as plain values, unless there is no time for even one step."""
+        """Return the configuration as plain values; raise if there is no time for one step."""
         self._require_time(estimate)
         if self._pretrained is not None:
             self.config = self.config.replace(train={"init_from": self._pretrained.name})
@@ -564,10 +560,11 @@ class _TrainingRun:
         for line in estimate.lines():
             self.progress.note(line)
 
-    def _finish(self, prepared: PreparedData, run: RunDirectory, result: TrainResult) -> None:
-        """Choose the weights, score them on the validation sentences, and write the bundle."""
+    def _finish(self, builder: RunBuilder, run: RunDirectory, result: TrainResult) -> None:
+        """Select the final weights, score them on the validation set, and write the bundle."""
+        prepared = builder.prepared
         weights, chosen = select_weights(run, self.config)
-        scores = self._score(prepared, self._builder(prepared), weights)
+        scores = self._score(builder, weights)
         machine = describe_hardware(self.device, self.world.size)
         card = build_model_card(
             self.config,
@@ -585,7 +582,7 @@ class _TrainingRun:
         }
         golden = select_golden_sentences(prepared)
         write_bundle(
-            self.output_dir.out,
+            self.output_dir.path,
             config=self.config,
             tokenizers=prepared.tokenizers,
             weights=weights,
@@ -594,14 +591,13 @@ class _TrainingRun:
             manifest_fields=manifest_fields,
         )
         draw_curves(run.path / "log.jsonl", run.path / "curves.png")
-        self.progress.note(
-            f'{self.output_dir.out} is ready ({chosen}); try: dragoman translate -m {shlex.quote(str(self.output_dir.out))} "…"'
-        )
+        path = self.output_dir.path
+        command = f'dragoman translate -m {shlex.quote(str(path))} "…"'
+        self.progress.note(f"model written to {path} ({chosen}); try: {command}")
 
-    def _score(
-        self, prepared: PreparedData, builder: RunBuilder, weights: dict[str, Tensor]
-    ) -> list[CardScore]:
-        """Translate validation sentences as the finished model will, as many as there is time for."""
+    def _score(self, builder: RunBuilder, weights: dict[str, Tensor]) -> list[CardScore]:
+        """Return BLEU, chrF and TER on as many validation sentences as the time budget allows."""
+        prepared = builder.prepared
         model = build_loaded_model(self.config, prepared.tokenizers, weights).to(self.device)
         began, trial = time.monotonic(), prepared.sentences[:32]
         builder.translate(model, [pair.src for pair in trial])
@@ -615,11 +611,12 @@ class _TrainingRun:
             [pair.tgt for pair in pairs],
             tgt_lang=self.config.data.tgt_lang,
         )
-        on = f"validation, {'all' if len(pairs) == len(prepared.sentences) else 'the first'} {len(pairs):,} pairs"
+        which = "all" if len(pairs) == len(prepared.sentences) else "the first"
+        on = f"validation set, {which} {len(pairs):,} pairs"
         self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
         return [CardScore(each.name, each.value, each.signature, on) for each in found]
 
 
 def _format_exact(metrics: Mapping[str, float]) -> str:
-    """Return how many validation sentences are right, in words."""
+    """Return the fraction of exact translations as text."""
     return f"{100 * metrics['exact']:.0f} % of the validation sentences translated exactly"

@@ -63,11 +63,16 @@ def run_with_cpu_fallback(device: torch.device, make: Callable[[torch.device], _
         if device.type == "cpu" or not is_out_of_memory(error):
             raise
     release_memory()
+    warn_cpu_fallback(device)
+    return make(CPU)
+
+
+def warn_cpu_fallback(device: torch.device) -> None:
+    """Warn that the CPU is used because the device is out of memory."""
     _warn_once(
         f"the model does not fit into the memory of {device}: falling back to the CPU, which is "
         "slower; the result is the same"
     )
-    return make(CPU)
 
 
 def _parse_device(name: str | torch.device) -> torch.device:

@@ -67,7 +67,7 @@ def test_two_files_become_a_model(
     captured = capsys.readouterr()
     assert captured.out == "", "a training run's notes are no result"
     assert "weights" in captured.err
-    assert "my-model is ready" in captured.err
+    assert "my-model (" in captured.err
     model = tmp_path / "my-model"
     assert {"card.md", "config.json", "weights.safetensors", "golden.json", "manifest.json"} <= {
         each.name for each in model.iterdir()
@@ -104,13 +104,13 @@ def test_the_same_command_again_says_that_nothing_is_left(
     capsys.readouterr()
     assert train("--set=train.steps=2") == 0
     told = errors(capsys)
-    assert any("nothing to do" in line and "all 2 updates made" in line for line in told)
+    assert any("nothing to do" in line and "all 2 steps done" in line for line in told)
     assert any("--set train.steps=4" in line for line in told)
     assert (
         main(["train", "--out", str(tmp_path / "my-model"), "--resume", "--set", "train.steps=4"])
         == 0
     )
-    assert "my-model is ready" in capsys.readouterr().err
+    assert "my-model (" in capsys.readouterr().err
     assert (
         max(int(each.name[5:]) for each in (tmp_path / "my-model" / "training").glob("step-*")) == 4
     )
@@ -138,10 +138,7 @@ def test_resume_starts_nothing(
     training.mkdir()
     (training / "run.json").write_text('{"run_id": "a process was killed while it prepared"}')
     assert main(["train", "--out", str(tmp_path / "my-model"), "--resume"]) == 2
-    assert (
-        "to resume: it was stopped while it prepared its data; leave out --resume"
-        in errors(capsys)[-1]
-    )
+    assert ": it was stopped during data preparation; leave out --resume" in errors(capsys)[-1]
     assert train("--resume", "--set=train.steps=1") == 0, "the same command again starts it"
 
 
@@ -192,7 +189,7 @@ def test_what_makes_the_run_may_not_change(
     capsys.readouterr()
     assert train("--set=model.width=32", "--resume") == 2
     (line,) = errors(capsys)
-    assert "model.width must stay as the run" in line
+    assert "model.width cannot change in the run" in line
     assert "found 32 where it was 16" in line
 
 

@@ -301,7 +301,7 @@ def test_an_empty_directory_and_one_of_something_else(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
-    with pytest.raises(BundleError, match=r"has not finished.*--resume.*dragoman average"):
+    with pytest.raises(BundleError, match=r"unfinished training run.*--resume.*dragoman average"):
         Bundle.load(tmp_path)
 
 
@@ -375,7 +375,7 @@ def test_golden_vectors_notice_another_tokenizer(tmp_path: Path) -> None:
     other = train_tokenizers(
         ["other text"] * 30, ["words of it"] * 30, Config().replace(text={"vocab_size": 300}).text
     )
-    with pytest.raises(CorruptError, match=r"case 1 .*: pieces must be .*found"):
+    with pytest.raises(CorruptError, match=r"case 1 .*: tokens must be .*found"):
         check_golden(bundle.model, other, bundle.golden, "golden.json")
 
 

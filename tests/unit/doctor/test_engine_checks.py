@@ -156,7 +156,7 @@ def test_an_engine_that_is_not_installed_or_refuses_is_skipped_and_a_damaged_one
     }
     assert "found none" in findings["missing"].note
     assert "found another hash" in findings["damaged"].note
-    assert findings["short"].note == "it was exported for 8 positions"
+    assert findings["short"].note == "the engine was exported for 8 positions"
 
 
 def test_where_outputs_part_the_model_says_by_how_much(parts: Parts) -> None:

@@ -42,16 +42,16 @@ def test_the_best_step_is_taken_or_the_last_with_its_moving_average(run):
     weights, told = select_weights(run, config(final_checkpoint="best"))
     assert (first(weights), told) == (
         1.0,
-        "step 3, the last, as a running average",
+        "step 3, last checkpoint, EMA",
     )  # none was kept as the best
     run.keep_best(2)
     weights, told = select_weights(run, config(final_checkpoint="best"))
     assert (first(weights), told) == (
         pytest.approx(2 / 3),
-        "step 2, the best, as a running average",
+        "step 2, best checkpoint, EMA",
     )
     weights, told = select_weights(run, config(final_checkpoint="last"))
-    assert (first(weights), told) == (1.0, "step 3, the last, as a running average")
+    assert (first(weights), told) == (1.0, "step 3, last checkpoint, EMA")
     run.save_checkpoint(4, tensors(4) | {"ema": None}, {})
     weights, told = select_weights(run, config(final_checkpoint="last"))
     assert (first(weights), told) == (4.0, "step 4, the last")
@@ -70,9 +70,7 @@ def test_the_newest_steps_are_averaged_before_a_best_is_looked_for(run, count, s
 
 def test_a_run_without_a_checkpoint_becomes_nothing(run):
     for settings in ({}, {"average_checkpoints": 3}, {"final_checkpoint": "last"}):
-        with pytest.raises(
-            CorruptError, match="must have a checkpoint that verifies; found none in"
-        ):
+        with pytest.raises(CorruptError, match="must have a valid checkpoint; found none in"):
             select_weights(run, config(**settings))
 
 

@@ -15,23 +15,23 @@ from dragoman.runs.training_curves import draw_curves, read_log
 from dragoman.training.tensorboard import TensorBoardWriter
 
 
-def write_log(path, updates=200, *, bleu=True):
+def write_log(path, steps=200, *, bleu=True):
     lines = []
-    for update in range(1, updates + 1):
-        nll = 2 + 5 * math.exp(-update / 60) + 0.2 * math.sin(update)
+    for step in range(1, steps + 1):
+        nll = 2 + 5 * math.exp(-step / 60) + 0.2 * math.sin(step)
         lines.append(
             {
-                "step": update,
+                "step": step,
                 "loss": nll + 0.3,
                 "nll": nll,
-                "lr": 1e-3 * min(update / 40, 1),
-                "grad_norm": 1 + 1 / update,
+                "lr": 1e-3 * min(step / 40, 1),
+                "grad_norm": 1 + 1 / step,
                 "tokens": 4000,
                 "padding": 0.05,
                 "seconds": 0.2,
             }
         )
-        if update == 50:
+        if step == 50:
             lines.append(
                 {
                     "step": 50,
@@ -45,18 +45,18 @@ def write_log(path, updates=200, *, bleu=True):
                     "skipped": True,
                 }
             )
-        if update % 50 == 0:
+        if step % 50 == 0:
             lines.append(
                 {
                     "event": "validation",
-                    "step": update,
+                    "step": step,
                     "loss": nll - 0.1,
-                    **({"bleu": update / 10} if bleu else {}),
+                    **({"bleu": step / 10} if bleu else {}),
                 }
             )
-            lines.append({"event": "checkpoint", "step": update})
+            lines.append({"event": "checkpoint", "step": step})
     path.write_text(
-        "".join(json.dumps(line) + "\n" for line in lines) + '{"update": 201, "lo', encoding="utf-8"
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 201, "lo', encoding="utf-8"
     )
     return path
 
@@ -70,20 +70,20 @@ def test_curves_are_drawn_from_the_log(tmp_path, bleu) -> None:
 
 
 def test_the_log_is_read_without_skipped_and_cut_off_lines(tmp_path) -> None:
-    updates, validations = read_log(write_log(tmp_path / "log.jsonl"))
-    assert [record["step"] for record in updates] == list(range(1, 201))
+    steps, validations = read_log(write_log(tmp_path / "log.jsonl"))
+    assert [record["step"] for record in steps] == list(range(1, 201))
     assert [record["step"] for record in validations] == [50, 100, 150, 200]
 
 
 def test_a_long_log_is_thinned(tmp_path) -> None:
-    updates, _ = read_log(write_log(tmp_path / "log.jsonl", updates=9000))
-    assert 2000 <= len(updates) < 4000
+    steps, _ = read_log(write_log(tmp_path / "log.jsonl", steps=9000))
+    assert 2000 <= len(steps) < 4000
 
 
 def test_a_validation_that_was_repeated_counts_once(tmp_path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(
-        '{"event": "validation", "update": 4, "loss": 2.0}\n{"event": "validation", "update": 4, "loss": 2.5}\n',
+        '{"event": "validation", "step": 4, "loss": 2.0}\n{"event": "validation", "step": 4, "loss": 2.5}\n',
         encoding="utf-8",
     )
     assert read_log(log)[1] == [{"event": "validation", "step": 4, "loss": 2.5}]
@@ -94,15 +94,15 @@ def test_values_of_wrong_types_are_left_out(tmp_path) -> None:
     with log.open("ab") as file:
         for line in (
             '{"event": "validation"}',
-            '{"event": "validation", "update": [1], "loss": 1}',
-            '{"update": 1, "nll": 2.0}',
+            '{"event": "validation", "step": [1], "loss": 1}',
+            '{"step": 1, "nll": 2.0}',
             "[" * 100_000,
         ):
             file.write(line.encode() + b"\n")
-        file.write(b'{"update": "x", "lr": null, "nll": 1e999, "norm": {}}\n\xff\xfe\n')
+        file.write(b'{"step": "x", "lr": null, "nll": 1e999, "norm": {}}\n\xff\xfe\n')
     assert draw_curves(log, tmp_path / "curves.png")
-    updates, validations = read_log(log)
-    assert (len(updates), len(validations)) == (200, 4)
+    steps, validations = read_log(log)
+    assert (len(steps), len(validations)) == (200, 4)
 
 
 def test_nothing_is_drawn_from_nothing(tmp_path) -> None:

@@ -113,12 +113,12 @@ def test_a_finished_run_says_that_nothing_is_left(corpus):
     train(configured(corpus), corpus / "model")
     told = Told()
     train(None, corpus / "model", resume=True, progress=told)
-    assert any("nothing to do" in note and "6 updates made" in note for note in told.notes)
+    assert any("nothing to do" in note and "all 6 steps done" in note for note in told.notes)
 
 
 def test_a_run_that_goes_on_must_be_the_same_run(corpus):
     train(configured(corpus), corpus / "model")
-    with pytest.raises(ConfigError, match=r"model.width must stay as the run") as caught:
+    with pytest.raises(ConfigError, match=r"model.width cannot change in the run") as caught:
         train(configured(corpus, "model.width=32", "train.seed=9"), corpus / "model", resume=True)
     assert "found 32 where it was 16" in str(caught.value)
     assert "train.seed" in str(caught.value)
@@ -254,7 +254,7 @@ def test_leftovers_of_an_attempt_that_failed_decide_nothing(corpus):
 def test_a_budget_that_leaves_no_time_to_train(corpus):
     with pytest.raises(
         ConfigError,
-        match=r"--budget must leave time to train; found 3 s, and \d+ s go into preparing and writing",
+        match=r"--budget must leave time to train; found 3 s, of which preparation and writing take \d+ s",
     ):
         train(configured(corpus, "train.time_budget=3"), corpus / "model")
     assert not OutputDirectory(corpus / "model").has_run, "the next attempt may be another"
@@ -356,7 +356,10 @@ def test_a_run_that_reaches_its_target_ends_there_and_has_nothing_left(corpus, m
     told = Told()
     out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model", progress=told)
     assert json.loads((out / "manifest.json").read_text())["steps"] == 3  # the first validation
-    assert "learnt at step 3: 98 % of the validation sentences translated exactly" in told.notes
+    assert (
+        "target reached at step 3: 98 % of the validation sentences translated exactly"
+        in told.notes
+    )
     again = Told()
     train(None, out, resume=True, progress=again)
     assert any(
@@ -372,7 +375,7 @@ def test_a_run_that_ends_below_its_target_warns(corpus, caplog):
     out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model")
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith(
-        "not learnt after 6 steps: 0 % of the validation sentences translated exactly, and train.target_exact is 90 %"
+        "target not reached after 6 steps: 0 % of the validation sentences translated exactly, and train.target_exact is 90 %"
     )
     assert f"--out {out} --resume --set train.steps=12" in warning
 
@@ -387,7 +390,7 @@ def begun_without_a_checkpoint(corpus, monkeypatch, *more: str):
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("dragoman.runs.training_run._TrainingRun._train", killed)
+        patched.setattr("dragoman.training.trainer.Trainer.fit", killed)
         with pytest.raises(Killed):
             train(configured(corpus, *more), corpus / "model")
     assert OutputDirectory(corpus / "model").has_run
@@ -410,7 +413,7 @@ def test_a_corpus_that_changed_before_the_first_checkpoint_is_named(
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(
         CorruptError,
-        match=rf"{name} must be as it was when the run began; found \d+ bytes with SHA-256 .* restore it",
+        match=rf"{name} must not change after the start of the run; found \d+ bytes with SHA-256 .* restore it",
     ):
         train(None if resume else configured(corpus, *validation), corpus / "model", resume=resume)
     path.write_text(content)
@@ -422,7 +425,7 @@ def test_a_tokenizer_that_changed_is_named(corpus, monkeypatch, name):
     begun_without_a_checkpoint(corpus, monkeypatch)
     path = corpus / "model" / "training" / "text" / name
     path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(CorruptError, match=rf"{name} must be as it was when the run began"):
+    with pytest.raises(CorruptError, match=rf"{name} must not change after the start of the run"):
         train(None, corpus / "model", resume=True)
 
 
@@ -599,14 +602,14 @@ def test_a_dry_run_refuses_what_the_run_would(corpus, monkeypatch):
     lock.release()
     train(configured(corpus), out, dry_run=True)
     (corpus / "a.src").write_text((corpus / "a.src").read_text().replace("a", "b"))
-    with pytest.raises(CorruptError, match=r"a\.src must be as it was when the run began"):
+    with pytest.raises(CorruptError, match=r"a\.src must not change after the start of the run"):
         train(None, out, resume=True, dry_run=True)
     with pytest.raises(BundleError, match=r"a\.src"):
         train(configured(corpus), corpus, dry_run=True)
     with pytest.raises(ConfigError, match="found 3 s, and"):
         train(configured(corpus, "train.time_budget=3"), corpus / "other", dry_run=True)
     monkeypatch.setattr("dragoman.storage.disk.free_disk_bytes", lambda path: 1000)
-    with pytest.raises(DiskFullError, match="room for the checkpoints must fit"):
+    with pytest.raises(DiskFullError, match="space for the checkpoints must fit"):
         train(configured(corpus), corpus / "other", dry_run=True)
 
 
@@ -653,7 +656,7 @@ def asked_to_stop(monkeypatch):
         (
             3,
             2,
-            "stopped by SIGINT, SIGINT without saving, the newest checkpoint is that of step 2; resume with: ",
+            "stopped by SIGINT, SIGINT without saving, the latest checkpoint is that of step 2; resume with: ",
         ),
         (
             1,

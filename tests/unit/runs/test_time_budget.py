@@ -1,0 +1,72 @@
+"""Time budgets: the time left for training, and the steps that fit into it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.runs.time_budget import TimeBudget
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_planned_steps_leave_time_for_validations():
+    """Announced 60 epochs and trained 34: validations and checkpoints were not counted."""
+    plain, with_overhead = (TimeBudget(1000.0, now=Time()) for _ in range(2))
+    most = plain.plan_steps(0, 1.0, most=10_000)
+    steps = with_overhead.plan_steps(0, 1.0, most=10_000, overhead=lambda steps: 8 * 30.0)
+    assert steps == pytest.approx(most - 8 * 30 / 1.05, rel=0.02)
+    assert (
+        TimeBudget(1000.0, now=Time()).plan_steps(
+            0, 1.0, most=10_000, overhead=lambda steps: 5000.0
+        )
+        <= 10
+    )
+
+
+def test_seconds_left_reserves_time_after_training():
+    time = Time()
+    time_budget = TimeBudget(600.0, now=time)
+    time.now += 400
+    assert time_budget.elapsed() == 400
+    assert 0 < time_budget.seconds_left() < 200
+
+
+def test_reserved_seconds_are_a_fraction_and_a_constant():
+    time = Time()
+    time_budget = TimeBudget(600.0, now=time)
+    time.now += 400
+    assert time_budget.closing_seconds() == pytest.approx(0.03 * 600 + 8)
+    assert time_budget.seconds_left() == pytest.approx(200 - 26)
+    assert time_budget.scoring_seconds_left() == pytest.approx(200 - 0.01 * 600 - 6)
+    time.now += 500
+    assert time_budget.scoring_seconds_left() == 0.0
+    assert TimeBudget(0.0).scoring_seconds_left() == float("inf")
+
+
+def test_zero_is_unlimited():
+    assert TimeBudget(0.0).seconds_left() == float("inf")
+    assert not TimeBudget(0.0).is_limited
+
+
+def test_spent_seconds_count():
+    time = Time()
+    time_budget = TimeBudget(600.0, now=time)
+    time_budget.spend(550.0)
+    assert time_budget.seconds_left() < 50
+
+
+def test_planned_steps_follow_the_measured_throughput():
+    time = Time()
+    time_budget = TimeBudget(1000.0, now=time)
+    planned = time_budget.plan_steps(0, 1.0, most=10_000)
+    assert 850 < planned < 1000
+    time.now += 200  # twice as slow as measured: 100 steps in 200 seconds
+    again = time_budget.plan_steps(100, 1.0, most=10_000)
+    assert again == pytest.approx(100 + time_budget.seconds_left() / 2, abs=1)
+    assert time_budget.plan_steps(100, 1.0, most=120) == 120
