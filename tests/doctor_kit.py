@@ -1,4 +1,4 @@
-"""A small sound model for the doctor, to be spoilt."""
+"""A small correct model for tests of the doctor, which break it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = {
 
 
 class Parts(NamedTuple):
-    """What a subject is made of, to be broken before it is."""
+    """The parts of a ModelUnderTest, for tests to break."""
 
     model: EncoderDecoder
     tokenizers: Tokenizers
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
     golden: dict[str, Any]
 
     def subject(self, **more: Any) -> ModelUnderTest:
-        """Put it on the table."""
+        """Return the model under test."""
         given = {
             "config": self.config,
             "tokenizers": self.tokenizers,
@@ -48,12 +48,12 @@ class Parts(NamedTuple):
         return ModelUnderTest(lambda: self.model, **given)
 
     def verdicts(self, **more: Any) -> dict[str, str]:
-        """Examine it."""
+        """Run all checks and return the verdicts by name."""
         return {finding.name: finding.verdict for finding in run_checks(self.subject(**more))}
 
 
 def make_tokenizers() -> Tokenizers:
-    """Learn tokenizers for the lines."""
+    """Train tokenizers on LINES."""
     return train_tokenizers(
         LINES * 3,
         [line.upper() for line in LINES] * 3,
@@ -62,7 +62,7 @@ def make_tokenizers() -> Tokenizers:
 
 
 def make_parts(tokenizers: Tokenizers) -> Parts:
-    """Make a model that has opinions, so that a mistake changes more than a rounding would."""
+    """Build a model with enlarged weights, so that errors exceed rounding."""
     config = Config().replace(
         model=SMALL,
         text={"vocab_size": 300},

@@ -19,9 +19,12 @@ def average(
         Path,
         typer.Option("--out", "-o", help="Directory for the averaged model.", show_default=False),
     ],
-    last: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints to average.")] = 3,
+    last: Annotated[int, typer.Option(min=1, help="Number of checkpoints to average.")] = 3,
 ) -> None:
-    """Average the newest checkpoints of a run into a new model; the run may be unfinished."""
+    """Average the latest checkpoints of a run into a new model.
+
+    The run may be unfinished.
+    """
     from dragoman.runs.output_directory import OutputDirectory
 
     require_parent_writable(out / "model")

@@ -49,7 +49,10 @@ def compare(
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Compare systems by paired bootstrap and show the sentences whose scores changed most."""
+    """Compare systems by paired bootstrap resampling.
+
+    The sentences whose scores changed most are shown as well.
+    """
     from dragoman.evaluate.comparison import check_metric, check_system_count
     from dragoman.evaluate.comparison import compare_systems as run
     from dragoman.evaluate.metrics import check_tokenizer, read_sentences

@@ -35,7 +35,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Random seed, also of the held-out dates.")] = 1,
     device: DeviceOption = "",
 ) -> None:
-    """Train a small model on dates in many languages, evaluate it and plot its attention."""
+    """Train and inspect a small model on dates in two minutes."""
     from dragoman.demo.dates import LOCALES, DateWriter
     from dragoman.demo.run import evaluate_dates, pick_examples, train_demo
     from dragoman.training.progress import open_progress

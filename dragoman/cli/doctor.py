@@ -40,7 +40,7 @@ def doctor(
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Check batching, KV cache, beam search, masks, precisions and engines of a model.
+    """Check a model's batching, KV cache, masks and engines.
 
     Each check reports its largest error and its tolerance, as differences of
     token log-probabilities unless the note says otherwise.

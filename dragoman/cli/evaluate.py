@@ -46,7 +46,10 @@ def evaluate(
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
 ) -> None:
-    """Score a model on a test set: BLEU, chrF and TER by sacreBLEU, and throughput."""
+    """Score a model on a test set with BLEU, chrF and TER.
+
+    Scores are sacreBLEU's, with their signatures; the throughput is printed as well.
+    """
     from dragoman.evaluate.metrics import (
         check_aligned,
         check_tokenizer,

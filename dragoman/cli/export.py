@@ -57,7 +57,10 @@ def export(
     ref: Annotated[Path | None, typer.Option(help="Reference translations of --src.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Export a model to CTranslate2, Hugging Face or ONNX and compare the outputs."""
+    """Export a model to CTranslate2, Hugging Face or ONNX.
+
+    The outputs of the export are compared with the model's.
+    """
     quantization = quantisation or quantization  # the British spelling is a hidden alias
     if to not in TARGETS:
         raise ConfigError(

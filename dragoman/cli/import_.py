@@ -36,7 +36,10 @@ def import_(
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Import a Hugging Face Marian or Pegasus model and compare its outputs with the original's."""
+    """Import a Hugging Face Marian or Pegasus model.
+
+    The outputs are compared with those of the original.
+    """
     require_new_directory(out)
     from dragoman.evaluate.metrics import read_sentences
 

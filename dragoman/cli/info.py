@@ -23,7 +23,7 @@ def info(
     card: Annotated[bool, typer.Option("--card", help="Show the model card instead.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a model's architecture, training, engines, and settings that differ from its recipe."""
+    """Show a model's architecture, training, engines and settings."""
     from dragoman.bundle import Bundle
 
     run = _read_run_status(model)

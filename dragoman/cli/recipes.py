@@ -10,12 +10,12 @@ from dragoman.cli.options import JsonOption, complete_recipe_names
 from dragoman.cli.output import print_json, print_result, print_table
 from dragoman.cli.settings import format_value, get_setting, list_all_settings
 
-app = typer.Typer(name="recipes", help="List the recipes, or show one with `recipes show NAME`.")
+app = typer.Typer(name="recipes", help="List the recipes, or show one.")
 
 
 @app.callback(invoke_without_command=True)
 def recipes(context: typer.Context, json: JsonOption = False) -> None:
-    """List the recipes by family, or show one with `dragoman recipes show NAME`."""
+    """List the recipes by family; `dragoman recipes show NAME` shows one."""
     if context.invoked_subcommand is not None:
         return
     from dragoman.registry import catalogue

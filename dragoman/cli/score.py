@@ -53,12 +53,13 @@ def score(
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Print the log-probability of each target sentence given its source, one number per line.
+    """Print the log-probabilities of given translations.
 
-    It is the sum over the target tokens and the end-of-sentence token, in natural
-    logarithms; a pair too long for the model gives nan. With --json each line is an
-    object: line, log_prob, per_token, tokens, log_probs (one per token, `</s>` last)
-    and notes.
+    There is one number per line: the log-probability of the target sentence given its
+    source. It is the sum over the target tokens and the end-of-sentence token, in
+    natural logarithms; a pair too long for the model gives nan. With --json each
+    line is an object: line, log_prob, per_token, tokens, log_probs (one per token,
+    `</s>` last) and notes.
     """
     corpus = open_corpus(
         src=src,

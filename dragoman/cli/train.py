@@ -29,32 +29,46 @@ def train(
     src: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="FILE",
             help="Source sentences, one per line; plain, .gz or .xz. May be repeated, with --tgt.",
             rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
     tgt: Annotated[
         list[str] | None,
-        typer.Option(help="Target sentences, aligned with --src.", rich_help_panel=_DATA_PANEL),
+        typer.Option(
+            metavar="FILE",
+            help="Target sentences, aligned with --src.",
+            rich_help_panel=_DATA_PANEL,
+        ),
     ] = None,
     pairs: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="FILE",
             help="TSV, CSV or JSONL file with both sides instead. May be repeated.",
             rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
     valid_src: Annotated[
         list[str] | None,
-        typer.Option(help="Validation set: source sentences.", rich_help_panel=_DATA_PANEL),
+        typer.Option(
+            metavar="FILE", help="Validation set: source sentences.", rich_help_panel=_DATA_PANEL
+        ),
     ] = None,
     valid_tgt: Annotated[
         list[str] | None,
-        typer.Option(help="Validation set: target sentences.", rich_help_panel=_DATA_PANEL),
+        typer.Option(
+            metavar="FILE", help="Validation set: target sentences.", rich_help_panel=_DATA_PANEL
+        ),
     ] = None,
     valid_pairs: Annotated[
         list[str] | None,
-        typer.Option(help="Validation set: file with both sides.", rich_help_panel=_DATA_PANEL),
+        typer.Option(
+            metavar="FILE",
+            help="Validation set: file with both sides.",
+            rich_help_panel=_DATA_PANEL,
+        ),
     ] = None,
     src_lang: Annotated[
         str, typer.Option(help="Source language, such as de.", rich_help_panel=_DATA_PANEL)
@@ -93,6 +107,7 @@ def train(
         list[str] | None,
         typer.Option(
             "--set",
+            metavar="NAME=VALUE",
             help="Override one setting: model.width=256. May be repeated.",
             rich_help_panel=_SETTINGS_PANEL,
             autocompletion=complete_setting_paths,
@@ -117,6 +132,7 @@ def train(
     budget: Annotated[
         str,
         typer.Option(
+            metavar="TIME",
             help="Time budget, which also limits the model size: 90s, 30m, 1h.",
             rich_help_panel=_RUN_PANEL,
         ),
@@ -138,11 +154,12 @@ def train(
         ),
     ] = False,
 ) -> None:
-    """Train a model on a parallel corpus: two aligned files, or one file of pairs.
+    """Train a model on a parallel corpus.
 
-    Without a recipe, model size, vocabulary size and learning-rate schedule are
-    chosen from the corpus, the device and the time budget. `dragoman settings`
-    lists what --set and --config can change.
+    The corpus is two aligned files, or one file of pairs. Without a recipe, model size,
+    vocabulary size and learning-rate schedule are chosen from the corpus, the
+    device and the time budget. `dragoman settings` lists what --set and --config
+    can change.
     """
     named: dict[str, list[str] | str | None] = {
         "data.src": src,

@@ -49,6 +49,7 @@ def translate(
         typer.Option(
             "--input",
             "-i",
+            metavar="FILE",
             help="File to translate line by line, plain, .gz or .xz; - is standard input. May be "
             "repeated.",
         ),
@@ -117,12 +118,13 @@ def translate(
         ),
     ] = None,
 ) -> None:
-    """Translate texts, files or standard input line by line; order and empty lines are kept.
+    """Translate texts, files or standard input, line by line.
 
-    With --json each line is an object: line, text, score, tokens, log_probs
-    (one per token, and one for the end of sentence), alignment (a row for each
-    target token, a column for each source token; null for a model without
-    cross-attention), and alternatives: the --nbest translations, best first.
+    Order and empty lines are kept. With --json each line is an object: line, text,
+    score, tokens, log_probs (one per token, and one for the end of sentence),
+    alignment (a row for each target token, a column for each source token; null for
+    a model without cross-attention), and alternatives: the --nbest translations,
+    best first.
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}

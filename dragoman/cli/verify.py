@@ -28,9 +28,10 @@ def verify(
     ],
     json: JsonOption = False,
 ) -> None:
-    """Check every file of a model and its checkpoints against the SHA-256 in its manifest.
+    """Verify the checksums of a model and its checkpoints.
 
-    Files that are not part of the model are listed; they are never opened.
+    Every file is compared with the SHA-256 in its manifest. Files that are not part of
+    the model are listed; they are never opened.
     """
     from dragoman.storage.verification import list_unlisted_files, verify_directory
 

@@ -1,4 +1,4 @@
-"""What the tests of commands share: a small model directory, and a way to run commands as a person does."""
+"""Fixtures of the command tests: a small model directory, a corpus, and a runner of commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def backwards(tmp_path: Path) -> Path:
-    """Make a folder with words to be written backwards, a.src and a.tgt to train on and v.src and v.tgt to validate."""
+    """Write a corpus of reversed words: a.src and a.tgt to train, v.src and v.tgt to validate."""
     draw = random.Random(5)
     for name, count in (("a", 120), ("v", 10)):
         words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 8))) for _ in range(count)]
@@ -47,7 +47,7 @@ def backwards(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model of random weights: what it says makes no sense, but it is a model in every other way."""
+    """Write a valid model with random weights."""
     import torch
 
     from dragoman.bundle import write_bundle

@@ -1,4 +1,4 @@
-"""What a command imports: no heavy module to translate a sentence, and not even torch to find a mistake in its arguments."""
+"""Imports of commands: argument errors are reported without torch, translate has no heavy ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Each takes from a tenth of a second to longer than torch itself, and none has a part in translating.
+# Each takes from a tenth of a second to longer than torch itself, and none has a part in
+# translating.
 HEAVY = (
     "torch._dynamo",
     "torch._inductor",
@@ -33,7 +34,8 @@ HEAVY += (
     "dragoman.exchange",
 )
 
-# MODEL is a model; s and t are texts of the same length; x does not exist; full is a directory with files in it.
+# MODEL is a model; s and t are texts of the same length; x does not exist; full is a directory
+# with files in it.
 MISTAKES = [
     ("translate -m x text", "nothing at x"),
     ("translate -m s text", "the file s"),
@@ -93,7 +95,8 @@ MISTAKES = [
     ("settings x", "'x'"),
 ]
 
-# Each command runs in a fork of one interpreter that has parsed none: a fresh interpreter for each would take a minute.
+# Each command runs in a fork of one interpreter that has parsed none: a fresh interpreter for each
+# would take a minute.
 RUN = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -171,7 +174,7 @@ print(json.dumps([code, sorted(sys.modules)]))
 
 
 def test_no_recipe_needs_more_than_torch_to_be_laid_out() -> None:
-    """A model is laid out on the meta device before its weights are read; initialising it there would import torch._dynamo."""
+    """Initializing weights on the meta device would import torch._dynamo."""
     code = """
 import sys
 from dragoman.config import read_config

@@ -1,4 +1,4 @@
-"""File names are bytes: every command works with names that are not UTF-8, and shows them without stumbling."""
+"""Every command works with file names that are not UTF-8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dragoman data check`: a table of what is wrong with a corpus, and one line for what cannot be read."""
+"""`dragoman data check`: the table of findings, and errors for unreadable files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_clean_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_everything_is_found_with_its_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Blank lines on one side, tokenised text, shifted pairs (nmt-en-vi#6, mozilla/translations#53)."""
+    """Blank lines, tokenized text, shifted pairs (nmt-en-vi#6, mozilla/translations#53)."""
     sources, targets = list(SOURCES), list(TARGETS)
     targets[4] = ""
     sources[9], targets[9] = sources[8], targets[8]

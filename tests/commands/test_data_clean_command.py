@@ -105,7 +105,7 @@ def test_a_finding_can_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_what_is_left_is_found_clean_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Odd lengths are judged by the corpus's own: without the oddest, others would be found the next time."""
+    """Length ratios are relative to the corpus: cleaning repeats until no outlier is left."""
     pairs = [(f"{n} " + "wort " * 8, f"{n} " + "word " * 8) for n in range(60)]
     pairs += [(f"{n} " + "wort " * 8, f"{n} " + "word " * (30 + n)) for n in range(60, 100)]
     options = write(tmp_path, pairs)

@@ -1,4 +1,4 @@
-"""`dragoman demo`: one command from nothing to a translated date, in small here and whole in the slow tests."""
+"""`dragoman demo` with few steps; the slow tests run it whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from dragoman.errors import StoppedError
 pytest.importorskip("babel")
 
 SMALL = (
-    "model.width=16", "model.heads=2", "model.ffn_width=32", "train.steps=4", "train.warmup_steps=1", "train.checkpoint_every=2",
+    "model.width=16", "model.heads=2", "model.ffn_width=32", "train.steps=4",
+    "train.warmup_steps=1", "train.checkpoint_every=2",
     "train.validate_every=2", "train.validate_sentences=4", "train.threads=1",
 )  # fmt: skip
 
@@ -34,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_it_goes_all_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """First-run data is made on the spot (annotated-transformer#96); raw text goes in and comes out."""
+    """The corpus is generated, so that no download is needed (annotated-transformer#96)."""
     model = tmp_path / "demo-model"
     assert main(["demo", "--out", str(model)]) == 0
     captured = capsys.readouterr()

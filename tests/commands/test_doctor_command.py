@@ -1,4 +1,4 @@
-"""`dragoman doctor`: a table that a person can read, JSON that a script can, and an exit code that says whether all is well."""
+"""`dragoman doctor`: its table, JSON and exit code."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def test_golden_vectors_that_were_changed_fail_with_65_and_are_named(
     [row] = [line for line in captured.out.splitlines() if line.startswith("golden vectors")]
     assert row.split()[2:4] == ["FAIL", "0.500"]
     assert captured.err == (
-        f"dragoman: error: every check of {copy} must pass; found 1 of {len(CHECKS) + 1} failed: golden vectors; "
+        f"dragoman: error: every check of {copy} must pass; found 1 of {len(CHECKS) + 1} failed: "
+        "golden vectors; "
         "see docs/doctor.md for each check\n"
     )
     assert main(["doctor", str(copy), "--json"]) == 65

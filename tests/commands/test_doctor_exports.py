@@ -1,4 +1,4 @@
-"""`dragoman doctor --export`: what other programs were given is held to the model that it came from."""
+"""`dragoman doctor --export`: exports are compared with their model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def test_an_export_of_other_weights_and_a_damaged_one_fail(
         "verdict": "FAIL",
         "error": None,
         "tolerance": None,
-        "note": f"{other} must be made from this model; found one made from other weights; export it again",
+        "note": f"{other} must be exported from this model; "
+        "found one exported from other weights; export it again",
     }
     damaged = Path(shutil.copytree(exported["onnx"], tmp_path / "damaged"))
     with (damaged / "encoder.onnx").open("ab") as file:

@@ -210,7 +210,8 @@ def test_the_exit_code_leaves_the_process() -> None:
     assert done.returncode == 2
     assert (
         done.stderr
-        == "dragoman: error: there is no setting or section 'model.widht'; did you mean model.width?\n"
+        == "dragoman: error: there is no setting or section 'model.widht'; did you mean "
+        "model.width?\n"
     )
 
 
@@ -247,7 +248,7 @@ def test_the_shell_completes_commands_and_names(words: str, expected: set[str]) 
 
 
 def test_help_costs_little_cpu_time() -> None:
-    """Counted in imported modules, for no test asserts a time: what --help needs, and nothing of numpy's or torch's size."""
+    """--help imports neither numpy nor torch; modules are counted instead of seconds."""
     code = (
         "import sys; from dragoman.cli.app import main; main(['--help']); print(len(sys.modules))"
     )

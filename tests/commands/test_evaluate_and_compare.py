@@ -1,4 +1,4 @@
-"""`dragoman evaluate` and `dragoman compare`: numbers with signatures, differences with their doubt."""
+"""`dragoman evaluate` and `dragoman compare`: scores, signatures and significance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 def test_scores_with_signatures_and_speed(
     bundle: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One scorer, detokenised text, raw reference, signature printed (fairseq#2593, #3245, #5064)."""
+    """sacreBLEU on detokenized text with its signature (fairseq#2593, #3245, #5064)."""
     assert (
         main(
             [

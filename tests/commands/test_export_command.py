@@ -1,4 +1,4 @@
-"""`dragoman export` and `dragoman import` as a person types them: what they print, and what bad input costs."""
+"""`dragoman export` and `dragoman import`: their output and their errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_export_prints_the_place_and_the_parity_and_translate_uses_it(
     place, parity = capsys.readouterr().out.splitlines()
     assert place == str(model / "engines" / "ctranslate2-float32")
     assert parity.startswith(
-        "parity: greedy outputs equal on 3 of 3 sentences (100.0 %), largest difference of a log-probability"
+        "parity: greedy outputs equal on 3 of 3 sentences (100.0 %), largest difference of a "
+        "log-probability"
     )
     assert main(["translate", "-m", str(model), "--beam", "1", "Guten Morgen."]) == 0
     assert capsys.readouterr().out == before

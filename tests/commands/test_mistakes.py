@@ -1,4 +1,4 @@
-"""What careless and hostile hands type: each ends in one line that says what must hold, what was found and what to do."""
+"""Invalid arguments: each ends in one line with what must hold, what was found, what to do."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_a_path_that_is_no_model_is_answered_with_one_that_is(
     [
         (
             ["data", "chekc"],
-            "dragoman: error: No such command 'chekc'. Did you mean 'check'? See dragoman data --help",
+            "dragoman: error: No such command 'chekc'. Did you mean 'check'? See dragoman data "
+            "--help",
         ),
         (
             ["settings", "nope"],
@@ -101,7 +102,7 @@ def test_more_resamplings_than_fit_in_memory(
 
 
 def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of sacreBLEU's tokenisers are downloaded at first use; without a network that is the person's choice to change."""
+    """Some of sacreBLEU's tokenizers are downloaded on first use, which needs a network."""
     from dragoman.errors import ConfigError
     from dragoman.evaluate import metrics
 
@@ -119,7 +120,8 @@ def test_a_tokeniser_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> 
     )
     with pytest.raises(
         ConfigError,
-        match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install it or use",
+        match="--tokenize flores200 must be usable here; found <urlopen error: no route>; install "
+        "it or use",
     ):
         metrics.build_metrics(tokenize="flores200")
 

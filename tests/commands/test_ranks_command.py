@@ -11,9 +11,12 @@ WORDS = (
     "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
 )
 SETTINGS = [
-    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer", "model.decoder=transformer", "text.tokenizer=characters",
-    "text.byte_fallback=false", "text.vocab_size=40", "train.steps=8", "train.batch_tokens=100", "train.gradient_accumulation=2",
-    "train.checkpoint_every=4", "train.validate_every=8", "train.validate_sentences=2", "train.device=cpu", "train.precision=float32",
+    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer",
+    "model.decoder=transformer", "text.tokenizer=characters",
+    "text.byte_fallback=false", "text.vocab_size=40", "train.steps=8", "train.batch_tokens=100",
+    "train.gradient_accumulation=2",
+    "train.checkpoint_every=4", "train.validate_every=8", "train.validate_sentences=2",
+    "train.device=cpu", "train.precision=float32",
 ]  # fmt: skip
 
 
@@ -51,7 +54,7 @@ def losses(folder, out: str) -> list[float]:
 
 
 def test_two_ranks_train_as_one_does(backwards):
-    """One command, begun or gone on with, whatever starts it; a start with several processes must not hang (OpenNMT-py#1981)."""
+    """Several ranks start and resume with one command, and do not hang (OpenNMT-py#1981)."""
     for out, ranks in (("one", 1), ("two", 2)):
         done = command(backwards, out, ranks)
         assert done.returncode == 0, done.stderr

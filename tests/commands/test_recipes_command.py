@@ -93,7 +93,10 @@ def test_equal_layers_are_drawn_once_and_all_weights_are_counted() -> None:
 
 
 def test_a_stack_of_equal_cells_is_counted() -> None:
-    block = "lstm(layers=8, attention=normed_additive, decoder=gnmt, initial_state=zero, residual_connection=false)"
+    block = (
+        "lstm(layers=8, attention=normed_additive, decoder=gnmt, initial_state=zero, "
+        "residual_connection=false)"
+    )
     config = ModelConfig(
         encoder=("lstm(layers=3)",), decoder=(block,), width=8, heads=2, positions="none"
     )
@@ -121,5 +124,8 @@ def test_a_wrong_name_is_answered_with_the_three_nearest(
         ["train", "--recipe", written, "--src", "a", "--tgt", "b", "--out", "c"],
     ):
         assert main(command) == 2
-        line = f"dragoman: error: there is no recipe named {written!r}; did you mean {meant}? See `dragoman recipes`\n"
+        line = (
+            f"dragoman: error: there is no recipe named {written!r}; did you mean {meant}? "
+            "See `dragoman recipes`\n"
+        )
         assert capsys.readouterr().err == line

@@ -1,4 +1,4 @@
-"""Bad combinations end `dragoman train` and its dry run in one line each, before any text is read."""
+"""Invalid settings end `dragoman train` in one line each, before the corpus is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torchrun --max-restarts … -m dragoman train`: a rank dies, the launcher starts all again, and the run goes on by itself."""
+"""`torchrun --max-restarts`: after a rank dies, all ranks restart and the run resumes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ WORDS = (
     "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
 )
 SETTINGS = [
-    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer", "model.decoder=transformer", "text.tokenizer=characters",
-    "text.byte_fallback=false", "text.vocab_size=40", "train.batch_tokens=100", "train.gradient_accumulation=2", "train.average_checkpoints=2",
-    "train.checkpoint_every=10", "train.validate_every=60", "train.validate_sentences=2", "train.device=cpu", "train.precision=float32",
+    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer",
+    "model.decoder=transformer", "text.tokenizer=characters",
+    "text.byte_fallback=false", "text.vocab_size=40", "train.batch_tokens=100",
+    "train.gradient_accumulation=2", "train.average_checkpoints=2",
+    "train.checkpoint_every=10", "train.validate_every=60", "train.validate_sentences=2",
+    "train.device=cpu", "train.precision=float32",
 ]  # fmt: skip
 
 
@@ -81,7 +84,7 @@ def wait_for(true, what: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux shows them")
 @pytest.mark.parametrize("shard", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
-    """The launcher starts both ranks again; they go on from the newest checkpoint and end with the losses of a quiet run."""
+    """Both ranks resume from the latest checkpoint with the losses of an uninterrupted run."""
     options = ("train.steps=120", f"train.fsdp={shard}")
     quiet = start(backwards, "quiet", *options, ranks=1)
     assert quiet.wait(timeout=300) == 0, (backwards / "quiet.output").read_text()

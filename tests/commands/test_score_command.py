@@ -31,8 +31,8 @@ def test_a_number_for_each_pair_and_a_summary(
     tokens = sum(len(each.tokens) for each in expected)
     mean = sum(each.log_prob for each in expected) / tokens
     assert (
-        f"6 pairs, {tokens} tokens: mean log-probability {mean:.4f} per token, perplexity {math.exp(-mean):.4g}"
-        in captured.err
+        f"6 pairs, {tokens} tokens: mean log-probability {mean:.4f} per token, perplexity "
+        f"{math.exp(-mean):.4g}" in captured.err
     )
 
 

@@ -16,7 +16,8 @@ from dragoman.config.config import SECTIONS
 ROOT = Path(__file__).resolve().parents[2]
 # The names people meet first; renaming one is breaking every command line and file that has it.
 FIRST = (
-    "model.width", "model.heads", "model.ffn_width", "model.dropout", "train.steps", "train.batch_tokens", "train.learning_rate",
+    "model.width", "model.heads", "model.ffn_width", "model.dropout", "train.steps",
+    "train.batch_tokens", "train.learning_rate",
     "train.seed", "train.checkpoint_every", "train.validate_every", "text.vocab_size",
 )  # fmt: skip
 

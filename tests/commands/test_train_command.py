@@ -1,4 +1,4 @@
-"""`dragoman train` as a person uses it: it works at the first try, and every mistake is one line."""
+"""`dragoman train`: training, resuming, dry runs and errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from dragoman.cli.app import main
 
 QUICK = {
-    "train.steps": "4", "train.warmup_steps": "1", "train.checkpoint_every": "2", "train.validate_every": "2", "train.threads": "1",
-    "train.keep_checkpoints": "3", "model.width": "16", "model.heads": "2", "model.ffn_width": "32", "text.vocab_size": "340",
+    "train.steps": "4", "train.warmup_steps": "1", "train.checkpoint_every": "2",
+    "train.validate_every": "2", "train.threads": "1",
+    "train.keep_checkpoints": "3", "model.width": "16", "model.heads": "2",
+    "model.ffn_width": "32", "text.vocab_size": "340",
 }  # fmt: skip
 Train = Callable[..., int]
 
@@ -178,7 +180,8 @@ def test_a_stop_is_no_error(
         signals.uninstall_handlers()
     assert (
         errors(capsys)[-1]
-        == "dragoman: stopped by SIGINT while preparing, before training; run the same command again"
+        == "dragoman: stopped by SIGINT while preparing, before training; run the same command "
+        "again"
     )
 
 

@@ -34,7 +34,7 @@ def test_a_text_on_the_command_line(bundle: Path, capsys: pytest.CaptureFixture[
 
 
 def test_standard_input_keeps_lines_order_and_empty_lines(bundle: Path, dragoman: Run) -> None:
-    """Lines in, lines out (marian-dev#365); order restored always (fairseq#2036, tensorflow/nmt#277)."""
+    """One output line per input line, in order (marian-dev#365, fairseq#2036)."""
     done = dragoman("translate", "-m", bundle, input="".join(f"{line}\n" for line in LINES))
     assert done.returncode == 0, done.stderr
     out = done.stdout.split("\n")
@@ -161,7 +161,7 @@ def test_a_prefix_is_kept(bundle: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_first_lines_come_before_the_last_are_read(bundle: Path) -> None:
-    """Output streams as it is ready: a reader gets the first window's lines while the input is still open."""
+    """The first window is written while the input is still open."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dragoman", "translate", "-m", str(bundle), "--beam", "1"]
     with subprocess.Popen(
@@ -178,7 +178,7 @@ def test_the_first_lines_come_before_the_last_are_read(bundle: Path) -> None:
 
 
 def test_a_file_and_a_pipe_give_the_same(bundle: Path, dragoman: Run, tmp_path: Path) -> None:
-    """A regular file is read a window at a time and a pipe as it is written; order, empty lines and answers are those of both."""
+    """A regular file and a pipe give the same translations in the same order."""
     text = "".join(f"{line}\n" for line in LINES * 12)
     piped = dragoman("translate", "-m", bundle, "--beam", "1", input=text)
     path = tmp_path / "text"
@@ -294,7 +294,7 @@ def test_whoever_types_gets_each_answer_at_once(
     asked: list[int] = []
 
     class Keyboard:
-        """Lines that are typed one after the other; notes how many answers were out when each was read."""
+        """Interactive input that records how many translations were written before each line."""
 
         def isatty(self) -> bool:
             return True

@@ -1,4 +1,4 @@
-"""`dragoman translate` with files: what goes in and out, in which encodings, with which progress."""
+"""`dragoman translate --input --output`: files, encodings and progress."""
 
 from __future__ import annotations
 
@@ -192,7 +192,8 @@ def test_utf16_is_recognised_on_stdin_as_in_files(
     captured = capsys.readouterr()
     assert (
         captured.err
-        == f"dragoman: error: standard input must be UTF-8; found {name}; convert it first: iconv -f {name} -t UTF-8\n"
+        == f"dragoman: error: standard input must be UTF-8; found {name}; convert it first: iconv "
+        f"-f {name} -t UTF-8\n"
     )
     assert captured.out == ""
     (tmp_path / "in.txt").write_bytes(data)
@@ -221,7 +222,7 @@ def test_short_first_lines_are_not_mistaken(
 def test_json_lists_the_n_best_with_the_best_first(
     nbest: int, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One convention: as many as asked for, the line's own translation among them, for every n and for empty lines."""
+    """There are n alternatives, the best first, for every n and for empty lines."""
     lines = translate(bundle, "--json", "--nbest", str(nbest), "Guten Morgen.", "", capsys=capsys)
     full, empty = (json.loads(line) for line in lines)
     assert len(full["alternatives"]) == nbest

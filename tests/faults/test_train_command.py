@@ -1,4 +1,4 @@
-"""The bars with `dragoman train` itself: from text files to a model directory, hurt on the way."""
+"""Crash safety of `dragoman train`: kills, signals and full disks."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def killed_at(train, out: Path, update: int, **hurt) -> None:
 
 
 def kill_often(train, out, *, steps, kills, choose) -> int:
-    """Kill the command at random moments, the first few while it still prepares; returns the most updates one kill cost."""
+    """Kill the command at random times; return the most steps lost by one kill."""
     most, run = 0, out / "training"
     targets = [0] * (kills // 4) + sorted(choose.sample(range(1, steps - 5), kills - kills // 4))
     for target in targets:
@@ -166,7 +166,7 @@ def kill_often(train, out, *, steps, kills, choose) -> int:
     [pytest.param(40, 4, id="quick"), pytest.param(400, 30, id="full", marks=pytest.mark.slow)],
 )
 def test_kills_end_in_the_same_weights(train, whole, out, fault_seed, steps, kills):
-    """Re-running the same command resumes, and bit for bit (Locomotive#29, joeynmt#125, OpenNMT-py#2006)."""
+    """The same command resumes, bit for bit (Locomotive#29, joeynmt#125, OpenNMT-py#2006)."""
     want, began = whole(steps), time.monotonic()
     most = kill_often(train, out, steps=steps, kills=kills, choose=random.Random(fault_seed))
     assert outcome(out) == want
@@ -231,8 +231,8 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(train, whole, out):
         assert number.name in status(out)["reason"]
         step = newest_step(out / "training")
         assert (
-            f"dragoman: stopped at step {step}, checkpoint saved; resume with: dragoman train --out {out} --resume"
-            in said(out)
+            f"dragoman: stopped at step {step}, checkpoint saved; resume with: dragoman train "
+            f"--out {out} --resume" in said(out)
         )
     assert train(out).wait() == 0
     assert outcome(out) == whole()

@@ -1,4 +1,4 @@
-"""Writing and reading bundles: whole or not at all, and what is said of directories that are none."""
+"""Bundles: atomic writing, verification, golden vectors and errors for other directories."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_is_written_is_read(tmp_path: Path, joint: bool) -> None:
 
 
 def test_a_bundle_keeps_base_names_of_its_makers_files(tmp_path: Path) -> None:
-    """Where somebody's corpus lay, and under which user's name, is nobody else's business."""
+    """Corpus paths are reduced to base names, for privacy."""
     config, tokenizers, weights = make()
     files = {
         name: f"/home/somebody/secret/{name}.txt"
@@ -167,7 +167,7 @@ def test_a_bundle_replaces_another_with_other_files(tmp_path: Path) -> None:
 def test_a_write_that_is_interrupted_leaves_no_bundle_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int
 ) -> None:
-    """At every file that is moved into place; what was there before never passes for the new one."""
+    """A crash between any two moves leaves the old bundle, none, or the new one."""
     write(tmp_path)
     done = 0
     replace = os.replace
@@ -351,7 +351,7 @@ def test_golden_vectors_notice_a_model_that_computes_something_else(tmp_path: Pa
 def test_models_that_choose_are_compared_where_their_vectors_were_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's rounding puts a vector near a border into another bucket, which is no fault of the bytes or of the release."""
+    """Rounding on a GPU may change an LSH bucket, so golden vectors are checked on the CPU."""
     checked = []
     monkeypatch.setattr(
         "dragoman.bundle.bundle.check_golden",

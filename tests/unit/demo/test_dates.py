@@ -1,4 +1,4 @@
-"""The demo's corpus: right by an independent reading, the same every time, and nothing held out stands in it."""
+"""The demo's corpus: correct dates, deterministic, and disjoint splits."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_an_engine_that_is_not_installed_or_refuses_is_skipped_and_a_damaged_one
 
 
 def test_where_outputs_part_the_model_says_by_how_much(parts: Parts) -> None:
-    """The lead is the reference's own: the log-probability of what it chose less that of what was chosen instead."""
+    """The gap is the reference's log-probability of its own token minus that of the other."""
     subject = parts.subject()
     ours, source = subject.single_outputs[0], subject.sources[0]
     with torch.inference_mode():

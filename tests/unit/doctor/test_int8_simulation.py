@@ -1,4 +1,4 @@
-"""Products in eight bits against whole-number arithmetic written out, and against an engine that really computes so."""
+"""Simulated int8 against integer arithmetic and against a real int8 engine."""
 
 from __future__ import annotations
 

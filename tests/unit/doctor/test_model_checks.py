@@ -103,7 +103,7 @@ def test_neighbours_that_are_read_are_seen(parts: Parts) -> None:
 
 
 def test_a_wrong_cache_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The incremental decoder and teacher forcing must agree (tensor2tensor#917): here positions are off by one after the first."""
+    """Positions off by one after the first step are found (tensor2tensor#917)."""
     placed = parts.model.tgt_entrance.forward
 
     def forward(embedded: Tensor, *, first: int = 0, position_ids: Tensor | None = None) -> Tensor:
@@ -301,7 +301,7 @@ def test_letters_that_the_vocabulary_lacks_are_left_out_of_the_round_trip(parts:
 
 
 def test_a_model_that_few_bits_ruin_fails_there(parts: Parts) -> None:
-    """Weights so large that every softmax is a choice, and logits in the hundreds: a rounding turns into another answer."""
+    """With huge weights every softmax is nearly one-hot, and rounding changes outputs."""
     for weight in parts.model.parameters():
         if weight.dim() > 1:
             weight.mul_(16.0)

@@ -1,4 +1,4 @@
-"""Comparing systems: sacreBLEU's paired bootstrap, and the sentences that moved."""
+"""Comparison of systems: sacreBLEU's paired bootstrap and the largest changes."""
 
 from __future__ import annotations
 

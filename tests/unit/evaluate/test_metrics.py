@@ -1,4 +1,4 @@
-"""Scores: the numbers are sacreBLEU's own, and every one carries its signature."""
+"""Metrics: scores and signatures are sacreBLEU's."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_a_tokenizer_without_its_package_is_one_sentence(monkeypatch: pytest.Mon
     monkeypatch.setattr(metrics, "BLEU", broken)
     with pytest.raises(
         ConfigError,
-        match=r"--tokenize ja-mecab must be usable here; found Please install MeCab; .*--tokenize char",
+        match=r"--tokenize ja-mecab must be usable here; found Please install MeCab; .*--tokenize "
+        r"char",
     ):
         build_metrics(tokenize="ja-mecab")
 
@@ -137,7 +138,7 @@ THAI = (["ฉันชอบแมวมาก"], ["ฉันชอบหมา�
     "tag", ["", "zh", "ZH", "zh-TW", "zh_Hans", "cmn", "yue", "zho_Hant", "no-such-tag", "iso"]
 )
 def test_chinese_is_recognised_by_tag_or_script(tag: str) -> None:
-    """A Chinese target without a language had BLEU 0.0 and TER 4661; "ZH" and "zh-TW" had TER 200."""
+    """Without a language tag, Chinese had BLEU 0.0 and TER 4661; "zh-TW" had TER 200."""
     hypotheses, references = CHINESE
     found = score_translations(
         hypotheses, references, tgt_lang=tag if tag != "no-such-tag" else "qaa"

@@ -1,4 +1,4 @@
-"""Explanations as data and as pictures: right labels beside right numbers, in any script, without a warning."""
+"""Explanations as data, PNG and terminal plots, in any script and without warnings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model():
 
 
 def test_watching_changes_nothing_and_sees_every_head(model) -> None:
-    """The explicit path gives the numbers of the fused one (OpenNMT-py#2490, pytorch#88810, transformers#31990)."""
+    """Recording gives the outputs of fused attention (OpenNMT-py#2490, transformers#31990)."""
     seen = record_attention(model, [5, 6, 7], [8, 9])
     with torch.no_grad():
         plain = model(torch.tensor([[5, 6, 7, EOS]]), torch.tensor([[BOS, 8, 9]])).log_softmax(-1)[

@@ -18,7 +18,7 @@ MULTI30K = CorpusSize(29_000, 650_000, exact=True)
 
 
 def at(pace: float):
-    """A machine that trains the first rung at a pace, and larger ones as much slower as they are larger."""
+    """Return a throughput function inversely proportional to the parameters."""
     first = MODEL_SIZES[0].num_parameters(6000)
     return lambda config: (
         pace
@@ -140,7 +140,7 @@ def test_short_runs_warm_up_and_average_briefly():
 
 @pytest.mark.parametrize("steps", [100, 120, 222, 1007, 99_999])
 def test_no_validation_falls_a_few_steps_before_the_last(steps):
-    """Intervals were rounded down, so that a run of 1,007 steps was validated at 1,000 and 1,007."""
+    """Rounding down validated a run of 1,007 steps at 1,000 and 1,007."""
     config = apply_step_count(choose_config(MULTI30K, seconds=0, measure=None).config, steps).train
     left = steps % config.validate_every
     assert left == 0 or left >= config.validate_every / 4

@@ -1,4 +1,4 @@
-"""The machine that a run takes."""
+"""Estimates before a run: memory."""
 
 from __future__ import annotations
 

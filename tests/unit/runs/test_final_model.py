@@ -1,4 +1,4 @@
-"""What a finished run becomes: which weights are taken, and what a validation is expected to take."""
+"""The final model: selection of weights, and the estimated time of a validation."""
 
 from __future__ import annotations
 

@@ -27,8 +27,10 @@ from dragoman.text.tokenizer import Tokenizer, Tokenizers, train_tokenizers
 from dragoman.training.progress import QuietProgress
 
 SETTINGS = [
-    "model.width=32", "model.heads=2", "model.ffn_width=64", "model.encoder=transformer", "model.decoder=transformer", "model.dropout=0",
-    "text.tokenizer=characters", "text.byte_fallback=false", "text.vocab_size=40", "train.batch_tokens=200", "data.src_lang=de",
+    "model.width=32", "model.heads=2", "model.ffn_width=64", "model.encoder=transformer",
+    "model.decoder=transformer", "model.dropout=0",
+    "text.tokenizer=characters", "text.byte_fallback=false", "text.vocab_size=40",
+    "train.batch_tokens=200", "data.src_lang=de",
 ]  # fmt: skip
 QUICK = [
     "train.device=cpu",
@@ -180,7 +182,8 @@ def test_a_run_resumes_without_the_model(
         ),
         (
             "text.vocab_size=90",
-            r"text\.vocab_size must be that of --init-from; found 90 where base@\w+ has 40; leave it out",
+            r"text\.vocab_size must be that of --init-from; found 90 where base@\w+ has 40; leave "
+            r"it out",
         ),
         (
             "model.positions=learned",
@@ -236,7 +239,7 @@ def test_a_damaged_model_costs_a_line(corpus: Path, model: Path) -> None:
 
 @pytest.fixture
 def imported(corpus: Path) -> Path:
-    """Write a model as `dragoman import` makes one of Marian's: two SentencePiece models, one list of tokens."""
+    """Write a model like an imported Marian one: two SentencePiece models, one vocabulary."""
     lines = [
         line for side in ("src", "tgt") for line in (corpus / f"a.{side}").read_text().splitlines()
     ]
@@ -252,11 +255,16 @@ def imported(corpus: Path) -> Path:
         ImportedTokenizer(spm.model, pieces), ImportedTokenizer(spm.model, pieces)
     )
     config = Config().replace(
-        text={"tokenizer": "unigram", "vocab_size": len(pieces), "shared_vocab": True, "byte_fallback": False, "normalization": "none"},
+        text={
+            "tokenizer": "unigram", "vocab_size": len(pieces), "shared_vocab": True,
+            "byte_fallback": False, "normalization": "none",
+        },
         data={"max_length": 100},
         model={
-            "encoder": ("transformer(heads=2, ffn_width=64)*1",), "decoder": ("transformer(heads=2, ffn_width=64)*1",), "width": 32, "heads": 2,
-            "ffn_width": 64, "positions": "sinusoidal_halves", "residual": "post_norm", "output_bias": True,
+            "encoder": ("transformer(heads=2, ffn_width=64)*1",),
+            "decoder": ("transformer(heads=2, ffn_width=64)*1",), "width": 32, "heads": 2,
+            "ffn_width": 64, "positions": "sinusoidal_halves", "residual": "post_norm",
+            "output_bias": True,
         },
     )  # fmt: skip
     torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""What a run leaves for people to look at: curves, TensorBoard, and the average of its checkpoints."""
+"""Training curves, TensorBoard logs and checkpoint averaging."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def test_a_long_log_is_thinned(tmp_path) -> None:
 def test_a_validation_that_was_repeated_counts_once(tmp_path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(
-        '{"event": "validation", "step": 4, "loss": 2.0}\n{"event": "validation", "step": 4, "loss": 2.5}\n',
+        '{"event": "validation", "step": 4, "loss": 2.0}\n{"event": "validation", "step": 4, '
+        '"loss": 2.5}\n',
         encoding="utf-8",
     )
     assert read_log(log)[1] == [{"event": "validation", "step": 4, "loss": 2.5}]
@@ -141,7 +142,8 @@ def test_a_missing_tensorboard_is_said_with_what_to_do(tmp_path, monkeypatch) ->
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
         ConfigError,
-        match=r"found none \(No module named 'tensorboard'\); install it with pip install \"dragoman\[board\]\"",
+        match=r"found none \(No module named 'tensorboard'\); install it with pip install "
+        r"\"dragoman\[board\]\"",
     ):
         TensorBoardWriter(tmp_path)
 

@@ -34,9 +34,12 @@ from dragoman.text.tokenizer import train_tokenizers
 from dragoman.training.progress import QuietProgress
 
 SETTINGS = [
-    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer", "model.decoder=transformer", "text.tokenizer=characters",
-    "text.byte_fallback=false", "train.steps=6", "train.batch_tokens=200", "train.checkpoint_every=2", "train.validate_every=3",
-    "train.validate_sentences=2", "train.device=cpu", "train.precision=float32", "text.vocab_size=40",
+    "model.width=16", "model.heads=2", "model.ffn_width=32", "model.encoder=transformer",
+    "model.decoder=transformer", "text.tokenizer=characters",
+    "text.byte_fallback=false", "train.steps=6", "train.batch_tokens=200",
+    "train.checkpoint_every=2", "train.validate_every=3",
+    "train.validate_sentences=2", "train.device=cpu", "train.precision=float32",
+    "text.vocab_size=40",
 ]  # fmt: skip
 
 
@@ -99,7 +102,7 @@ def test_more_updates_go_on_from_where_it_was(corpus):
 
 
 def test_a_run_that_ended_before_its_model_was_written_writes_it(corpus):
-    """All steps are in the last checkpoint, and the model directory has no manifest yet: that is not nothing to do."""
+    """A run with all steps done but without a bundle still writes the bundle."""
     out = train(configured(corpus), corpus / "model")
     before = digest(out)
     for name in ("manifest.json", "weights.safetensors"):
@@ -236,7 +239,7 @@ def test_a_request_to_stop_is_heard_while_preparing(corpus, monkeypatch):
 
 
 def test_leftovers_of_an_attempt_that_failed_decide_nothing(corpus):
-    """What was settled before a mistake was found must not outlive it: the next attempt is a new one."""
+    """A failed attempt leaves no configuration: the next one starts anew."""
     from dragoman import Translator
 
     missing = configured(
@@ -254,7 +257,8 @@ def test_leftovers_of_an_attempt_that_failed_decide_nothing(corpus):
 def test_a_budget_that_leaves_no_time_to_train(corpus):
     with pytest.raises(
         ConfigError,
-        match=r"--budget must leave time to train; found 3 s, of which preparation and writing take \d+ s",
+        match=r"--budget must leave time to train; found 3 s, of which preparation and writing "
+        r"take \d+ s",
     ):
         train(configured(corpus, "train.time_budget=3"), corpus / "model")
     assert not OutputDirectory(corpus / "model").has_run, "the next attempt may be another"
@@ -335,7 +339,7 @@ def test_what_a_run_leaves_out_is_told_once(corpus):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.9])
 def test_segmentations_sampled_in_training_fit_learned_positions(corpus, dropout):
-    """Words of 3 tokens become 9 by BPE-dropout, and shapes past the plan's round up to 8: both must stay within the 10 positions."""
+    """Words of 3 tokens become 9 by BPE dropout; the padded length stays within 10 positions."""
     text = [
         "text.tokenizer=bpe",
         "text.vocab_size=80",
@@ -375,7 +379,8 @@ def test_a_run_that_ends_below_its_target_warns(corpus, caplog):
     out = train(configured(corpus, "train.target_exact=0.9"), corpus / "model")
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith(
-        "target not reached after 6 steps: 0 % of the validation sentences translated exactly, and train.target_exact is 90 %"
+        "target not reached after 6 steps: 0 % of the validation sentences translated exactly, and "
+        "train.target_exact is 90 %"
     )
     assert f"--out {out} --resume --set train.steps=12" in warning
 
@@ -413,7 +418,8 @@ def test_a_corpus_that_changed_before_the_first_checkpoint_is_named(
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(
         CorruptError,
-        match=rf"{name} must not change after the start of the run; found \d+ bytes with SHA-256 .* restore it",
+        match=rf"{name} must not change after the start of the run; found \d+ bytes with SHA-256 "
+        r".* restore it",
     ):
         train(None if resume else configured(corpus, *validation), corpus / "model", resume=resume)
     path.write_text(content)
@@ -656,7 +662,8 @@ def asked_to_stop(monkeypatch):
         (
             3,
             2,
-            "stopped by SIGINT, SIGINT without saving, the latest checkpoint is that of step 2; resume with: ",
+            "stopped by SIGINT, SIGINT without saving, the latest checkpoint is that of step 2; "
+            "resume with: ",
         ),
         (
             1,
@@ -730,6 +737,7 @@ def test_a_plan_that_moves_far_is_logged_once(corpus, monkeypatch):
     assert announced.startswith("training: 20 steps, ")
     epochs = re.search(r"([\d.]+) epochs", announced)[1]
     assert re.fullmatch(
-        rf"measured throughput [\d,]+ tokens/s with .*: [\d.]+ epochs \(40 steps\) instead of {epochs}",
+        r"measured throughput [\d,]+ tokens/s with .*: [\d.]+ epochs \(40 steps\) instead of "
+        rf"{epochs}",
         corrected,
     )
