@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from dragoman.bundle import write_bundle
-from dragoman.cli.stdin_lines import open_stream_lines
+from dragoman.cli.input_lines import open_stream_lines
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch

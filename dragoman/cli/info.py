@@ -69,10 +69,10 @@ def _json_values(bundle: Bundle) -> dict[str, Any]:
         "width": config.model.width,
         "tokenizer": config.text.tokenizer,
         "shared_vocabulary": tokenizers.shared_vocab,
-        "src_vocabulary": len(tokenizers.src),
-        "tgt_vocabulary": len(tokenizers.tgt),
+        "src_vocab_size": len(tokenizers.src),
+        "tgt_vocab_size": len(tokenizers.tgt),
         "bytes": _bundle_bytes(bundle),
-        "facts": {
+        "manifest": {
             name: value
             for name, value in bundle.manifest_fields().items()
             if name not in ("kind", "parameters")

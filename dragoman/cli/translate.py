@@ -26,7 +26,7 @@ from dragoman.cli.options import (
 from dragoman.cli.output import format_count, print_json, print_note
 from dragoman.cli.output import print_text as write_output
 from dragoman.cli.progress import ProgressBar, is_terminal, progress
-from dragoman.cli.stdin_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
+from dragoman.cli.input_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.output_files import check_output_file, open_output
 

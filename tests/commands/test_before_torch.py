@@ -182,7 +182,7 @@ from dragoman.models.factory import build_meta_model
 from dragoman.registry import catalogue
 
 for name in catalogue("recipe"):
-    model = build_meta_model(read_config(recipe=name).model, src_vocabulary=300, tgt_vocabulary=300)
+    model = build_meta_model(read_config(recipe=name).model, src_vocab_size=300, tgt_vocab_size=300)
     assert all(tensor.is_meta for tensor in model.parameters()), name
     assert "torch._dynamo" not in sys.modules, name
 """

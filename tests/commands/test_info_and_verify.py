@@ -54,10 +54,10 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "width": int,
         "tokenizer": str,
         "shared_vocabulary": bool,
-        "src_vocabulary": int,
-        "tgt_vocabulary": int,
+        "src_vocab_size": int,
+        "tgt_vocab_size": int,
         "bytes": int,
-        "facts": dict,
+        "manifest": dict,
         "engines": list,
         "changed": dict,
         "run": dict,
@@ -68,7 +68,7 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for each in bundle.rglob("*")
         if each.is_file() and each.name != "manifest.json"
     )
-    assert values["facts"]["bundle_format"] == 1
+    assert values["manifest"]["bundle_format"] == 1
 
 
 def test_the_card(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli.app import main
-from dragoman.cli.stdin_lines import decode_lines
+from dragoman.cli.input_lines import decode_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]

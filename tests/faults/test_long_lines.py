@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.cli import stdin_lines
+from dragoman.cli import input_lines
 from dragoman.inference import translation
 from dragoman.inference.translation import Translation, join_translations
 from dragoman.text import normalization as normalising
@@ -131,14 +131,14 @@ def test_a_line_of_fifty_megabytes_is_read_in_bounded_memory() -> None:
     thread.start()
     tracemalloc.start()
     with open(reader, "rb") as file:
-        first, second = stdin_lines.StreamLines(file)
+        first, second = input_lines.StreamLines(file)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     thread.join()
-    assert translation.MAX_LINE_CHARS < len(first) <= stdin_lines.MAX_LINE_BYTES
+    assert translation.MAX_LINE_CHARS < len(first) <= input_lines.MAX_LINE_BYTES
     assert set(first) == {"€"}
     assert second == "the next"
-    assert peak < 8 * stdin_lines.MAX_LINE_BYTES
+    assert peak < 8 * input_lines.MAX_LINE_BYTES
 
 
 @pytest.mark.parametrize("text", ["aé", "a€", "a\U0001f469", "abcd", "é", ""])
@@ -146,7 +146,7 @@ def test_a_character_that_was_cut_off_is_dropped(text: str) -> None:
     data = text.encode()
     for end in range(len(data) + 1):
         expected = data[:end].decode("utf-8", "ignore")
-        assert stdin_lines.drop_partial_char(data[:end]).decode() == expected
+        assert input_lines.drop_partial_char(data[:end]).decode() == expected
 
 
 def test_the_rest_of_a_line_that_is_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,4 +182,4 @@ def test_an_alignment_that_is_mostly_zeros_is_left_out_where_it_is_too_large(
 
 
 def test_a_file_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    assert list(stdin_lines.decode_lines(io.BytesIO("ä\nö".encode()))) == ["ä", "ö"]
+    assert list(input_lines.decode_lines(io.BytesIO("ä\nö".encode()))) == ["ä", "ö"]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.cli.stdin_lines import StreamLines, open_stream_lines
+from dragoman.cli.input_lines import StreamLines, open_stream_lines
 from dragoman.config import Config
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search import SearchStrategy

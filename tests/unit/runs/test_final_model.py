@@ -54,7 +54,7 @@ def test_the_best_step_is_taken_or_the_last_with_its_moving_average(run):
     assert (first(weights), told) == (1.0, "step 3, last checkpoint, EMA")
     run.save_checkpoint(4, tensors(4) | {"ema": None}, {})
     weights, told = select_weights(run, config(final_checkpoint="last"))
-    assert (first(weights), told) == (4.0, "step 4, the last")
+    assert (first(weights), told) == (4.0, "step 4, last checkpoint")
 
 
 @pytest.mark.parametrize(

@@ -737,7 +737,7 @@ def test_a_plan_that_moves_far_is_logged_once(corpus, monkeypatch):
     assert announced.startswith("training: 20 steps, ")
     epochs = re.search(r"([\d.]+) epochs", announced)[1]
     assert re.fullmatch(
-        r"measured throughput [\d,]+ tokens/s with .*: [\d.]+ epochs \(40 steps\) instead of "
+        r"throughput [\d,]+ tokens/s with .*: [\d.]+ epochs \(40 steps\) instead of "
         rf"{epochs}",
         corrected,
     )
