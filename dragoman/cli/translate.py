@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from dragoman.cli.input_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
 from dragoman.cli.options import (
     BatchSizeOption,
     BeamOption,
@@ -26,7 +27,6 @@ from dragoman.cli.options import (
 from dragoman.cli.output import format_count, print_json, print_note
 from dragoman.cli.output import print_text as write_output
 from dragoman.cli.progress import ProgressBar, is_terminal, progress
-from dragoman.cli.input_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.output_files import check_output_file, open_output
 
