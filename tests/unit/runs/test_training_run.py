@@ -281,7 +281,7 @@ def test_a_vocabulary_that_was_fitted_is_never_a_persons_mistake(corpus):
         override=lambda base: config.replace(text={"vocab_size": base.text.vocab_size}),
         progress=told,
     )
-    assert any("all that this corpus allows" in note for note in told.notes)
+    assert any("the largest for this corpus" in note for note in told.notes)
     assert OutputDirectory(out).config().text.vocab_size < 500
 
 
