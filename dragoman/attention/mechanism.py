@@ -130,7 +130,7 @@ class Mechanism(RecordableAttention):
             weights = self.apply_edits(weights.unsqueeze(1)).squeeze(1)
         context = weights @ prepared.value
         if self.hooks is not None:
-            self.noted(
+            self.emit_record(
                 AttentionRecord(
                     weights.unsqueeze(1), prepared.value.unsqueeze(1), context.unsqueeze(1)
                 )
@@ -183,5 +183,5 @@ class SequenceSelfAttention(RecordableAttention):
         weights = masked_softmax(self.score(x, self.score.prepare(x)).unsqueeze(1), visible)
         weights = self.apply_edits(weights)  # (B, 1, T, T): an axis for the one head
         context = weights @ x.unsqueeze(1)
-        self.noted(AttentionRecord(weights, x.unsqueeze(1), context))
+        self.emit_record(AttentionRecord(weights, x.unsqueeze(1), context))
         return Attended(context.squeeze(1), weights.squeeze(1))

@@ -1,4 +1,4 @@
-"""Multi-head attention: several small attentions side by side, for a sequence to itself and to another one."""
+"""Multi-head attention: self-attention and cross-attention."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from dragoman.attention.positions import RelativePosition
 from dragoman.attention.recorder import AttentionRecord, RecordableAttention
 from dragoman.attention.scores import ScaledDotScore, Score
 from dragoman.ops import attend, attend_packed, build_attention_mask, masked_softmax
-from dragoman.ops.windowed_attention import attend_windowed, is_faster_windowed
 
 logger = logging.getLogger(__name__)
 
 
 class ProjectedQKV(NamedTuple):
-    """What a sequence asks, and what it answers with."""
+    """The projections of a sequence, split into heads."""
 
     query: Tensor  # (B, H, T, Dh)
-    key_value: Tensor  # (B, 2, G, T, Dh), as a cache keeps them
+    key_value: Tensor  # (B, 2, G, T, Dh), the layout of the KV cache
 
 
 class RelativeTerms(NamedTuple):
-    """Where queries may look, what distance adds to their scores, and what they meet the keys with."""
+    """What relative positions change: the query, the mask, and a bias on the scores."""
 
     query: Tensor  # (B, H, T, Dh)
     mask: Tensor | None  # broadcastable to (B, T, S)
@@ -42,21 +41,23 @@ class RelativeTerms(NamedTuple):
 
 
 class MultiHead(RecordableAttention):
-    r"""What attention with heads has in common: looking, and joining what the heads found.
+    r"""Base of multi-head self- and cross-attention.
 
     .. math:: \mathrm{MultiHead} = [\mathrm{head}_1; \dots; \mathrm{head}_H]\, W^O
 
-    Vaswani et al. (2017), section 3.2.2. A head is width / heads wide, or `head_width`: narrow heads cannot hold every pattern of
-    weights (Bhojanapalli et al. 2020). With fewer `kv_heads`, G, each group of heads shares keys and values, and a cache is
-    smaller by as much (Ainslie et al. 2023). `norms` put queries and keys on a common scale, so that scores stay small (Henry et
-    al. 2020, Dehghani et al. 2023).
+    Vaswani et al. (2017), section 3.2.2. A head is width / heads wide, or `head_width` (Bhojanapalli et
+    al. 2020). With fewer `kv_heads`, G, groups of heads share keys and values (grouped-query attention,
+    Ainslie et al. 2023). `norms` normalize queries and keys (Henry et al. 2020, Dehghani et al. 2023).
 
-    With `talking` the heads mix their scores before the softmax and their weights after it, by trained H x H matrices:
+    With `talking_heads` the heads mix their scores before the softmax and their weights after it, by
+    trained H x H matrices:
 
     .. math:: W = P_w\, \mathrm{softmax}(P_l\, Q K^\top / \sqrt{d_h})
 
-    Shazeer et al. (2020). Weights are recorded as mixed, so a row may sum to something else than one; no fused kernel serves it.
+    Shazeer et al. (2020). Recorded weights are the mixed ones, so a row need not sum to one.
     """
+
+    cuda_graphs = False  # whether CUDA graphs replay this layer; set by the trainer
 
     def __init__(
         self,
@@ -85,12 +86,19 @@ class MultiHead(RecordableAttention):
         self.output = nn.Linear(self.inner, width, bias=bias)  # W^O
         self.query_norm = None if norms is None else norms[0]
         self.key_norm = None if norms is None else norms[1]
-        # The identity, with which heads start as if they did not talk; the paper's own first values are not given in its text.
+        # Identity at first, as if heads did not mix; the paper does not state its initialization.
         self.mix_scores = nn.Parameter(torch.eye(heads)) if talking_heads else None  # P_l
         self.mix_weights = nn.Parameter(torch.eye(heads)) if talking_heads else None  # P_w
         self.fused = self.score.fused and not talking_heads
+        # Whether nothing but scaled dot products happens between the projections.
+        self.is_plain = self.fused and self.kv_heads == self.heads and norms is None
         if not self.score.fused:
             _warn_not_fused(type(self.score).__name__)
+
+    @property
+    def active_dropout(self) -> float:
+        """The dropout probability of the attention weights; 0 in evaluation."""
+        return self.dropout if self.training else 0.0
 
     def attend_heads(
         self,
@@ -101,93 +109,69 @@ class MultiHead(RecordableAttention):
         mask: Tensor | None = None,
         causal: bool = False,
         bias: Tensor | None = None,
-        radius: int = 0,
+        window: int = 0,
     ) -> Tensor:
-        """Attend from (B, H, T, Dh) to (B, G, S, Dh) and join the heads: (B, T, D).
+        """Attend from (B, H, T, Dh) to (B, G, S, Dh), concatenate the heads and project: (B, T, D).
 
-        `bias`, broadcastable to (B, H, T, S), is added to the scores. A `radius` takes the way of `attend_near`.
+        The arguments are those of `ops.attend`.
         """
         if self.kv_heads != self.heads:
             key, value = (
                 part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value)
             )
-        dropout = self.dropout if self.training else 0.0
-        if radius:
-            context = attend_windowed(
-                query, key, value, radius=radius, mask=mask, causal=causal, dropout=dropout
-            )
-        elif self.hooks is None and self.fused:
+        if self.hooks is None and self.fused:
             context = attend(
-                query, key, value, mask=mask, causal=causal, dropout=dropout, bias=bias
+                query,
+                key,
+                value,
+                mask=mask,
+                causal=causal,
+                dropout=self.active_dropout,
+                bias=bias,
+                window=window,
+                cuda_graphs=self.cuda_graphs,
             )
         else:
-            context = self._attend_reference(query, key, value, mask, causal, dropout, bias)
+            if window:
+                near = masks.local(query.size(-2), radius=window, device=query.device)
+                mask = masks.combine(mask, near)
+            context = self._attend_with_weights(query, key, value, mask, causal, bias)
         return self.output(context.transpose(1, 2).flatten(2))
 
-    def _attend_packed(
-        self,
-        packed_query: Tensor,
-        packed_key_value: Tensor | None,
-        *,
-        mask: Tensor | None,
-        causal: bool = False,
-    ) -> Tensor | None:
-        """Attend straight from the products where nothing is done to heads one by one: (B, T, D), or None."""
-        if (
-            self.hooks is not None
-            or not self.fused
-            or self.kv_heads != self.heads
-            or self.key_norm is not None
-        ):
-            return None
-        dropout = self.dropout if self.training else 0.0
-        context = attend_packed(
-            packed_query,
-            packed_key_value,
-            heads=self.heads,
-            mask=mask,
-            causal=causal,
-            dropout=dropout,
-        )
-        return None if context is None else self.output(context)
-
-    def _attend_reference(
+    def _attend_with_weights(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
         causal: bool,
-        dropout: float,
         bias: Tensor | None,
     ) -> Tensor:
-        """Attend step by step, with any score, for whoever watches."""
+        """Attend step by step, for any score, with weights that can be recorded and edited."""
         scores = self.score(query, self.score.prepare(key))  # (B, H, T, S)
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
-        scores = _mix_heads(
-            self.mix_scores, scores
-        )  # before anything is hidden, which no head may tell another
+        scores = _mix_heads(self.mix_scores, scores)  # before masking: masked scores must not mix
         weights = masked_softmax(
             scores, build_attention_mask(query.size(-2), key.size(-2), mask, causal, query.device)
         )
-        weights = _mix_heads(self.mix_weights, weights)
-        weights = F.dropout(self.apply_edits(weights), dropout, training=dropout > 0)
+        weights = self.apply_edits(_mix_heads(self.mix_weights, weights))
+        weights = F.dropout(weights, self.active_dropout, training=self.active_dropout > 0)
         context = weights @ value
-        self.noted(AttentionRecord(weights, value, context))
+        self.emit_record(AttentionRecord(weights, value, context))
         return context
 
     def split(self, x: Tensor, parts: int) -> Tensor:
-        """Cut projections (B, T, parts * n * Dh) into heads: (B, parts, n, T, Dh)."""
+        """Split projections (B, T, parts * n * Dh) into heads: (B, parts, n, T, Dh)."""
         return x.view(x.size(0), x.size(1), parts, -1, self.head_width).permute(0, 2, 3, 1, 4)
 
 
 class SelfAttention(MultiHead):
-    """A sequence attends to itself; one product makes queries, keys and values.
+    """Multi-head self-attention; one linear layer projects queries, keys and values.
 
-    `within` tells places inside attention: by turning queries and keys, or by a term added to the scores. A `window` keeps each
-    position to those at most so far away, as Vaswani et al. (2017, section 4) propose: in time and memory that grow with the
-    length and not with its square, but where `within` measures distances, heads talk, or somebody watches.
+    `within` encodes positions inside attention, by rotating queries and keys or by a bias on the
+    scores. A `window` restricts each position to those at most so far away (Vaswani et al. 2017,
+    section 4).
     """
 
     def __init__(
@@ -213,14 +197,13 @@ class SelfAttention(MultiHead):
             "score": score,
         }
         super().__init__(width, heads, **shape, dropout=dropout, bias=bias)
-        self.query_key_value = nn.Linear(
-            width, self.inner + 2 * self.kv_inner, bias=bias
-        )  # W^Q, W^K and W^V, one below the other
+        # W^Q, W^K and W^V, one below the other.
+        self.query_key_value = nn.Linear(width, self.inner + 2 * self.kv_inner, bias=bias)
         self.within, self.window = within, window
+        self.has_bias = within is not None and within.has_bias
         self.rotates = within is not None and not within.has_bias
-        self.needs_distances = bool(window) or (
-            within is not None and within.has_bias
-        )  # whether it needs distances
+        self.needs_distances = bool(window) or self.has_bias
+        self.is_plain = self.is_plain and within is None and not window
 
     def project(self, x: Tensor, *, first: int = 0) -> ProjectedQKV:
         """Return queries, keys and values of (B, T, D) at positions first to first + T - 1."""
@@ -229,13 +212,13 @@ class SelfAttention(MultiHead):
         if not self.rotates and self.key_norm is None:
             return ProjectedQKV(query, key_value)
         key, value = key_value.unbind(1)
-        query, key = self._apply_positions(query, key, first)
+        query, key = self._normalize_and_rotate(query, key, first)
         return ProjectedQKV(query, torch.stack([key, value], dim=1))
 
     def relative_terms(
         self, query: Tensor, mask: Tensor | None, query_positions: Tensor, key_positions: Tensor
     ) -> RelativeTerms:
-        """Add to a mask what places (..., T) and (..., S) hide, and give what they add to the scores of queries (B, H, T, Dh)."""
+        """Return query, mask and bias for queries (B, H, T, Dh) at positions (..., T) and (..., S)."""
         distance = key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
         mask = masks.combine(mask, distance.abs() <= self.window) if self.window else mask
         if self.within is None or not self.within.has_bias:
@@ -255,35 +238,32 @@ class SelfAttention(MultiHead):
         check_sequence(x, self.width, "a sequence")
         check_mask(mask, x.size(0), x.size(1), x.size(1))
         packed = self.query_key_value(x)
-        found = (
-            None
-            if self.rotates or self.needs_distances
-            else self._attend_packed(packed, None, mask=mask, causal=causal)
-        )
-        if found is not None:
-            return found
+        if self.is_plain and self.hooks is None:
+            context = attend_packed(
+                packed,
+                None,
+                heads=self.heads,
+                mask=mask,
+                causal=causal,
+                dropout=self.active_dropout,
+                cuda_graphs=self.cuda_graphs,
+            )
+            return self.output(context)
         parts = packed.split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
         query, key, value = (self.split(part, 1).squeeze(1) for part in parts)
-        query, key = self._apply_positions(query, key, 0)
-        if self._uses_windowed_attention(x.size(1), mask):
+        query, key = self._normalize_and_rotate(query, key, 0)
+        if not self.has_bias:
             return self.attend_heads(
-                query, key, value, mask=mask, causal=causal, radius=self.window
+                query, key, value, mask=mask, causal=causal, window=self.window
             )
-        bias = None
-        if self.needs_distances:
-            positions = torch.arange(x.size(1), device=x.device)
-            query, mask, bias = self.relative_terms(query, mask, positions, positions)
+        positions = torch.arange(x.size(1), device=x.device)
+        query, mask, bias = self.relative_terms(query, mask, positions, positions)
         return self.attend_heads(query, key, value, mask=mask, causal=causal, bias=bias)
 
-    def _uses_windowed_attention(self, length: int, mask: Tensor | None) -> bool:
-        """Whether windowed attention is faster here and nothing needs the full score matrix."""
-        has_bias = self.within is not None and self.within.has_bias
-        if not self.window or has_bias or self.hooks is not None or not self.fused:
-            return False
-        return is_faster_windowed(length, self.window) and (mask is None or mask.size(-2) == 1)
-
-    def _apply_positions(self, query: Tensor, key: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Normalise queries and keys, then turn them, where that is asked for."""
+    def _normalize_and_rotate(
+        self, query: Tensor, key: Tensor, first: int
+    ) -> tuple[Tensor, Tensor]:
+        """Apply query and key norms and the rotary embedding, if there are any."""
         if self.query_norm is not None and self.key_norm is not None:
             query, key = (
                 _normalize_heads(self.query_norm, query),
@@ -295,7 +275,7 @@ class SelfAttention(MultiHead):
 
 
 class CrossAttention(MultiHead):
-    """A sequence attends to another, whose keys and values are made once."""
+    """Multi-head attention to the memory, whose keys and values are projected once."""
 
     def __init__(
         self,
@@ -319,17 +299,17 @@ class CrossAttention(MultiHead):
             "score": score,
         }
         super().__init__(width, heads, **shape, dropout=dropout, bias=bias)
+        memory_width = width if memory_width is None else memory_width
         self.query = nn.Linear(width, self.inner, bias=bias)  # W^Q
-        self.key_value = nn.Linear(
-            width if memory_width is None else memory_width, 2 * self.kv_inner, bias=bias
-        )  # W^K above W^V
+        self.key_value = nn.Linear(memory_width, 2 * self.kv_inner, bias=bias)  # W^K above W^V
 
     def prepare(self, memory: Tensor) -> Tensor:
-        """Make keys and values of (B, S, D): (B, 2, G, S, Dh)."""
-        return self._prepared(self.key_value(memory))
+        """Project the memory (B, S, D) to keys and values: (B, 2, G, S, Dh)."""
+        return self._split_key_value(self.key_value(memory))
 
-    def _prepared(self, key_value: Tensor) -> Tensor:
-        key_value = self.split(key_value, 2)
+    def _split_key_value(self, packed_key_value: Tensor) -> Tensor:
+        """Split (B, S, 2 G Dh) into heads and normalize the keys: (B, 2, G, S, Dh)."""
+        key_value = self.split(packed_key_value, 2)
         if self.key_norm is None:
             return key_value
         key, value = key_value.unbind(1)
@@ -347,31 +327,36 @@ class CrossAttention(MultiHead):
         check_same_batch(x, memory, 1, "a sequence and its memory")
         check_mask(mask, memory.size(0), x.size(1), memory.size(1))
         packed_query, packed_key_value = self.query(x), self.key_value(memory)
-        found = self._attend_packed(packed_query, packed_key_value, mask=mask)
-        return (
-            self._attend_projected(packed_query, self._prepared(packed_key_value), mask=mask)
-            if found is None
-            else found
-        )
+        if self.is_plain and self.hooks is None:
+            context = attend_packed(
+                packed_query,
+                packed_key_value,
+                heads=self.heads,
+                mask=mask,
+                dropout=self.active_dropout,
+                cuda_graphs=self.cuda_graphs,
+            )
+            return self.output(context)
+        key_value = self._split_key_value(packed_key_value)
+        return self._attend_projected(packed_query, key_value, mask=mask)
 
-    def read(self, x: Tensor, prepared: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Attend to what `prepare` made; several rows may share a sentence: (B * K, T, D) to (B, 2, G, S, Dh).
+    def attend_prepared(self, x: Tensor, prepared: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Attend from (B, T, D) to what `prepare` returned, (B, 2, G, S, Dh).
 
-        Rows that share one are a longer query to it, so its keys and values are neither copied nor read K times.
+        Several rows may share a sentence, as beams do: (B * K, T, D). They become a longer query, so
+        that keys and values are neither copied nor read K times.
         """
         return self._attend_projected(self.query(x), prepared, mask=mask)
 
     def _attend_projected(
         self, packed_query: Tensor, prepared: Tensor, *, mask: Tensor | None
     ) -> Tensor:
+        """Attend from projected queries (B, T, H Dh) to (B, 2, G, S, Dh)."""
         sentences, shape = prepared.size(0), packed_query.shape
-        if self.hooks is not None and sentences != shape[0]:  # notes are by row
+        if self.hooks is not None and sentences != shape[0]:  # records have one row each
             prepared = prepared.repeat_interleave(shape[0] // sentences, dim=0)
-            mask = (
-                mask
-                if mask is None or mask.size(0) == 1
-                else mask.repeat_interleave(shape[0] // sentences, dim=0)
-            )
+            if mask is not None and mask.size(0) != 1:
+                mask = mask.repeat_interleave(shape[0] // sentences, dim=0)
             sentences = shape[0]
         query = self.split(packed_query.view(sentences, -1, self.inner), 1)[:, 0]
         query = query if self.query_norm is None else _normalize_heads(self.query_norm, query)
@@ -380,19 +365,19 @@ class CrossAttention(MultiHead):
 
 
 def _normalize_heads(norm: nn.Module, x: Tensor) -> Tensor:
-    """Normalise heads in the type of the norm's weights: under autocast, queries and keys come in half of it."""
+    """Normalize heads in the dtype of the norm's weights: autocast projects to half precision."""
     return norm(x.to(next(norm.parameters()).dtype)).to(x.dtype)
 
 
 def _mix_heads(matrix: Tensor | None, x: Tensor) -> Tensor:
-    """Let heads of (B, H, T, S) talk, by a matrix (H, H)."""
+    """Mix the heads of (B, H, T, S) by a matrix (H, H)."""
     return x if matrix is None else torch.einsum("gh,bhts->bgts", matrix.to(x.dtype), x)
 
 
 @functools.cache
 def _warn_not_fused(score: str) -> None:
-    """Tell once a score that it has no fused kernel."""
+    """Warn once for each score that it has no fused kernel."""
     logger.warning(
-        "%s has no fused kernel inside multi-head attention: it is slower; use scaled_dot to be rid of this",
+        "%s has no fused kernel in multi-head attention and is slower; use scaled_dot instead",
         score,
     )

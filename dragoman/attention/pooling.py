@@ -49,7 +49,9 @@ class StructuredPooling(RecordableAttention):
         weights = masked_softmax(scores, None if mask is None else mask.unsqueeze(1))
         weights = self.apply_edits(weights.unsqueeze(1)).squeeze(1)
         vectors = weights @ x
-        self.noted(AttentionRecord(weights.unsqueeze(1), x.unsqueeze(1), vectors.unsqueeze(1)))
+        self.emit_record(
+            AttentionRecord(weights.unsqueeze(1), x.unsqueeze(1), vectors.unsqueeze(1))
+        )
         return Pooled(vectors, weights)
 
 

@@ -73,7 +73,7 @@ class RecordableAttention(nn.Module):
             weights = change(weights)
         return weights
 
-    def noted(self, note: AttentionRecord) -> None:
+    def emit_record(self, note: AttentionRecord) -> None:
         """Tell whoever records what this call did."""
         hooks = self.hooks
         for on_record in hooks.on_record if hooks else ():
@@ -201,7 +201,7 @@ def merge_records(attention: RecordableAttention) -> Iterator[None]:
             torch.cat([getattr(note, name) for note in notes], dim=2)
             for name in ("weights", "output")
         )
-        attention.noted(AttentionRecord(weights, notes[0].values, output))
+        attention.emit_record(AttentionRecord(weights, notes[0].values, output))
 
 
 @contextmanager

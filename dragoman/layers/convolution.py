@@ -1,4 +1,4 @@
-"""Gated convolutions with normalised weights, and the attention that goes with them: Gehring et al. (2017)."""
+"""ConvS2S layers: gated convolutions with weight normalization, and attention (Gehring et al. 2017)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.attention.recorder import AttentionRecord, RecordableAttention
+from dragoman.layers.feed_forward import count_projections
 from dragoman.ops import attend, attend_reference
+from dragoman.ops.weight_cache import WeightCache
 
-SQRT_HALF = (
-    0.5**0.5
-)  # keeps the variance of a sum of two equally large terms (Gehring et al. 2017, section 3.4)
+SQRT_HALF = 0.5**0.5  # keeps the variance of a sum of two terms (Gehring et al. 2017, section 3.4)
 
 
 class PlainWeight(nn.Module):
-    """A weight as it is: outputs first, normal values of a given deviation."""
+    """A weight without weight normalization, outputs first, initialized from a normal distribution."""
 
     def __init__(self, *shape: int, std: float) -> None:
         super().__init__()
@@ -23,48 +23,38 @@ class PlainWeight(nn.Module):
         nn.init.normal_(self.value, std=std)
 
     def forward(self) -> Tensor:
-        """Give the weight."""
+        """Return the weight."""
         return self.value
 
 
 class WeightNormWeight(nn.Module):
-    r"""A weight whose length and direction are trained apart, for each output by itself.
+    r"""A weight with weight normalization: length and direction of each output are trained apart.
 
     .. math:: w_o = g_o \, v_o / \lVert v_o \rVert
 
-    Salimans and Kingma (2016), equation 2; the lengths start as those of the directions, so that w starts as v.
+    Salimans and Kingma (2016), equation 2; g starts as the length of v, so that w starts as v.
     """
 
     def __init__(self, *shape: int, std: float) -> None:
         super().__init__()
         self.direction = nn.Parameter(torch.empty(shape))  # v
         nn.init.normal_(self.direction, std=std)
-        # g; one axis, like a bias: weight decay leaves it alone. On the meta device there is nothing to measure.
+        # g; one axis, like a bias, so that weight decay skips it. The meta device has no values.
         lengths = (
             torch.empty(shape[0]) if self.direction.is_meta else self._norms().detach().clone()
         )
         self.length = nn.Parameter(lengths)
-        self._cached: tuple[object, Tensor] | None = None
+        self._cache = WeightCache()
 
     def forward(self) -> Tensor:
-        """Put the weight together; where nothing is learnt it is kept, for decoding asks at every step."""
-        parts = (self.direction, self.length)
-        if (
-            self.training
-            or torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
-            or any(part.is_inference() for part in parts)
-        ):
+        """Return the weight; it is cached in evaluation, because decoding needs it at every step."""
+        if self.training:
             return self._compute_weight()
-        now = [(part.data_ptr(), part._version, part.dtype, part.device) for part in parts]
-        cached = self._cached  # read once: another thread may replace it
-        if cached is None or cached[0] != now:
-            cached = self._cached = (now, self._compute_weight())
-        return cached[1]
+        return self._cache.get((self.direction, self.length), self._compute_weight)
 
     def train(self, mode: bool = True) -> WeightNormWeight:
-        """Forget what is kept: an optimiser may change weights without leaving a trace."""
-        self._cached = None
+        """Set the mode and clear the cache: optimizers may change weights without a new version."""
+        self._cache.clear()
         super().train(mode)
         return self
 
@@ -73,23 +63,24 @@ class WeightNormWeight(nn.Module):
         return self.direction * factors.view(-1, *(1,) * (self.direction.dim() - 1))
 
     def _norms(self) -> Tensor:
-        """Measure each output's direction."""
+        """Return the L2 norm of each output's direction."""
         return self.direction.flatten(1).norm(dim=1)
 
 
 class GLU(nn.GLU):
-    """The gated linear unit: half of the numbers decide by their sigmoid how much of the other half passes; Dauphin et al. (2017)."""
+    """Gated linear unit, a * sigmoid(b) of two halves: Dauphin et al. (2017)."""
 
-    parts = 2
+    projections = 2  # linear projections that the activation takes
 
 
 class GatedConvolution(nn.Module):
-    r"""Half of the outputs decide how much of the other half passes.
+    r"""A one-dimensional convolution followed by a gated linear unit.
 
     .. math:: v(X) = A \otimes \sigma(B), \quad [A; B] = W * X + b
 
-    Gehring et al. (2017), section 3.2. A causal one sees a position and the kernel - 1 before it, any other
-    as many on either side; places outside the sequence hold zeros. Another activation may stand in the gate's place.
+    Gehring et al. (2017), section 3.2. A causal convolution covers a position and the kernel - 1 before
+    it, any other as many on either side; the sequence is padded with zeros. Another activation may
+    replace the gate.
     """
 
     def __init__(
@@ -104,18 +95,17 @@ class GatedConvolution(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = GLU() if activation is None else activation
-        parts: int = getattr(self.activation, "parts", 1)
-        # Section 3.5: the gate passes a quarter of the variance, dropout divides what it keeps by 1 - p. Without a gate, half (He 2015).
+        projections = count_projections(self.activation)
+        # Section 3.5: the gate passes a quarter of the variance, dropout scales by 1 / (1 - p).
+        # Without a gate it is a half (He et al. 2015).
         self.weight = weight(
-            parts * width,
+            projections * width,
             width,
             kernel_size,
-            std=(2 * parts * (1 - dropout) / (kernel_size * width)) ** 0.5,
+            std=(2 * projections * (1 - dropout) / (kernel_size * width)) ** 0.5,
         )
-        self.bias = nn.Parameter(torch.zeros(parts * width))
-        self.left_padding = (
-            kernel_size - 1 if causal else (kernel_size - 1) // 2
-        )  # zeros put before the sequence
+        self.bias = nn.Parameter(torch.zeros(projections * width))
+        self.left_padding = kernel_size - 1 if causal else (kernel_size - 1) // 2
         self.right_padding = kernel_size - 1 - self.left_padding
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,7 +113,7 @@ class GatedConvolution(nn.Module):
         return self.convolve(F.pad(x, (0, 0, self.left_padding, self.right_padding)))
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Go over a sequence that brings its surroundings: (B, T + kernel - 1, D) gives (B, T, D)."""
+        """Convolve a padded sequence: (B, T + kernel - 1, D) to (B, T, D)."""
         activated: Tensor = self.activation(
             F.conv1d(x.transpose(1, 2), self.weight(), self.bias).transpose(1, 2)
         )
@@ -131,7 +121,7 @@ class GatedConvolution(nn.Module):
 
 
 class ConvS2SLinear(nn.Module):
-    """A matrix and a bias, the matrix normalised like the convolutions'."""
+    """A linear layer whose matrix has weight normalization, like the convolutions."""
 
     def __init__(
         self, inputs: int, outputs: int, *, weight: type[PlainWeight | WeightNormWeight]
@@ -146,14 +136,18 @@ class ConvS2SLinear(nn.Module):
 
 
 class ConvS2SAttention(RecordableAttention):
-    r"""One head that compares states and embeddings together, and finds outputs and embeddings together.
+    r"""Single-head attention with embeddings added to queries and values.
 
-    .. math:: d_i = W_d h_i + b_d + g_i, \quad a_{ij} = \mathrm{softmax}_j(d_i \cdot z_j), \quad c_i = \sum_j a_{ij} (z_j + e_j)
+    .. math:: d_i = W_d h_i + b_d + g_i, \quad a_{ij} = \mathrm{softmax}_j(d_i \cdot z_j), \quad
+        c_i = \sum_j a_{ij} (z_j + e_j)
 
-    Gehring et al. (2017), equations 1 and 2. As in the released code, sums are times the root of a half, the context is
-    times the root of the number of source positions (section 3.4: m sqrt(1 / m)), and a last projection follows. `gradient`
-    is the share of its gradient that goes back into the encoder's outputs, many attentions being a multiple of one.
+    Gehring et al. (2017), equations 1 and 2. As in the released code, sums are scaled by sqrt(1/2), the
+    context by the square root of the source length (section 3.4: m sqrt(1 / m)), and an output
+    projection follows. `grad_scale` multiplies the gradient of the encoder's outputs, which get one
+    from the attention of every layer.
     """
+
+    cuda_graphs = False  # whether CUDA graphs replay this layer; set by the trainer
 
     def __init__(
         self,
@@ -170,11 +164,10 @@ class ConvS2SAttention(RecordableAttention):
         self.dropout = dropout
 
     def prepare(self, outputs: Tensor, embeddings: Tensor | None) -> dict[str, Tensor]:
-        """Name what is read of the source, (B, S, D) each: keys are the encoder's outputs, values have the embeddings too."""
+        """Return keys (encoder outputs) and values (outputs plus embeddings), (B, S, D) each."""
         if self.grad_scale != 1.0 and outputs.requires_grad:
-            outputs = (
-                outputs.detach() + (outputs - outputs.detach()) * self.grad_scale
-            )  # the difference is nought: the value stays
+            # The difference is zero: only the gradient is scaled.
+            outputs = outputs.detach() + (outputs - outputs.detach()) * self.grad_scale
         return {
             "key": outputs,
             "value": outputs if embeddings is None else (outputs + embeddings) * SQRT_HALF,
@@ -183,13 +176,14 @@ class ConvS2SAttention(RecordableAttention):
     def forward(
         self, x: Tensor, embedded: Tensor, source: dict[str, Tensor], *, mask: Tensor | None = None
     ) -> Tensor:
-        """Attend from states and embeddings (B, T, D) to what `prepare` made; `mask` is broadcastable to (B, T, S).
+        """Attend from states and embeddings (B, T, D) to the result of `prepare`.
 
-        Several rows may share a sentence, as beams do: (B * K, T, D) to (B, S, D).
+        `mask` is broadcastable to (B, T, S). Several rows may share a sentence, as beams do:
+        (B * K, T, D) to (B, S, D).
         """
         key, value, shape = source["key"], source["value"], x.shape
         rows_per_sentence = shape[0] // key.size(0)
-        if self.hooks is not None and rows_per_sentence > 1:  # notes are by row
+        if self.hooks is not None and rows_per_sentence > 1:  # records have one row each
             key, value = (
                 key.repeat_interleave(rows_per_sentence, dim=0),
                 value.repeat_interleave(rows_per_sentence, dim=0),
@@ -200,20 +194,23 @@ class ConvS2SAttention(RecordableAttention):
                 else mask.repeat_interleave(rows_per_sentence, dim=0)
             )
         query = ((self.query(x) + embedded) * SQRT_HALF).view(key.size(0), -1, shape[2])
-        seen = key.size(1) if mask is None else mask.sum(dim=-1, keepdim=True).to(query.dtype)
-        return self.output((self._attend_head(query, key, value, mask) * seen**0.5).view(shape))
+        keys = key.size(1) if mask is None else mask.sum(dim=-1, keepdim=True).to(query.dtype)
+        return self.output((self._attend_head(query, key, value, mask) * keys**0.5).view(shape))
 
     def _attend_head(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Take the weighted sums: fused, or step by step for whoever watches."""
+        """Return the context vectors; while recording, from explicit attention weights."""
         dropout = self.dropout if self.training else 0.0
         heads = [each.unsqueeze(1) for each in (query, key, value)]
         if self.hooks is None:
-            return attend(*heads, mask=mask, dropout=dropout, scale=1.0).squeeze(1)
+            context = attend(
+                *heads, mask=mask, dropout=dropout, scale=1.0, cuda_graphs=self.cuda_graphs
+            )
+            return context.squeeze(1)
         weights = self.apply_edits(
             attend_reference(*heads, mask=mask, dropout=dropout, scale=1.0).weights
         )
         context = weights @ heads[2]
-        self.noted(AttentionRecord(weights, heads[2], context))
+        self.emit_record(AttentionRecord(weights, heads[2], context))
         return context.squeeze(1)

@@ -1,4 +1,4 @@
-"""Embeddings: from ids to vectors, and from vectors back to scores of ids."""
+"""Token embeddings, the input of a stack, and the output projection."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman import ops
 from dragoman.attention.positions import Positions
-from dragoman.ops import dropout
 
 
 class Embedding(nn.Module):
-    r"""A vector for each piece, times a factor.
+    r"""Token embeddings, multiplied by a scale.
 
-    The factor is the root of the width where one matrix is also the output projection: that wants small numbers,
-    the stack wants numbers of the size of the positions (Vaswani et al. 2017, section 3.4).
+    The scale is the square root of the width if the matrix is also the output projection: that needs
+    small weights, the stack needs inputs as large as the positions (Vaswani et al. 2017, section 3.4).
 
-    With an `inner` width E the table is V x E, and a matrix E x D widens what is looked up: V E + E D weights for V D, as in ALBERT
-    (Lan et al. 2020). With `fixed` every vector has length one, and the factor is trained:
+    With an `embedding_width` E the table is (V, E), followed by a projection to D: V E + E D parameters
+    instead of V D, as in ALBERT (Lan et al. 2020). With `fix_norm` every vector has length one, and the
+    scale is trained:
 
     .. math:: g\, w / \lVert w \rVert
 
-    FixNorm, Nguyen and Salazar (2019). Their released code keeps g at the root of the width, where ours starts; on the way out
-    vectors have length one there and here, and what scales the logits is the last norm (ScaleNorm's one number, in the paper).
+    FixNorm, Nguyen and Salazar (2019). Their released code fixes g at the square root of the width,
+    where ours starts. In the output projection vectors have length one in both, and the last norm
+    scales the logits (ScaleNorm's parameter, in the paper).
     """
 
     def __init__(
@@ -31,31 +33,31 @@ class Embedding(nn.Module):
         width: int,
         *,
         scale: float = 1.0,
-        inner: int = 0,
+        embedding_width: int = 0,
         fix_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, inner or width))
-        nn.init.normal_(self.weight, std=(inner or width) ** -0.5)
-        self.wide = nn.Linear(inner, width, bias=False) if inner else None
+        self.weight = nn.Parameter(torch.empty(vocab_size, embedding_width or width))
+        nn.init.normal_(self.weight, std=(embedding_width or width) ** -0.5)
+        self.wide = nn.Linear(embedding_width, width, bias=False) if embedding_width else None
         self.length = nn.Parameter(torch.full((1,), scale)) if fix_norm else None  # g
         self.scale = 1.0 if fix_norm else scale
 
     @property
     def matrix(self) -> Tensor:
-        """Give the table (V, E) as the output projection may use it."""
+        """Return the table (V, E) that a tied output projection uses."""
         return self.weight if self.length is None else _unit_norm(self.weight)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up (B, T) ids: (B, T, D)."""
-        found = F.embedding(ids, self.weight)
+        """Embed token ids (B, T): (B, T, D)."""
+        embedded = F.embedding(ids, self.weight)
         if self.length is not None:
-            found = _unit_norm(found) * self.length
-        return (found if self.wide is None else self.wide(found)) * self.scale
+            embedded = _unit_norm(embedded) * self.length
+        return (embedded if self.wide is None else self.wide(embedded)) * self.scale
 
 
 class StackInput(nn.Module):
-    """What stands before a stack: positions and dropout on the embeddings."""
+    """The input of a stack: embeddings with positions and dropout."""
 
     def __init__(self, positions: Positions, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -65,16 +67,16 @@ class StackInput(nn.Module):
     def forward(
         self, embedded: Tensor, *, first: int = 0, position_ids: Tensor | None = None
     ) -> Tensor:
-        """Place embeddings (B, T, D): consecutively from `first`, or at places (B, T)."""
-        placed = self.positions(embedded, first=first, position_ids=position_ids)
-        return dropout(placed, self.dropout) if self.training and self.dropout else placed
+        """Add positions to embeddings (B, T, D): from `first` on, or `position_ids` (B, T)."""
+        x = self.positions(embedded, first=first, position_ids=position_ids)
+        return ops.dropout(x, self.dropout, training=self.training)
 
 
 class OutputProjection(nn.Module):
-    """The projection to the vocabulary; a tied one takes its matrix from an embedding at each call.
+    """The projection to the vocabulary; a tied one uses the matrix of an embedding.
 
-    With an `inner` width E it has two steps, D x E and E x V, as the embeddings have; with `fixed` the vectors of the pieces have
-    length one, as theirs have.
+    With an `embedding_width` E it has two steps, D x E and E x V; with `fix_norm` the vectors of the
+    tokens have length one: see `Embedding`.
     """
 
     def __init__(
@@ -84,24 +86,26 @@ class OutputProjection(nn.Module):
         *,
         tied: bool,
         bias: bool = False,
-        inner: int = 0,
+        embedding_width: int = 0,
         fix_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, inner or width))
+        self.weight = (
+            None if tied else nn.Parameter(torch.empty(vocab_size, embedding_width or width))
+        )
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-        self.narrow = nn.Linear(width, inner, bias=False) if inner else None
+        self.narrow = nn.Linear(width, embedding_width, bias=False) if embedding_width else None
         self.fix_norm = fix_norm
         if self.weight is not None:
-            nn.init.normal_(self.weight, std=(inner or width) ** -0.5)
+            nn.init.normal_(self.weight, std=(embedding_width or width) ** -0.5)
 
     @property
     def matrix(self) -> Tensor | None:
-        """Give the matrix (V, E) that scores the pieces, None where it is an embedding's."""
+        """Return the matrix (V, E) of the logits, or None if it is an embedding's."""
         return _unit_norm(self.weight) if self.fix_norm and self.weight is not None else self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Make (..., D) ready to be multiplied by the matrix: (..., E)."""
+        """Project (..., D) to the width of the matrix: (..., E)."""
         return hidden if self.narrow is None else self.narrow(hidden)
 
 

@@ -1,4 +1,4 @@
-"""The feed-forward layer: the same two products at every position, with a bend between them."""
+"""Position-wise feed-forward networks and their activations."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dragoman.ops import dropout, linear_relu
+from dragoman import ops
 
 
 class ReLU(nn.ReLU):
-    """The positive part, max(0, x)."""
+    """Rectified linear unit: max(0, x)."""
 
 
 class GELU(nn.GELU):
-    """The input times the normal distribution's share below it; Hendrycks and Gimpel (2016)."""
+    """Gaussian error linear unit: x times the normal CDF of x; Hendrycks and Gimpel (2016)."""
 
 
 class Swish(nn.SiLU):
-    """The input times its sigmoid; Ramachandran, Zoph and Le (2017)."""
+    """Swish or SiLU: x times its sigmoid; Ramachandran, Zoph and Le (2017)."""
 
 
 class GatedActivation(nn.Module):
-    """An activation of two products: one bends, and opens or shuts the other; the inner product is made twice as wide."""
+    """A gated linear unit with another activation than the sigmoid; its input is twice as wide."""
 
-    parts: ClassVar[int] = 2
+    projections: ClassVar[int] = 2  # linear projections that the activation takes
 
     def gate(self, x: Tensor) -> Tensor:
-        """Bend the half that decides."""
+        """Return the gate's activation."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,43 +41,52 @@ class GatedActivation(nn.Module):
 
 
 class SwiGLU(GatedActivation):
-    r"""A gate bent by Swish.
+    r"""Gated linear unit with Swish.
 
     .. math:: \mathrm{swish}(x W) \odot x V
 
-    Shazeer (2020), equation 5. It has three matrices for two: at two thirds of the inner size it is as large as without a gate.
+    Shazeer (2020), equation 5. It has three matrices instead of two: with two thirds of the inner
+    width it has as many parameters as a network without a gate.
     """
 
     def gate(self, x: Tensor) -> Tensor:
-        """Multiply by the sigmoid."""
+        """Return Swish of the gate."""
         return F.silu(x)
 
 
 class GEGLU(GatedActivation):
-    r"""A gate bent by GELU.
+    r"""Gated linear unit with GELU.
 
     .. math:: \mathrm{gelu}(x W) \odot x V
 
-    Shazeer (2020), equation 5; T5 1.1 has it, with GELU approximated.
+    Shazeer (2020), equation 5; T5 1.1 uses it with an approximate GELU.
     """
 
     def gate(self, x: Tensor) -> Tensor:
-        """Multiply by the normal distribution's share below."""
+        """Return GELU of the gate."""
         return F.gelu(x)
 
 
+def count_projections(activation: nn.Module) -> int:
+    """Return how many linear projections an activation takes: 2 if it is gated, else 1."""
+    count: int = getattr(activation, "projections", 1)
+    return count
+
+
 class FeedForward(nn.Module):
-    r"""Widen, bend, narrow.
+    r"""Position-wise feed-forward network: two linear layers with an activation in between.
 
     .. math:: \mathrm{FFN}(x) = f(x W_1 + b_1) W_2 + b_2
 
-    Vaswani et al. (2017), equation 2, with f the positive part.
+    Vaswani et al. (2017), equation 2, where f is ReLU.
     """
+
+    cuda_graphs = False  # whether CUDA graphs replay this layer; set by the trainer
 
     def __init__(
         self,
         width: int,
-        inner: int,
+        ffn_width: int,
         *,
         activation: nn.Module | None = None,
         dropout: float = 0.0,
@@ -85,54 +94,50 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         activation = ReLU() if activation is None else activation
-        self.inner = nn.Linear(width, inner * getattr(activation, "parts", 1), bias=bias)
+        self.inner = nn.Linear(width, ffn_width * count_projections(activation), bias=bias)
         self.activation = activation
-        self.outer = nn.Linear(inner, width, bias=bias)
+        self.outer = nn.Linear(ffn_width, width, bias=bias)
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        """Change every position of (B, T, D) by itself."""
-        hidden = (
-            linear_relu(x, self.inner.weight, self.inner.bias)
-            if self.training and isinstance(self.activation, ReLU)
-            else None
-        )
-        if hidden is None:
+        """Transform every position of (B, T, D) independently: (B, T, D)."""
+        if isinstance(self.activation, ReLU):
+            cuda_graphs = self.training and self.cuda_graphs
+            hidden = ops.linear_relu(x, self.inner.weight, self.inner.bias, cuda_graphs=cuda_graphs)
+        else:
             hidden = self.activation(self.inner(x))
-        if self.training and self.dropout:
-            hidden = dropout(hidden, self.dropout)
-        return self.outer(hidden)
+        return self.outer(ops.dropout(hidden, self.dropout, training=self.training))
 
 
 class ChunkedFeedForward(FeedForward):
-    """The same layer with the positions cut into `chunks`: Kitaev et al. (2020) note that positions do not depend on each other here.
+    """A feed-forward network that computes the positions in chunks: Kitaev et al. (2020).
 
-    Training keeps each chunk's input and computes its inner values again on the way back, or they would all wait there.
+    Training saves each chunk's input only and recomputes its hidden values in the backward pass.
     """
 
     def __init__(
         self,
         width: int,
-        inner: int,
+        ffn_width: int,
         *,
         chunks: int,
         activation: nn.Module | None = None,
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        super().__init__(width, inner, activation=activation, dropout=dropout, bias=bias)
+        super().__init__(width, ffn_width, activation=activation, dropout=dropout, bias=bias)
         self.chunks = chunks
 
     def forward(self, x: Tensor) -> Tensor:
-        """Change every position of (B, T, D) by itself."""
+        """Transform every position of (B, T, D) independently: (B, T, D)."""
         if self.chunks == 1 or x.size(1) < self.chunks:
             return super().forward(x)
-        change = super().forward
+        transform = super().forward
         if torch.is_grad_enabled():
-            change = partial(
+            transform = partial(
                 checkpoint,
-                change,
+                transform,
                 use_reentrant=False,
                 preserve_rng_state=self.training and self.dropout > 0,
             )
-        return torch.cat([change(part) for part in x.tensor_split(self.chunks, dim=1)], dim=1)
+        return torch.cat([transform(part) for part in x.tensor_split(self.chunks, dim=1)], dim=1)

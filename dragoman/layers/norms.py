@@ -1,16 +1,16 @@
-"""Norms: put each position's vector on a common scale."""
+"""Normalization layers: LayerNorm, RMSNorm, T5's norm, ScaleNorm and BatchNorm."""
 
 from __future__ import annotations
-
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman import ops
+
 
 class LayerNorm(nn.LayerNorm):
-    r"""Mean nought and deviation one, then a trained scale and shift.
+    r"""Layer normalization: zero mean and unit variance, then a trained scale and shift.
 
     .. math:: y = g \odot (x - \bar x) / \sqrt{\mathrm{var}(x) + \epsilon} + b
 
@@ -21,13 +21,12 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(width, eps=epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each vector of (..., D)."""
-        with _keep_input_dtype(x, self.weight):
-            return super().forward(x)
+        """Normalize each vector of (..., D)."""
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
-    r"""Root mean square one, then a trained scale; the mean stays.
+    r"""RMS normalization: unit root mean square, then a trained scale; no centering.
 
     .. math:: y = g \odot x / \sqrt{\mathrm{mean}(x^2) + \epsilon}
 
@@ -38,13 +37,12 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rescale each vector of (..., D)."""
-        with _keep_input_dtype(x, self.weight):
-            return super().forward(x)
+        """Normalize each vector of (..., D)."""
+        return ops.rms_norm(x, self.weight, self.eps)
 
 
 class T5Norm(nn.Module):
-    r"""RMSNorm as T5 computes it: no mean, no shift, and the mean square in float32 at least whatever comes in.
+    r"""RMSNorm as T5 computes it: the mean square in float32 at least, whatever the input's dtype.
 
     .. math:: y = g \odot x / \sqrt{\mathrm{mean}(x^2) + \epsilon}
 
@@ -57,18 +55,19 @@ class T5Norm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rescale each vector of (..., D)."""
+        """Normalize each vector of (..., D)."""
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         scaled = exact * torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + self.epsilon)
         return self.weight * scaled.to(self.weight.dtype)
 
 
 class ScaleNorm(nn.Module):
-    r"""Put each vector on a sphere whose radius, one number for all positions, is trained.
+    r"""Scaled L2 normalization with one trained length for all positions.
 
     .. math:: y = g\, x / \max(\lVert x \rVert, \epsilon)
 
-    Nguyen and Salazar (2019), equation 5; g starts at the root of the width, where the sphere's points have RMS one.
+    Nguyen and Salazar (2019), equation 5; g starts at the square root of the
+    width, where vectors have an RMS of one.
     """
 
     def __init__(self, width: int, epsilon: float = 1e-5) -> None:
@@ -77,17 +76,18 @@ class ScaleNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Move each vector of (..., D) onto the sphere."""
+        """Normalize each vector of (..., D)."""
         return x * (self.weight / x.norm(dim=-1, keepdim=True).clamp(min=self.epsilon))
 
 
 class BatchNorm(nn.Module):
-    r"""Mean nought and deviation one for each feature over all positions of the batch, padded ones included: to show why not.
+    r"""Batch normalization over all positions, padding included; for comparison only.
 
     .. math:: y = g \odot (x - \mu_{BT}) / \sqrt{\sigma^2_{BT} + \epsilon} + b
 
-    Ioffe and Szegedy (2015). While training, a sentence's numbers depend on its neighbours, and a position's on its
-    future; afterwards running averages of mean and variance stand in. Shen et al. (2020) measure what it costs.
+    Ioffe and Szegedy (2015). In training a sentence depends on the other sentences of its batch and a
+    position on its future; evaluation uses running averages of mean and variance. Shen et al. (2020)
+    measure the cost.
     """
 
     running_mean: Tensor
@@ -100,12 +100,12 @@ class BatchNorm(nn.Module):
             nn.Parameter(torch.zeros(width)),
         )  # g, b
         self.epsilon, self.momentum = epsilon, momentum
-        # Not nn.BatchNorm1d: its count of batches, an integer among the weights, could be neither averaged nor cast.
+        # Not nn.BatchNorm1d: its integer counter in the state_dict could be neither averaged nor cast.
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each feature of (..., D)."""
+        """Normalize each feature of (..., D)."""
         rows = x.flatten(0, -2)
         batch = self.training and rows.size(0) > 1  # one vector has no variance
         normed = F.batch_norm(
@@ -119,10 +119,3 @@ class BatchNorm(nn.Module):
             self.epsilon,
         )
         return normed.view(x.shape)
-
-
-def _keep_input_dtype(x: Tensor, weight: Tensor) -> AbstractContextManager[object]:
-    """Keep autocast from widening what has the weights' own type: the kernels sum in float32 by themselves, and the rest is traffic."""
-    if x.dtype == torch.float32 or x.dtype != weight.dtype:
-        return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)

@@ -78,12 +78,12 @@ class _ReversibleFunction(torch.autograd.Function):
         with torch.autocast(**ctx.cast), torch.set_grad_enabled(with_grad):
             for sublayer in sublayers:
                 ctx.rng_states.append(_rng_states(x.device) if random else None)
-                noted: SavedDecisions = {}
+                saved: SavedDecisions = {}
                 sublayer_output = sublayer.apply(
-                    read.detach().requires_grad_(with_grad), memory, noted
+                    read.detach().requires_grad_(with_grad), memory, saved
                 )
                 written, read = read, written + sublayer_output.detach()
-                ctx.decisions.append(noted)
+                ctx.decisions.append(saved)
         ctx.save_for_backward(written, read, memory)
         return (written + read) / 2
 
@@ -95,7 +95,7 @@ class _ReversibleFunction(torch.autograd.Function):
         memory = None if memory is None else memory.detach().requires_grad_(ctx.needs_input_grad[3])
         grads: dict[int, Tensor] = {}  # by the id of what they belong to
         grad_written, grad_read = grad_output / 2, grad_output / 2
-        for sublayer, noted, rng_states in zip(
+        for sublayer, saved, rng_states in zip(
             reversed(ctx.sublayers), reversed(ctx.decisions), reversed(ctx.rng_states), strict=True
         ):
             # Of the streams before the change, the one that it read is now `written`.
@@ -105,7 +105,7 @@ class _ReversibleFunction(torch.autograd.Function):
                 torch.autocast(**ctx.cast),
                 _restored_rng(rng_states, source.device),
             ):
-                sublayer_output = sublayer.apply(source, memory, noted)
+                sublayer_output = sublayer.apply(source, memory, saved)
             wanted = [source, *(each for each in sublayer.parameters if each.requires_grad)]
             wanted += [memory] if memory is not None and memory.requires_grad else []
             grad_source, *others = torch.autograd.grad(

@@ -1,7 +1,7 @@
-"""Recurrences that ask: the turns that a recurrence takes with attention to a memory, and what is made of the answers.
+"""RNN decoders with attention: Bahdanau, Luong (with or without input feeding) and GNMT.
 
-The loop over positions does only what must wait for the position before: products with the given inputs are made before it, and
-the output is read after it, for all positions at once.
+The loop over positions computes only what depends on the previous position. Input projections are
+computed before the loop and readouts after it, for all positions in one matmul.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from dragoman import ops
 from dragoman.layers.rnn import RNN, RNNOutput, RNNState
-from dragoman.ops import dropout
 
-AttendFunction = Callable[
-    [Tensor], Tensor
-]  # asks the memory: a query (B, D) gives a context (B, D)
+AttendFunction = Callable[[Tensor], Tensor]  # from a query (B, D) to a context vector (B, D)
 
 
 class AttentionDecoder(nn.Module):
-    """A recurrence and the questions it asks of a memory: who goes first, and what is made of the answer."""
+    """An RNN with attention to the memory: when it attends, and how the context vector is used."""
 
-    supports_input_feeding = True  # whether its last output can be part of its next input
+    supports_input_feeding = True  # whether the last output can be part of the next input
 
     def __init__(self, recurrence: RNN, *, input_feeding: bool = False) -> None:
         super().__init__()
@@ -45,18 +43,18 @@ class AttentionDecoder(nn.Module):
         layers: int,
         dropout: float,
     ) -> AttentionDecoder:
-        """Build for inputs (B, T, width), beside which the last output comes in where there is `feeding`."""
+        """Build a decoder for inputs (B, T, width), extended by the last output with input feeding."""
         raise NotImplementedError
 
     def zero_state(self, like: Tensor) -> RNNState:
-        """Remember nothing yet, for the rows, device and type of a tensor (B, ...)."""
+        """Return a zero state for the batch size, device and dtype of a tensor (B, ...)."""
         return {
             name: like.new_zeros(like.size(0), self.layers, self.width)
             for name in self.recurrence.state_names
         }
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
-        """Take positions (B, T, D) one after another; "fed" is carried where the last output comes in."""
+        """Run over positions (B, T, D); with input feeding the state has "previous_output"."""
         raise NotImplementedError
 
     def run_parallel(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> Tensor:
@@ -65,11 +63,11 @@ class AttentionDecoder(nn.Module):
 
 
 class LuongDecoder(AttentionDecoder):
-    r"""Step, then ask with the new state.
+    r"""Luong's decoder: attend with the new hidden state, then combine it with the context vector.
 
     .. math:: \tilde h_t = \tanh(W_c [c_t; h_t])
 
-    Luong, Pham and Manning (2015), section 3, equation 5; where the last output is fed in, section 3.3.
+    Luong, Pham and Manning (2015), section 3, equation 5; input feeding is section 3.3.
     """
 
     def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool = False) -> None:
@@ -88,7 +86,7 @@ class LuongDecoder(AttentionDecoder):
         layers: int,
         dropout: float,
     ) -> LuongDecoder:
-        """Build for inputs (B, T, width), beside which the last output comes in where there is `feeding`."""
+        """Build a decoder for inputs (B, T, width), extended by the last output with input feeding."""
         recurrence = kind(
             width + (width if input_feeding else 0), width, layers=layers, dropout=dropout
         )
@@ -99,7 +97,7 @@ class LuongDecoder(AttentionDecoder):
         )
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
-        """Take positions (B, T, D) one after another."""
+        """Run over positions (B, T, D), one after another."""
         recurrence, layers = self.recurrence, self.recurrence.split(rnn_state)
         projected, previous_output = recurrence.project(x), rnn_state.get("previous_output")
         extra_input_weight = recurrence.extra_input_weight(x.size(2)).to(projected.dtype)
@@ -132,17 +130,18 @@ class LuongDecoder(AttentionDecoder):
         return self.combine(hidden, attend(hidden))
 
     def combine(self, hidden: Tensor, context: Tensor) -> Tensor:
-        """Join state and answer, (..., D) each."""
+        """Return the attentional hidden state from hidden state and context vector, (..., D) each."""
         return torch.tanh(self.readout(torch.cat([context, hidden], dim=-1)))
 
 
 class BahdanauDecoder(AttentionDecoder):
-    r"""Ask with the old state, then step with the answer; a maxout layer reads state, input and answer.
+    r"""Bahdanau's decoder: attend with the previous state, then update it with the context vector.
 
     .. math:: s_t = f(s_{t-1}, [y_{t-1}; c_t]), \quad \tilde t = U_o s_t + V_o y_{t-1} + C_o c_t,
         \quad t_k = \max(\tilde t_{2k-1}, \tilde t_{2k})
 
-    Bahdanau, Cho and Bengio (2015), equations 4 and 5 and appendix A.2.2, which writes s_{t-1} in the second; equation 4 has s_t.
+    Bahdanau, Cho and Bengio (2015), equations 4 and 5 and appendix A.2.2, with a maxout readout. The
+    appendix writes s_{t-1} in the readout; equation 4 has s_t.
     """
 
     def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool = False) -> None:
@@ -160,7 +159,7 @@ class BahdanauDecoder(AttentionDecoder):
         layers: int,
         dropout: float,
     ) -> BahdanauDecoder:
-        """Build for inputs (B, T, width), beside which the last output comes in where there is `feeding`."""
+        """Build a decoder for inputs (B, T, width), extended by the last output with input feeding."""
         recurrence = kind(
             width + memory_width + (width if input_feeding else 0),
             width,
@@ -174,7 +173,7 @@ class BahdanauDecoder(AttentionDecoder):
         )
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
-        """Take positions (B, T, D) one after another."""
+        """Run over positions (B, T, D), one after another."""
         recurrence, layers = self.recurrence, self.recurrence.split(rnn_state)
         projected, previous_output = recurrence.project(x), rnn_state.get("previous_output")
         extra_input_weight = recurrence.extra_input_weight(x.size(2)).to(projected.dtype)
@@ -204,7 +203,7 @@ class BahdanauDecoder(AttentionDecoder):
         )
 
     def combine(self, hidden: Tensor, x: Tensor, context: Tensor) -> Tensor:
-        """Let the larger of each two outputs pass, (..., D)."""
+        """Return the maxout of state, input and context vector, (..., D) each."""
         return (
             self.readout(torch.cat([hidden, x, context], dim=-1))
             .unflatten(-1, (-1, 2))
@@ -213,12 +212,14 @@ class BahdanauDecoder(AttentionDecoder):
 
 
 class GNMTDecoder(AttentionDecoder):
-    r"""The lowest layer asks with its old state, and every layer gets the answer beside its input; from the third on each adds its input.
+    r"""GNMT's decoder: the bottom layer attends, and every layer gets the context vector as input.
 
-    .. math:: c_t = \mathrm{attend}(h^1_{t-1}), \quad h^l_t = f(h^l_{t-1}, [x^l_t; c_t]), \quad x^{l+1}_t = h^l_t + x^l_t \; (l \ge 3)
+    .. math:: c_t = \mathrm{attend}(h^1_{t-1}), \quad h^l_t = f(h^l_{t-1}, [x^l_t; c_t]), \quad
+        x^{l+1}_t = h^l_t + x^l_t \; (l \ge 3)
 
-    Wu et al. (2016), "Google's Neural Machine Translation System". Only the lowest layer must wait for its answers: the others read
-    whole sequences at once.
+    Wu et al. (2016), "Google's Neural Machine Translation System", with residual connections from the
+    third layer on. Only the bottom layer runs position by position; the others run over the whole
+    sequence.
     """
 
     supports_input_feeding = False
@@ -239,13 +240,13 @@ class GNMTDecoder(AttentionDecoder):
         layers: int,
         dropout: float,
     ) -> GNMTDecoder:
-        """Build for inputs (B, T, width)."""
-        assert not input_feeding, "the answers are fed to every layer; the last output is not"
-        lowest, *above = (kind(width + memory_width, width) for _ in range(layers))
-        return cls(lowest, above, dropout=dropout)
+        """Build a decoder for inputs (B, T, width)."""
+        assert not input_feeding, "GNMT has no input feeding"
+        bottom, *above = (kind(width + memory_width, width) for _ in range(layers))
+        return cls(bottom, above, dropout=dropout)
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
-        """Take positions (B, T, D): one after another in the lowest layer, all at once above it."""
+        """Run over positions (B, T, D): one after another in the bottom layer, then layer by layer."""
         recurrence, layers = self.recurrence, self.recurrence.split(rnn_state)
         projected = recurrence.project(x)
         extra_input_weight = recurrence.extra_input_weight(x.size(2)).to(projected.dtype)
@@ -262,7 +263,7 @@ class GNMTDecoder(AttentionDecoder):
             [recurrence.join(layers)],
         )
         for number, upper in self.upper_layers():
-            sublayer_input = dropout(x, self.dropout) if self.training and self.dropout else x
+            sublayer_input = ops.dropout(x, self.dropout, training=self.training)
             sublayer_output, own = upper.run(
                 torch.cat([sublayer_input, context], dim=-1),
                 {name: each[:, number : number + 1] for name, each in rnn_state.items()},
@@ -278,14 +279,15 @@ class GNMTDecoder(AttentionDecoder):
         )
 
     def upper_layers(self) -> Iterator[tuple[int, RNN]]:
-        """Go through the layers above the lowest, with their numbers."""
+        """Yield the layers above the bottom one with their numbers, from 1."""
         for number, upper in enumerate(self.above, start=1):
-            assert isinstance(upper, RNN), "layers above the lowest must be recurrences"
+            assert isinstance(upper, RNN), "upper layers must be RNNs"
             yield number, upper
 
 
+# By the values of the option `decoder`.
 RNN_DECODERS: dict[str, type[AttentionDecoder]] = {
     "bahdanau": BahdanauDecoder,
     "luong": LuongDecoder,
     "gnmt": GNMTDecoder,
-}  # when it asks, beside its step
+}

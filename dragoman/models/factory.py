@@ -53,7 +53,9 @@ def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
     )
     model = EncoderDecoder(
         embeddings={
-            side: Embedding(size, config.width, scale=scale, inner=inner, fix_norm=fix_norm)
+            side: Embedding(
+                size, config.width, scale=scale, embedding_width=inner, fix_norm=fix_norm
+            )
             for side, size in sizes.items()
         },
         src_entrance=_build_stack_input(config),
@@ -69,7 +71,7 @@ def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
             config.width,
             tied=config.tie_embeddings != "none",
             bias=config.output_bias,
-            inner=inner,
+            embedding_width=inner,
             fix_norm=fix_norm,
         ),
     )

@@ -99,7 +99,7 @@ class ReversibleLayer(TransformerLayer):
         )
         streams = streams.add(self.self_residual.apply_dropout(sublayer_output))
         if self.has_cross:
-            sublayer_output = self.cross.read(
+            sublayer_output = self.cross.attend_prepared(
                 self.cross_residual.prepare_input(streams.read),
                 state.memory["key_value"],
                 mask=state.memory_mask,

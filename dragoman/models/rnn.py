@@ -13,7 +13,7 @@ from dragoman.attention.mechanism import Mechanism, PreparedKeys
 from dragoman.attention.recorder import merge_records
 from dragoman.attention.reinforce import ReinforceAlignment
 from dragoman.config import ModelConfig
-from dragoman.layers.residual import Residual
+from dragoman.layers.residual import NoResidual, Residual
 from dragoman.layers.rnn import (
     GRU,
     LSTM,
@@ -21,7 +21,6 @@ from dragoman.layers.rnn import (
     RNN,
     BidirectionalRNN,
     MemorySummary,
-    NoResidual,
     RNNState,
 )
 from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder

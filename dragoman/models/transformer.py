@@ -100,7 +100,7 @@ class TransformerLayer(Block):
         sublayer_output, state = self._extend_self(self.self_residual.prepare_input(x), state)
         x = self.self_residual.add_output(x, sublayer_output)
         if self.has_cross:
-            sublayer_output = self.cross.read(
+            sublayer_output = self.cross.attend_prepared(
                 self.cross_residual.prepare_input(x),
                 state.memory["key_value"],
                 mask=state.memory_mask,
@@ -216,7 +216,7 @@ class CrossAttentionLayer(Block):
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D)."""
-        sublayer_output = self.cross.read(
+        sublayer_output = self.cross.attend_prepared(
             self.residual.prepare_input(x), state.memory["key_value"], mask=state.memory_mask
         )
         return ExtendOutput(self.residual.add_output(x, sublayer_output), state.advance(x.size(1)))

@@ -1,18 +1,33 @@
-"""The places where the time goes: pure functions on tensors, each in a fast form and in a plain form to check it by.
+"""Tensor operations that layers call; each picks a fused kernel where one exists.
 
-attend                 fused attention, PyTorch's or our own   attend_reference
-attend_packed          our own, straight from a layer's products
-normed_sum             a sum under a norm, when compiled
-positive_linear        a product cut off at nought            positive_linear_reference
-linear_cross_entropy   projection and loss, chunk by chunk     linear_cross_entropy_reference
+operation              fused forms                                    plain reference
+attend                 PyTorch's SDPA, short_attention, windows       attend_reference
+attend_packed          packed_attention                               attend
+dropout                hashed dropout under torch.compile             F.dropout
+dropout_add_norm       one backward kernel under torch.compile        layer_norm(x + dropout(y))
+layer_norm, rms_norm   bf16 kernels without autocast's casts          F.layer_norm, F.rms_norm
+linear_cross_entropy   logits and their gradient chunk by chunk       linear_cross_entropy_reference
+linear_relu            cuBLAS epilogue, one backward kernel           linear_relu_reference
+lsh_attention          sorted chunks                                  masked attention
+monotonic_attention    closed-form gradients                          the recurrence
+rnn                    cuDNN, fused LSTM and GRU cells                the cells' equations
 
-Those of a search's step on a GPU are for engines, by their modules: `beam_attention`, `joining`, `ranking` and `beam_rule`.
+A caller always gets a tensor, whichever form ran. Kernels that pay only when a CUDA graph replays
+their launches are used where the caller passes `cuda_graphs=True`. Operations of a decoding step on
+a GPU are imported by the inference engines from their modules: `beam_attention`, `fused_norm`, `topk`.
 """
 
 from __future__ import annotations
 
-from dragoman.ops.attention import AttentionOutput, attend, attend_reference
-from dragoman.ops.attention_mask import build_attention_mask, masked_softmax
+from dragoman.ops import packed_attention, short_attention  # noqa: F401 - register operators
+from dragoman.ops.attention import (
+    AttentionOutput,
+    attend,
+    attend_packed,
+    attend_reference,
+    build_attention_mask,
+    masked_softmax,
+)
 from dragoman.ops.cross_entropy import (
     IGNORE_INDEX,
     CrossEntropyOutput,
@@ -21,9 +36,7 @@ from dragoman.ops.cross_entropy import (
 )
 from dragoman.ops.dropout import dropout
 from dragoman.ops.fused_linear import linear_relu, linear_relu_reference
-from dragoman.ops.fused_norm import dropout_add_norm
-from dragoman.ops.packed_attention import attend_packed
-from dragoman.ops.short_attention import enable_short_attention
+from dragoman.ops.fused_norm import dropout_add_norm, layer_norm, rms_norm
 
 __all__ = [
     "IGNORE_INDEX",
@@ -35,10 +48,11 @@ __all__ = [
     "build_attention_mask",
     "dropout",
     "dropout_add_norm",
-    "enable_short_attention",
+    "layer_norm",
     "linear_cross_entropy",
     "linear_cross_entropy_reference",
     "linear_relu",
     "linear_relu_reference",
     "masked_softmax",
+    "rms_norm",
 ]

@@ -15,8 +15,8 @@ from dragoman.ops.guarded_kernel import GuardedKernel
 
 HEAD_WIDTHS = (16, 32, 64, 128)
 
-SELF_ATTENTION_KERNEL = GuardedKernel("a beam's attention to its past")
-CROSS_ATTENTION_KERNEL = GuardedKernel("a beam's attention to its sentence")
+SELF_ATTENTION_KERNEL = GuardedKernel("beam self-attention")
+CROSS_ATTENTION_KERNEL = GuardedKernel("beam cross-attention")
 
 
 def attend_kv_cache(

@@ -1,26 +1,25 @@
-"""The projection onto the vocabulary and the loss behind it, together: chunk by chunk, and all at once."""
+"""Output projection and cross-entropy loss in one operation, without storing all logits."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-logger = logging.getLogger(__name__)
+from dragoman.ops.guarded_kernel import GuardedKernel
 
-IGNORE_INDEX = -100  # a target that is not there: its row adds nothing to the loss
+IGNORE_INDEX = -100  # a target with this id does not count
 
-_fused_enabled = True  # until Triton's kernel has failed
+CROSS_ENTROPY_KERNEL = GuardedKernel("cross-entropy")
 
 
 class CrossEntropyOutput(NamedTuple):
-    """Sums over the rows that have a target."""
+    """Sums over the positions that have a target."""
 
-    loss: Tensor  # with label smoothing: what is minimised
-    nll: Tensor  # without: what is reported; carries no gradient
+    loss: Tensor  # with label smoothing, to minimize
+    nll: Tensor  # without label smoothing, to report; carries no gradient
 
 
 def linear_cross_entropy(
@@ -32,12 +31,15 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     chunk: int = 512,
 ) -> CrossEntropyOutput:
-    r"""Project (N, D) by (V, D) and compare with targets (N,), holding at most `chunk` rows of logits at a time.
+    r"""Return the cross-entropy of logits (N, D) x (V, D)^T against targets (N,), in chunks of rows.
 
-    The wanted distribution gives 1 - smoothing to the target and smoothing / (V - 1) to each other piece, as the
-    released code of the Transformer does; padding and start symbols are pieces like others (their share is one part in
-    V). Rows whose target is `NO_TARGET` count nothing. Products run in autocast's type where it is on; the loss is
-    summed in float32 at least. Gradients are computed on the way forward, so no logits wait for the backward pass.
+    .. math:: -\sum_n \sum_v w_{nv} \log p_{nv}
+
+    Label smoothing puts 1 - smoothing on the target and smoothing / (V - 1) on every other token, as
+    the released code of Vaswani et al. (2017) does; padding and start symbols count as tokens. Rows
+    whose target is `IGNORE_INDEX` do not count. Matmuls run in autocast's dtype; the loss is summed
+    in float32 at least. Gradients are computed in the forward pass, so no logits are kept for the
+    backward pass.
     """
     loss, nll = _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing, chunk)  # type: ignore[no-untyped-call]
     return CrossEntropyOutput(loss, nll)
@@ -46,7 +48,7 @@ def linear_cross_entropy(
 def linear_cross_entropy_reference(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float = 0.0
 ) -> CrossEntropyOutput:
-    """Do what `linear_cross_entropy` does from its definition, with all logits at once."""
+    """Return what `linear_cross_entropy` returns, computed from all logits."""
     log_probs = F.linear(hidden, weight, bias).log_softmax(dim=-1)
     has_target = targets != IGNORE_INDEX
     target_probs = torch.full_like(log_probs, smoothing / (weight.size(0) - 1))
@@ -57,7 +59,7 @@ def linear_cross_entropy_reference(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The loss and its gradients in one pass over the chunks."""
+    """Computes the loss and its gradients in one pass over the chunks."""
 
     @staticmethod
     def forward(
@@ -69,7 +71,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        """Sum loss and nll; keep the gradients of the inputs that want one."""
+        """Return loss and nll; save the gradients of the inputs that need one."""
         device = hidden.device.type
         compute_dtype = (
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -78,9 +80,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         compute_weight = weight.to(compute_dtype)
         needs_grad_hidden, needs_grad_weight, needs_grad_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_grad_hidden else None
-        is_single_chunk = (
-            0 < hidden.size(0) <= chunk
-        )  # then nothing is summed up: what the product gives, rounded once, is the gradient
+        # With a single chunk nothing is accumulated: the matmul's result, rounded once, is the gradient.
+        is_single_chunk = 0 < hidden.size(0) <= chunk
         grad_weight = (
             torch.zeros(weight.shape, dtype=total, device=weight.device)
             if needs_grad_weight and not is_single_chunk
@@ -123,7 +124,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor, _nll: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the kept gradients by what stands above the loss."""
+        """Scale the saved gradients by the gradient of the loss."""
         grads = (
             None if grad is None else (grad * grad_output.to(grad.dtype)).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.types, strict=True)
@@ -139,21 +140,26 @@ def _chunk_cross_entropy(
     total: torch.dtype,
     differentiate: bool,
 ) -> tuple[CrossEntropyOutput, Tensor | None]:
-    """Sum one chunk's loss and make the gradient of its logits, which are given up: by Triton's kernel where it runs, or step by step."""
+    """Return the loss of a chunk and the gradient of its logits, which are overwritten."""
     if bias is None and total == torch.float32 and _can_run_fused(logits):
-        try:
+        output: CrossEntropyOutput | None = None
+
+        def fused() -> None:
+            nonlocal output
             from dragoman.ops.triton import cross_entropy_kernel
 
             loss, nll = cross_entropy_kernel.cross_entropy_rows(
                 logits,
                 targets,
                 smoothing=smoothing,
-                no_target=IGNORE_INDEX,
+                ignore_index=IGNORE_INDEX,
                 differentiate=differentiate,
             )
-            return CrossEntropyOutput(loss.sum(), nll.sum()), logits if differentiate else None
-        except Exception as error:  # whatever a missing package, a compiler or a driver may raise: nothing has been written yet
-            _disable_fused(error)
+            output = CrossEntropyOutput(loss.sum(), nll.sum())
+
+        # A kernel that cannot be compiled or launched has not overwritten the logits.
+        if CROSS_ENTROPY_KERNEL.try_run(fused) and output is not None:
+            return output, logits if differentiate else None
     wide_logits = logits.to(total)
     if bias is not None:
         wide_logits += bias
@@ -161,39 +167,26 @@ def _chunk_cross_entropy(
 
 
 def _can_run_fused(logits: Tensor) -> bool:
-    """Say whether to try Triton's kernel."""
-    return _fused_enabled and logits.is_cuda and logits.numel() > 0
-
-
-def _disable_fused(error: Exception) -> None:
-    """Tell once that the kernel does not run here, and use it no more."""
-    global _fused_enabled
-    found = " ".join(str(error).split())[:200]
-    logger.warning(
-        "the loss's own kernel does not run here (%s: %s): PyTorch's are used, which take longer",
-        type(error).__name__,
-        found,
-    )
-    _by_rows = False
+    """Whether to try the Triton kernel."""
+    return logits.is_cuda and CROSS_ENTROPY_KERNEL.is_enabled and logits.numel() > 0
 
 
 def _chunk_reference(
     logits: Tensor, targets: Tensor, smoothing: float, differentiate: bool
 ) -> tuple[CrossEntropyOutput, Tensor | None]:
-    """Sum one chunk's loss, and turn its logits into their gradient, softmax minus the wanted distribution."""
+    """Return the loss of a chunk and the gradient of its logits, softmax minus target distribution."""
     off_target_prob = smoothing / (logits.size(1) - 1)
     has_target = (targets != IGNORE_INDEX).unsqueeze(1)  # (n, 1)
     index = targets.unsqueeze(1).where(has_target, 0)
     target_logit = logits.gather(1, index)
     total = logits.sum(dim=1, keepdim=True) if smoothing else None
     max_logit = logits.amax(dim=1, keepdim=True)
-    exp_logits = logits.sub_(
-        max_logit
-    ).exp_()  # in place, and once: the exponentials are most of the work beside the products
+    # In place and only once: the exponentials are most of the work beside the matmuls.
+    exp_logits = logits.sub_(max_logit).exp_()
     norm = exp_logits.sum(dim=1, keepdim=True)
     log_sum_exp = max_logit + norm.log()
     nll = log_sum_exp - target_logit
-    # -sum_v w_v log p_v, with w = others everywhere and 1 - smoothing at the target
+    # -sum_v w_v log p_v, with w = off_target_prob everywhere but 1 - smoothing at the target
     loss = (1 - smoothing - off_target_prob) * nll
     if total is not None:
         loss = loss + off_target_prob * (logits.size(1) * log_sum_exp - total)

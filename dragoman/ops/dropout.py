@@ -1,4 +1,4 @@
-"""Dropout, from random numbers that cost little: on a CPU many bits at a time, in compiled code a hash of each number's place."""
+"""Dropout with cheap random bits: 16 per element on a CPU, a hash of positions under torch.compile."""
 
 from __future__ import annotations
 
@@ -8,79 +8,84 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MAX_ELEMENTS = 2**31 - 1  # what an int32 counts
+MAX_ELEMENTS = 2**31 - 1  # the hash counts elements in int32
 
 
-def dropout(x: Tensor, rate: float) -> Tensor:
-    """Set a share of the numbers to nought and enlarge the others to make up for it.
+def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
+    """Zero elements with probability `p` and scale the others by 1 / (1 - p), in training.
 
-    A CPU's random numbers are most of the cost: there 64 bits decide about four numbers, the rate rounded to 1 / 65,536. Compiled
-    code goes by `hashed_dropout`; on other devices the rest is PyTorch's, and so are rates that round to 0 or 1.
+    On a CPU, drawing random numbers is most of the cost: 64 random bits decide about four elements,
+    and `p` is rounded to 1 / 65,536. Under torch.compile it is `hashed_dropout`. Everything else is
+    PyTorch's, and so are probabilities that round to 0 or 1.
     """
-    if not 0 <= rate <= 1:
-        raise ValueError(f"a dropout probability must be from 0 to 1; found {rate}")
-    if torch.compiler.is_compiling() and 0 < rate < 1 and x.numel() <= MAX_ELEMENTS:
-        return hashed_dropout(x, rate)
+    if not training or not p:
+        return x
+    if not 0 <= p <= 1:
+        raise ValueError(f"a dropout probability must be from 0 to 1; found {p}")
+    if torch.compiler.is_compiling() and 0 < p < 1 and x.numel() <= MAX_ELEMENTS:
+        return hashed_dropout(x, p)
     if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(x, rate)
-    drop_threshold = round(rate * 65_536)
-    if not 0 < drop_threshold < 65_536:  # past the ends of an int16 a comparison wraps around
-        return F.dropout(x, rate)
+        return F.dropout(x, p)
+    drop_threshold = round(p * 65_536)
+    if not 0 < drop_threshold < 65_536:  # past the ends of int16 the comparison would wrap around
+        return F.dropout(x, p)
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     keep_mask = bits.view(torch.int16)[: x.numel()] >= drop_threshold - 32_768
     return x * keep_mask.to(x.dtype).mul_(65_536 / (65_536 - drop_threshold)).view(x.shape)
 
 
-def hashed_dropout(x: Tensor, rate: float) -> Tensor:
-    """Do the same by a hash of each number's place and of two seeds, which are drawn; the rate is rounded to 1 / 2**32.
+def hashed_dropout(x: Tensor, p: float) -> Tensor:
+    """Return dropout decided by a hash of each position and two random seeds; p to 1 / 2**32.
 
-    A compiler puts all this into the kernels before and behind it, and on the way back once more: nothing is kept but the seeds.
-    What PyTorch draws is kept, a byte for each number, and drawing takes ten rounds of multiplying where this takes two.
+    torch.compile fuses the hash into the kernels around it, and again into the backward pass, so only
+    the seeds are saved. PyTorch's dropout saves a byte per element, and its generator takes ten
+    rounds of multiplication instead of two.
     """
-    drop_threshold: Tensor = _HashedDropout.apply(x, draw_seeds(x.device), rate)  # type: ignore[no-untyped-call]
-    return drop_threshold
+    dropped: Tensor = _HashedDropout.apply(x, draw_seeds(x.device), p)  # type: ignore[no-untyped-call]
+    return dropped
 
 
 class _HashedDropout(torch.autograd.Function):
-    """The same noughts on the way back, found again from the seeds.
+    """Recomputes the mask from the seeds in the backward pass.
 
-    They are kept inverted: in a compiler's eyes both ways then compute different things, or it would see that they are the same
-    and keep them, which in a graph of several layers it does.
+    The seeds are saved inverted. Otherwise torch.compile would find that forward and backward pass
+    compute the same mask and save it, which it does in a graph of several layers.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seeds: Tensor, rate: float) -> Tensor:
-        """Keep the seeds, and of the numbers those whose hash is high enough."""
+    def forward(ctx: Any, x: Tensor, seeds: Tensor, p: float) -> Tensor:
+        """Save the seeds and apply the mask."""
         ctx.save_for_backward(~seeds)
-        ctx.rate = rate
-        return apply_hashed_dropout(x, seeds, rate)
+        ctx.p = p
+        return apply_hashed_dropout(x, seeds, p)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
-        """Thin the gradient out alike."""
+        """Apply the same mask to the gradient."""
         (inverted_seeds,) = ctx.saved_tensors
-        return apply_hashed_dropout(grad_output, ~inverted_seeds, ctx.rate), None, None
+        return apply_hashed_dropout(grad_output, ~inverted_seeds, ctx.p), None, None
 
 
 def draw_seeds(device: torch.device) -> Tensor:
-    """Draw two numbers between the ends of an int32."""
+    """Draw two seeds in the range of int32: (2,)."""
     return torch.randint(-(2**31), 2**31 - 1, (2,), device=device)
 
 
-def apply_hashed_dropout(x: Tensor, seeds: Tensor, rate: float) -> Tensor:
-    """Keep of the numbers those whose hash is high enough, enlarged to make up for the others."""
-    drop_threshold = round(rate * 2**32)
-    if drop_threshold >= 2**32:  # past the end of an int32 a comparison wraps around
+def apply_hashed_dropout(x: Tensor, seeds: Tensor, p: float) -> Tensor:
+    """Keep elements whose hash reaches the threshold, scaled by 1 / (1 - p); zero the others."""
+    drop_threshold = round(p * 2**32)
+    if drop_threshold >= 2**32:  # past the end of int32 the comparison would wrap around
         return torch.zeros_like(x)
     keep_mask = hash_positions(x.shape, seeds) >= drop_threshold - 2**31
-    return torch.where(keep_mask, x * (1 / (1 - rate)), 0.0)
+    return torch.where(keep_mask, x * (1 / (1 - p)), 0.0)
 
 
 def hash_positions(shape: torch.Size, seeds: Tensor) -> Tensor:
-    """Give each place of a tensor an int32 that looks random, by two seeds (2,) between the ends of an int32.
+    """Return a pseudo-random int32 for each position of a tensor, from two seeds (2,).
 
-    The mixer is `lowbias32` of Wellons (2018), two multiplications between three shifts. One seed goes in with the place and one
-    halfway: with the first alone, two calls could get the same numbers in another order.
+    The hash is `lowbias32` of Wellons (2018): two multiplications between three shifts. One seed is
+    mixed in with the position and one halfway: with the first alone, two calls could get the same
+    bits in another order.
     """
     first_seed, second_seed = seeds.to(torch.int32).unbind()
     bits = torch.arange(shape.numel(), dtype=torch.int32, device=seeds.device) ^ first_seed
@@ -90,5 +95,5 @@ def hash_positions(shape: torch.Size, seeds: Tensor) -> Tensor:
 
 
 def _xor_shift(bits: Tensor, shift: int) -> Tensor:
-    """Put the upper bits onto the lower ones; the sign, which a shift to the right repeats, is cut off."""
+    """XOR the upper bits onto the lower ones, with a logical shift (without the sign bit)."""
     return bits ^ ((bits >> shift) & (2 ** (32 - shift) - 1))

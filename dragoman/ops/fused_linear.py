@@ -9,38 +9,44 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.ops.guarded_kernel import GuardedKernel
-from dragoman.ops.short_attention import uses_cuda_graphs
 
-LINEAR_RELU_KERNEL = GuardedKernel("the kernel for positive parts")
-COMPARED_ROWS = 256  # rows, the first time
-ROW_PARTITIONS = 256  # of rows, whose gradients are summed apart: for any number of rows as many, which a compiler likes
+LINEAR_RELU_KERNEL = GuardedKernel("linear layers with ReLU")
+COMPARED_ROWS = 256  # in the comparison with the reference
+# Groups of rows whose bias gradients are summed apart; a constant, so that torch.compile needs no
+# new graph for another number of rows.
+ROW_PARTITIONS = 256
 
 
-def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """Give max(0, x W^T + b) of (..., D) and (F, D): (..., F); None where that is better left to PyTorch's layers."""
-    if bias is None or not _is_supported(x) or not x.dtype == weight.dtype == bias.dtype:
-        return None
+def linear_relu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, cuda_graphs: bool = False
+) -> Tensor:
+    """Return max(0, x W^T + b) for (..., D) and (F, D): (..., F).
+
+    `cuda_graphs` allows kernels that pay only when a CUDA graph replays their launches.
+    """
+    if bias is None or not (cuda_graphs and _can_run_fused(x, weight, bias)):
+        return linear_relu_reference(x, weight, bias)
     relu_output: Tensor = torch.ops.dragoman.linear_relu(x.flatten(0, -2), weight, bias)
     return relu_output.view(*x.shape[:-1], weight.size(0))
 
 
-def linear_relu_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Do what `positive_linear` does by PyTorch's layers."""
+def linear_relu_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what `linear_relu` returns, computed by PyTorch's layers."""
     return F.linear(x, weight, bias).relu()
 
 
-def _is_supported(x: Tensor) -> bool:
-    """Ask for a GPU that replays its launches, and for half precision."""
+def _can_run_fused(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether the fused form runs: on a GPU, all in the same half precision."""
     return (
         LINEAR_RELU_KERNEL.can_run(x)
-        and uses_cuda_graphs()
         and x.numel() > 0
         and x.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype == weight.dtype == bias.dtype
     )
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Have cuBLAS do all three at once."""
+    """Return matmul, bias and ReLU from one cuBLAS call."""
 
     def fused() -> tuple[Tensor]:
         return (torch._addmm_activation(bias, x, weight.T, use_gelu=False),)
@@ -59,7 +65,10 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _relu_backward(grad_output: Tensor, relu_output: Tensor) -> tuple[Tensor, Tensor]:
-    """Put noughts into a gradient (N, F) where none came through, and sum it over each run of rows: (RUNS, F), in float32 at least."""
+    """Return the gradient (N, F) before ReLU and its sums over groups of rows.
+
+    The sums are (ROW_PARTITIONS, F), in float32 at least; their sum is the bias gradient.
+    """
 
     def fused() -> tuple[Tensor, Tensor]:
         from dragoman.ops.triton import linear_relu_kernel
@@ -69,10 +78,8 @@ def _relu_backward(grad_output: Tensor, relu_output: Tensor) -> tuple[Tensor, Te
         return found
 
     def reference() -> tuple[Tensor, Tensor]:
-        grad_linear, bias_grad_partials = (
-            torch.where(relu_output <= 0, 0.0, grad_output),
-            _empty_relu_grads(grad_output, relu_output)[1].zero_(),
-        )
+        grad_linear = torch.where(relu_output <= 0, 0.0, grad_output)
+        bias_grad_partials = _empty_relu_grads(grad_output, relu_output)[1].zero_()
         torch.sum(grad_linear, dim=0, dtype=bias_grad_partials.dtype, out=bias_grad_partials[0])
         return grad_linear, bias_grad_partials
 
@@ -82,19 +89,21 @@ def _relu_backward(grad_output: Tensor, relu_output: Tensor) -> tuple[Tensor, Te
     if not LINEAR_RELU_KERNEL.can_run(grad_output):
         return reference()
     return LINEAR_RELU_KERNEL.run(
-        ("stopped", grad_output.dtype, grad_output.size(1)), fused, reference, comparable=comparable
+        ("backward", grad_output.dtype, grad_output.size(1)),
+        fused,
+        reference,
+        comparable=comparable,
     )
 
 
 def _empty_relu_grads(grad_output: Tensor, relu_output: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(grad_output.dtype, torch.float32)
-    return torch.empty_like(relu_output), relu_output.new_empty(
-        ROW_PARTITIONS, relu_output.size(1), dtype=wide
-    )
+    partials = relu_output.new_empty(ROW_PARTITIONS, relu_output.size(1), dtype=wide)
+    return torch.empty_like(relu_output), partials
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep what the products need, and what came through."""
+    """Save the matmul's inputs and the output."""
     x, weight, _ = inputs
     ctx.save_for_backward(x, weight, output)
 
@@ -121,6 +130,6 @@ _relu_backward_operator = torch.library.custom_op(
     "dragoman::relu_backward",
     _relu_backward,
     mutates_args=(),
-    schema="(Tensor outer, Tensor positive) -> (Tensor, Tensor)",
+    schema="(Tensor grad_output, Tensor relu_output) -> (Tensor, Tensor)",
 )
 _relu_backward_operator.register_fake(_empty_relu_grads)

@@ -1,4 +1,4 @@
-"""Residual addition and normalization in one pass: add_norm for inference, dropout_add_norm for training."""
+"""Norms, and residual addition fused with them: `dropout_add_norm` trains, `add_norm` decodes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.ops.dropout import MAX_ELEMENTS, apply_hashed_dropout, draw_seeds
+from dragoman.ops.dropout import MAX_ELEMENTS, apply_hashed_dropout, draw_seeds, dropout
 from dragoman.ops.guarded_kernel import GuardedKernel
-from dragoman.ops.short_attention import uses_cuda_graphs
 
-MAX_WIDTH = 4096  # a vector is held whole
+MAX_WIDTH = 4096  # one program holds a whole row
 
-ADD_NORM_KERNEL = GuardedKernel("the sum with its norm")
+ADD_NORM_KERNEL = GuardedKernel("residual addition with a norm")
 
 
 class NormParameters(NamedTuple):
-    """A layer norm, or where nothing is shifted the root mean square's."""
+    """The parameters of a layer norm, or of an RMS norm if it is not centered."""
 
     weight: Tensor  # (D,)
     bias: Tensor | None  # (D,)
     epsilon: float
-    centered: bool  # whether the mean is taken away
+    centered: bool  # whether the mean is subtracted
 
 
 class AddNormOutput(NamedTuple):
-    """The stream after a change, and what the next product reads of it."""
+    """The residual stream and the input of the next linear layer."""
 
     residual: Tensor  # (..., D) in float32
-    layer_input: Tensor  # (..., D) in the products' format
+    layer_input: Tensor  # (..., D) in the dtype of the matmuls
 
 
 def add_norm(
@@ -41,7 +40,10 @@ def add_norm(
     *,
     post_norm: bool,
 ) -> AddNormOutput:
-    """Add a change to a stream (..., D) in float32 and normalise what the next product reads; `after`, the stream goes on normalised."""
+    """Add a sublayer's output to the residual stream (..., D) in float32 and normalize the sum.
+
+    With `post_norm` the normalized sum is also the new residual stream.
+    """
 
     def reference() -> AddNormOutput:
         return add_norm_reference(x, sublayer_output, scale, dtype, post_norm=post_norm)
@@ -87,7 +89,7 @@ def add_norm_reference(
     *,
     post_norm: bool,
 ) -> AddNormOutput:
-    """Do what `join` does with PyTorch's kernels."""
+    """Return what `add_norm` returns, computed by PyTorch's kernels."""
     x = x if sublayer_output is None else x + sublayer_output
     width = (x.size(-1),)
     if scale.centered:
@@ -97,43 +99,77 @@ def add_norm_reference(
     return AddNormOutput(normalized if post_norm else x, normalized.to(dtype))
 
 
-DROPOUT_ADD_NORM_KERNEL = GuardedKernel("the kernel for gradients of norms")
-SUPPORTED_WIDTHS = (128, 256, 512, 1024)  # a row lies in one warp's registers
-ROW_PARTITIONS = 512  # of rows, summed apart: four programs for each processor of an H200, nearly all of which run at once
-COMPARED_ROWS = 256  # rows, the first time
+DROPOUT_ADD_NORM_KERNEL = GuardedKernel("gradients of layer norms")
+SUPPORTED_WIDTHS = (128, 256, 512, 1024)  # a row fits into one warp's registers
+# Groups of rows summed apart: four programs for each multiprocessor of an H200, nearly all of
+# which run at the same time.
+ROW_PARTITIONS = 512
+COMPARED_ROWS = 256  # in the comparison with the reference
 
 
 def dropout_add_norm(
-    x: Tensor, sublayer_output: Tensor, rate: float, weight: Tensor, bias: Tensor, epsilon: float
-) -> Tensor | None:
-    """Give the layer norm of (B, T, D) plus a change of which `rate` is dropped; None where that is better left to PyTorch's layers."""
-    if (
-        not _is_supported(x)
-        or not 0 < rate < 1
-        or x.numel() > MAX_ELEMENTS
-        or not x.dtype == sublayer_output.dtype == weight.dtype == bias.dtype
-    ):
-        return None
-    normed: Tensor = _DropoutAddNorm.apply(
-        x, sublayer_output, draw_seeds(x.device), weight, bias, rate, epsilon
-    )  # type: ignore[no-untyped-call]
-    return normed
+    x: Tensor,
+    sublayer_output: Tensor,
+    p: float,
+    weight: Tensor,
+    bias: Tensor,
+    epsilon: float,
+    *,
+    training: bool,
+    cuda_graphs: bool = False,
+) -> Tensor:
+    r"""Return the layer norm of a residual sum (B, T, D) whose second term has dropout.
+
+    .. math:: \mathrm{LayerNorm}(x + \mathrm{dropout}_p(y))
+
+    `cuda_graphs` allows kernels that pay only when a CUDA graph replays their launches.
+    """
+    if training and cuda_graphs and 0 < p < 1 and _can_run_fused(x, sublayer_output, weight, bias):
+        normed: Tensor = _DropoutAddNorm.apply(  # type: ignore[no-untyped-call]
+            x, sublayer_output, draw_seeds(x.device), weight, bias, p, epsilon
+        )
+        return normed
+    return layer_norm(x + dropout(sublayer_output, p, training=training), weight, bias, epsilon)
 
 
-def _is_supported(x: Tensor) -> bool:
-    """Ask for a compiler, for a GPU that replays its launches, and for half precision."""
-    half = x.dtype in (torch.bfloat16, torch.float16)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """Return the layer norm of (..., D), in the dtype of `x` if the weights have it too."""
+    if _keeps_dtype(x, weight):
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(x, weight.shape, weight, bias, epsilon)
+    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float | None) -> Tensor:
+    """Return the RMS norm of (..., D), in the dtype of `x` if the weights have it too."""
+    if _keeps_dtype(x, weight):
+        with torch.autocast(x.device.type, enabled=False):
+            return F.rms_norm(x, weight.shape, weight, epsilon)
+    return F.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def _keeps_dtype(x: Tensor, weight: Tensor) -> bool:
+    """Whether to keep autocast from casting half precision to float32.
+
+    The kernels accumulate in float32 anyway, so the casts would only cost memory traffic.
+    """
+    return x.dtype != torch.float32 and x.dtype == weight.dtype
+
+
+def _can_run_fused(x: Tensor, sublayer_output: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether the fused form runs: under torch.compile, on a GPU, in half precision."""
     return (
         torch.compiler.is_compiling()
         and DROPOUT_ADD_NORM_KERNEL.can_run(x)
-        and uses_cuda_graphs()
-        and half
+        and x.dtype in (torch.bfloat16, torch.float16)
         and x.size(-1) in SUPPORTED_WIDTHS
+        and x.numel() <= MAX_ELEMENTS
+        and x.dtype == sublayer_output.dtype == weight.dtype == bias.dtype
     )
 
 
 class _DropoutAddNorm(torch.autograd.Function):
-    """The sum is kept, and the seeds inverted, as `dropout.py` keeps them."""
+    """Saves the sum, and the seeds inverted (see `dropout.py`)."""
 
     @staticmethod
     def forward(
@@ -143,26 +179,26 @@ class _DropoutAddNorm(torch.autograd.Function):
         seeds: Tensor,
         weight: Tensor,
         bias: Tensor,
-        rate: float,
+        p: float,
         epsilon: float,
     ) -> Tensor:
-        """Drop, add, normalise."""
-        residual_sum = (x + apply_hashed_dropout(sublayer_output, seeds, rate)).contiguous()
+        """Apply dropout, add, normalize."""
+        residual_sum = (x + apply_hashed_dropout(sublayer_output, seeds, p)).contiguous()
         ctx.save_for_backward(residual_sum, ~seeds, weight)
-        ctx.rate, ctx.epsilon = rate, epsilon
+        ctx.p, ctx.epsilon = p, epsilon
         with torch.autocast(x.device.type, enabled=False):
             return F.layer_norm(residual_sum, weight.shape, weight, bias, epsilon)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Give the gradients of both summands, and those of scale and shift."""
+        """Return the gradients of both terms, of the weight and of the bias."""
         residual_sum, inverted_seeds, weight = ctx.saved_tensors
         operator = torch.ops.dragoman.dropout_add_norm_backward
         grad, grad_sublayer, partial_grads = operator(
-            grad_output.contiguous(), residual_sum, ~inverted_seeds, weight, ctx.rate, ctx.epsilon
+            grad_output.contiguous(), residual_sum, ~inverted_seeds, weight, ctx.p, ctx.epsilon
         )
-        scale, shift = partial_grads.sum(dim=0).to(weight.dtype).unbind()
-        return grad, grad_sublayer, None, scale, shift, None, None
+        grad_weight, grad_bias = partial_grads.sum(dim=0).to(weight.dtype).unbind()
+        return grad, grad_sublayer, None, grad_weight, grad_bias, None, None
 
 
 def _backward(
@@ -170,22 +206,25 @@ def _backward(
     residual_sum: Tensor,
     seeds: Tensor,
     weight: Tensor,
-    rate: float,
+    p: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the gradient of the sum, what of it the change gets, and the gradients of scale and shift by runs of rows: (RUNS, 2, D)."""
+    """Return the gradients of the sum, of the sublayer's output, and of weight and bias.
+
+    The last are partial sums over groups of rows: (ROW_PARTITIONS, 2, D).
+    """
 
     def fused() -> tuple[Tensor, Tensor, Tensor]:
         from dragoman.ops.triton import dropout_add_norm_kernel
 
         found = _empty_grads(grad_output, residual_sum)
         dropout_add_norm_kernel.backward(
-            grad_output, residual_sum, seeds, weight, *found, rate=rate, epsilon=epsilon
+            grad_output, residual_sum, seeds, weight, *found, p=p, epsilon=epsilon
         )
         return found
 
     def reference() -> tuple[Tensor, Tensor, Tensor]:
-        return _backward_reference(grad_output, residual_sum, seeds, weight, rate, epsilon)
+        return _backward_reference(grad_output, residual_sum, seeds, weight, p, epsilon)
 
     def comparable(outputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
         return (
@@ -206,10 +245,10 @@ def _backward_reference(
     residual_sum: Tensor,
     seeds: Tensor,
     weight: Tensor,
-    rate: float,
+    p: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same step by step, in float32 at least."""
+    """Return what `_backward` returns, computed step by step in float32 at least."""
     _, grad_sublayer, partial_grads = _empty_grads(grad_output, residual_sum)
     wide, wide_grad = residual_sum.to(partial_grads.dtype), grad_output.to(partial_grads.dtype)
     centered = wide - wide.mean(dim=-1, keepdim=True)
@@ -221,7 +260,7 @@ def _backward_reference(
         - normalized * (scaled_grad * normalized).mean(dim=-1, keepdim=True)
     )
     grad = grad.to(residual_sum.dtype)
-    grad_sublayer.copy_(apply_hashed_dropout(grad, seeds, rate))
+    grad_sublayer.copy_(apply_hashed_dropout(grad, seeds, p))
     partial_grads.zero_()
     partial_grads[0, 0], partial_grads[0, 1] = (
         (wide_grad * normalized).flatten(0, -2).sum(dim=0),
@@ -245,6 +284,9 @@ _operator = torch.library.custom_op(
     "dragoman::dropout_add_norm_backward",
     _backward,
     mutates_args=(),
-    schema="(Tensor outer, Tensor total, Tensor seeds, Tensor weight, float rate, float epsilon) -> (Tensor, Tensor, Tensor)",
+    schema=(
+        "(Tensor grad_output, Tensor residual_sum, Tensor seeds, Tensor weight, float p, float epsilon)"
+        " -> (Tensor, Tensor, Tensor)"
+    ),
 )
 _operator.register_fake(_empty_grads)

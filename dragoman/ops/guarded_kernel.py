@@ -1,4 +1,4 @@
-"""Kernels that may not run here: tried where a GPU is, compared once with what they replace, and done without from the first failure on."""
+"""Fused kernels with a fallback: verified once against their reference, disabled after a failure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ logger = logging.getLogger(__name__)
 
 KernelOutputs = TypeVar("KernelOutputs", bound=tuple[Tensor, ...])
 
-_RELATIVE_TOLERANCE = 0.02  # of the largest number: what half precision may differ by where sums are taken in another order
+# Of the largest value: what half precision may differ by when sums are taken in another order.
+_RELATIVE_TOLERANCE = 0.02
 
 
 class GuardedKernel:
-    """One kernel by its name, with all shapes and types that it is compiled for."""
+    """A fused kernel, for all shapes and dtypes it is compiled for.
+
+    Its only state is what was found out on this machine: whether the kernel has failed, and which
+    variants agreed with the reference.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.is_enabled = name, True
         self._verified: set[Hashable] = set()
 
     def can_run(self, x: Tensor) -> bool:
-        """Say whether to try it on what lies where `x` does."""
+        """Whether to try the kernel on tensors on the device of `x`."""
         return self.is_enabled and x.is_cuda
 
     def run(
@@ -35,9 +40,10 @@ class GuardedKernel:
         *,
         comparable: Callable[[KernelOutputs], tuple[Tensor, ...]] = lambda outputs: outputs,
     ) -> KernelOutputs:
-        """Compute the fast way; the first time of each kind both ways, for a compiler may err without saying so.
+        """Return the fused result; on the first call of each variant, compare with the reference.
 
-        What is compared is how results are `seen_as`.
+        A compiler may generate wrong code without an error. `comparable` maps outputs to the
+        tensors that must agree.
         """
         try:
             found = fused()
@@ -46,9 +52,9 @@ class GuardedKernel:
             expected = reference()
             wanted = comparable(expected)
             if not all(each.isfinite().all() for each in wanted):
-                return expected  # nothing to compare: whoever reads it will say so
+                return expected  # NaN cannot be compared; the caller's own checks report it
             if not all(map(is_close, comparable(found), wanted)):
-                raise ArithmeticError("it differs from what it replaces")
+                raise ArithmeticError("its result differs from the reference")
             self._verified.add(variant)
             return found
         except torch.OutOfMemoryError:
@@ -58,7 +64,7 @@ class GuardedKernel:
             return reference()
 
     def try_run(self, action: Callable[[], None]) -> bool:
-        """Do something whose result nobody compares; say whether it could be done."""
+        """Run the kernel without comparing its result; return whether it succeeded."""
         try:
             action()
         except torch.OutOfMemoryError:
@@ -69,23 +75,22 @@ class GuardedKernel:
         return True
 
     def disable(self, error: Exception) -> None:
-        """Tell once that the kernel does not run here, and use it no more."""
-        found = " ".join(str(error).split())[:200]
+        """Log a warning that the kernel failed, and use the reference from now on."""
         logger.warning(
-            "%s does not run here (%s: %s): PyTorch's are used, which take longer",
+            "the fused kernel for %s failed (%s: %s); falling back to PyTorch, which is slower",
             self.name,
             type(error).__name__,
-            found,
+            " ".join(str(error).split())[:200],
         )
         self.is_enabled = False
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Say whether two results differ by no more than rounding may make them."""
+    """Whether two results differ by no more than rounding."""
     max_difference = (found.double() - expected.double()).abs().max()
     return bool(max_difference <= _RELATIVE_TOLERANCE * expected.double().abs().max() + 1e-6)
 
 
 def _is_capturing(found: tuple[Tensor, ...]) -> bool:
-    """Say whether launches are being recorded, while nothing may be looked at."""
+    """Whether a CUDA graph is being captured, when no value may be read."""
     return any(each.is_cuda for each in found) and torch.cuda.is_current_stream_capturing()

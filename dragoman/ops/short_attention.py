@@ -1,44 +1,30 @@
-"""Attention for short sentences on a GPU, in training: a sentence's whole head in one tile.
+"""Triton attention kernels for training on short sentences: one program per sentence and head.
 
-PyTorch's fused kernels cut sequences into tiles of 64 or 128 rows, most of which a sentence of 20 pieces leaves empty. Here one
-program holds all queries and keys of a head, so the way back needs nothing but what went in. The kernels are Triton's
-(`short_tiles.py`), imported at the first use; where they cannot run, the plain equations below stand in for the call, and PyTorch's
-kernels for those that follow. For a compiler all this is one operator, `dragoman::short_attention`.
+PyTorch's fused kernels use tiles of 64 or 128 rows, most of which a sentence of 20 tokens leaves
+empty. Here one program holds all queries and keys of a head, so the backward pass needs only the
+inputs. The kernels (`triton/short_attention_kernels.py`) are imported on first use; where they fail,
+the equations below replace that call and PyTorch's kernels the following ones. For torch.compile all
+this is one operator, `dragoman::short_attention`.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dragoman.ops.attention_mask import build_attention_mask, masked_softmax
+from dragoman.ops.attention import build_attention_mask, masked_softmax
+from dragoman.ops.guarded_kernel import GuardedKernel
 
-logger = logging.getLogger(__name__)
-
-MAX_LENGTH = 64  # queries and keys; past it PyTorch's tiles are full
+MAX_LENGTH = 64  # queries and keys; longer ones fill PyTorch's tiles
 HEAD_WIDTHS = (16, 32, 64, 128)
-MAX_TILE_ELEMENTS = (
-    128 * 64
-)  # numbers of a head's queries or keys: four such tiles are held at a time
+MAX_TILE_ELEMENTS = 128 * 64  # of a head's queries or keys: four such tiles are held at a time
 
-_enabled = False  # a trainer that replays its launches turns it on: launched one by one, these take the host too long
+SHORT_ATTENTION_KERNEL = GuardedKernel("attention of short sentences")
 
 
-def enable_short_attention(wanted: bool) -> None:
-    """Let `attend` use the kernels for short sentences, or keep it from them; for the whole process."""
-    global _enabled
-    _enabled = wanted
-
-
-def uses_cuda_graphs() -> bool:
-    """Say whether launches are replayed, so that kernels of our own cost the host no time."""
-    return _enabled
-
-
-def can_attend_short(
+def is_supported(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -47,13 +33,17 @@ def can_attend_short(
     dropout: float,
     bias: Tensor | None,
 ) -> bool:
-    """Say whether `attend_short` is the way for these: on a GPU, in half precision, in training, short, hidden by key if at all.
+    """Whether `attend_short` takes these: on a GPU, half precision, training, short, key mask.
 
-    Without gradients it is not: a search has one query at a time, and each of its lengths would wait for a compiler.
+    Without gradients it does not: a decoding step has one query, and each key length would have to
+    be compiled. Launched one by one the kernels cost the host more time than they save, so `attend`
+    uses them only under CUDA graphs.
     """
-    if not (_enabled and query.is_cuda and query.requires_grad) or dropout or bias is not None:
+    if not (SHORT_ATTENTION_KERNEL.can_run(query) and query.requires_grad):
         return False
-    return _is_supported(query, key, value) and (mask is None or _is_key_mask(mask))
+    if dropout or bias is not None:
+        return False
+    return _has_supported_shape(query, key, value) and (mask is None or _is_key_mask(mask))
 
 
 def attend_short(
@@ -65,16 +55,21 @@ def attend_short(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Do what `attend` does, (B, H, T, Dh) to (B, H, S, Dh), for a mask (B, 1, S) or (B, 1, 1, S); the result lies as (B, T, H, Dh)."""
+    """Return what `attend` returns, for a mask (B, 1, S) or (B, 1, 1, S), stored as (B, T, H, Dh)."""
     if mask is not None:
-        mask = mask.flatten(1, -2)[:, 0].expand(key.size(0), key.size(2))  # (B, S)
+        mask = flatten_key_mask(mask, key)
     scale = query.size(-1) ** -0.5 if scale is None else scale
     context: Tensor = torch.ops.dragoman.short_attention(query, key, value, mask, causal, scale)
     return context
 
 
-def _is_supported(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Say whether the kernels take tensors of these shapes and types."""
+def flatten_key_mask(mask: Tensor, key: Tensor) -> Tensor:
+    """Return a mask (B, 1, S) or (B, 1, 1, S) as (B, S) for keys (B, H, S, Dh)."""
+    return mask.flatten(1, -2)[:, 0].expand(key.size(0), key.size(2))
+
+
+def _has_supported_shape(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the kernels support tensors of these shapes and dtypes."""
     if (
         query.dim() != 4
         or query.dtype not in (torch.bfloat16, torch.float16)
@@ -95,7 +90,7 @@ def _is_supported(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _is_key_mask(mask: Tensor) -> bool:
-    """Say whether a mask hides keys from all queries and heads alike."""
+    """Whether a mask hides the same keys from all queries and heads."""
     return (
         mask.dtype == torch.bool
         and mask.dim() in (3, 4)
@@ -103,24 +98,8 @@ def _is_key_mask(mask: Tensor) -> bool:
     )
 
 
-def _can_run_triton(query: Tensor) -> bool:
-    """Say whether to try Triton's kernels."""
-    return _enabled and query.is_cuda
-
-
-def _disable_triton(error: Exception) -> None:
-    """Tell once that the kernels do not run here, and use them no more."""
-    found = " ".join(str(error).split())[:200]
-    logger.warning(
-        "attention for short sentences does not run here (%s: %s): PyTorch's own is used",
-        type(error).__name__,
-        found,
-    )
-    enable_short_attention(False)
-
-
 def _empty_heads(x: Tensor) -> Tensor:
-    """Make room for heads (B, H, T, Dh) that lie as (B, T, H, Dh), as the products on either side want them."""
+    """Allocate (B, H, T, Dh) stored as (B, T, H, Dh), the layout of the surrounding projections."""
     rows, heads, length, width = x.shape
     return x.new_empty(rows, length, heads, width).transpose(1, 2)
 
@@ -142,17 +121,17 @@ def forward_into(
     causal: bool,
     scale: float,
 ) -> None:
-    """Fill the context, of any strides, by the tiles, or by the equations where those do not run; the mask is (B, S)."""
-    if _can_run_triton(query):
-        try:
-            from dragoman.ops.triton import short_attention_kernels
+    """Write the context, of any strides, with the kernel or its equations; the mask is (B, S)."""
 
-            short_attention_kernels.forward(
-                query, key, value, mask, context, causal=causal, scale=scale
-            )
-            return
-        except Exception as error:  # whatever a missing package, a compiler or a driver may raise
-            _disable_triton(error)
+    def fused() -> None:
+        from dragoman.ops.triton import short_attention_kernels
+
+        short_attention_kernels.forward(
+            query, key, value, mask, context, causal=causal, scale=scale
+        )
+
+    if SHORT_ATTENTION_KERNEL.can_run(query) and SHORT_ATTENTION_KERNEL.try_run(fused):
+        return
     with torch.autocast(query.device.type, enabled=False):
         context.copy_(_attention_weights(query, key, mask, causal, scale) @ _upcast(value))
 
@@ -181,23 +160,23 @@ def backward_into(
     causal: bool,
     scale: float,
 ) -> None:
-    """Fill the gradients of queries, keys and values, of any strides, from that of the context."""
-    if _can_run_triton(query):
-        try:
-            from dragoman.ops.triton import short_attention_kernels
+    """Write the gradients of queries, keys and values, of any strides."""
 
-            short_attention_kernels.backward(
-                grad_output, query, key, value, mask, *grads, causal=causal, scale=scale
-            )
-            return
-        except Exception as error:
-            _disable_triton(error)
+    def fused() -> None:
+        from dragoman.ops.triton import short_attention_kernels
+
+        short_attention_kernels.backward(
+            grad_output, query, key, value, mask, *grads, causal=causal, scale=scale
+        )
+
+    if SHORT_ATTENTION_KERNEL.can_run(query) and SHORT_ATTENTION_KERNEL.try_run(fused):
+        return
     with torch.autocast(query.device.type, enabled=False):
         weights, wide_grad = (
             _attention_weights(query, key, mask, causal, scale),
             _upcast(grad_output),
         )
-        grad_weights = wide_grad @ _upcast(value).mT  # the gradient of the weights
+        grad_weights = wide_grad @ _upcast(value).mT
         scores = (
             weights * (grad_weights - (weights * grad_weights).sum(dim=-1, keepdim=True)) * scale
         )
@@ -209,7 +188,7 @@ def backward_into(
 def _attention_weights(
     query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """Compute the weights (B, H, T, S) from their definition, in float32 at least."""
+    """Return the attention weights (B, H, T, S), in float32 at least."""
     visible = build_attention_mask(
         query.size(2),
         key.size(2),
@@ -225,7 +204,7 @@ def _upcast(x: Tensor) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep what went in: for rows as short as these, computing the weights again costs less than reading them."""
+    """Save the inputs only: at these lengths recomputing the weights is cheaper than loading them."""
     query, key, value, mask, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, mask)
 
@@ -247,7 +226,7 @@ _backward_operator = torch.library.custom_op(
     "dragoman::short_attention_backward",
     _backward,
     mutates_args=(),
-    schema=f"(Tensor outer, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad_output, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
 )
 _backward_operator.register_fake(
     lambda _grad_output, query, key, value, *_: (

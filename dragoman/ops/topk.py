@@ -76,7 +76,7 @@ MAX_FORBIDDEN_ID = 31  # ids below it can be forbidden: a bit each
 MAX_TOPK = 16  # pieces of a row: each is a round that the compiler writes out
 COMPARED_ROWS = 64  # rows, for the definition takes the memory of several tensors of logits
 
-TOPK_KERNEL = GuardedKernel("the ranking of logits")
+TOPK_KERNEL = GuardedKernel("top-k log-probabilities")
 
 
 class TopKLogProbs(NamedTuple):

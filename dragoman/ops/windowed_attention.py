@@ -1,4 +1,4 @@
-"""Self-attention restricted to neighbours, in time and memory that grow with the length instead of with its square."""
+"""Local self-attention in blocks: time and memory grow linearly with the sequence length."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.ops import attend
+from dragoman.ops.attention import attend
 
-MIN_BLOCK = (
-    64  # queries that are looked up together: products of narrower blocks are too small to be quick
-)
+MIN_BLOCK = 64  # queries per block; matmuls of narrower blocks are too small to be efficient
 
 
 def is_faster_windowed(length: int, radius: int) -> bool:
-    """Say whether a sequence is long enough for blocks, each of which sees up to three times its own size."""
+    """Whether blocks, each with up to three times as many keys as queries, beat a mask."""
     return length > 3 * max(radius, MIN_BLOCK)
 
 
@@ -28,52 +26,42 @@ def attend_windowed(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    r"""Scaled dot-product attention of (B, H, T, Dh) to itself, each position to those at most `radius` away.
+    r"""Return self-attention of (B, H, T, Dh) in which positions see at most `radius` to each side.
 
     .. math:: \mathrm{softmax}_{|t - s| \le r}(q_t^\top k_s / \sqrt{d_h})\, v_s
 
-    Vaswani et al. (2017), section 4 and table 1: O(r T) in place of O(T^2). Queries are cut into blocks; a block of n sees the n + 2 r
-    keys around it, or n + r where it may not look ahead. `mask`, broadcastable to (B, 1, T), hides padding. The same numbers as
-    `attend` under `masks.local`.
+    Vaswani et al. (2017), section 4 and table 1: O(r T) instead of O(T^2). Queries are cut into
+    blocks; a block of n attends to the n + 2 r keys around it, or to n + r if it is causal. `mask`,
+    broadcastable to (B, 1, T), hides padding. The result equals `attend` under `masks.local`.
     """
     rows, heads, length, width = query.shape
     block, ahead = max(radius, MIN_BLOCK), 0 if causal else radius
     blocks = -(-length // block)
-    rest, seen = blocks * block - length, radius + block + ahead
+    padding, span = blocks * block - length, radius + block + ahead
+    device = query.device
 
-    def neighbourhoods(x: Tensor) -> Tensor:
-        """Cut keys or values into overlapping pieces: (B, H, T, Dh) gives (B * blocks, H, seen, Dh)."""
-        pieces = F.pad(x, (0, 0, radius, rest + ahead)).unfold(
-            2, seen, block
-        )  # (B, H, blocks, Dh, seen)
-        return pieces.permute(0, 2, 1, 4, 3).flatten(0, 1)
+    def key_windows(x: Tensor) -> Tensor:
+        """Cut keys or values into overlapping windows: (B * blocks, H, span, Dh)."""
+        windows = F.pad(x, (0, 0, radius, padding + ahead)).unfold(2, span, block)
+        return windows.permute(0, 2, 1, 4, 3).flatten(0, 1)  # from (B, H, blocks, Dh, span)
 
-    queries = (
-        F.pad(query, (0, 0, 0, rest))
+    query_blocks = (
+        F.pad(query, (0, 0, 0, padding))
         .reshape(rows, heads, blocks, block, width)
         .transpose(1, 2)
         .flatten(0, 1)
     )
-    distance = (
-        torch.arange(seen, device=query.device)
-        - radius
-        - torch.arange(block, device=query.device).unsqueeze(1)
-    )
-    near = (distance >= -radius) & (distance <= ahead)  # (block, seen)
+    block_positions = torch.arange(block, device=device).unsqueeze(1)
+    distance = torch.arange(span, device=device) - radius - block_positions
+    near = (distance >= -radius) & (distance <= ahead)  # (block, span)
     real = (
-        torch.ones(1, length, dtype=torch.bool, device=query.device)
-        if mask is None
-        else mask.squeeze(-2)
+        torch.ones(1, length, dtype=torch.bool, device=device) if mask is None else mask.squeeze(-2)
     )
-    real = F.pad(real, (radius, rest + ahead), value=False).unfold(
-        1, seen, block
-    )  # (1 or B, blocks, seen)
-    visible = (
-        (near & real.unsqueeze(2)).expand(rows, -1, -1, -1).flatten(0, 1).unsqueeze(1)
-    )  # (B * blocks, 1, block, seen)
-    found = attend(
-        queries, neighbourhoods(key), neighbourhoods(value), mask=visible, dropout=dropout
+    real = F.pad(real, (radius, padding + ahead), value=False)
+    real = real.unfold(1, span, block)  # (1 or B, blocks, span)
+    visible = (near & real.unsqueeze(2)).expand(rows, -1, -1, -1).flatten(0, 1).unsqueeze(1)
+    context = attend(  # the mask is (B * blocks, 1, block, span)
+        query_blocks, key_windows(key), key_windows(value), mask=visible, dropout=dropout
     )
-    return (
-        found.view(rows, blocks, heads, block, width).transpose(1, 2).flatten(2, 3)[:, :, :length]
-    )
+    context = context.view(rows, blocks, heads, block, width).transpose(1, 2)
+    return context.flatten(2, 3)[:, :, :length]

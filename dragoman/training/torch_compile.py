@@ -17,7 +17,6 @@ from torch import nn
 from dragoman.config import TrainConfig
 from dragoman.errors import DragomanError
 from dragoman.models.block import Block
-from dragoman.ops import enable_short_attention
 from dragoman.runtime.memory import is_out_of_memory
 from dragoman.storage.cache import cache_dir, make_private_directory
 
@@ -140,15 +139,18 @@ def eager_mode() -> Iterator[None]:
         yield
 
 
-def configure_backends(
-    device: torch.device, *, deterministic: bool, cuda_graphs: bool = False
-) -> None:
-    """Set torch's process-wide options: matmul precision, determinism, attention kernels.
+def allow_graph_kernels(model: nn.Module, allowed: bool) -> None:
+    """Set whether a model's layers may use fused kernels that pay only under CUDA graphs.
 
-    The kernels for short sentences cost more host time to launch than they save; in a CUDA graph
-    they cost none.
+    Launched one by one, these kernels cost the host more time than they save; replayed they cost none.
     """
-    enable_short_attention(cuda_graphs)
+    for module in model.modules():
+        if hasattr(module, "cuda_graphs"):
+            module.cuda_graphs = allowed  # type: ignore[assignment]  # a class attribute
+
+
+def configure_backends(device: torch.device, *, deterministic: bool) -> None:
+    """Configure PyTorch for training on a GPU: float32 matmuls, deterministic algorithms."""
     if device.type != "cuda":
         return
     torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32

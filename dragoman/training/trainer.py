@@ -35,6 +35,7 @@ from dragoman.training.task import Task
 from dragoman.training.tensorboard import TensorBoardWriter
 from dragoman.training.throughput import Throughput, measure_throughput
 from dragoman.training.torch_compile import (
+    allow_graph_kernels,
     choose_torch_compile,
     compile_blocks,
     configure_backends,
@@ -132,7 +133,8 @@ class Trainer:
         )
         self.ema = EMA(local_module, config.ema_decay) if config.ema_decay else None
         cuda_graphs = should_use_cuda_graphs(config, device, sharded=sharded)
-        configure_backends(device, deterministic=config.deterministic, cuda_graphs=cuda_graphs)
+        configure_backends(device, deterministic=config.deterministic)
+        allow_graph_kernels(self._parallel.module, cuda_graphs)
         self.compile_decision = choose_torch_compile(config, device, sharded=sharded)
         if self.compile_decision.enabled:
             compile_blocks(self._parallel.module)

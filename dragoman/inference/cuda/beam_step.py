@@ -13,7 +13,7 @@ from dragoman.ops.guarded_kernel import GuardedKernel
 from dragoman.ops.topk import TokenConstraints, blocked_topk, mask_forbidden_tokens, topk_log_probs
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
-BEAM_STEP_KERNEL = GuardedKernel("the beam's rule")
+BEAM_STEP_KERNEL = GuardedKernel("beam search steps")
 MAX_KERNEL_BEAMS = 8  # beams of a sentence: one warp holds all their candidates, and the compiler writes out a round for each
 
 
@@ -96,7 +96,7 @@ class BeamStepper:
             place.copy_(was)
         self._step_reference(beam_state, count, log_probs, ids)
         if not _is_same_state(found, beams, history_bias):
-            BEAM_STEP_KERNEL.disable(ArithmeticError("it differs from what it replaces"))
+            BEAM_STEP_KERNEL.disable(ArithmeticError("its result differs from the reference"))
         self._verified.add(variant)
         return True
 

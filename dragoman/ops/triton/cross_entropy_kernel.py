@@ -22,7 +22,7 @@ MAX_BLOCK = 8192
 
 
 def cross_entropy_rows(
-    logits: Tensor, targets: Tensor, *, smoothing: float, no_target: int, differentiate: bool
+    logits: Tensor, targets: Tensor, *, smoothing: float, ignore_index: int, differentiate: bool
 ) -> tuple[Tensor, Tensor]:
     """Give the loss and the nll (n,) of logits (n, V), whose rows lie in one piece; they become their gradients if that is asked for."""
     rows, vocab_size = logits.shape
@@ -31,23 +31,23 @@ def cross_entropy_rows(
     off_target_prob = smoothing / (vocab_size - 1)
     with torch.cuda.device_of(logits):
         _cross_entropy_kernel[(rows,)](
-            logits, targets, loss, nll, logits.stride(0), targets.stride(0), off_target_prob, 1 - smoothing - off_target_prob, no_target,
+            logits, targets, loss, nll, logits.stride(0), targets.stride(0), off_target_prob, 1 - smoothing - off_target_prob, ignore_index,
             COMPUTE_GRADIENT=differentiate, VOCAB_SIZE=vocab_size, BLOCK=block, num_warps=max(1, block // 1024),
         )  # fmt: skip
     return loss, nll
 
 
-@triton.jit(do_not_specialize=["off_target_prob", "target_extra_prob", "no_target"])
+@triton.jit(do_not_specialize=["off_target_prob", "target_extra_prob", "ignore_index"])
 def _cross_entropy_kernel(
     logits: tl.tensor, targets: tl.tensor, loss: tl.tensor, nll: tl.tensor, stride: tl.tensor, target_stride: tl.tensor,
-    off_target_prob: tl.tensor, target_extra_prob: tl.tensor, no_target: tl.tensor,
+    off_target_prob: tl.tensor, target_extra_prob: tl.tensor, ignore_index: tl.tensor,
     COMPUTE_GRADIENT: tl.constexpr, VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Do one row; `others` is what each piece is wanted with, and `gap` what the target is wanted with beyond that."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
     target = tl.load(targets + row * target_stride)
-    has_target = target != no_target
+    has_target = target != ignore_index
     target_logit = tl.load(start + tl.where(has_target, target, 0)).to(tl.float32)
     columns = tl.arange(0, BLOCK)
     in_row = columns < VOCAB_SIZE

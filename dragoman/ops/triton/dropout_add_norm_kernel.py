@@ -24,7 +24,7 @@ def backward(
     grad_sublayer: Tensor,
     partial_grads: Tensor,
     *,
-    rate: float,
+    p: float,
     epsilon: float,
 ) -> None:
     """Fill the gradient of a sum (..., D), its thinned form, and for each run of rows the gradients of scale and shift, (runs, 2, D)."""
@@ -33,7 +33,7 @@ def backward(
     with torch.cuda.device_of(grad_output):
         _backward_kernel[num_programs,](
             grad_output, residual_sum, seeds, weight, grad, grad_sublayer, partial_grads, rows, triton.cdiv(rows, num_programs * ROWS_PER_STEP) * ROWS_PER_STEP,
-            round(rate * 2**32) - 2**31, 1 / (1 - rate), epsilon, WIDTH=width, ROWS=ROWS_PER_STEP, num_warps=4,
+            round(p * 2**32) - 2**31, 1 / (1 - p), epsilon, WIDTH=width, ROWS=ROWS_PER_STEP, num_warps=4,
         )  # fmt: skip
 
 

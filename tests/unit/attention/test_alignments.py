@@ -252,7 +252,8 @@ def test_a_window_of_nothing_is_refused() -> None:
 
 def test_a_memory_inside_a_memory_is_refused() -> None:
     with pytest.raises(
-        DragomanError, match="without a memory of its own; found LocalM; use Softmax"
+        DragomanError,
+        match="without a memory of its own; found LocalMonotonicAlignment; use Softmax",
     ):
         CoverageAlignment(score_width=4, base_alignment=LocalMonotonicAlignment())
     assert CoverageAlignment(score_width=4, base_alignment=Softmax()).base_alignment is not None

@@ -272,8 +272,8 @@ def test_the_papers_number_of_buckets() -> None:
             {"buckets": MAX_BUCKETS_PER_HASH + 2},
             "a multiple of 4 above 128.*found 130; try buckets=132",
         ),
-        ({"rounds": 0}, "rounds of hashed attention must be at least 1; found 0"),
-        ({"window": -1}, "window of hashed attention must be at least 1; found -1"),
+        ({"rounds": 0}, "rounds of LSH attention must be at least 1; found 0"),
+        ({"window": -1}, "window of LSH attention must be at least 1; found -1"),
         ({"heads": 3}, "heads must divide the width; found 3 heads and width 16"),
     ],
 )

@@ -14,10 +14,11 @@ from dragoman.attention import (
     Mechanism,
     MochaAlignment,
     MonotonicAlignment,
-    monotonic,
 )
-from dragoman.attention.monotonic import arrival_probabilities, spread_over_chunks
+from dragoman.attention.monotonic import spread_over_chunks
 from dragoman.errors import DragomanError
+from dragoman.ops import monotonic_attention
+from dragoman.ops.monotonic_attention import arrival_probabilities
 
 Row = list[float]
 STOPS = torch.tensor(
@@ -78,7 +79,7 @@ def test_expected_weights_have_the_figures_of_the_definition() -> None:
 def test_expected_weights_are_the_recurrence_and_the_sum_over_paths(
     short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monotonic, "MAX_DENSE_KEYS", short)
+    monkeypatch.setattr(monotonic_attention, "MAX_DENSE_KEYS", short)
     torch.manual_seed(0)
     scores = 2 * torch.randn(1, 4, 5, dtype=torch.float64)
     weights = quiet()(scores, everything(1, 5))[0]
@@ -119,7 +120,7 @@ def test_the_scan_is_the_loop_for_every_length() -> None:
 def test_gradients_of_the_expected_weights_are_slopes(
     short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monotonic, "MAX_DENSE_KEYS", short)
+    monkeypatch.setattr(monotonic_attention, "MAX_DENSE_KEYS", short)
     torch.manual_seed(0)
     scores = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     mask = torch.arange(5) < torch.tensor([[5], [3]])
@@ -252,7 +253,9 @@ def test_chunks_look_back_from_the_head_inside_a_mechanism() -> None:
 
 
 def test_a_chunk_of_nothing_is_refused() -> None:
-    with pytest.raises(DragomanError, match="at least 1 key; found chunk=0"):
+    with pytest.raises(DragomanError, match="chunk_size must be at least 1; found chunk_size=0"):
         MochaAlignment(query_width=4, key_width=4, score_width=6, chunk_size=0)
-    with pytest.raises(DragomanError, match=r"Mocha needs query_width .*; found query_width=0"):
+    with pytest.raises(
+        DragomanError, match=r"MochaAlignment needs query_width .*; found query_width=0"
+    ):
         MochaAlignment()

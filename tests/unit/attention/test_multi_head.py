@@ -72,10 +72,10 @@ def test_rows_that_share_a_sentence_read_it_as_if_each_had_its_own(watched: bool
     expected = cross(x, memory.repeat_interleave(3, 0), mask=mask.repeat_interleave(3, 0))
     if watched:
         with record(cross) as notes:
-            found = cross.read(x, cross.prepare(memory), mask=mask)
+            found = cross.attend_prepared(x, cross.prepare(memory), mask=mask)
         assert notes[""].weights.shape == (6, 2, 2, 5)  # by row, not by sentence
     else:
-        found = cross.read(x, cross.prepare(memory), mask=mask)
+        found = cross.attend_prepared(x, cross.prepare(memory), mask=mask)
     torch.testing.assert_close(found, expected)
 
 

@@ -30,7 +30,7 @@ def build(**more: object) -> EncoderDecoder:
 
 def test_factors_are_multiplied() -> None:
     torch.manual_seed(0)
-    embedding, ids = Embedding(11, 8, scale=3.0, inner=4), torch.tensor([[4, 9]])
+    embedding, ids = Embedding(11, 8, scale=3.0, embedding_width=4), torch.tensor([[4, 9]])
     assert embedding.wide is not None
     one_hot = F.one_hot(ids, 11).float()
     torch.testing.assert_close(
@@ -120,7 +120,7 @@ def test_a_row_of_noughts_stays_finite() -> None:
 
 
 def test_an_output_of_its_own() -> None:
-    output = OutputProjection(5, 4, tied=False, inner=2, fix_norm=True)
+    output = OutputProjection(5, 4, tied=False, embedding_width=2, fix_norm=True)
     assert output.matrix is not None
     assert output(torch.randn(1, 3, 4)).shape == (1, 3, 2)
     torch.testing.assert_close(output.matrix.norm(dim=-1), torch.ones(5))

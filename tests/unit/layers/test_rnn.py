@@ -147,19 +147,3 @@ def test_first_values() -> None:
     assert (
         bias.tolist() == [0.0] * D + [1.0] * D + [0.0] * 2 * D
     )  # input, forget, candidate, output
-
-
-@pytest.mark.parametrize("kind", [LSTM, GRU])
-def test_layer_by_layer_equals_the_kernel_for_all_layers(kind: type[RNN]) -> None:
-    torch.manual_seed(3)
-    stack = kind(6, 8, layers=3, dropout=0.5).eval()
-    x = torch.randn(2, 5, 6)
-    rnn_state = {name: torch.randn(2, 3, 8) for name in stack.state_names}
-    expected = stack.run(x, rnn_state)
-    stack.kernel.dropout = 0.0
-    found = stack._run_by_layer(
-        x, [rnn_state[name].transpose(0, 1).contiguous() for name in stack.state_names]
-    )
-    torch.testing.assert_close(found.output, expected.output)
-    for name in stack.state_names:
-        torch.testing.assert_close(found.rnn_state[name], expected.rnn_state[name])

@@ -1,4 +1,4 @@
-"""The loss's kernel: the same loss and gradients as step by step, in Triton's interpreter and on a GPU, and done without where it fails."""
+"""The cross-entropy kernel equals the reference, and falls back to it on failure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from torch import Tensor
 
 from dragoman.ops import IGNORE_INDEX, linear_cross_entropy, linear_cross_entropy_reference
 from dragoman.ops import cross_entropy as loss_module
+from dragoman.ops.cross_entropy import CROSS_ENTROPY_KERNEL
 
-SIZES = [(1, 5), (6, 16), (5, 40), (7, 1000), (3, 9000)]  # rows, pieces
+SIZES = [(1, 5), (6, 16), (5, 40), (7, 1000), (3, 9000)]  # rows, vocab_size
 
 
 @pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    """Switch the kernel on for each test, whatever another left behind."""
-    loss_module._fused_enabled = True
+def enabled_kernel() -> Iterator[None]:
+    """Enable the kernel for each test, whatever another left behind."""
+    CROSS_ENTROPY_KERNEL.is_enabled = True
     yield
-    loss_module._fused_enabled = True
+    CROSS_ENTROPY_KERNEL.is_enabled = True
 
 
 def inputs(
-    rows: int, pieces: int, device: str = "cpu", width: int = 24
+    rows: int, vocab_size: int, device: str = "cpu", width: int = 24
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw hidden states, a matrix and targets, one of them missing where there are several."""
-    generator = torch.Generator().manual_seed(rows * pieces)
-    hidden, weight = (torch.randn(count, width, generator=generator) for count in (rows, pieces))
-    targets = torch.randint(0, pieces, (rows,), generator=generator)
+    """Draw hidden states, a weight and targets; the second target is ignored."""
+    generator = torch.Generator().manual_seed(rows * vocab_size)
+    hidden, weight = (
+        torch.randn(count, width, generator=generator) for count in (rows, vocab_size)
+    )
+    targets = torch.randint(0, vocab_size, (rows,), generator=generator)
     if rows > 1:
         targets[1] = IGNORE_INDEX
     return (
@@ -48,7 +51,7 @@ def differences(
     *,
     dtype: torch.dtype | None = None,
 ) -> list[float]:
-    """Compare loss, nll and gradients with the definition in float64, each against its largest number or a tenth."""
+    """Return relative errors of loss, nll and gradients against float64."""
     with torch.autocast(hidden.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=smoothing, chunk=4)
     grads = torch.autograd.grad(ours.loss, [hidden, weight])
@@ -69,27 +72,27 @@ def test_the_kernel_in_tritons_interpreter() -> None:
 
 @interpreted
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize(("rows", "pieces"), SIZES)
+@pytest.mark.parametrize(("rows", "vocab_size"), SIZES)
 def test_the_interpreted_kernel_is_the_definition(
-    monkeypatch: pytest.MonkeyPatch, rows: int, pieces: int, smoothing: float
+    monkeypatch: pytest.MonkeyPatch, rows: int, vocab_size: int, smoothing: float
 ) -> None:
     monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
-    assert max(differences(*inputs(rows, pieces), smoothing)) < 1e-5
-    assert max(differences(*inputs(rows, pieces), smoothing, dtype=torch.float16)) < 5e-3
-    assert loss_module._fused_enabled, "the kernel must not have failed"
+    assert max(differences(*inputs(rows, vocab_size), smoothing)) < 1e-5
+    assert max(differences(*inputs(rows, vocab_size), smoothing, dtype=torch.float16)) < 5e-3
+    assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
 
 
 @interpreted
-@pytest.mark.parametrize("pieces", [512, 513, 1000])
+@pytest.mark.parametrize("vocab_size", [512, 513, 1000])
 def test_the_interpreted_kernel_reads_a_row_twice_that_it_cannot_hold(
-    monkeypatch: pytest.MonkeyPatch, pieces: int
+    monkeypatch: pytest.MonkeyPatch, vocab_size: int
 ) -> None:
     from dragoman.ops.triton import cross_entropy_kernel
 
     monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
     monkeypatch.setattr(cross_entropy_kernel, "MAX_BLOCK", 128)
-    assert max(differences(*inputs(5, pieces), 0.1)) < 1e-5
-    assert loss_module._fused_enabled, "the kernel must not have failed"
+    assert max(differences(*inputs(5, vocab_size), 0.1)) < 1e-5
+    assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
 
 
 @interpreted
@@ -100,19 +103,17 @@ def test_the_interpreted_kernel_without_gradients(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: True)
         ours = linear_cross_entropy(hidden, weight, None, targets, smoothing=0.1)
     torch.testing.assert_close(ours, plain)
-    assert loss_module._fused_enabled, "the kernel must not have failed"
+    assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
 
 
 @needs_triton
-@pytest.mark.parametrize(("pieces", "block", "warps"), [(8192, 8192, 8), (65_536, 8192, 8)])
-def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(
-    pieces: int, block: int, warps: int
-) -> None:
-    """Numbers are read and written sixteen bytes at a time, which decides how fast it is; a row that is held is read once."""
+@pytest.mark.parametrize(("vocab_size", "block", "warps"), [(8192, 8192, 8), (65_536, 8192, 8)])
+def test_kernel_compiles_for_hopper(vocab_size: int, block: int, warps: int) -> None:
+    """Loads and stores must be 16 bytes wide, which decides the speed; a row is read once."""
     from dragoman.ops.triton import cross_entropy_kernel
 
     kernel = cross_entropy_kernel._cross_entropy_kernel
-    constants = {"COMPUTE_GRADIENT": True, "VOCAB_SIZE": pieces, "BLOCK": block}
+    constants = {"COMPUTE_GRADIENT": True, "VOCAB_SIZE": vocab_size, "BLOCK": block}
     types = {
         "logits": "*bf16",
         "targets": "*i64",
@@ -126,15 +127,17 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(
     )
     assert "ld.global.v4" in built.asm["ptx"]
     assert "st.global.v4" in built.asm["ptx"]
-    if pieces == block:
-        assert built.asm["ptx"].count("ld.global.v4") * 8 * 32 * warps == pieces
-        assert built.asm["ptx"].count("ex2.") <= pieces // (32 * warps)
+    if vocab_size == block:
+        assert built.asm["ptx"].count("ld.global.v4") * 8 * 32 * warps == vocab_size
+        assert built.asm["ptx"].count("ex2.") <= vocab_size // (32 * warps)
 
 
-def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
+def test_a_failing_kernel_is_logged_once_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loss_module, "_can_run_fused", lambda logits: loss_module._fused_enabled)
+    monkeypatch.setattr(
+        loss_module, "_can_run_fused", lambda logits: CROSS_ENTROPY_KERNEL.is_enabled
+    )
     monkeypatch.setitem(
         sys.modules, "dragoman.ops.triton.cross_entropy_kernel", None
     )  # importing it fails
@@ -144,13 +147,13 @@ def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert "cross_entropy_kernel" in told[0]  # what was found
-    assert "PyTorch's are used" in told[0]
+    assert "falling back to PyTorch" in told[0]
 
 
-def test_a_cpu_and_an_output_with_a_bias_go_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_not_used_on_a_cpu_or_with_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not loss_module._can_run_fused(torch.ones(2, 3))
     monkeypatch.setattr(
-        loss_module, "_can_run_fused", lambda logits: pytest.fail("the kernel knows no bias")
+        loss_module, "_can_run_fused", lambda logits: pytest.fail("the kernel takes no bias")
     )
     hidden, weight, targets = inputs(4, 10)
     ours = linear_cross_entropy(hidden, weight, torch.ones(10), targets)
@@ -160,9 +163,11 @@ def test_a_cpu_and_an_output_with_a_bias_go_step_by_step(monkeypatch: pytest.Mon
 
 @needs_gpu
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize(("rows", "pieces"), [*SIZES, (100, 32_768), (9, 50_001)])
-def test_the_kernel_on_a_gpu_is_the_definition(rows: int, pieces: int, smoothing: float) -> None:
+@pytest.mark.parametrize(("rows", "vocab_size"), [*SIZES, (100, 32_768), (9, 50_001)])
+def test_kernel_on_a_gpu_equals_float64(rows: int, vocab_size: int, smoothing: float) -> None:
     torch.set_float32_matmul_precision("highest")
-    assert max(differences(*inputs(rows, pieces, "cuda"), smoothing)) < 1e-4
-    assert max(differences(*inputs(rows, pieces, "cuda"), smoothing, dtype=torch.bfloat16)) < 0.03
-    assert loss_module._fused_enabled, "the kernel must not have failed"
+    assert max(differences(*inputs(rows, vocab_size, "cuda"), smoothing)) < 1e-4
+    assert (
+        max(differences(*inputs(rows, vocab_size, "cuda"), smoothing, dtype=torch.bfloat16)) < 0.03
+    )
+    assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"

@@ -1,4 +1,4 @@
-"""A product cut off at nought: PyTorch's layers with their gradients, by a kernel of our own, and done without where that fails."""
+"""Fused linear layer with ReLU: equals PyTorch's layers, and falls back to them on failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton,
 from torch import Tensor, nn
 
 from dragoman.layers.feed_forward import GELU, FeedForward
-from dragoman.ops import enable_short_attention, fused_linear, linear_relu, linear_relu_reference
+from dragoman.ops import fused_linear, linear_relu, linear_relu_reference
 from dragoman.ops.fused_linear import LINEAR_RELU_KERNEL, ROW_PARTITIONS
 from dragoman.ops.guarded_kernel import GuardedKernel
 
@@ -20,24 +20,24 @@ SIZES = [
     (2, 5, 16, 40),
     (3, 7, 24, 300),
     (1, 700, 8, 33),
-]  # rows, positions, width, inner width
+]  # batch, positions, width, FFN width
 
 
 @pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    """Switch the kernels on for each test, and forget what was compared before."""
-    enable_short_attention(True)
+def enabled_kernel() -> Iterator[None]:
+    """Enable the kernel for each test, with nothing verified."""
     LINEAR_RELU_KERNEL.is_enabled = True
     LINEAR_RELU_KERNEL._verified.clear()
     yield
-    enable_short_attention(False)
     LINEAR_RELU_KERNEL.is_enabled = True
 
 
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take this way on a CPU too, in any precision."""
-    monkeypatch.setattr(fused_linear, "_is_supported", lambda x: LINEAR_RELU_KERNEL.is_enabled)
+    """Use the operator on a CPU too, in any dtype."""
+    monkeypatch.setattr(
+        fused_linear, "_can_run_fused", lambda x, weight, bias: LINEAR_RELU_KERNEL.is_enabled
+    )
 
 
 def inputs(
@@ -52,10 +52,16 @@ def inputs(
     ]
 
 
+def is_fused(output: Tensor) -> bool:
+    """Whether an output comes from our operator (behind a view)."""
+    before = output.grad_fn.next_functions[0][0]
+    return "linear_relu" in before.name()
+
+
 def error(given: list[Tensor]) -> float:
-    """Give the largest difference to the definition in float64, of result and gradients, each against its largest number if past 1."""
-    found = linear_relu(*given)
-    assert found is not None
+    """Return the largest relative error of output and gradients against float64."""
+    found = linear_relu(*given, cuda_graphs=True)
+    assert is_fused(found)
     outer = torch.randn(found.shape, generator=torch.Generator().manual_seed(0)).to(found)
     ours = [found, *torch.autograd.grad(found, given, outer)]
     exact = [each.detach().double().requires_grad_() for each in given]
@@ -75,7 +81,7 @@ def error(given: list[Tensor]) -> float:
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("sizes", SIZES)
-def test_its_plain_form_is_the_definition(sizes: tuple[int, int, int, int]) -> None:
+def test_reference_equals_float64(sizes: tuple[int, int, int, int]) -> None:
     assert error(inputs(sizes, torch.float64)) < 1e-12
     plain = linear_relu_reference(*inputs(sizes, torch.float64))
     linear = nn.Linear(sizes[2], sizes[3], dtype=torch.float64)
@@ -84,11 +90,11 @@ def test_its_plain_form_is_the_definition(sizes: tuple[int, int, int, int]) -> N
     assert torch.equal(plain, nn.ReLU()(linear(x)))
 
 
-def test_the_operators_keep_their_promises_to_the_compiler() -> None:
-    """Shapes and strides without computing, no change to the inputs, gradients registered: PyTorch's own checks."""
+def test_operators_pass_opcheck() -> None:
+    """PyTorch's own checks: fake shapes and strides, no mutation, registered gradients."""
     x, weight, bias = inputs((1, 6, 8, 12), torch.float32)
     given = (x.detach()[0].requires_grad_(), weight, bias)
-    torch.library.opcheck(torch.ops.dragoman.positive_linear.default, given)
+    torch.library.opcheck(torch.ops.dragoman.linear_relu.default, given)
     outer, came = torch.randn(6, 12), torch.randn(6, 12).relu()
     torch.library.opcheck(torch.ops.dragoman.relu_backward.default, (outer, came))
     stopped, sums = torch.ops.dragoman.relu_backward(outer, came)
@@ -98,9 +104,10 @@ def test_the_operators_keep_their_promises_to_the_compiler() -> None:
 
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
-def test_the_layer_takes_this_way_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layer_uses_the_operator_with_equal_results(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = FeedForward(16, 48), torch.randn(3, 5, 16)
+    layer.cuda_graphs = True
     called: list[int] = []
 
     def counted(outer: Tensor, came: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +124,8 @@ def test_the_layer_takes_this_way_and_gives_the_same(monkeypatch: pytest.MonkeyP
     ours = outputs()
     assert called
     monkeypatch.undo()
-    assert linear_relu(x, layer.inner.weight, layer.inner.bias) is None, "a CPU never comes here"
+    on_cpu = linear_relu(x, layer.inner.weight, layer.inner.bias, cuda_graphs=True)
+    assert not is_fused(on_cpu)
     for one, other in zip(ours, outputs(), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -134,6 +142,7 @@ def test_a_compiler_sees_one_graph_for_all_lengths() -> None:
         return graph.forward
 
     layer = FeedForward(16, 48)
+    layer.cuda_graphs = True
     compiled = torch.compile(layer, backend=backend, dynamic=True, fullgraph=True)
     for length in (5, 6, 9, 12):
         x = torch.randn(3, length, 16)
@@ -149,17 +158,18 @@ def test_a_compiler_sees_one_graph_for_all_lengths() -> None:
         FeedForward(8, 16).eval(),
     ],
 )
-def test_other_layers_go_the_plain_way(
+def test_other_layers_do_not_use_the_operator(
     layer: FeedForward, anywhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         torch.ops.dragoman, "linear_relu", lambda *_: pytest.fail("not for this"), raising=False
     )
+    layer.cuda_graphs = True
     assert layer(torch.randn(2, 5, 8)).shape == (2, 5, 8)
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_what_does_not_run_is_told_of_once_and_done_without(
+def test_a_failing_kernel_is_logged_once_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
@@ -168,32 +178,37 @@ def test_what_does_not_run_is_told_of_once_and_done_without(
     )  # importing it fails
     monkeypatch.delattr("dragoman.ops.triton.linear_relu_kernel", raising=False)
     assert error(inputs(SIZES[1], torch.float32)) < 1e-5
-    assert linear_relu(*inputs(SIZES[1], torch.float32)) is None
+    assert not is_fused(linear_relu(*inputs(SIZES[1], torch.float32), cuda_graphs=True))
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert "linear_relu_kernel" in told[0]  # what was found
-    assert "PyTorch's are used" in told[0]
+    assert "falling back to PyTorch" in told[0]
 
 
-def test_without_replaying_or_in_float32_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_runs_only_in_half_precision_under_cuda_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
-    x = torch.ones(2, 3, dtype=torch.bfloat16)
-    assert fused_linear._is_supported(x)
-    assert not fused_linear._is_supported(x.float())
-    assert not fused_linear._is_supported(x[:0])
-    enable_short_attention(False)
-    assert not fused_linear._is_supported(x)
+    x, weight, bias = (each.detach() for each in inputs((1, 2, 8, 16), torch.bfloat16))
+    assert fused_linear._can_run_fused(x, weight, bias)
+    assert not fused_linear._can_run_fused(x.float(), weight.float(), bias.float())
+    assert not fused_linear._can_run_fused(x, weight.float(), bias)
+    assert not fused_linear._can_run_fused(x[:0], weight, bias)
+    monkeypatch.setattr(
+        torch.ops.dragoman, "linear_relu", lambda *_: pytest.fail("no CUDA graph"), raising=False
+    )
+    assert linear_relu(x, weight, bias).shape == (1, 2, 16)
 
 
 @needs_triton
-def test_the_kernel_in_tritons_interpreter() -> None:
+def test_kernel_in_the_triton_interpreter() -> None:
     run_interpreted(__file__)
 
 
 @interpreted
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("sizes", SIZES)
-def test_the_interpreted_kernel_is_the_definition(
+def test_interpreted_kernel_equals_float64(
     sizes: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
@@ -201,12 +216,12 @@ def test_the_interpreted_kernel_is_the_definition(
     for dtype, bound in [(torch.float32, 1e-5), (torch.float16, 0.003)]:
         assert error(inputs(sizes, dtype)) < bound
     assert LINEAR_RELU_KERNEL.is_enabled
-    assert len(LINEAR_RELU_KERNEL._verified) == 4, "both ways were taken, forward and back"
+    assert len(LINEAR_RELU_KERNEL._verified) == 4, "two dtypes, forward and backward"
 
 
 @needs_triton
-def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there() -> None:
-    """Numbers are read and written sixteen bytes at a time, which decides how fast it is."""
+def test_kernel_compiles_for_hopper() -> None:
+    """Loads and stores must be 16 bytes wide, which decides the speed."""
     from dragoman.ops.triton import linear_relu_kernel
 
     kernel = linear_relu_kernel._relu_backward_kernel
@@ -230,6 +245,6 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("sizes", [*SIZES, (40, 25, 512, 2048)])
-def test_the_kernels_on_a_gpu_are_the_definition(sizes: tuple[int, int, int, int]) -> None:
+def test_kernels_on_a_gpu_equal_float64(sizes: tuple[int, int, int, int]) -> None:
     assert error(inputs(sizes, torch.bfloat16, "cuda")) < 0.02
     assert LINEAR_RELU_KERNEL.is_enabled, "the kernels must not have failed"

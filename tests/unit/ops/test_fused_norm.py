@@ -1,9 +1,7 @@
-"""The way back through a norm, a sum and dropout at once: PyTorch's gradients by a kernel of our own, done without where that fails."""
+"""Fused backward pass of dropout, residual sum and norm: equals autograd, falls back on failure."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator
 
@@ -15,29 +13,24 @@ from torch.nn import functional as F
 
 from dragoman.layers.norms import LayerNorm, RMSNorm
 from dragoman.layers.residual import PostNorm
-from dragoman.ops import enable_short_attention
+from dragoman.ops import fused_norm as module
 from dragoman.ops.dropout import apply_hashed_dropout
 from dragoman.ops.guarded_kernel import GuardedKernel
 
-module = importlib.import_module(
-    "dragoman.ops.fused_norm"
-)  # the package has its function by that name
 RATE, EPSILON = 0.3, 1e-5
 
 
 @pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    """Switch the kernel on for each test, and forget what was compared before."""
-    enable_short_attention(True)
-    module.NORMED.is_enabled = True
-    module.NORMED._verified.clear()
+def enabled_kernel() -> Iterator[None]:
+    """Enable the kernel for each test, with nothing verified."""
+    module.DROPOUT_ADD_NORM_KERNEL.is_enabled = True
+    module.DROPOUT_ADD_NORM_KERNEL._verified.clear()
     yield
-    enable_short_attention(False)
-    module.NORMED.is_enabled = True
+    module.DROPOUT_ADD_NORM_KERNEL.is_enabled = True
 
 
 def inputs(rows: int, width: int, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
-    """Draw a gradient, a sum, seeds and a scale."""
+    """Draw a gradient, a residual sum, seeds and a norm weight."""
     generator = torch.Generator().manual_seed(rows)
     outer, total = (
         torch.randn(rows, 3, width, generator=generator).to(device, dtype) for _ in range(2)
@@ -48,7 +41,7 @@ def inputs(rows: int, width: int, dtype: torch.dtype, device: str = "cpu") -> li
 
 
 def error(given: list[Tensor]) -> float:
-    """Give the largest difference to autograd's gradients in float64, each against its largest number if past 1; dropped ones are exact."""
+    """Return the largest relative error of the gradients against autograd in float64."""
     outer, total, seeds, weight = given
     grad, thinned, sums = torch.ops.dragoman.dropout_add_norm_backward(*given, RATE, EPSILON)
     exact = [
@@ -68,12 +61,12 @@ def error(given: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("width", [128, 48])
-def test_its_equations_are_autograds(width: int) -> None:
+def test_reference_equals_autograd(width: int) -> None:
     assert error(inputs(5, width, torch.float64)) < 1e-12
     assert error(inputs(5, width, torch.bfloat16)) < 0.01
 
 
-def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
+def test_operator_passes_opcheck() -> None:
     torch.library.opcheck(
         torch.ops.dragoman.dropout_add_norm_backward.default,
         (*inputs(2, 16, torch.float32), RATE, EPSILON),
@@ -81,13 +74,16 @@ def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
-def test_compiled_layers_take_this_way_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers are dropped on both ways, forward and back, for all lengths by one graph."""
+def test_compiled_layers_use_the_operator_with_equal_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Forward and backward pass drop the same elements; one graph serves all lengths."""
     torch.manual_seed(0)
     residual = PostNorm(LayerNorm(16), dropout=RATE)
+    residual.cuda_graphs = True
     found: dict[bool, list[Tensor]] = {}
     for packed in (True, False):
-        monkeypatch.setattr(module, "_may", lambda x, packed=packed: packed)
+        monkeypatch.setattr(module, "_can_run_fused", lambda *_, packed=packed: packed)
         torch._dynamo.reset()
         add_output = torch.compile(
             residual.add_output, backend="aot_eager", dynamic=True, fullgraph=True
@@ -117,28 +113,37 @@ def test_compiled_layers_take_this_way_and_give_the_same(monkeypatch: pytest.Mon
         PostNorm(LayerNorm(16)),
     ],
 )
-def test_others_go_the_plain_way(residual: PostNorm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_may", lambda x: True)
-    monkeypatch.setattr(module._NormedSum, "apply", lambda *_: pytest.fail("not for this"))
+def test_other_residuals_do_not_use_the_operator(
+    residual: PostNorm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_can_run_fused", lambda *_: True)
+    monkeypatch.setattr(module._DropoutAddNorm, "apply", lambda *_: pytest.fail("not for this"))
+    residual.cuda_graphs = True
     x = torch.ones(2, 3, 16)
     assert residual.add_output(x, x).shape == x.shape
 
 
-def test_only_compiled_half_precision_of_known_widths_is_tried(
+def test_the_kernel_runs_only_compiled_in_half_precision_under_cuda_graphs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def can_run(x: Tensor) -> bool:
+        weight = x[0]
+        return module._can_run_fused(x, x, weight, weight)
+
     x = torch.ones(2, 128, dtype=torch.bfloat16)
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
-    assert not module._may(x), "nothing is compiled"
+    assert not can_run(x), "not compiled"
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert module._may(x)
-    assert not module._may(x.float())
-    assert not module._may(x[:, :100])
-    enable_short_attention(False)
-    assert not module._may(x)
+    assert can_run(x)
+    assert not can_run(x.float())
+    assert not can_run(x[:, :100])
+    assert not module._can_run_fused(x, x, x[0].float(), x[0])
+    monkeypatch.setattr(module, "_can_run_fused", lambda *_: pytest.fail("no CUDA graph"))
+    residual = PostNorm(LayerNorm(16), dropout=RATE)
+    assert residual.add_output(torch.ones(2, 3, 16), torch.ones(2, 3, 16)).shape == (2, 3, 16)
 
 
-def test_what_does_not_run_is_told_of_once_and_done_without(
+def test_a_failing_kernel_is_logged_once_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
@@ -151,29 +156,29 @@ def test_what_does_not_run_is_told_of_once_and_done_without(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert "dropout_add_norm_kernel" in told[0]  # what was found
-    assert "PyTorch's are used" in told[0]
+    assert "falling back to PyTorch" in told[0]
 
 
 @needs_triton
-def test_the_kernel_in_tritons_interpreter() -> None:
+def test_kernel_in_the_triton_interpreter() -> None:
     run_interpreted(__file__)
 
 
 @interpreted
 @pytest.mark.parametrize(("rows", "width"), [(1, 128), (7, 128), (15, 512)])
-def test_the_interpreted_kernel_is_autograds(
+def test_interpreted_kernel_equals_autograd(
     rows: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GuardedKernel, "can_run", lambda self, x: self.is_enabled)
     monkeypatch.setattr(module, "ROW_PARTITIONS", 4)
     assert error(inputs(rows, width, torch.float32)) < 1e-5
     assert error(inputs(rows, width, torch.float16)) < 0.003
-    assert module.NORMED.is_enabled
-    assert len(module.NORMED._verified) == 2, "both ways were taken"
+    assert module.DROPOUT_ADD_NORM_KERNEL.is_enabled
+    assert len(module.DROPOUT_ADD_NORM_KERNEL._verified) == 2, "two dtypes"
 
 
 @needs_triton
-@pytest.mark.parametrize("width", module.WIDTHS)
+@pytest.mark.parametrize("width", module.SUPPORTED_WIDTHS)
 def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(width: int) -> None:
     """Numbers are read and written in wide pieces, which decides how fast it is, and nothing spills."""
     from dragoman.ops.triton import dropout_add_norm_kernel
@@ -197,4 +202,4 @@ def test_the_kernel_can_be_compiled_for_a_gpu_that_is_not_there(width: int) -> N
 @pytest.mark.parametrize(("rows", "width"), [(1, 128), (700, 512), (9000, 512), (50, 1024)])
 def test_the_kernel_on_a_gpu_is_autograds(rows: int, width: int) -> None:
     assert error(inputs(rows, width, torch.bfloat16, "cuda")) < 0.02
-    assert module.NORMED.is_enabled, "the kernel must not have failed"
+    assert module.DROPOUT_ADD_NORM_KERNEL.is_enabled, "the kernel must not have failed"

@@ -1,4 +1,4 @@
-"""Kernels under guard: compared with what they replace, given up where they differ or fail, and not for a full memory."""
+"""Guarded kernels: verified against the reference, disabled after a failure, not on out of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from dragoman.ops.guarded_kernel import GuardedKernel, is_close
 
 
-def test_a_kernel_that_computes_something_else_is_found_out(
+def test_a_kernel_with_wrong_results_is_disabled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kernel, right = GuardedKernel("something"), torch.arange(4.0)
@@ -22,10 +22,12 @@ def test_a_kernel_that_computes_something_else_is_found_out(
             else (right,)
         )
         assert torch.equal(found, right)
-    assert caplog.text.count("something does not run here (ArithmeticError: it differs") == 1
+    assert (
+        caplog.text.count("kernel for something failed (ArithmeticError: its result differs") == 1
+    )
 
 
-def test_a_kernel_is_compared_once_for_each_kind_and_never_where_there_is_no_number() -> None:
+def test_each_variant_is_verified_once_on_finite_values() -> None:
     kernel, taken = GuardedKernel("something"), []
 
     def plain() -> tuple[Tensor]:
@@ -35,12 +37,12 @@ def test_a_kernel_is_compared_once_for_each_kind_and_never_where_there_is_no_num
     for kind in ("one", "one", "one", "two"):
         kernel.run(kind, lambda: (torch.ones(3),), plain)
     assert len(taken) == 3, (
-        "twice for the first kind, whose first numbers were none, and once for the second"
+        "twice for the first variant, whose first values were NaN, and once for the second"
     )
     assert kernel.is_enabled
 
 
-def test_a_full_memory_is_no_reason_to_give_a_kernel_up() -> None:
+def test_out_of_memory_does_not_disable_a_kernel() -> None:
     def fill() -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -52,7 +54,7 @@ def test_a_full_memory_is_no_reason_to_give_a_kernel_up() -> None:
     assert kernel.is_enabled
 
 
-def test_rounding_is_no_difference() -> None:
+def test_is_close_allows_rounding() -> None:
     assert is_close(torch.tensor([1.0, -2.0]), torch.tensor([1.01, -2.0]))
     assert not is_close(torch.tensor([1.0, -2.0]), torch.tensor([1.1, -2.0]))
     assert not is_close(torch.tensor([torch.nan, -2.0]), torch.tensor([1.0, -2.0]))

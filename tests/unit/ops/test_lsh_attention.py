@@ -1,4 +1,4 @@
-"""The kernels between the products of hashed attention: compiled they give the same, and without a compiler they still work."""
+"""LSH attention on sorted tokens, with and without torch.compile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(tokens: int, *, causal: bool, torch_compile: bool) -> list[Tensor]:
     return [output, *torch.autograd.grad(output.square().sum(), [query, key, value])]
 
 
-def test_a_compiler_that_fails_is_done_without_and_told_of_once(
+def test_a_failing_torch_compile_is_logged_once_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(function: object, **_: object) -> object:
@@ -49,8 +49,10 @@ def test_a_compiler_that_fails_is_done_without_and_told_of_once(
         ):
             assert torch.equal(one, other)
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2  # of the way forward, and of the way back
-    assert all("RuntimeError" in message and "set compiled=false" in message for message in told)
+    assert len(told) == 2  # forward and backward pass
+    assert all(
+        "RuntimeError" in message and "set torch_compile=false" in message for message in told
+    )
 
 
 def test_an_error_of_the_function_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +65,7 @@ def test_an_error_of_the_function_itself_is_not_hidden(monkeypatch: pytest.Monke
         lsh_attention.compile_with_fallback(wrong)()
 
 
-def test_too_little_memory_is_not_taken_for_a_failing_compiler(
+def test_out_of_memory_is_not_a_compiler_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def torch_compile() -> None:
@@ -77,7 +79,7 @@ def test_too_little_memory_is_not_taken_for_a_failing_compiler(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
 @pytest.mark.parametrize("causal", [True, False])
-def test_compiled_kernels_give_the_same_at_any_length(
+def test_compiled_functions_give_equal_results_at_any_length(
     causal: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     for tokens in (130, 257):
@@ -91,7 +93,7 @@ def test_compiled_kernels_give_the_same_at_any_length(
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_who_meets_whom_in_three_rounds_of_four_tokens(causal: bool) -> None:
+def test_visible_pairs_of_three_rounds_of_four_tokens(causal: bool) -> None:
     """By hand: a pair counts in the first round in which it is near, and never in two."""
     codes = torch.tensor([[10, 11, 90, 12], [50, 10, 51, 11], [1, 2, 3, 4]])  # rounds, tokens
     met = torch.zeros(4, 4, dtype=torch.int64)

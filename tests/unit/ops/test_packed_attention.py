@@ -1,8 +1,7 @@
-"""Attention straight from a layer's products: plain attention, with gradients where the products want them."""
+"""Attention on packed projections equals plain attention, with packed gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,14 +10,9 @@ from kernel_kit import interpreted, needs_gpu, needs_triton, run_interpreted
 from torch import Tensor
 
 from dragoman.attention import CrossAttention, SelfAttention
-from dragoman.ops import (
-    attend_packed,
-    attend_reference,
-    enable_short_attention,
-    packed_attention,
-    short_attention,
-)
+from dragoman.ops import attend_packed, attend_reference, attention, packed_attention
 from dragoman.ops.packed_attention import SplitHeads
+from dragoman.ops.short_attention import SHORT_ATTENTION_KERNEL
 
 SHAPES = [
     (5, None, 16),
@@ -30,21 +24,20 @@ SHAPES = [
 
 
 @pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    """Switch the kernels on for each test, whatever another left behind."""
-    enable_short_attention(True)
-    yield
-    enable_short_attention(False)
+def enabled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enable the kernel for each test, whatever another left behind."""
+    monkeypatch.setattr(SHORT_ATTENTION_KERNEL, "is_enabled", True)
 
 
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take this way on a CPU too, by its equations."""
-    monkeypatch.setattr(packed_attention, "_is_on_gpu", lambda asking: True)
-    monkeypatch.setattr(packed_attention, "can_attend_short", lambda *_, dropout, **__: not dropout)
+    """Use the operator on a CPU too, where it computes its equations."""
+    monkeypatch.setattr(attention, "_can_use_short_kernels", lambda query, cuda_graphs: True)
+    monkeypatch.setattr(packed_attention, "is_supported", lambda *_, dropout, **__: not dropout)
+    monkeypatch.setattr("dragoman.ops.short_attention.is_supported", lambda *_, **__: False)
 
 
-def products(
+def projections(
     queries: int, keys: int | None, width: int, dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[Tensor, Tensor | None]:
     generator = torch.Generator().manual_seed(queries)
@@ -66,18 +59,22 @@ def lengths_mask(keys: int, device: str) -> Tensor:
     )
 
 
-def error(asking: Tensor, told: Tensor | None, *, masked: bool, causal: bool) -> float:
-    """Give the largest difference to plain attention in float64, of context and gradients, each against its largest number if past 1."""
-    keys = asking.size(1) if told is None else told.size(1)
-    mask = lengths_mask(keys, asking.device.type) if masked else None
-    context = attend_packed(asking, told, heads=2, mask=mask, causal=causal, dropout=0.0)
-    assert context is not None
+def error(
+    packed_query: Tensor, packed_key_value: Tensor | None, *, masked: bool, causal: bool
+) -> float:
+    """Return the largest relative error of context and gradients against float64."""
+    keys = packed_query.size(1) if packed_key_value is None else packed_key_value.size(1)
+    mask = lengths_mask(keys, packed_query.device.type) if masked else None
+    context = attend_packed(
+        packed_query, packed_key_value, heads=2, mask=mask, causal=causal, cuda_graphs=True
+    )
+    assert "packed_attention" in context.grad_fn.name()
     assert context.is_contiguous()
-    given = [asking] if told is None else [asking, told]
+    given = [packed_query] if packed_key_value is None else [packed_query, packed_key_value]
     outer = torch.randn(context.shape, generator=torch.Generator().manual_seed(0)).to(context)
     ours = [context, *torch.autograd.grad(context, given, outer)]
     exact = [each.detach().double().requires_grad_() for each in given]
-    parts = SplitHeads.split(exact[0], None if told is None else exact[1], 2)
+    parts = SplitHeads.split(exact[0], None if packed_key_value is None else exact[1], 2)
     plain = attend_reference(*parts, mask=mask, causal=causal).context.transpose(1, 2).flatten(2)
     theirs = [plain, *torch.autograd.grad(plain, exact, outer.double())]
     return max(
@@ -88,26 +85,27 @@ def error(asking: Tensor, told: Tensor | None, *, masked: bool, causal: bool) ->
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
-def test_its_equations_are_plain_attention(
+def test_reference_equals_plain_attention(
     anywhere: None, queries: int, keys: int | None, width: int, masked: bool
 ) -> None:
-    given = products(queries, keys, width, torch.float64)
+    given = projections(queries, keys, width, torch.float64)
     assert error(*given, masked=masked, causal=keys is None) < 1e-12
 
 
-def test_the_operators_keep_their_promises_to_the_compiler() -> None:
-    """Shapes and strides without computing, no change to the inputs, gradients registered: PyTorch's own checks."""
+def test_operators_pass_opcheck() -> None:
+    """PyTorch's own checks: fake shapes and strides, no mutation, registered gradients."""
     for keys in (None, 7):
-        asking, told = products(5, keys, 16, torch.float32)
+        packed_query, packed_key_value = projections(5, keys, 16, torch.float32)
         torch.library.opcheck(
-            torch.ops.dragoman.packed_attention.default, (asking, told, None, 2, False, 0.25)
+            torch.ops.dragoman.packed_attention.default,
+            (packed_query, packed_key_value, None, 2, False, 0.25),
         )
         outer = torch.randn(3, 5, 32)
         mask = torch.rand(3, 5 if keys is None else 7) > 0.3
         given = (
             outer,
-            asking.detach(),
-            None if told is None else told.detach(),
+            packed_query.detach(),
+            None if packed_key_value is None else packed_key_value.detach(),
             mask,
             2,
             False,
@@ -117,7 +115,7 @@ def test_the_operators_keep_their_promises_to_the_compiler() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
-def test_layers_take_this_way_and_give_the_same(
+def test_layers_use_the_operator_with_equal_results(
     anywhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -137,7 +135,7 @@ def test_layers_take_this_way_and_give_the_same(
     packed = outputs()
     compiled = torch.compile(own, backend="aot_eager", fullgraph=True)(x, causal=True)
     torch.testing.assert_close(compiled, packed[0])
-    monkeypatch.setattr(packed_attention, "_is_on_gpu", lambda asking: False)
+    monkeypatch.setattr(attention, "_can_use_short_kernels", lambda query, cuda_graphs: False)
     for one, two in zip(packed, outputs(), strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
 
@@ -145,7 +143,7 @@ def test_layers_take_this_way_and_give_the_same(
 @pytest.mark.parametrize(
     "changes", [{"kv_heads": 1}, {"talking_heads": True}, {"dropout": 0.5}, {"window": 3}]
 )
-def test_what_is_done_to_heads_one_by_one_goes_another_way(
+def test_other_forms_of_attention_do_not_use_the_operator(
     anywhere: None, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(
@@ -157,41 +155,46 @@ def test_what_is_done_to_heads_one_by_one_goes_another_way(
     assert SelfAttention(32, 2, **changes).train()(torch.randn(2, 5, 32)).shape == (2, 5, 32)
 
 
-def test_a_cpu_never_comes_here() -> None:
-    asking, _ = products(5, None, 16, torch.bfloat16)
-    assert attend_packed(asking, None, heads=2, mask=None, causal=False, dropout=0.0) is None
+@pytest.mark.parametrize("keys", [None, 7])
+def test_the_operator_is_not_used_on_a_cpu(keys: int | None) -> None:
+    packed_query, packed_key_value = projections(5, keys, 16, torch.float64)
+    context = attend_packed(packed_query, packed_key_value, heads=2, cuda_graphs=True)
+    assert "packed_attention" not in context.grad_fn.name()
+    plain = attend_reference(*SplitHeads.split(packed_query, packed_key_value, 2)).context
+    torch.testing.assert_close(context, plain.transpose(1, 2).flatten(2))
 
 
 @needs_triton
-def test_the_kernels_in_tritons_interpreter() -> None:
+def test_kernels_in_the_triton_interpreter() -> None:
     run_interpreted(__file__)
 
 
 @interpreted
 @pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
-def test_interpreted_kernels_are_plain_attention(
+def test_interpreted_kernels_equal_plain_attention(
     anywhere: None, monkeypatch: pytest.MonkeyPatch, queries: int, keys: int | None, width: int
 ) -> None:
-    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: True)
+    monkeypatch.setattr(SHORT_ATTENTION_KERNEL, "can_run", lambda query: True)
     for dtype, bound in [(torch.float32, 1e-5), (torch.float16, 0.002)]:
         assert (
-            error(*products(queries, keys, width, dtype), masked=True, causal=keys is None) < bound
+            error(*projections(queries, keys, width, dtype), masked=True, causal=keys is None)
+            < bound
         )
-    assert short_attention._enabled, "the kernels must not have failed"
+    assert SHORT_ATTENTION_KERNEL.is_enabled, "the kernels must not have failed"
 
 
 @needs_gpu
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
-def test_kernels_on_a_gpu_are_plain_attention(
+def test_kernels_on_a_gpu_equal_plain_attention(
     queries: int, keys: int | None, width: int, masked: bool
 ) -> None:
     assert (
         error(
-            *products(queries, keys, width, torch.bfloat16, "cuda"),
+            *projections(queries, keys, width, torch.bfloat16, "cuda"),
             masked=masked,
             causal=keys is None,
         )
         < 0.016
     )
-    assert short_attention._enabled, "the kernels must not have failed"
+    assert SHORT_ATTENTION_KERNEL.is_enabled, "the kernels must not have failed"

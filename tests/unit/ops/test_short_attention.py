@@ -1,13 +1,12 @@
-"""Attention for short sentences: as an operator it is the plain one, its Triton kernels agree, and without them nothing is lost.
+"""Attention kernels for short sentences equal plain attention, and fall back to it on failure.
 
-The kernels run here in Triton's interpreter where Triton is installed, which multiplies float16 and float32 but not bfloat16;
-on a GPU they run as they are.
+The kernels run in Triton's interpreter where Triton is installed, in float16 and float32 (it has no
+bfloat16), and compiled on a GPU.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from kernel_kit import compile_for_hopper, interpreted, needs_gpu, needs_triton,
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from dragoman.ops import attend, attend_reference, enable_short_attention, short_attention
-from dragoman.ops.short_attention import attend_short, can_attend_short
+from dragoman.ops import attend, attend_reference, attention, short_attention
+from dragoman.ops.short_attention import SHORT_ATTENTION_KERNEL, attend_short, is_supported
 
 SHAPES = [  # queries, keys, head width
     (1, 1, 16), (5, 5, 16), (16, 16, 64), (17, 9, 32), (9, 17, 64), (1, 30, 64),
@@ -26,11 +25,9 @@ SHAPES = [  # queries, keys, head width
 
 
 @pytest.fixture(autouse=True)
-def switched_on() -> Iterator[None]:
-    """Switch the kernels on for each test, whatever another left behind."""
-    enable_short_attention(True)
-    yield
-    enable_short_attention(False)
+def enabled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enable the kernel for each test, whatever another left behind."""
+    monkeypatch.setattr(SHORT_ATTENTION_KERNEL, "is_enabled", True)
 
 
 def heads(
@@ -42,7 +39,7 @@ def heads(
     rows: int = 2,
     count: int = 3,
 ) -> list[Tensor]:
-    """Cut queries, keys and values out of products, as multi-head attention does: none of them lies in one piece."""
+    """Split queries, keys and values from packed projections: none of them is contiguous."""
     generator = torch.Generator().manual_seed(queries * 1000 + keys)
     asked, told = (
         torch.randn(rows, length, 3 * count * width, generator=generator)
@@ -139,64 +136,65 @@ def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of its own doing
-def test_a_compiled_graph_has_it_in_one_piece() -> None:
+def test_attend_short_compiles_into_one_graph() -> None:
     inputs = heads(5, 7, 16, torch.float64)
     mask = key_mask("ends", 7)
     compiled = torch.compile(attend_short, backend="aot_eager", fullgraph=True)
     assert errors(inputs, mask, causal=True, attending=compiled) < 1e-12
 
 
-def test_nothing_is_kept_for_the_way_back_but_what_went_in() -> None:
+def test_only_inputs_are_saved_for_the_backward_pass() -> None:
     inputs, kept = heads(5, 7, 16, torch.float32), []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: (kept.append(x.data_ptr()), x)[1], lambda x: x
     ):
         context = attend_short(*inputs)
     assert set(kept) == {each.data_ptr() for each in inputs}
-    assert context.transpose(1, 2).is_contiguous()  # joining the heads copies nothing
+    assert context.transpose(1, 2).is_contiguous()  # concatenating the heads copies nothing
 
 
-def test_who_is_short() -> None:
-    """Only what the kernels were made for goes to them; a GPU's tensors are pretended here."""
+def test_supported_shapes_and_dtypes() -> None:
+    """Checked with fake CUDA tensors."""
 
-    def asked(queries: int = 20, keys: int = 20, width: int = 64, **changed: Any) -> bool:
+    def supports(queries: int = 20, keys: int = 20, width: int = 64, **changed: Any) -> bool:
         dtype, device = changed.pop("dtype", torch.bfloat16), changed.pop("device", "cuda")
         grad = changed.pop("grad", True)
         query, key, value = (
             torch.empty(2, 4, n, width, dtype=dtype, device=device, requires_grad=grad)
             for n in (queries, keys, keys)
         )
-        return can_attend_short(
+        return is_supported(
             query, key, value, **{"mask": None, "dropout": 0.0, "bias": None, **changed}
         )
 
     with FakeTensorMode():
-        assert asked()
-        assert asked(dtype=torch.float16)
-        assert asked(64, 64)
-        assert asked(mask=torch.empty(2, 1, 20, dtype=torch.bool, device="cuda"))
-        assert asked(mask=torch.empty(1, 1, 1, 20, dtype=torch.bool, device="cuda"))
-        assert not asked(device="cpu")
-        assert not asked(dtype=torch.float32)
-        assert not asked(65, 20)
-        assert not asked(20, 65)
-        assert not asked(20, 0)
-        assert not asked(width=48)
-        assert not asked(100, 100, width=128)  # four tiles of it would not fit
-        assert not asked(grad=False)
-        assert not asked(dropout=0.1)
-        assert not asked(bias=torch.empty(1, 4, 20, 20, device="cuda"))
-        assert not asked(mask=torch.empty(2, 20, 20, dtype=torch.bool, device="cuda"))
-        assert not asked(mask=torch.empty(2, 4, 1, 20, dtype=torch.bool, device="cuda"))
-        assert not asked(mask=torch.empty(20, 20, dtype=torch.bool, device="cuda"))
-        enable_short_attention(False)
-        assert not asked()
+        assert supports()
+        assert supports(dtype=torch.float16)
+        assert supports(64, 64)
+        assert supports(mask=torch.empty(2, 1, 20, dtype=torch.bool, device="cuda"))
+        assert supports(mask=torch.empty(1, 1, 1, 20, dtype=torch.bool, device="cuda"))
+        assert not supports(device="cpu")
+        assert not supports(dtype=torch.float32)
+        assert not supports(65, 20)
+        assert not supports(20, 65)
+        assert not supports(20, 0)
+        assert not supports(width=48)
+        assert not supports(100, 100, width=128)  # four tiles would not fit
+        assert not supports(grad=False)
+        assert not supports(dropout=0.1)
+        assert not supports(bias=torch.empty(1, 4, 20, 20, device="cuda"))
+        assert not supports(mask=torch.empty(2, 20, 20, dtype=torch.bool, device="cuda"))
+        assert not supports(mask=torch.empty(2, 4, 1, 20, dtype=torch.bool, device="cuda"))
+        assert not supports(mask=torch.empty(20, 20, dtype=torch.bool, device="cuda"))
+        SHORT_ATTENTION_KERNEL.is_enabled = False
+        assert not supports()
 
 
-def test_attend_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attend_uses_the_operator_where_it_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
+    monkeypatch.setattr(attention, "_can_use_short_kernels", lambda query, cuda_graphs: True)
     monkeypatch.setattr(
-        "dragoman.ops.attention.is_short", lambda *_, **named: asked.update(named) or True
+        short_attention, "is_supported", lambda *_, **named: asked.update(named) or True
     )
     inputs, mask = heads(6, 7, 16, torch.float64), key_mask("nothing", 7)
     context = attend(*inputs, mask=mask, causal=True, scale=0.3, dropout=0.0)
@@ -206,11 +204,21 @@ def test_attend_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors(inputs, mask, causal=True, scale=0.3, attending=attend) < 1e-12
 
 
-def test_kernels_that_do_not_run_are_told_of_once_and_done_without(
+def test_attend_uses_the_operator_only_on_gpus_under_cuda_graphs() -> None:
+    with FakeTensorMode():
+        query = torch.empty(2, 4, 5, 64, device="cuda")
+    assert attention._can_use_short_kernels(query, True)
+    assert not attention._can_use_short_kernels(query, False)
+    assert not attention._can_use_short_kernels(torch.empty(2, 4, 5, 64), True)
+
+
+def test_failing_kernels_are_logged_once_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A missing package, a missing compiler, a driver too old: all end here, and the result is the same."""
-    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: short_attention._enabled)
+    """A missing package or compiler, an old driver: the result is the same."""
+    monkeypatch.setattr(
+        SHORT_ATTENTION_KERNEL, "can_run", lambda query: SHORT_ATTENTION_KERNEL.is_enabled
+    )
     monkeypatch.setitem(
         sys.modules, "dragoman.ops.triton.short_attention_kernels", None
     )  # importing it fails
@@ -220,16 +228,18 @@ def test_kernels_that_do_not_run_are_told_of_once_and_done_without(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert "Error" in told[0]
-    assert "short_tiles" in told[0]  # what was found
-    assert "PyTorch's own is used" in told[0]
+    assert "short_attention_kernels" in told[0]  # what was found
+    assert "falling back to PyTorch" in told[0]
 
 
-def test_kernels_that_fail_on_the_way_back_are_done_without(
+def test_kernels_that_fail_in_the_backward_pass_are_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     inputs = heads(5, 5, 16, torch.float64)
     context = attend_short(*inputs)
-    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: short_attention._enabled)
+    monkeypatch.setattr(
+        SHORT_ATTENTION_KERNEL, "can_run", lambda query: SHORT_ATTENTION_KERNEL.is_enabled
+    )
     monkeypatch.setitem(sys.modules, "dragoman.ops.triton.short_attention_kernels", None)
     monkeypatch.delattr("dragoman.ops.triton.short_attention_kernels", raising=False)
     grads = torch.autograd.grad(context.sum(), inputs)
@@ -240,7 +250,7 @@ def test_kernels_that_fail_on_the_way_back_are_done_without(
 
 
 @needs_triton
-def test_the_kernels_in_tritons_interpreter() -> None:
+def test_kernels_in_the_triton_interpreter() -> None:
     run_interpreted(__file__)
 
 
@@ -248,21 +258,21 @@ def test_the_kernels_in_tritons_interpreter() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["none", "ends", "holes", "nothing"])
 @pytest.mark.parametrize(("queries", "keys", "width"), SHAPES)
-def test_interpreted_kernels_are_plain_attention(
+def test_interpreted_kernels_equal_plain_attention(
     monkeypatch: pytest.MonkeyPatch, queries: int, keys: int, width: int, name: str, causal: bool
 ) -> None:
-    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: True)
+    monkeypatch.setattr(SHORT_ATTENTION_KERNEL, "can_run", lambda query: True)
     for dtype, bound in [(torch.float32, 1e-5), (torch.float16, 0.002)]:
         assert (
             errors(heads(queries, keys, width, dtype), key_mask(name, keys), causal=causal) < bound
         )
-    assert short_attention._enabled, "the kernels must not have failed"
+    assert SHORT_ATTENTION_KERNEL.is_enabled, "the kernels must not have failed"
 
 
 @interpreted
 def test_interpreted_kernels_take_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads whose numbers do not lie side by side, repeated heads, a gradient that is one number everywhere."""
-    monkeypatch.setattr(short_attention, "_can_run_triton", lambda query: True)
+    """Strided heads, expanded heads, and an expanded gradient."""
+    monkeypatch.setattr(SHORT_ATTENTION_KERNEL, "can_run", lambda query: True)
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 3, 16, 5, generator=generator).mT.requires_grad_()
     key, value = (
@@ -277,7 +287,7 @@ def test_interpreted_kernels_take_any_strides(monkeypatch: pytest.MonkeyPatch) -
     )
     for one, other in zip(grads, plain, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-    assert short_attention._enabled, "the kernels must not have failed"
+    assert SHORT_ATTENTION_KERNEL.is_enabled, "the kernels must not have failed"
 
 
 @needs_triton
@@ -285,10 +295,8 @@ def test_interpreted_kernels_take_any_strides(monkeypatch: pytest.MonkeyPatch) -
     ("name", "rows", "warps"),
     [("_forward", 32, 1), ("_backward", 32, 2), ("_forward", 128, 4), ("_backward", 128, 8)],
 )
-def test_kernels_can_be_compiled_for_a_gpu_that_is_not_there(
-    name: str, rows: int, warps: int
-) -> None:
-    """The interpreter takes Python that the compiler does not; the assembler for compute capability 9.0 comes with Triton."""
+def test_kernels_compile_for_hopper(name: str, rows: int, warps: int) -> None:
+    """The interpreter accepts Python that the compiler does not."""
     from dragoman.ops.triton import short_attention_kernels
 
     kernel = getattr(short_attention_kernels, name)
@@ -319,7 +327,7 @@ def test_kernels_on_a_gpu_are_plain_attention(
         errors(inputs, key_mask(name, keys, "cuda", rows=3), causal=causal, attending=attend)
         < bound
     )
-    assert short_attention._enabled, "the kernels must not have failed"
+    assert SHORT_ATTENTION_KERNEL.is_enabled, "the kernels must not have failed"
 
 
 @needs_gpu

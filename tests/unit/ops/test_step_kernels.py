@@ -403,7 +403,7 @@ def test_a_kernel_that_does_not_run_is_told_of_once_and_done_without(
         call()
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
-    assert told[0].startswith(f"{kernel.name} does not run here")
+    assert told[0].startswith(f"the fused kernel for {kernel.name} failed")
     assert module in told[0]  # what was found
     assert not kernel.is_enabled
     assert all(each.is_enabled for each in KERNELS if each is not kernel)

@@ -36,9 +36,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("length", "radius"), [(200, 5), (97, 32), (150, 40), (33, 1), (7, 50)])
-def test_blocks_give_what_the_mask_gives(
-    length: int, radius: int, causal: bool, padded: bool
-) -> None:
+def test_blocks_equal_a_mask(length: int, radius: int, causal: bool, padded: bool) -> None:
     torch.manual_seed(0)
     inputs = [
         torch.randn(2, 3, length, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)
@@ -62,7 +60,7 @@ def test_blocks_give_what_the_mask_gives(
 
 @pytest.mark.parametrize("within", [None, "rotation"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_layer_takes_the_way_of_blocks_and_is_the_same_when_watched(
+def test_layer_uses_blocks_with_the_result_of_a_recorded_run(
     causal: bool, within: str | None, monkeypatch
 ) -> None:
     torch.manual_seed(0)
@@ -76,7 +74,7 @@ def test_a_layer_takes_the_way_of_blocks_and_is_the_same_when_watched(
         calls.append(1)
         return attend_windowed(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("dragoman.attention.multi_head.attend_near", counted)
+    monkeypatch.setattr("dragoman.ops.windowed_attention.attend_windowed", counted)
     found = attention(x, mask=mask, causal=causal)
     assert len(calls) == 1
     with record(attention):
@@ -88,15 +86,15 @@ def test_a_layer_takes_the_way_of_blocks_and_is_the_same_when_watched(
     assert len(calls) == 1
 
 
-def test_when_it_pays() -> None:
+def test_is_faster_windowed() -> None:
     assert not is_faster_windowed(3 * MIN_BLOCK, 1)
     assert is_faster_windowed(3 * MIN_BLOCK + 1, 1)
     assert not is_faster_windowed(300, 100)
     assert is_faster_windowed(301, 100)
 
 
-def test_memory_grows_with_the_length() -> None:
-    """The largest tensor of a pass and of its way back doubles with the length; with a mask it is four times as large."""
+def test_memory_grows_linearly_with_the_length() -> None:
+    """The largest tensor of forward and backward pass grows linearly; with a mask, quadratically."""
 
     def largest(length: int, **more: object) -> int:
         attention, x = SelfAttention(8, 2, window=16, **more), torch.randn(1, length, 8)  # type: ignore[arg-type]
@@ -109,7 +107,7 @@ def test_memory_grows_with_the_length() -> None:
     assert largest(2048, within=AlibiBias(2)) >= 2048 * 2048
 
 
-def test_a_model_generates_in_a_window_what_it_computes_at_once() -> None:
+def test_decoding_with_a_window_equals_forward() -> None:
     torch.manual_seed(0)
     config = ModelConfig(
         encoder=("transformer",),
@@ -131,7 +129,7 @@ def test_a_model_generates_in_a_window_what_it_computes_at_once() -> None:
     torch.testing.assert_close(torch.cat([first, second, third.unsqueeze(1)], dim=1), whole)
 
 
-def test_only_the_window_is_read_when_generating() -> None:
+def test_decoding_reads_only_the_window() -> None:
     torch.manual_seed(0)
     config = ModelConfig(
         encoder=("transformer",),

@@ -12,13 +12,17 @@ import torch
 from torch import nn
 from training_kit import tiny_trainer
 
+from dragoman.attention import CrossAttention, SelfAttention
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import TrainConfig
 from dragoman.errors import ConfigError
+from dragoman.layers.feed_forward import FeedForward
+from dragoman.layers.norms import LayerNorm
+from dragoman.layers.residual import PostNorm
 from dragoman.models.block import Block
-from dragoman.ops import short_attention
 from dragoman.training import torch_compile
 from dragoman.training.torch_compile import (
+    allow_graph_kernels,
     choose_torch_compile,
     compile_blocks,
     configure_backends,
@@ -169,14 +173,17 @@ def test_compiled_kernels_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_short_attention_needs_cuda_graphs(
-    cuda_graphs: bool,
-) -> None:
-    configure_backends(CPU, deterministic=False, cuda_graphs=cuda_graphs)
-    assert short_attention._enabled is cuda_graphs
-    configure_backends(CPU, deterministic=False)
-    assert not short_attention._enabled
+def test_graph_kernels_are_allowed_for_one_model_only() -> None:
+    def layers() -> list[nn.Module]:
+        norm = LayerNorm(8)
+        return [SelfAttention(8, 2), CrossAttention(8, 2), FeedForward(8, 16), PostNorm(norm)]
+
+    first, second = (nn.Sequential(*layers()) for _ in range(2))
+    allow_graph_kernels(first, True)
+    assert [layer.cuda_graphs for layer in first] == [True] * 4
+    assert [layer.cuda_graphs for layer in second] == [False] * 4
+    allow_graph_kernels(first, False)
+    assert [layer.cuda_graphs for layer in first] == [False] * 4
 
 
 def test_a_cpu_needs_no_preparation() -> None:
