@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.config import ModelConfig
-from dragoman.data.batches import Batch
+from dragoman.data.collate import Batch
 from dragoman.text.special_tokens import BOS, EOS, PAD
 
 SMOOTHING = 0.1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dragoman.config import DataConfig, TextConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.batch_shapes import BatchShape
-from dragoman.data.batches import Batch, BatchPlan, collate
+from dragoman.data.collate import Batch, BatchPlan, collate
 from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers

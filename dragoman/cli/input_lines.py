@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from dragoman.data.lines import detect_utf16, guess_encoding
-from dragoman.data.text_stream import TextStream, open_input_file
+from dragoman.data.file_stream import FileStream, open_input_file
+from dragoman.data.line_reader import detect_utf16, guess_encoding
 from dragoman.errors import DataError
 
 # Bytes kept of one line: more than the translator accepts (`inference/translation.py`), which
@@ -123,7 +123,7 @@ class InputFiles:
         total = 0
         for path in self._paths:
             last = b"\n"
-            for chunk in TextStream(path).chunks():
+            for chunk in FileStream(path).chunks():
                 total, last = total + chunk.count(b"\n"), chunk[-1:]
             total += last != b"\n"
         return total
@@ -137,7 +137,7 @@ class InputFiles:
             with open(path, "rb") as stream:
                 yield from decode_lines(stream, str(path))
         else:
-            yield from decode_lines(_iter_raw_lines(TextStream(path)), str(path))
+            yield from decode_lines(_iter_raw_lines(FileStream(path)), str(path))
 
 
 def check_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -148,7 +148,7 @@ def check_inputs(paths: Sequence[Path]) -> list[Path]:
     return list(paths)
 
 
-def _iter_raw_lines(stream: TextStream) -> Iterator[bytes]:
+def _iter_raw_lines(stream: FileStream) -> Iterator[bytes]:
     """Yield a file's lines as bytes, with their line ends."""
     partial = list[bytes]()
     for chunk in stream.chunks():

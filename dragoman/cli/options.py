@@ -45,7 +45,7 @@ def check_run(context: typer.Context, path: Path) -> Path:
 
 def check_text(context: typer.Context, path: Path | None) -> Path | None:
     """Raise DataError unless a regular file can be opened."""
-    from dragoman.data.text_stream import open_input_file
+    from dragoman.data.file_stream import open_input_file
 
     if path is not None and not context.resilient_parsing:
         open_input_file(path).close()

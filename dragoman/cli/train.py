@@ -302,7 +302,7 @@ def _finetune_settings(
 
 def _check_corpus_files(config: Config | None) -> None:
     """Raise DataError unless every corpus file that the settings name can be opened."""
-    from dragoman.data.text_stream import open_input_file
+    from dragoman.data.file_stream import open_input_file
 
     for name in ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs"):
         named = getattr(config.data, name) if config else ""

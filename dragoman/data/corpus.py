@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.config.config import DataConfig, file_names
-from dragoman.data.lines import BadLine, read_line_blocks
+from dragoman.data.file_stream import DecompressionLimits, FileStream
+from dragoman.data.line_reader import BadLine, read_line_blocks
 from dragoman.data.misalignment import Misalignment, find_misalignment, line_features
 from dragoman.data.tabular_files import (
     ROW_READERS,
@@ -23,7 +24,6 @@ from dragoman.data.tabular_files import (
     detect_csv_delimiter,
     find_columns,
 )
-from dragoman.data.text_stream import DecompressionLimits, TextStream
 from dragoman.errors import ConfigError, DataError
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
@@ -55,7 +55,7 @@ class Corpus(abc.ABC):
         limits: DecompressionLimits | None = None,
     ) -> None:
         self.max_line_bytes, self.on_bad_line, self._limits = max_line_bytes, on_bad_line, limits
-        self.streams: list[TextStream] = []  # of the last iteration: progress and digests
+        self.streams: list[FileStream] = []  # of the last iteration: progress and digests
 
     @property
     @abc.abstractmethod
@@ -102,7 +102,7 @@ class Corpus(abc.ABC):
         return sum(stream.position for stream in self.streams) / total if total else 0.0
 
     def _lines(self, path: Path) -> Iterator[str | BadLine]:
-        stream = TextStream(path, self._limits)
+        stream = FileStream(path, self._limits)
         self.streams.append(stream)
         return itertools.chain.from_iterable(read_line_blocks(stream, self.max_line_bytes))
 
@@ -290,16 +290,16 @@ class ConcatCorpus(Corpus):
         return [path for part in self.parts for path in part.files]
 
     @property
-    def streams(self) -> list[TextStream]:
+    def streams(self) -> list[FileStream]:
         """The streams of all parts; new ones for parts that have not been reached."""
         return [
             stream
             for part in self.parts
-            for stream in part.streams or [TextStream(path) for path in part.files]
+            for stream in part.streams or [FileStream(path) for path in part.files]
         ]
 
     @streams.setter
-    def streams(self, streams: list[TextStream]) -> None:
+    def streams(self, streams: list[FileStream]) -> None:
         """Ignore the assignment: the parts have the streams."""
 
     def layout(self) -> dict[str, object]:

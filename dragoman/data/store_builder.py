@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.config import DataConfig
 from dragoman.data.corpus import BadPair, Corpus
-from dragoman.data.text_stream import file_sha256
+from dragoman.data.file_stream import file_sha256
 from dragoman.data.tokenizer_workers import EncodedTexts, TextBlock, encode_blocks
 from dragoman.errors import CorruptError, DataError
 from dragoman.storage.atomic import (

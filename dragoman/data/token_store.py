@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from dragoman.config.config import DataConfig
 from dragoman.data.corpus import Corpus
+from dragoman.data.file_stream import file_sha256
 from dragoman.data.store_builder import BuildProgress, StoreReport, build_store
-from dragoman.data.text_stream import file_sha256
 from dragoman.errors import CorruptError
 from dragoman.storage.atomic import hash_file
 from dragoman.storage.cache import cache_dir

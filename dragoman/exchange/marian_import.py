@@ -40,9 +40,8 @@ from dragoman.runtime.optional_packages import is_installed
 from dragoman.storage.atomic import staged_directory
 from dragoman.storage.disk import os_errors_converted
 from dragoman.text.imported_tokenizer import ImportedTokenizer
-from dragoman.text.normalization import NORMALIZATION_FORMS
 from dragoman.text.special_tokens import BOS, SPECIAL_TOKENS
-from dragoman.text.tokenizer import TOKENIZER_ALGORITHMS, Tokenizer, Tokenizers
+from dragoman.text.tokenizer import NORMALIZATION_FORMS, TOKENIZER_ALGORITHMS, Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
-from dragoman.data.batches import Batch, BatchPlan, collate
+from dragoman.data.collate import Batch, BatchPlan, collate
 from dragoman.evaluate.metrics import bleu_score, choose_tokenizer
 from dragoman.inference import Translator
 from dragoman.models.encoder_decoder import EncoderDecoder

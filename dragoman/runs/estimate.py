@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dragoman.config import Config, TrainConfig
-from dragoman.data.batches import Batch, BatchPlan, make_batch
+from dragoman.data.collate import Batch, BatchPlan, make_batch
 from dragoman.errors import ConfigError
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.registry import catalogue

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dragoman.data.corpus import BadPair, Corpus, SentencePair
-from dragoman.data.text_stream import TextStream
+from dragoman.data.file_stream import FileStream
 
 HOLD_OUT_EVERY = 50  # one pair in fifty is held out ...
 HOLD_OUT_WITHIN = 50_000  # ... of the first fifty thousand: at most a thousand pairs
@@ -25,12 +25,12 @@ class SplitCorpus(Corpus):
         return self._corpus.files
 
     @property
-    def streams(self) -> list[TextStream]:
+    def streams(self) -> list[FileStream]:
         """The open streams of the corpus."""
         return self._corpus.streams
 
     @streams.setter
-    def streams(self, streams: list[TextStream]) -> None:
+    def streams(self, streams: list[FileStream]) -> None:
         """Ignore the assignment: the corpus itself opens its streams."""
 
     def describe_line(self, number: int) -> int | str:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.errors import BundleError
-from dragoman.runtime.processes import is_process_alive
 from dragoman.storage import fault_injection
 
 Bytes = bytes | bytearray | memoryview
@@ -215,6 +214,19 @@ def _remove_leftovers(folder: Path, label: str) -> None:
             and not each.is_symlink()
         ):
             shutil.rmtree(each, ignore_errors=True)
+
+
+def is_process_alive(pid: int) -> bool:
+    """Whether a process is alive; True where the system cannot be asked safely."""
+    if os.name != "posix":
+        return True  # signal 0 would end it
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def sync_directory(directory: Path) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.data.batches import Batch
+from dragoman.data.collate import Batch
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.ops import IGNORE_INDEX, linear_cross_entropy
 from dragoman.runtime import signals

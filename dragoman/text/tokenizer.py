@@ -7,25 +7,28 @@ import hashlib
 import itertools
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
 from dragoman.config.config import TextConfig
-from dragoman.errors import BundleError, DataError
+from dragoman.errors import BundleError, DataError, suggest_name
 from dragoman.storage.atomic import read_regular
 from dragoman.text.bpe_dropout import SPACE_MARK, BPEDropoutEncoder
-from dragoman.text.normalization import NORMALIZATION_FORMS, normalize
 from dragoman.text.sentencepiece_trainer import train_sentencepiece
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 FORMAT = 1
 _MAX_BYTES = 1 << 20
 TOKENIZER_ALGORITHMS = ("bpe", "unigram", "characters")
+NORMALIZATION_FORMS = ("none", "nfc", "nfkc")
+"""`none` keeps text, `nfc` composes accents, `nfkc` also replaces compatibility characters."""
+_MAX_FAST_CHARACTERS = 4096  # characters up to which `unicodedata` is fast for any input
 
 
 def write_text_json(directory: Path, *, algorithm: str, normalization: str) -> None:
@@ -320,3 +323,41 @@ def invalid_text_error(texts: Sequence[str]) -> DataError:
     return DataError(
         "text must be valid Unicode", found=f"{texts!r:.80}", fix="decode the input as UTF-8"
     )
+
+
+def normalize(text: str, form: str) -> str:
+    """Return text in a Unicode normalization form; idempotent."""
+    if form == "none" or text.isascii():
+        return text
+    if len(text) > _MAX_FAST_CHARACTERS:
+        text = _order_marks(text, "NFKD" if form == "nfkc" else "NFD")
+    if form == "nfc":
+        return (
+            text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
+        )
+    if form == "nfkc":
+        return unicodedata.normalize("NFKC", text)
+    raise DataError(
+        "the normalization form must be known",
+        found=repr(form),
+        fix=suggest_name(form, NORMALIZATION_FORMS),
+    )
+
+
+def _order_marks(text: str, form: Literal["NFD", "NFKD"]) -> str:
+    """Decompose text and put its combining marks into canonical order, in O(n log n).
+
+    `unicodedata.normalize` inserts one mark after the other, which takes minutes for a letter with
+    200,000 of them.
+    """
+    decomposed = "".join([unicodedata.normalize(form, char) for char in text])
+    ordered, marks = list[str](), list[str]()
+    for char in decomposed:
+        if unicodedata.combining(char):
+            marks.append(char)
+            continue
+        if marks:
+            ordered += sorted(marks, key=unicodedata.combining) if len(marks) > 1 else marks
+            marks = []
+        ordered.append(char)
+    return "".join([*ordered, *sorted(marks, key=unicodedata.combining)])

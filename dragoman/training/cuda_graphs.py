@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.recorder import is_recording
-from dragoman.data.batches import Batch
-from dragoman.runtime.cuda_graph import CudaGraphCapturer
+from dragoman.data.collate import Batch
+from dragoman.runtime.cuda_graph_capture import CudaGraphCapturer
 from dragoman.runtime.memory import is_out_of_memory
 from dragoman.runtime.seeds import seed_generators
 from dragoman.training.task import Loss

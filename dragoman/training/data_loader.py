@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dragoman.data.batches import Batch, BatchPlan, Cursor, plan_step
+from dragoman.data.collate import Batch, BatchPlan, Cursor, plan_step
 from dragoman.storage import fault_injection
 
 CollateFunction = Callable[[np.ndarray, int], Batch]  # (example numbers, seed) -> batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from dragoman.checkpoint.format import Checkpoint, has_json_type
-from dragoman.data.batches import Cursor
+from dragoman.data.collate import Cursor
 from dragoman.errors import DivergedError
 from dragoman.storage.manifest import corrupt_file_error
 from dragoman.training.data_loader import GlobalBatch

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dragoman.data.batches import Batch
+from dragoman.data.collate import Batch
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.runtime import signals
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory

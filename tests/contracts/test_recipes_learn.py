@@ -13,7 +13,7 @@ from model_kit import said
 from torch import Tensor
 
 from dragoman.config import Config, read_config
-from dragoman.data.batches import Batch
+from dragoman.data.collate import Batch
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import RECIPES

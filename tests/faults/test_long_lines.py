@@ -18,9 +18,9 @@ import pytest
 from dragoman.cli import input_lines
 from dragoman.inference import translation
 from dragoman.inference.translation import Translation, join_translations
-from dragoman.text import normalization as normalising
-from dragoman.text.normalization import normalize
+from dragoman.text import tokenizer as tokenizer_module
 from dragoman.text.sentence_splitter import split_long_text
+from dragoman.text.tokenizer import normalize
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 50
@@ -85,7 +85,7 @@ def test_long_texts_are_normalised_as_short_ones_are(
 ) -> None:
     draw = random.Random(3)
     letters = "aeox\u1100\u1161\u11a8\uac00\u00e9\u1e69\u0958\ufb01\u0344\u0301\u0323\u0327\u0345\u05b0\u3099か"
-    monkeypatch.setattr(normalising, "_MAX_FAST_CHARACTERS", 0)
+    monkeypatch.setattr(tokenizer_module, "_MAX_FAST_CHARACTERS", 0)
     for _ in range(500):
         text = "".join(draw.choices(letters, k=draw.randint(1, 30)))
         assert normalize(text, form) == unicodedata.normalize(form.upper(), text)
@@ -97,10 +97,10 @@ sys.path.insert(0, sys.argv[1])
 from test_long_lines import UNITS, long_line
 from dragoman.config import TextConfig
 from dragoman.text.tokenizer import train_tokenizers
-from dragoman.inference.translation import cut_lines
+from dragoman.inference.translation import split_lines
 tokenizers = train_tokenizers(["ein Satz."] * 50, ["a sentence."] * 50, TextConfig(tokenizer="characters"))
 for name in ("two accents in turn", "dots", "spaces"):
-    [line] = cut_lines([long_line(name, 300_000)], tokenizers.src, longest=100)
+    [line] = split_lines([long_line(name, 300_000)], tokenizers.src, longest=100)
     assert all(len(part.src) <= 100 for part in line.segments), name
     assert "only its first 262,144 characters were translated" in line.notes[0], name
 """

@@ -24,7 +24,7 @@ from dragoman.inference.cuda.beam_step import BeamStepper
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer
 from dragoman.inference.cuda.static_buffers import StaticBuffers, round_batch, round_length
 from dragoman.inference.engine import SearchRequest
-from dragoman.runtime.cuda_graph import GraphReplay, build_graph_capturer
+from dragoman.runtime.cuda_graph_capture import GraphReplay, build_graph_capturer
 from dragoman.text.special_tokens import EOS, PAD
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dragoman.config import TrainConfig
-from dragoman.data.batches import Batch
+from dragoman.data.collate import Batch
 from dragoman.models.stack import Stack
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, named_weights
 from dragoman.training.distributed.process_group import ProcessGroup

@@ -14,7 +14,7 @@ from dragoman.attention.location_coverage import CoverageAlignment, coverage_los
 from dragoman.attention.recorder import record
 from dragoman.attention.reinforce import ReinforceAlignment
 from dragoman.config import ModelConfig
-from dragoman.data.batches import Batch
+from dragoman.data.collate import Batch
 from dragoman.errors import DragomanError
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model

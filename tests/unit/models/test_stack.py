@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dragoman.attention.catalogue import ALIGNMENTS, SCORES
 from dragoman.config import ModelConfig
-from dragoman.data.batches import Batch
+from dragoman.data.collate import Batch
 from dragoman.models.catalogue import BLOCKS
 from dragoman.models.context import ForwardContext
 from dragoman.models.encoder_decoder import EncoderDecoder

@@ -17,6 +17,7 @@ from dragoman.errors import ConfigError, DiskError, PermissionDeniedError
 from dragoman.storage import disk, fault_injection
 from dragoman.storage.atomic import (
     hash_file,
+    is_process_alive,
     publish_directory,
     remove_flat_directory,
     replace_file,
@@ -222,3 +223,28 @@ def test_writable_makes_the_directory(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DiskError, match="file"):
         disk.require_writable(tmp_path / "file")
+
+
+def test_is_process_alive() -> None:
+    assert is_process_alive(os.getpid())
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert not is_process_alive(ended.pid)
+
+
+def test_a_process_of_another_user_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int, signal: int) -> None:
+        assert signal == 0, "nobody is to be ended"
+        raise PermissionError(pid)
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert is_process_alive(1)
+
+
+def test_no_signal_is_sent_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal was sent"))
+    monkeypatch.setattr(os, "name", "nt")
+    try:
+        assert is_process_alive(1)
+    finally:
+        monkeypatch.undo()  # before pytest looks for paths

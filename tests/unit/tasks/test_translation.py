@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from training_kit import VOCABULARY, Corpus, tiny_model
 
-from dragoman.data.batches import make_batch
+from dragoman.data.collate import make_batch
 from dragoman.errors import StoppedError
 from dragoman.runtime import signals
 from dragoman.tasks.translation import (

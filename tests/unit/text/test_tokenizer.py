@@ -17,13 +17,13 @@ from dragoman.errors import BundleError, DataError, DiskError, StoppedError
 from dragoman.runtime import signals
 from dragoman.runtime.counter_rng import splitmix64_outputs
 from dragoman.text import sentencepiece_trainer
-from dragoman.text.normalization import normalize
 from dragoman.text.sentencepiece_trainer import sample_lines
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 from dragoman.text.tokenizer import (
     Tokenizer,
     Tokenizers,
     load_tokenizers,
+    normalize,
     save_tokenizers,
     train_tokenizers,
 )

@@ -13,7 +13,7 @@ from training_kit import FakeCUDAGraphRunner
 
 from dragoman.attention import SelfAttention, edit, heads_off, record
 from dragoman.config import ModelConfig, TrainConfig
-from dragoman.data.batches import Batch, make_batch
+from dragoman.data.collate import Batch, make_batch
 from dragoman.models.factory import build_model
 from dragoman.runtime.seeds import seed_generators
 from dragoman.tasks.translation import TranslationTask

@@ -22,7 +22,7 @@ from training_kit import (
 )
 
 from dragoman.checkpoint.run_directory import RunDirectory
-from dragoman.data.batches import Batch
+from dragoman.data.collate import Batch
 from dragoman.layers.norms import LayerNorm, RMSNorm
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training import mixed_precision

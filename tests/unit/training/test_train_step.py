@@ -10,7 +10,7 @@ import torch
 from training_kit import Corpus, FakeCUDAGraphRunner, accumulated, tiny_model
 
 from dragoman.config import TrainConfig
-from dragoman.data.batches import Cursor, make_batch
+from dragoman.data.collate import Cursor, make_batch
 from dragoman.tasks.translation import TranslationTask
 from dragoman.training.data_loader import GlobalBatch, MicroBatch
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel

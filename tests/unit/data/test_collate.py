@@ -10,7 +10,7 @@ import torch
 
 from dragoman.config.config import DataConfig, TextConfig
 from dragoman.data.batch_shapes import BatchShape
-from dragoman.data.batches import Batch, BatchPlan, collate, make_batch
+from dragoman.data.collate import Batch, BatchPlan, collate, make_batch
 from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.special_tokens import BOS, EOS, PAD

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.data.lines import (
+from dragoman.data.file_stream import DecompressionLimits, FileStream, file_sha256
+from dragoman.data.line_reader import (
     BadLine,
     NumberedLine,
     detect_utf16,
@@ -20,7 +21,6 @@ from dragoman.data.lines import (
     read_line_blocks,
     read_lines,
 )
-from dragoman.data.text_stream import DecompressionLimits, TextStream, file_sha256
 from dragoman.errors import CorruptError, DataError, PermissionDeniedError
 
 
@@ -33,7 +33,7 @@ def everything(
 ) -> list[str | BadLine]:
     return [
         line
-        for block in read_line_blocks(TextStream(path, limits), max_line_bytes)
+        for block in read_line_blocks(FileStream(path, limits), max_line_bytes)
         for line in block
     ]
 
@@ -79,7 +79,7 @@ def test_only_lf_ends_a_line(tmp_path: Path, data: bytes, lines: list[str]) -> N
 def test_lines_come_back_whatever_the_chunks(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
 ) -> None:
-    import dragoman.data.text_stream as streams
+    import dragoman.data.file_stream as streams
 
     path = tmp_path_factory.mktemp("lines") / "x.txt"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
@@ -345,7 +345,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path, change:
 
 def test_the_digest_is_that_of_the_bytes_on_the_disk(tmp_path: Path) -> None:
     path = written(tmp_path / "x.gz", gzip.compress(b"a\nb\n"))
-    stream = TextStream(path)
+    stream = FileStream(path)
     assert b"".join(stream.chunks()) == b"a\nb\n"
     assert stream.digest == file_sha256(path)
     assert stream.position == stream.size == path.stat().st_size

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.data.text_stream import DecompressionLimits, TextStream
+from dragoman.data.file_stream import DecompressionLimits, FileStream
 from dragoman.errors import DataError
 
 _HIGH_RUNS = re.compile(rb"[\x80-\xff]+")
@@ -98,7 +98,7 @@ def read_lines(
 ) -> Iterator[NumberedLine]:
     """Yield a file's lines; the first bad one raises an error."""
     lines = itertools.chain.from_iterable(
-        read_line_blocks(TextStream(path, limits), max_line_bytes)
+        read_line_blocks(FileStream(path, limits), max_line_bytes)
     )
     for number, text in enumerate(lines, 1):
         if isinstance(text, BadLine):
@@ -106,7 +106,7 @@ def read_lines(
         yield NumberedLine(number, text)
 
 
-def read_line_blocks(stream: TextStream, max_line_bytes: int) -> Iterator[list[str | BadLine]]:
+def read_line_blocks(stream: FileStream, max_line_bytes: int) -> Iterator[list[str | BadLine]]:
     """Yield a file's lines in blocks, bad ones included."""
     number = 1  # number of the next block's first line
     rest = b""

@@ -86,7 +86,7 @@ class _GzipDecompressor:
         return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
 
 
-class TextStream:
+class FileStream:
     """Reads a file once from its start; afterwards `digest` is the SHA-256 of its bytes on disk."""
 
     def __init__(self, path: Path, limits: DecompressionLimits | None = None) -> None:
