@@ -248,7 +248,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         found = " ".join(str(error).split())[:300]
         raise ConfigError(
-            [f"{file} must be plain YAML in UTF-8; found {found}; correct that place"]
+            [f"{file} must be plain YAML in UTF-8; found {found}; correct that line"]
         ) from error
     if values is None:
         return {}

@@ -188,12 +188,12 @@ def _check_file(
 def _present_files(directory: Path, ignore: Collection[str]) -> Iterator[str]:
     """Return every file below a directory; links are not followed."""
     for folder, folders, files in os.walk(directory):
-        place = Path(folder).relative_to(directory)
-        if place == Path():
+        relative = Path(folder).relative_to(directory)
+        if relative == Path():
             folders[:] = [name for name in folders if name not in ignore]
             files = [name for name in files if name not in ignore]
         linked = [name for name in folders if (Path(folder) / name).is_symlink()]
-        yield from sorted((place / name).as_posix() for name in [*files, *linked])
+        yield from sorted((relative / name).as_posix() for name in [*files, *linked])
 
 
 def _is_file_table(files: Any) -> bool:

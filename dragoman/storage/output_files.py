@@ -56,12 +56,12 @@ def check_output_file(
             )
 
 
-def _check_writable(option: str, place: Path) -> None:
+def _check_writable(option: str, path: Path) -> None:
     """Raise PermissionDeniedError if a path is not writable."""
-    if not os.access(place, os.W_OK | (os.X_OK if place.is_dir() else 0)):
+    if not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
         raise PermissionDeniedError(
             f"{option} must be writable",
-            found=f"no permission to write {place}",
+            found=f"no permission to write {path}",
             fix="change its permissions or choose another path",
         )
 

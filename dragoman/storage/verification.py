@@ -14,9 +14,9 @@ from dragoman.storage.manifest import MANIFEST_NAME, FileCheck, check_files, rea
 def verify_directory(path: Path) -> list[FileCheck]:
     """Compare every file below a directory with its manifest; names are relative to it."""
     checks = [
-        check._replace(name=(place.relative_to(path) / check.name).as_posix())
-        for place in _directories_with_manifest(path)
-        for check in check_files(place, ignore=_unlisted_entries(place))
+        check._replace(name=(directory.relative_to(path) / check.name).as_posix())
+        for directory in _directories_with_manifest(path)
+        for check in check_files(directory, ignore=_unlisted_entries(directory))
     ]
     if not checks:
         found = (
@@ -67,7 +67,7 @@ def _directories_with_manifest(path: Path) -> Iterator[Path]:
         for folder in (run, run / "keep")
         if folder == run or _is_real_directory(folder)
     ]
-    steps = [place for folder in folders for place in sorted(folder.glob("step-*"))]
+    steps = [directory for folder in folders for directory in sorted(folder.glob("step-*"))]
     engines = (
         sorted(filter(_is_real_directory, path.glob("engines/[!.]*")))
         if _is_real_directory(path / "engines")
@@ -80,15 +80,15 @@ def _directories_with_manifest(path: Path) -> Iterator[Path]:
     yield from steps
 
 
-def _unlisted_entries(place: Path) -> set[str]:
+def _unlisted_entries(directory: Path) -> set[str]:
     """Return entries beside a model that are not part of it: runs, engines and the user's own
     files.
 
     A checkpoint directory must contain nothing else.
     """
-    if place.name.startswith("step-"):
+    if directory.name.startswith("step-"):
         return set()
     with contextlib.suppress(CorruptError, BundleError):
-        listed = {name.split("/")[0] for name in read_manifest(place)["files"]}
-        return {name for name in os.listdir(place) if name not in listed}
+        listed = {name.split("/")[0] for name in read_manifest(directory)["files"]}
+        return {name for name in os.listdir(directory) if name not in listed}
     return set()

@@ -1,7 +1,4 @@
-"""Seeded generator of hostile model, run and import directories: a sound one is copied, and one or two things are spoilt.
-
-A case is a pure function of its number and the seed. Nothing here imports torch; `hostile_driver.py` runs the cases.
-"""
+"""Seeded generator of hostile model, run and import directories: damaged copies of valid ones."""
 
 from __future__ import annotations
 
@@ -78,7 +75,8 @@ class Case(NamedTuple):
 
 
 def generate(kind: str, sound: Path, count: int, seed: int) -> Iterator[Case]:
-    """Yield `count` cases for a kind of directory: `model`, `run` or `import`; each file gets its share."""
+    """Yield `count` cases for a kind of directory: `model`, `run` or `import`, spread over its
+    files."""
     files = sorted(
         path.relative_to(sound).as_posix()
         for path in sound.rglob("*")
@@ -106,7 +104,10 @@ def generate(kind: str, sound: Path, count: int, seed: int) -> Iterator[Case]:
 
 
 def sign(directory: Path) -> None:
-    """Make every manifest fit the files beside it, as somebody who means harm would; what cannot be signed stays as it is."""
+    """Make every manifest match the files beside it, as an attacker would.
+
+    Files that cannot be hashed are left as they are.
+    """
     for path in sorted(directory.rglob("manifest.json")):
         if not _is_small(path):
             continue
@@ -128,7 +129,8 @@ def sign(directory: Path) -> None:
 
 
 def _is_small(path: Path) -> bool:
-    """Whether a path is a regular file, not a link to a device or a terabyte of nothing, which nobody could sign."""
+    """Whether a path is a regular file of moderate size, not a link to a device or a huge sparse
+    file."""
     return path.is_file() and not path.is_symlink() and path.stat().st_size < _MOST_SIGNED
 
 
@@ -155,7 +157,7 @@ def _json_case(name: str, rng: random.Random) -> Case:
 
 
 def _changed(value: Any, what: str, place: float) -> str:
-    """Return the JSON text of a value with one place of it changed; `place`, from 0 to 1, says which."""
+    """Return the JSON text of a value with one position changed; `place` (0 to 1) selects it."""
     places = [*_places(value)]
     if not places:
         return VALUES.get(what, "null")
@@ -175,7 +177,7 @@ def _changed(value: Any, what: str, place: float) -> str:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every place of a JSON value as its holder and key; of a list, the first two elements."""
+    """Yield every position of a JSON value as its container and key; of a list, the first two."""
     inside = (
         [*value.items()]
         if isinstance(value, dict)
@@ -278,7 +280,8 @@ FILES: dict[str, Callable[[Path, bytes], object]] = {
 
 
 def _handmade(kind: str) -> Iterator[Case]:
-    """Yield what chance would not find: files that nobody lists, block lists, names, sizes that agree with one another."""
+    """Yield handwritten cases: unlisted files, block lists, names, sizes that agree with one
+    another."""
     yield from _names(kind)
     config = {"model": "config.json", "run": "training/config.json", "import": "config.json"}[kind]
     if kind != "import":

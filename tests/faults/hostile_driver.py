@@ -1,10 +1,4 @@
-"""Run the command's real code on hostile directories or settings: a process that forks a child for each case.
-
-    python hostile_driver.py FOLDER KIND COUNT SEED
-
-KIND is `model`, `run`, `import` or `settings`. Each case is one line of JSON on stdout: its name and what went wrong, if anything.
-A child has a limit of CPU seconds for each command, and of memory; the wall clock only ends what waits for ever.
-"""
+"""Run the real commands on hostile directories or settings, in a forked child for each case."""
 
 from __future__ import annotations
 
@@ -29,7 +23,7 @@ CPU_SECONDS, WALL_SECONDS = 5.0, 60
 MEMORY = 2 << 30  # bytes more than the process has when it is forked
 NOBODY = 65_534
 DOCTOR = 40  # one case in so many is examined by the doctor too, which takes its time
-# Control characters, directions of writing and line separators: nothing that a file holds may send one to a terminal.
+# Control characters, bidirectional formatting and line separators must not reach a terminal.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 OWN_TEXT = {"translate"}  # whose stdout is text that a model wrote
 
@@ -122,10 +116,11 @@ def _build_run(path: Path) -> None:
     corpus[0].write_text("\n".join(lines) + "\n", "utf-8")
     corpus[1].write_text("\n".join(line.upper() for line in lines) + "\n", "utf-8")
     settings = {
-        "data.src": corpus[0], "data.tgt": corpus[1], "text.tokenizer": "characters", "model.width": 16, "model.heads": 2,
-        "model.ffn_width": 16, "model.encoder": "[transformer]", "model.decoder": "[transformer]", "train.steps": 4, "train.batch_tokens": 64,
-        "train.checkpoint_every": 2, "train.validate_every": 2, "train.validate_sentences": 4, "train.device": "cpu",
-        "train.threads": 1,
+        "data.src": corpus[0], "data.tgt": corpus[1], "text.tokenizer": "characters",
+        "model.width": 16, "model.heads": 2, "model.ffn_width": 16,
+        "model.encoder": "[transformer]", "model.decoder": "[transformer]", "train.steps": 4,
+        "train.batch_tokens": 64, "train.checkpoint_every": 2, "train.validate_every": 2,
+        "train.validate_sentences": 4, "train.device": "cpu", "train.threads": 1,
     }  # fmt: skip
     train(read_config(overrides=[f"{name}={value}" for name, value in settings.items()]), path)
 
@@ -198,7 +193,7 @@ def _run(
     user: bool,
     names: Path | None = None,
 ) -> list[str]:
-    """Prepare a case in a folder of its own, run its commands in a child, and return all that went wrong."""
+    """Prepare a case in its own folder, run its commands in a child, and return all problems."""
     place = folder / "case"
     outside = place / "outside"
     outside.mkdir(parents=True)
@@ -237,7 +232,7 @@ def _run(
 def _child(
     commands: Sequence[Sequence[str]], place: Path, log: Path, *, user: bool, names: Path | None
 ) -> None:
-    """Run commands under limits and write down what each one does that it must not; never returns."""
+    """Run commands under limits and record what each does that it must not; never returns."""
     code = 1
     try:
         with log.open("w") as notes:
@@ -313,7 +308,10 @@ def _complaints(command: Sequence[str], code: int, out: str, err: str) -> Iterat
         yield f"exit {code} without a word: {last[:300]}"
     shown = err if command[0] in OWN_TEXT else out + err
     if found := UNPRINTABLE.search(shown):
-        yield f"prints {found.group()!r} raw: {shown[max(0, found.start() - 60) : found.end() + 20]!r}"
+        yield (
+            f"prints {found.group()!r} raw: "
+            f"{shown[max(0, found.start() - 60) : found.end() + 20]!r}"
+        )
     if "a secret, which" in shown:
         yield "prints a file outside the target"
     if len(err) > 20_000:
@@ -333,7 +331,7 @@ def _snapshot(folder: Path) -> list[tuple[str, int, int, str]]:
 
 
 def _import_torch() -> None:
-    """Import torch once for all children. No backward pass: autograd's threads must not be forked."""
+    """Import torch once for all children; no backward pass, whose threads must not be forked."""
     import torch
 
     from dragoman.inference.cpu.kernel_library import load_kernel_library
@@ -347,7 +345,7 @@ def _import_torch() -> None:
 def _learn_imports(
     folder: Path, prepare: Callable[[Path], object], commands: Callable[[Path], list[list[str]]]
 ) -> None:
-    """Run the commands on what is sound, which must have no problems, and import what they import, once for all."""
+    """Run the commands on valid input, which must succeed, and import their modules once."""
     names = folder / "imported"
     problems = _run(folder, prepare, commands, user=False, names=names)
     assert not problems, f"what is sound must have no problems; found {problems}"

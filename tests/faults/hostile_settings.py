@@ -16,33 +16,46 @@ _ALIASES = "a: &a [x, x, x]\n" + "\n".join(
 
 # What YAML reads as something else than it looks, and what no reader expects.
 TEXTS = [
-    "2001-99-99", "2001-12-14", "2001-12-14t21:59:43.10-05:00", "9999-99-99 99:99:99", "0b_", "0b", "0x", "0x_", "0o_", "0_", "_", "1_000",
-    "9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000, "1e" + "9" * 400, "1e400", "-1e400", "1e-400", ".nan", "-.inf", ".inf", "nan", "inf",
-    "[" * 100, "[" * 100_000, "{" * 100_000, "[" * 500 + "]" * 500, "{a: " * 500 + "1" + "}" * 500, "(" * 100_000,
-    "!!python/object/apply:os.system ['touch owned']", "!!python/name:os.system", "!!binary not-base64!", "!!binary aGk=", "!!set {a, b}",
-    "!!omap [a: 1, a: 2]", "!!pairs [a: 1]", "!!timestamp x", "!!int x", "!!float x", "!!bool x", "!!null x", "!!int ''", "!!float ''",
-    "!!map x", "!!seq x", "!!str [a]", "!unknown x", "!<tag:yaml.org,2002:int> 5x", "&a [*a]", "*a", "&a x", "<<: 1", "{<<: {a: 1}}",
-    "{<<: [1]}", "{<<: [{a: 1}, {a: 2}]}", "{[1]: 2}", "{{a: 1}: 2}", "{1: 2}", "{a: 1, a: 2}", "{null: 1}", "? x", "? [a]\n: b", "- - - -",
-    "%YAML 9.9", "%TAG ! x", "--- a\n--- b", "...", "--- ", "| ", ">", "|9", "'", '"', '"\\x"', '"\\ud800"', '"\\uZZZZ"', '"\\U00110000"',
-    "@", "`", "%", "#", ",", ":", "- ", "?", "\t", " ", "\n", "\ufeff", "\u2028", "\x00", "a\x00b", "\x07", ESCAPES, "\ud800", "\udcff",
-    "\U0010ffff", "\uffff", "a" * 1_000_000, " " * 200_000, "true", "yes", "on", "off", "~", "null", "1:30:59", "1:99999999999999999999",
-    "190:20:30.15", "99:" * 50_000 + "1", "1" + ":1" * 300, "0." + "0" * 5000 + "1", "+1", "--1", "1.5", "-0", "-0.0", "٣", "²", "1٣", "½",
-    "[1, [2]]", "[null]", "[true]", "[1.5]", "{}", "[]", "[[]]", "[{}]", "[transformer, {a: 1}]", "transformer*" + "9" * 5000, "transformer*-1", "transformer*٣", "transformer*²",
-    "transformer" + " " * 200_000 + "!", "transformer(" + " " * 200_000 + "*", "lstm(layers=1000)*1000", "[lstm(layers=1000)*1000]", "transformer" + "(" * 100_000,
-    "[" + "transformer(, " * 20_000 + "]", "transformer(heads=" + "9" * 5000 + ")", "transformer(heads=nan)", "transformer(heads=1e999)", "transformer(dropout=nan)",
-    "transformer(" + "a=1," * 30_000 + ")", "transformer*1_0", "transformer*0x10", "../../etc/passwd", "/dev/zero", "/dev/stdin", "con", "$HOME", "~root",
+    "2001-99-99", "2001-12-14", "2001-12-14t21:59:43.10-05:00", "9999-99-99 99:99:99", "0b_", "0b",
+    "0x", "0x_", "0o_", "0_", "_", "1_000", "9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000,
+    "1e" + "9" * 400, "1e400", "-1e400", "1e-400", ".nan", "-.inf", ".inf", "nan", "inf",
+    "[" * 100, "[" * 100_000, "{" * 100_000, "[" * 500 + "]" * 500, "{a: " * 500 + "1" + "}" * 500,
+    "(" * 100_000, "!!python/object/apply:os.system ['touch owned']", "!!python/name:os.system",
+    "!!binary not-base64!", "!!binary aGk=", "!!set {a, b}", "!!omap [a: 1, a: 2]",
+    "!!pairs [a: 1]", "!!timestamp x", "!!int x", "!!float x", "!!bool x", "!!null x", "!!int ''",
+    "!!float ''", "!!map x", "!!seq x", "!!str [a]", "!unknown x", "!<tag:yaml.org,2002:int> 5x",
+    "&a [*a]", "*a", "&a x", "<<: 1", "{<<: {a: 1}}", "{<<: [1]}", "{<<: [{a: 1}, {a: 2}]}",
+    "{[1]: 2}", "{{a: 1}: 2}", "{1: 2}", "{a: 1, a: 2}", "{null: 1}", "? x", "? [a]\n: b",
+    "- - - -", "%YAML 9.9", "%TAG ! x", "--- a\n--- b", "...", "--- ", "| ", ">", "|9", "'", '"',
+    '"\\x"', '"\\ud800"', '"\\uZZZZ"', '"\\U00110000"', "@", "`", "%", "#", ",", ":", "- ", "?",
+    "\t", " ", "\n", "\ufeff", "\u2028", "\x00", "a\x00b", "\x07", ESCAPES, "\ud800", "\udcff",
+    "\U0010ffff", "\uffff", "a" * 1_000_000, " " * 200_000, "true", "yes", "on", "off", "~",
+    "null", "1:30:59", "1:99999999999999999999", "190:20:30.15", "99:" * 50_000 + "1",
+    "1" + ":1" * 300, "0." + "0" * 5000 + "1", "+1", "--1", "1.5", "-0", "-0.0", "٣", "²", "1٣",
+    "½", "[1, [2]]", "[null]", "[true]", "[1.5]", "{}", "[]", "[[]]", "[{}]",
+    "[transformer, {a: 1}]", "transformer*" + "9" * 5000, "transformer*-1", "transformer*٣",
+    "transformer*²", "transformer" + " " * 200_000 + "!", "transformer(" + " " * 200_000 + "*",
+    "lstm(layers=1000)*1000", "[lstm(layers=1000)*1000]", "transformer" + "(" * 100_000,
+    "[" + "transformer(, " * 20_000 + "]", "transformer(heads=" + "9" * 5000 + ")",
+    "transformer(heads=nan)", "transformer(heads=1e999)", "transformer(dropout=nan)",
+    "transformer(" + "a=1," * 30_000 + ")", "transformer*1_0", "transformer*0x10",
+    "../../etc/passwd", "/dev/zero", "/dev/stdin", "con", "$HOME", "~root",
 ]  # fmt: skip
 PATHS = [
-    "model.width", "model.encoder", "model.decoder", "model.dropout", "model.norm", "model.tie_embeddings", "model.scale_embeddings", "text.vocab_size",
-    "text.tokenizer", "text.shared_vocab", "text.character_coverage", "data.src", "data.src_lang", "data.src_field", "data.cache_dir", "train.steps",
-    "train.learning_rate", "train.seed", "train.precision", "train.device", "train.compile", "train.time_budget", "train.threads", "decode.beam",
+    "model.width", "model.encoder", "model.decoder", "model.dropout", "model.norm",
+    "model.tie_embeddings", "model.scale_embeddings", "text.vocab_size", "text.tokenizer",
+    "text.shared_vocab", "text.character_coverage", "data.src", "data.src_lang", "data.src_field",
+    "data.cache_dir", "train.steps", "train.learning_rate", "train.seed", "train.precision",
+    "train.device", "train.compile", "train.time_budget", "train.threads", "decode.beam",
     "decode.length_penalty",
 ]  # fmt: skip
 WHOLE = [
-    "", "model", "model.", ".width=1", "=", "==", "model.width", "model.width=", "=1", "model..width=1", "model.width.x=1", "model width=1",
-    " model.width = 16 ", "MODEL.WIDTH=16", "model.__class__=1", "model.__init__=1", "__class__.x=1", "recipe=x", "recipe.x=1",
-    f"{ESCAPES}.x=1", f"model.{ESCAPES}=1", "\ud800.x=1", "model.\udcff=1", "x" * 100_000 + ".y=1", "model." + "x" * 100_000 + "=1",
-    "." * 100_000 + "=1", "model.encoder.0=self", "model={width: 16}", "train=null",
+    "", "model", "model.", ".width=1", "=", "==", "model.width", "model.width=", "=1",
+    "model..width=1", "model.width.x=1", "model width=1", " model.width = 16 ", "MODEL.WIDTH=16",
+    "model.__class__=1", "model.__init__=1", "__class__.x=1", "recipe=x", "recipe.x=1",
+    f"{ESCAPES}.x=1", f"model.{ESCAPES}=1", "\ud800.x=1", "model.\udcff=1", "x" * 100_000 + ".y=1",
+    "model." + "x" * 100_000 + "=1", "." * 100_000 + "=1", "model.encoder.0=self",
+    "model={width: 16}", "train=null",
 ]  # fmt: skip
 _MANY = "".join(f"  unknown{number}: 1\n" for number in range(30_000))
 FILES: dict[str, bytes] = {
@@ -116,7 +129,7 @@ class Case(NamedTuple):
 
 
 def generate(count: int, seed: int) -> Iterator[Case]:
-    """Yield `count` cases: all that are handmade if there is room for them, then texts made by chance."""
+    """Yield `count` cases: all handwritten ones if they fit, then random texts."""
     cases = [*_files(), *(_override(text) for text in WHOLE)]
     rng = random.Random(f"settings {seed}")
     cases += [_override(f"{rng.choice(PATHS)}={text}") for text in TEXTS]

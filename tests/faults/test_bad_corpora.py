@@ -1,4 +1,4 @@
-"""Bar R11: twenty-four bad corpora end as specified, name file and line, and cost little memory and time."""
+"""R11: twenty-four bad corpora end as specified, with file and line, in little memory and time."""
 
 from __future__ import annotations
 
@@ -193,7 +193,9 @@ def test_bad_corpus(answers: dict[str, dict[str, Any]], case: Case) -> None:
     assert answer["memory"] <= MOST_MEMORY
 
 
-def test_bar_r11(answers: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_corpora_take_little_time_and_memory(
+    answers: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
     ended = sum(answers[case.name]["code"] == case.code for case in CASES)
     worst = max(answers[case.name]["memory"] for case in CASES)
     slowest = max(answers[case.name]["seconds"] for case in CASES)

@@ -1,4 +1,4 @@
-"""The cache folder: a damaged, foreign or unusable cache costs time, never a crash, a wrong result or somebody else's code."""
+"""The cache directory: damaged or foreign files never cause a crash or a wrong result."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_chosen_folder_that_others_write_to_is_left_alone_and_not_trusted(fold
         ({"DRAGOMAN_CACHE": "~/mine", "HOME": "/me"}, "/me/.cache/dragoman"),
     ],
 )
-def test_one_folder_by_one_rule(
+def test_cache_dir_follows_the_environment(
     variables: dict[str, str],
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +173,7 @@ def test_without_a_home_the_folder_is_the_users_own_in_the_temporary_directory(
 
 
 def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Compile an empty library with the kernels' names instead of the kernels: a fraction of a second, not several."""
+    """Compile an empty library with the kernels' names instead of the kernels, which is fast."""
     made: list[Path] = []
     names = (
         *("has_int8", "panel_width", "encode", "project_memory", "decode_step"),
@@ -200,7 +200,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_damaged_kernels_are_compiled_again(
     folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A truncated library was a SIGBUS in every translation, one with a flipped bit another translation."""
+    """A truncated library gave a SIGBUS in each translation; a flipped bit changed results."""
     made = fake_compiler(monkeypatch)
     for _ in range(2):
         kernel_library._load_kernel_library.cache_clear()
@@ -218,7 +218,7 @@ def test_damaged_kernels_are_compiled_again(
 
 @needs_compiler
 @pytest.mark.parametrize("trouble", ["a file", "another user's", "writable by all", "a full disk"])
-def test_kernels_without_a_cache_to_keep_them_in(
+def test_kernels_are_built_without_a_usable_cache(
     folder: Path, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = fake_compiler(monkeypatch)
@@ -265,7 +265,7 @@ def test_two_builders_at_once_leave_a_sound_library(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 @pytest.mark.parametrize("variables", [{}, {"HOME": "/nowhere"}, {"HOME": "/"}, {"HOME": ""}])
-def test_an_unknown_user_without_a_home_has_a_cache_or_does_without(
+def test_an_unknown_user_without_a_home_works(
     variables: dict[str, str],
 ) -> None:
     """As in a container that is started with a number for a user."""

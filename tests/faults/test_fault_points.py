@@ -1,4 +1,4 @@
-"""R2: a fault at any named point leaves a verified step as new as the last reported one, and the next start puts all right."""
+"""R2: a fault at any named point leaves a verified checkpoint, and the next start recovers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_kill_at_every_point(victims, reference, place, point):
 
 @pytest.mark.parametrize("point", STORAGE)
 def test_disk_errors_at_every_point(victims, reference, place, point):
-    """An error while saving is an error of the program, never a warning (Lightning-AI/pytorch-lightning#21800)."""
+    """An error while saving is an error, not a warning (Lightning-AI/pytorch-lightning#21800)."""
     for number, action in enumerate(ERRORS, start=1):
         code = hurt(victims, reference, place, f"{point}:{number}:{action}")
         # A full disk may be answered by giving up an old step, and then nothing is lost at all.

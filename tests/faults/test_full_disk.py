@@ -1,4 +1,4 @@
-"""R6: a full disk ends a run with exit code 74 and loses nothing; with room again it ends as if nothing had been."""
+"""R6: a full disk ends a run with exit code 74 and loses nothing; it resumes with space again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_file_limits(victims, reference, place):
 
 
 @pytest.mark.parametrize("action", ["enospc", "short"])
-def test_patience_then_exit_74_with_the_newest_intact(victims, reference, place, action):
+def test_full_disk_exits_74_and_keeps_the_newest_checkpoint(victims, reference, place, action):
     want, _ = reference(40, 2)
     passages = ",".join(f"publish.write.state.json:{number}:{action}" for number in range(3, 30))
     assert loop(victims, place, updates=40, every=2, keep=1, fault=passages).wait() == 74

@@ -1,4 +1,4 @@
-"""Bar R12: model directories that nobody vouches for are refused with a reason, and nothing outside them is opened."""
+"""R12: untrusted model directories are rejected with a reason; nothing outside is opened."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def test_there_are_thirty_cases_and_more() -> None:
 def test_a_hostile_bundle_is_refused_with_its_reason(
     name: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: list[str]
 ) -> None:
-    """Nothing in a model directory runs, allocates without bound, or leads outside (fairseq#5610, safetensors#668)."""
+    """Nothing in a model directory runs, allocates without bound, or leads outside.
+
+    See fairseq#5610 and safetensors#668.
+    """
     spoil, reason = CASES[name]
     path = tmp_path / "model"
     shutil.copytree(sound, path)

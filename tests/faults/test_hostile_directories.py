@@ -1,4 +1,4 @@
-"""Directories and settings that nobody vouches for: one line of error, in bounded time and memory, and nothing outside is touched."""
+"""Untrusted directories and settings: a one-line error in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_cases(folder: Path, kind: str, count: int, seed: int) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder in memory, for runs are synced to disk at every checkpoint, and open to the user whom file modes stop."""
+    """A folder in memory, because runs sync every checkpoint, open to an unprivileged user."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         prefix="dragoman-hostile-", dir=memory if os.access(memory, os.W_OK) else None
@@ -46,7 +46,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("kind", "count"), [("model", 25), ("run", 15), ("import", 20), ("settings", 60)]
 )
-def test_hostile_input_ends_in_one_line(
+def test_hostile_input_gives_a_one_line_error(
     kind: str, count: int, folder: Path, fault_seed: int
 ) -> None:
     run_cases(folder, kind, count, fault_seed)
@@ -57,7 +57,7 @@ def test_hostile_input_ends_in_one_line(
 @pytest.mark.parametrize(
     ("kind", "count"), [("model", 200), ("run", 200), ("import", 150), ("settings", 500)]
 )
-def test_much_hostile_input_ends_in_one_line(
+def test_much_hostile_input_gives_one_line_errors(
     kind: str, count: int, folder: Path, fault_seed: int
 ) -> None:
     run_cases(folder, kind, count, fault_seed + 100)

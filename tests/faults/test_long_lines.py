@@ -1,4 +1,4 @@
-"""Lines that are no sentences: accents without end, dots, spaces, ten megabytes. They take linear time and bounded memory."""
+"""Very long lines (accents, dots, spaces, ten megabytes) take linear time and bounded memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def test_long_texts_are_normalised_as_short_ones_are(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(3)
-    letters = "aeox\u1100\u1161\u11a8\uac00\u00e9\u1e69\u0958\ufb01\u0344\u0301\u0323\u0327\u0345\u05b0\u3099か"
+    letters = (
+        "aeox\u1100\u1161\u11a8\uac00\u00e9\u1e69\u0958\ufb01"
+        "\u0344\u0301\u0323\u0327\u0345\u05b0\u3099か"
+    )
     monkeypatch.setattr(tokenizer_module, "_MAX_FAST_CHARACTERS", 0)
     for _ in range(500):
         text = "".join(draw.choices(letters, k=draw.randint(1, 30)))
@@ -98,7 +101,8 @@ from test_long_lines import UNITS, long_line
 from dragoman.config import TextConfig
 from dragoman.text.tokenizer import train_tokenizers
 from dragoman.inference.translation import split_lines
-tokenizers = train_tokenizers(["ein Satz."] * 50, ["a sentence."] * 50, TextConfig(tokenizer="characters"))
+config = TextConfig(tokenizer="characters")
+tokenizers = train_tokenizers(["ein Satz."] * 50, ["a sentence."] * 50, config)
 for name in ("two accents in turn", "dots", "spaces"):
     [line] = split_lines([long_line(name, 300_000)], tokenizers.src, longest=100)
     assert all(len(part.src) <= 100 for part in line.segments), name
@@ -107,7 +111,7 @@ for name in ("two accents in turn", "dots", "spaces"):
 
 
 def test_lines_of_300_000_characters_do_not_hang() -> None:
-    """Ordering 200,000 accents took minutes, and so did looking for the end of a sentence in as many dots."""
+    """Ordering 200,000 accents took minutes, and so did finding a sentence end in as many dots."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)],
         cwd=ROOT,
@@ -149,7 +153,7 @@ def test_a_character_that_was_cut_off_is_dropped(text: str) -> None:
         assert input_lines.drop_partial_char(data[:end]).decode() == expected
 
 
-def test_the_rest_of_a_line_that_is_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_long_line_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Letters:
         def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
             return [[5] * len(text) for text in texts]

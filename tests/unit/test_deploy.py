@@ -35,7 +35,7 @@ def kubernetes_words() -> list[str]:
 
 @pytest.mark.parametrize("words", [slurm_words(), kubernetes_words()], ids=["slurm", "kubernetes"])
 def test_every_flag_exists(words):
-    """torchrun's own parser takes what is before the module, and `dragoman train` what is behind it."""
+    """torchrun parses what is before the module, and `dragoman train` what is after it."""
     assert words[0] == "torchrun"
     launch = get_args_parser().parse_args(words[1:])
     assert (launch.module, launch.training_script, launch.training_script_args[0]) == (
@@ -72,7 +72,7 @@ def test_the_batch_script_is_a_script():
 
 
 def test_the_batch_script_asks_for_a_requeue_where_the_run_was_stopped(tmp_path):
-    """With stand-ins for Slurm's programs and torchrun: 75 in status.json comes back into the queue, anything else does not."""
+    """With stubs for Slurm's programs and torchrun: only exit code 75 is queued again."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     programs = {
@@ -104,7 +104,7 @@ def test_the_batch_script_asks_for_a_requeue_where_the_run_was_stopped(tmp_path)
 
 
 def test_the_job_s_parts_fit_together():
-    """The pods' names, which the first pod's address is made of, come from job, service and subdomain."""
+    """The pods' names, part of the first pod's address, come from job, service and subdomain."""
     service, job = kubernetes()
     pod = job["spec"]["template"]["spec"]
     words = dict(word.split("=", 1) for word in kubernetes_words() if "=" in word)
@@ -112,8 +112,8 @@ def test_the_job_s_parts_fit_together():
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert (
-        words["--rdzv-endpoint"]
-        == f"{job['metadata']['name']}-0.{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+        words["--rdzv-endpoint"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+        f":{service['spec']['ports'][0]['port']}"
     )
     assert job["spec"]["completionMode"] == "Indexed"
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(words["--nnodes"])

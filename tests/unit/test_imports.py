@@ -1,4 +1,4 @@
-"""The layers as a test: who may import whom, what must stay light, and what the package does without."""
+"""Import rules: the layers, the modules without torch, and forbidden modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dragoman"
 
-# Lowest first; a module imports only from its own part and from lines above it. docs/architecture.md explains the order.
+# Lowest first; a module imports only from its own folder and from lines above it.
+# docs/architecture.md explains the order.
 LAYERS = (
     ("_version",),
     ("errors",),
@@ -40,7 +41,7 @@ LAYERS = (
     ("cli",),
     ("__main__",),
 )
-# The bottom of the table is wide open to all above it, save where a part promises to know less than it could.
+# Folders that may import less than the table allows.
 ONLY = {
     "errors": set(),
     "registry": {"errors"},
@@ -78,7 +79,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def ours(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Go through a module's imports from this package, wherever in the file they stand; types-only ones included."""
+    """Yield a module's imports from this package, local and types-only ones included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (
@@ -102,7 +103,7 @@ def ours(tree: ast.AST) -> Iterator[tuple[int, str]]:
 MODULES = dict(modules())
 
 
-def test_every_part_has_its_place() -> None:
+def test_every_folder_is_in_the_layer_table() -> None:
     found = {part_of(name) for name in MODULES} - {"dragoman"}
     assert found <= set(PARTS), (
         f"{found - set(PARTS)} must be put into the table of this test and of docs/architecture.md"
@@ -125,7 +126,7 @@ def test_imports_go_down_only(name: str) -> None:
 
 
 def test_neighbours_do_not_import_each_other() -> None:
-    """Parts on one line may use one another in one direction only: no cycle of imports between parts."""
+    """Folders on one line may import one another in one direction only."""
     edges = {
         (part_of(name), part_of(target))
         for name, path in MODULES.items()
@@ -164,7 +165,8 @@ def run(code: str) -> str:
 )
 def test_light_modules_do_not_import_torch(module: str) -> None:
     heavy = run(
-        f"import {module}, sys; print([m for m in ('torch', 'sentencepiece', 'matplotlib', 'sacrebleu') if m in sys.modules])"
+        f"import {module}, sys; print([m for m in ('torch', 'sentencepiece', 'matplotlib', "
+        "'sacrebleu') if m in sys.modules])"
     )
     assert heavy == "[]"
 
@@ -176,12 +178,16 @@ def test_catalogues_do_not_import_torch(name: str) -> None:
 
 def test_help_does_not_import_torch() -> None:
     """`dragoman --help` answers at once; it lists every command without the weight behind it."""
-    code = "import sys; from dragoman.cli.app import main; main(['--help']); main(['train', '--help']); print('torch' in sys.modules)"
+    code = (
+        "import sys; from dragoman.cli.app import main; main(['--help']); main(['train', "
+        "'--help']); print('torch' in sys.modules)"
+    )
     assert run(code).splitlines()[-1] == "False"
 
 
 FORBIDDEN = {
-    "random": "randomness comes from a seed that the caller gives (flair#1189: seeds that do not fix the result)",
+    "random": "random numbers come from the caller's seed (flair#1189: seeds that do not fix "
+    "the result)",
     "pickle": "nothing is stored as code (fairseq#5610: checkpoints that do not load)",
     "dill": "nothing is stored as code",
     "joblib": "nothing is stored as code",

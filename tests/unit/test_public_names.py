@@ -26,13 +26,13 @@ PUBLIC = {
 
 
 def test_the_list_is_frozen() -> None:
-    """A name that people use does not vanish (transformers#43256); a new one is a decision, made here."""
+    """Public names do not vanish (transformers#43256); a new one is added here on purpose."""
     assert set(dragoman.__all__) == PUBLIC
     assert len(dragoman.__all__) == len(PUBLIC)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_every_name_can_be_had(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     value = getattr(dragoman, name)
     assert isinstance(value, str) or value.__doc__
 
@@ -48,7 +48,7 @@ def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
         _ = dragoman.Translater
 
 
-def test_nothing_public_stands_outside_the_list() -> None:
+def test_no_public_name_is_unlisted() -> None:
     code = "import dragoman; print(sorted(n for n in vars(dragoman) if not n.startswith('_')))"
     out = subprocess.run(
         [sys.executable, "-c", code],
@@ -57,7 +57,7 @@ def test_nothing_public_stands_outside_the_list() -> None:
         check=True,
         cwd=Path(dragoman.__file__).parents[1],
     ).stdout
-    # The rest are modules that Python hangs on a package when it imports them, and what the file itself needs.
+    # The rest are submodules that Python adds on import, and names that the file itself needs.
     assert set(ast.literal_eval(out)) - PUBLIC <= {
         "TYPE_CHECKING",
         "Any",

@@ -1,4 +1,4 @@
-"""Models and configuration files written before settings, blocks and options were renamed still work."""
+"""Models and configuration files written before the renames still work."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def test_a_setting_by_both_names_is_rejected() -> None:
     problems: list[str] = []
     rename_old_settings({"train": {"clip": 1, "max_grad_norm": 2}}, problems)
     assert problems == [
-        "train.max_grad_norm must be given once; found it and its old name train.clip; remove the old one"
+        "train.max_grad_norm must be given once; found it and its old name train.clip; remove the "
+        "old one"
     ]
 
 

@@ -41,13 +41,14 @@ def test_every_setting_is_explained_and_its_default_is_in_range(section):
         assert each.setting.problem(each.name, each.default) is None
 
 
-def test_the_names_people_meet_first():
+def test_defaults_of_common_settings():
     """The names in the documentation are an interface."""
     config = apply_overrides(
         Config(),
         [
-            "model.width=256", "model.heads=4", "model.ffn_width=512", "model.dropout=0.2", "train.steps=10", "train.batch_tokens=100",
-            "train.learning_rate=1e-3", "train.seed=7", "train.checkpoint_every=5", "train.validate_every=5", "text.vocab_size=1000",
+            "model.width=256", "model.heads=4", "model.ffn_width=512", "model.dropout=0.2",
+            "train.steps=10", "train.batch_tokens=100", "train.learning_rate=1e-3", "train.seed=7",
+            "train.checkpoint_every=5", "train.validate_every=5", "text.vocab_size=1000",
         ],
     )  # fmt: skip
     assert (config.model.width, config.train.learning_rate, config.text.vocab_size) == (
@@ -70,7 +71,7 @@ def test_a_setting_in_the_wrong_section_is_sent_to_the_right_one():
     ) or "model.width" in refusal("width.x=1")
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_together():
     text = refusal("model.widht=256", "train.steps=soon", "text.vocab_size=[1]", "nonsense")
     assert text.startswith("4 problems in the configuration:")
     assert all(
@@ -100,11 +101,11 @@ def test_heads_must_divide_the_width():
         ("train.average_checkpoints=9", "found train.average_checkpoints=9"),
     ],
 )
-def test_impossible_values_are_shown(override, found):
+def test_out_of_range_values_are_shown(override, found):
     assert found in refusal(override)
 
 
-def test_two_forms_of_input_are_one_too_many():
+def test_pairs_and_src_tgt_exclude_each_other():
     assert "found all.tsv and a.de" in refusal(
         "data.pairs=all.tsv", "data.src=a.de", "data.tgt=a.en"
     )
@@ -113,13 +114,13 @@ def test_two_forms_of_input_are_one_too_many():
     )
 
 
-def test_subword_dropout_needs_merges():
+def test_bpe_dropout_needs_bpe():
     assert "found text.tokenizer=unigram" in refusal(
         "text.tokenizer=unigram", "text.bpe_dropout=0.1"
     )
 
 
-def test_odd_widths_have_no_sinusoids():
+def test_sinusoidal_positions_need_an_even_width():
     assert "found 15" in refusal("model.width=15", "model.heads=1")
 
 
@@ -135,7 +136,10 @@ def test_a_wrong_recipe_is_answered_with_the_nearest():
 
 
 def test_numbers_as_yaml_writes_them(tmp_path):
-    text = "train: {learning_rate: 5e-4, steps: 2000.0, clip: 1}\nmodel: {encoder: transformer*2, decoder: [self, transformer]}\n"
+    text = (
+        "train: {learning_rate: 5e-4, steps: 2000.0, clip: 1}\nmodel: {encoder: transformer*2, "
+        "decoder: [self, transformer]}\n"
+    )
     config = read_config(file=write(tmp_path, text))
     assert (config.train.learning_rate, config.train.steps, config.train.max_grad_norm) == (
         5e-4,
@@ -154,7 +158,7 @@ def test_numbers_as_yaml_writes_them(tmp_path):
         ("model: {width: 1, width: 2}", "'width' appears twice"),
         ("a: &x [1]\nb: *x", "alias *x"),
         ("model: !!python/object/apply:os.system ['true']", "python/object"),
-        ("model: [", "correct that place"),
+        ("model: [", "correct that line"),
         ("- a list", "found list"),
         ("1: x", "key 1 is not text"),
         ("model: 7", "found 7"),
@@ -175,7 +179,7 @@ def test_a_missing_or_huge_file_is_named(tmp_path):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("what", ["a pipe", "a folder", "a device"])
-def test_what_is_no_file_is_refused_without_waiting(tmp_path, what):
+def test_a_pipe_or_device_is_rejected_without_blocking(tmp_path, what):
     path = tmp_path / "config.yaml"
     {
         "a pipe": os.mkfifo,
@@ -280,7 +284,7 @@ def test_the_tree_is_frozen():
         Config().model.width = 3  # type: ignore[misc]
 
 
-def test_every_problem_is_told_at_once_whatever_its_kind():
+def test_problems_of_all_kinds_are_reported_together():
     text = refusal(
         "train.stepz=3", "width", "text.tokenizer=foo", "train.learning_rate=-1", "model.heads=many"
     )
@@ -305,15 +309,17 @@ def test_every_problem_is_told_at_once_whatever_its_kind():
         ("text.byte_fallback=maybe", "must be true or false; found 'maybe'; for example true"),
         (
             "data.src={a: 1}",
-            "data.src must be text or a list of text; found {'a': 1}; write a path, or several as [one, two]",
+            "data.src must be text or a list of text; found {'a': 1}; write a path, or several as "
+            "[one, two]",
         ),
         (
             "text.shared_vocab=false",
-            "model.tie_embeddings=all needs one vocabulary for both sides; found text.shared_vocab=false; set model.tie_embeddings=target",
+            "model.tie_embeddings=all needs one vocabulary for both sides; found "
+            "text.shared_vocab=false; set model.tie_embeddings=target",
         ),
     ],
 )
-def test_a_wrong_value_is_answered_in_words_a_person_types(override, words):
+def test_a_wrong_value_is_quoted_as_yaml(override, words):
     assert words in refusal(override)
 
 
@@ -325,7 +331,7 @@ def test_learned_positions_must_hold_the_longest_sentence():
     )
 
 
-def test_numbers_and_paths_are_taken_as_people_give_them(tmp_path):
+def test_numbers_and_paths_are_converted(tmp_path):
     assert read_config(overrides=["train.steps=1e5"]).train.steps == 100_000
     assert from_dict({"data": {"src": tmp_path / "a.de", "tgt": "b.en"}}).data.src == str(
         tmp_path / "a.de"
@@ -370,8 +376,8 @@ def test_elsewhere_on_is_true():
 def test_each_source_file_needs_its_target_file(prefix):
     found = refusal(f"data.{prefix}src=[a.de, b.de]", f"data.{prefix}tgt=a.en")
     assert (
-        f"data.{prefix}src and data.{prefix}tgt must name equally many files; found 2 (a.de, b.de) and 1 (a.en)"
-        in found
+        f"data.{prefix}src and data.{prefix}tgt must name equally many files; found 2 (a.de, "
+        "b.de) and 1 (a.en)" in found
     )
     assert f"give one --{prefix.replace('_', '-')}tgt for each" in found
     assert "found an empty name in ['a.de', '']" in refusal(
@@ -389,20 +395,22 @@ def test_a_list_of_one_file_is_the_file():
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("train.lr=3", "train.learning_rate"), ("train.batch_size=9", "train.batch_tokens"), ("train.epochs=2", "train.steps"),
-        ("model.d_model=8", "model.width"), ("model.hidden_size=8", "model.width"), ("model.num_layers=2", "model.encoder"),
-        ("model.nhead=2", "model.heads"), ("model.vocab_size=9", "text.vocab_size"), ("train.dropout=0.1", "model.dropout"),
-        ("decode.beam_size=3", "decode.beam"), ("train.grad_clip=1", "train.max_grad_norm"),
-        ("train.max_steps=5", "train.steps"), ("train.LR=3", "train.learning_rate"), ("model.ffn-dim=9", "model.ffn_width"),
+        ("train.lr=3", "train.learning_rate"), ("train.batch_size=9", "train.batch_tokens"),
+        ("train.epochs=2", "train.steps"), ("model.d_model=8", "model.width"),
+        ("model.hidden_size=8", "model.width"), ("model.num_layers=2", "model.encoder"),
+        ("model.nhead=2", "model.heads"), ("model.vocab_size=9", "text.vocab_size"),
+        ("train.dropout=0.1", "model.dropout"), ("decode.beam_size=3", "decode.beam"),
+        ("train.grad_clip=1", "train.max_grad_norm"), ("train.max_steps=5", "train.steps"),
+        ("train.LR=3", "train.learning_rate"), ("model.ffn-dim=9", "model.ffn_width"),
     ],
 )  # fmt: skip
-def test_the_fields_other_names_lead_to_ours(written, meant):
+def test_names_of_other_toolkits_are_suggested(written, meant):
     name = written.partition("=")[0]
     found = refusal(written)
     assert f"there is no setting {name}; did you mean {meant}" in found
 
 
-def test_other_names_lead_to_ours_without_a_section_and_in_python(tmp_path):
+def test_names_of_other_toolkits_are_suggested_without_a_section(tmp_path):
     (tmp_path / "run.yaml").write_text("lr: 3\n")
     with pytest.raises(
         ConfigError, match=r"there is no section 'lr' .*did you mean train\.learning_rate\?"

@@ -1,4 +1,4 @@
-"""The batch plan: every pair once an epoch, few shapes, little padding, and an order that two numbers fix."""
+"""The batch plan: every pair once an epoch, few shapes, little padding, a deterministic order."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def test_every_pair_is_in_exactly_one_batch_within_the_budget(
 
 
 def test_order_is_a_pure_function_of_seed_and_epoch() -> None:
-    """A resumed run sees what the other would have seen (joeynmt#125, #172; OpenNMT-py#2006; transformers#11323)."""
+    """A resumed run reads the same batches (joeynmt#125, #172; OpenNMT-py#2006;
+    transformers#11323)."""
     first, second = plan_of(2000), plan_of(2000)
     assert as_lists(first.epoch(3)) == as_lists(second.epoch(3))
     assert as_lists(first.epoch(3)) != as_lists(first.epoch(4))
@@ -90,7 +91,7 @@ def test_order_never_changes_between_releases() -> None:
     assert as_lists(plan.epoch(1)) == [[5], [3], [1, 2], [4, 0]]
 
 
-def test_pairs_meet_other_pairs_each_epoch() -> None:
+def test_batches_differ_between_epochs() -> None:
     plan = plan_of(3000)
     partners = [{frozenset(batch.tolist()) for batch in plan.epoch(epoch)} for epoch in range(3)]
     assert len(partners[0] & partners[1]) < len(partners[0]) / 20
@@ -126,7 +127,7 @@ def test_the_number_of_shapes_can_be_chosen() -> None:
     assert shares[0] > shares[1] > shares[2]
 
 
-def test_padding_share_is_counted_over_both_sides() -> None:
+def test_padding_fraction_counts_both_sides() -> None:
     plan = BatchPlan(np.array([3, 3, 1]), np.array([3, 3, 3]), batch_tokens=100, seed=0)
     assert plan.shapes == [BatchShape(4, 4)]
     assert plan.padding_fraction(0) == pytest.approx(1 - 22 / 24)
@@ -148,9 +149,9 @@ def test_a_third_of_a_batch_stays_one() -> None:
     assert batches == [(4, 10), (5, 20), (5, 20), (5, 20), (10, 10), (10, 10)]
 
 
-def test_remainders_go_up_from_shape_to_shape_and_the_largest_keeps_its_own() -> None:
+def test_remainders_pass_to_larger_shapes() -> None:
     shapes = [BatchShape(10, 10), BatchShape(12, 8), BatchShape(20, 20)]
-    # 2 of 10 go past the shape that is too low for them; with them 5 + 2 pairs fill one batch of 5 and leave 2.
+    # 2 of 10 pass the shape that is too low for them: 5 + 2 pairs fill one batch of 5 and leave 2.
     assert allocate_batches(shapes, [12, 8, 5], 100) == [
         ShapeAllocation(1, 2, 2),
         ShapeAllocation(1, 0, -1),
@@ -163,8 +164,11 @@ def test_remainders_go_up_from_shape_to_shape_and_the_largest_keeps_its_own() ->
     ]
 
 
-def test_giants_go_alone_in_shapes_of_their_own() -> None:
-    """One very long sentence neither ends the run nor widens everybody's batch (OpenNMT-py#1161, fairseq#1191)."""
+def test_long_pairs_form_their_own_batches() -> None:
+    """A very long sentence neither ends the run nor widens other batches.
+
+    See OpenNMT-py#1161 and fairseq#1191.
+    """
     src, tgt = lengths(500)
     src[7], tgt[100] = 3000, 901
     plan = BatchPlan(src, tgt, batch_tokens=400, seed=1)
@@ -178,7 +182,7 @@ def test_giants_go_alone_in_shapes_of_their_own() -> None:
     assert max(max(shape) for shape in plan.shapes) <= 400
 
 
-def test_only_giants() -> None:
+def test_only_long_pairs() -> None:
     plan = BatchPlan(np.array([50, 60]), np.array([50, 60]), batch_tokens=16, seed=1)
     assert plan.shapes == []
     assert sorted(as_lists(plan.epoch(0))) == [[0], [1]]
@@ -213,7 +217,7 @@ def test_windows_hold_every_pair_once_and_change_with_the_epoch() -> None:
 
 
 @pytest.mark.parametrize("make", [windowed, plan_of])
-def test_any_batch_can_be_asked_for_alone(make) -> None:
+def test_batch_equals_the_batch_of_the_epoch(make) -> None:
     plan = make(5000)
     for epoch in (0, 2):
         batches = plan.epoch(epoch)
@@ -240,7 +244,7 @@ def test_windows_cost_little_padding() -> None:
 
 
 @pytest.mark.parametrize("gradient_accumulation", [1, 3, 7])
-def test_updates_run_through_the_epochs_without_loss(gradient_accumulation: int) -> None:
+def test_steps_continue_over_epochs_without_loss(gradient_accumulation: int) -> None:
     plan = plan_of(400)
     per_epoch = plan.batches(0)
     expected = as_lists(plan.epoch(0)) + as_lists(plan.epoch(1)) + as_lists(plan.epoch(2))
@@ -253,7 +257,7 @@ def test_updates_run_through_the_epochs_without_loss(gradient_accumulation: int)
 
 
 def test_a_resumed_run_continues_exactly() -> None:
-    """The cursor is two numbers; nothing else is needed (Helsinki-NLP/mammoth#63, accelerate#4071)."""
+    """The cursor is two numbers; nothing else is needed (mammoth#63, accelerate#4071)."""
     plan = plan_of(400)
     cursor = Cursor(0, 0)
     whole = []
@@ -361,7 +365,7 @@ def test_multi30k_batches_are_mostly_full(
 
 
 @pytest.mark.parametrize("batch_tokens", [300, 3000])
-def test_the_time_by_which_shapes_are_settled_is_that_of_the_epoch_dealt(batch_tokens: int) -> None:
+def test_epoch_cost_equals_that_of_the_plan(batch_tokens: int) -> None:
     src, tgt = lengths(3000)
     plan = BatchPlan(src, tgt, batch_tokens=batch_tokens, seed=1)
     batches = plan.epoch(0)
@@ -379,7 +383,7 @@ def test_the_time_by_which_shapes_are_settled_is_that_of_the_epoch_dealt(batch_t
     )
 
 
-def test_settling_never_makes_an_epoch_slower_and_keeps_every_pair() -> None:
+def test_adjusting_shapes_never_raises_the_cost() -> None:
     src, tgt = lengths(600, most=60)
     found = LengthCounts.of(src, tgt)
     before = [
@@ -401,7 +405,7 @@ def test_settling_never_makes_an_epoch_slower_and_keeps_every_pair() -> None:
     assert batch_shapes._epoch_cost([], found, 2000) == (batch_shapes.INFINITE_COST, 0)
 
 
-def test_remainders_of_large_corpora_move_no_shape() -> None:
+def test_remainders_of_large_corpora_do_not_change_shapes() -> None:
     found = LengthCounts.of(*lengths(20_000))
     shapes = [BatchShape(20, 22), found.bounding_shape()]
     assert batch_shapes._adjust_for_epoch(shapes, found, 300) == shapes

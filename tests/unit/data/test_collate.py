@@ -1,4 +1,4 @@
-"""Batches: the right pieces in the right places, masks from lengths, rows that can be taken apart."""
+"""Batches: token ids and padding, masks from lengths, and taking rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_layout_of_a_batch() -> None:
 
 
 def test_masks_come_from_lengths_not_from_values() -> None:
-    """A mask computed from values masks nothing once they change (Kyubyong/transformer#33, #3, #69)."""
+    """A mask computed from values masks nothing once they change (Kyubyong/transformer#33, #3,
+    #69)."""
     batch = make_batch([[PAD, 6], [8]], [[PAD], [10, PAD]])
     assert batch.src_mask is not None
     assert batch.src_mask.tolist() == [[True, True, True], [True, True, False]]
@@ -85,7 +86,7 @@ def test_no_mask_where_nothing_is_padded() -> None:
     assert padded.tgt_mask is None
 
 
-def test_tokens_and_slots() -> None:
+def test_tokens_and_padded_tokens() -> None:
     batch = two_rows()
     assert batch.tokens == 4 + 2 + 2 + 3
     assert batch.padded_tokens == 2 * 4 + 2 * 3
@@ -172,7 +173,7 @@ def test_a_plans_batch_has_the_plans_shape(store: TokenStore) -> None:
         assert tuple(plan.shape(examples)) == (batch.src.shape[1], batch.tgt_in.shape[1])
 
 
-def test_neighbours_change_nothing_but_the_padding(store: TokenStore) -> None:
+def test_other_rows_change_only_the_padding(store: TokenStore) -> None:
     """Row for row the same pieces alone and in company, sampled or not."""
     for options in ({}, {"dropout": 0.3, "seed": 5}):
         both = collate(
@@ -220,10 +221,11 @@ def test_sampling_is_a_pure_function_of_seed_and_pair(
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("shapes", [[], [BatchShape(4, 4)], [BatchShape(9, 400)]])
-def test_no_sampled_sentence_and_no_padding_goes_past_the_limit(
+def test_sampled_sentences_and_padding_stay_within_the_limit(
     store: TokenStore, tokenizers: Tokenizers, shapes: list[BatchShape], dropout: float
 ) -> None:
-    """Learned positions end where `data.max_length` and the end do: growth by dropout, and rounding to shapes, must not pass them."""
+    """Learned positions end at `data.max_length` and EOS; dropout and rounding must not exceed
+    them."""
     limit = int(max(store.src_lengths.max(), store.tgt_lengths.max()))
     assert (limit + 1) % 8  # or rounding up would not show
     grew = False
@@ -247,7 +249,7 @@ def test_no_sampled_sentence_and_no_padding_goes_past_the_limit(
     assert grew == (dropout > 0)  # sentences below the limit are still sampled
 
 
-def test_without_dropout_the_stored_pieces_are_taken(
+def test_without_dropout_the_stored_tokens_are_used(
     store: TokenStore, tokenizers: Tokenizers
 ) -> None:
     plain, zero = (

@@ -1,4 +1,4 @@
-"""Corpora: pairs from two files or one, with columns found or asked for, and errors that name the line."""
+"""Corpora: pairs from two files or one, column detection, and errors with the line."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_two_files_are_read_in_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("src", "tgt"), [(5, 3), (3, 5), (1, 0), (0, 1), (700, 2)])
 def test_unequal_counts_give_both_numbers(tmp_path: Path, src: int, tgt: int) -> None:
-    """The counts of both files are told, not silently the shorter (OpenNMT-py#2488, stefan-it/nmt-en-vi#6)."""
+    """The counts of both files are reported (OpenNMT-py#2488, stefan-it/nmt-en-vi#6)."""
     corpus = pair_of_files(tmp_path, b"x\n" * src, b"y\n" * tgt)
     with pytest.raises(
         LineCountError,
@@ -91,7 +91,7 @@ def test_empty_lines_are_pairs_like_any_other(tmp_path: Path) -> None:
     ]
 
 
-def test_a_bad_line_stops_or_takes_its_partner_along(tmp_path: Path) -> None:
+def test_a_bad_line_is_an_error_or_skips_its_pair(tmp_path: Path) -> None:
     src, tgt = b"a\n\xff\nc\nd\n", b"x\ny\nz\x00\nw\n"
     with pytest.raises(DataError, match=r"x\.de line 2 must be UTF-8; found byte 0xFF"):
         list(pair_of_files(tmp_path, src, tgt).pairs())
@@ -152,7 +152,7 @@ def test_languages_name_columns(tmp_path: Path) -> None:
         ("2", "number", ("b", "a")),
     ],
 )
-def test_columns_can_be_asked_for(
+def test_columns_can_be_named(
     tmp_path: Path, src_field: str, tgt_field: str, expected: tuple[str, str]
 ) -> None:
     corpus = pairs_file(
@@ -180,7 +180,8 @@ def test_column_number_out_of_range(tmp_path: Path) -> None:
 def test_one_column_is_not_a_pair(tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
-        match=r"x\.tsv line 1 must have two columns or more; found 1; give one pair a line with a tab",
+        match=r"x\.tsv line 1 must have two columns or more; found 1; give one pair a line with a "
+        r"tab",
     ):
         sides(pairs_file(tmp_path, "x.tsv", "just text\n"))
 
@@ -233,7 +234,7 @@ def test_broken_csv_names_where_the_row_began(tmp_path: Path, content: str, foun
     assert found in str(caught.value)
 
 
-def test_csv_goes_on_after_bad_lines(tmp_path: Path) -> None:
+def test_csv_continues_after_bad_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(b"a,b\n\xff,c\nd,e\n")
     corpus = TabularCorpus(path, on_bad_line="skip")
@@ -258,7 +259,10 @@ def test_jsonl(tmp_path: Path, name: str) -> None:
 
 
 def test_jsonl_with_languages_and_nested_translation(tmp_path: Path) -> None:
-    content = '{"translation": {"de": "eins", "en": "one"}}\n{"translation": {"en": "two", "de": "zwei"}}\n'
+    content = (
+        '{"translation": {"de": "eins", "en": "one"}}\n{"translation": {"en": "two", "de": '
+        '"zwei"}}\n'
+    )
     wanted = ColumnSelection(src_lang="de", tgt_lang="en")
     assert sides(pairs_file(tmp_path, "x.jsonl", content, wanted)) == [
         ("eins", "one"),
@@ -280,7 +284,8 @@ def test_unclear_columns_are_asked_for(tmp_path: Path) -> None:
     corpus = pairs_file(tmp_path, "x.jsonl", '{"de": "eins", "en": "one"}\n')
     with pytest.raises(
         DataError,
-        match=r"must be known; found de, en; name them: --set data.src_field=de --set data.tgt_field=en",
+        match=r"must be known; found de, en; name them: --set data.src_field=de --set "
+        r"data.tgt_field=en",
     ):
         sides(corpus)
 
@@ -385,8 +390,8 @@ def test_multi30k_has_its_lines() -> None:
 
 @needs_data
 @pytest.mark.parametrize(("side", "line"), [("src", 350), ("tgt", 350), ("src", 1900)])
-def test_the_place_of_a_lost_line_is_found(tmp_path: Path, side: str, line: int) -> None:
-    """Unequal counts are told with the first suspicious place (EdinburghNLP/code-docstring-corpus#12)."""
+def test_the_line_of_a_missing_line_is_found(tmp_path: Path, side: str, line: int) -> None:
+    """Unequal counts are reported with the first suspicious line (code-docstring-corpus#12)."""
     corpus = ParallelFiles(DATA / "multi30k" / "train.de.xz", DATA / "multi30k" / "train.en.xz")
     pairs = list(corpus.pairs())[:2200]
     src, tgt = [pair.src for pair in pairs], [pair.tgt for pair in pairs]
@@ -417,7 +422,7 @@ def test_a_column_asked_for_by_name_where_there_are_none(tmp_path: Path) -> None
     """The first row is a sentence and not a header: it is quoted, but not all of it."""
     with pytest.raises(
         DataError,
-        match=r"found Ein sehr langer Satz, der kein…, b; name a column by its name in the first row",
+        match=r"found Ein sehr langer Satz, der kein…, b; name a column by its name",
     ) as caught:
         sides(
             pairs_file(
@@ -430,19 +435,19 @@ def test_a_column_asked_for_by_name_where_there_are_none(tmp_path: Path) -> None
     assert len(str(caught.value)) < 400
 
 
-def test_a_link_that_leads_nowhere_is_not_answered_with_itself(tmp_path: Path) -> None:
+def test_a_broken_link_is_not_suggested_for_itself(tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").symlink_to("elsewhere.tsv")
     with pytest.raises(DataError, match=r"found a link to elsewhere.tsv, which does not exist"):
         sides(TabularCorpus(tmp_path / "pairs.tsv"))
 
 
-def test_a_name_with_a_patterns_signs_in_it(tmp_path: Path) -> None:
+def test_a_file_name_with_glob_characters(tmp_path: Path) -> None:
     (tmp_path / "x1.tsv").touch()
     with pytest.raises(DataError, match="check the path"):
         sides(TabularCorpus(tmp_path / "x[0-9].tsv"))
 
 
-def test_many_columns_without_names_are_not_taken_silently(tmp_path, caplog):
+def test_a_warning_names_the_columns_used_of_many_unnamed(tmp_path, caplog):
     """Numbers of sentences must not pass for sentences without a word."""
     path = tmp_path / "pairs.tsv"
     path.write_text("1\tGuten Tag\t2\tGood day\n")

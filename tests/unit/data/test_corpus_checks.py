@@ -150,7 +150,7 @@ def test_bad_and_overlong_lines_are_counted_not_fatal(tmp_path: Path) -> None:
     assert problems(corpus) == {"invalid UTF-8 or NUL": (2, [8, 9]), "overlong lines": (1, [13])}
 
 
-def test_unequal_counts_and_the_place(tmp_path: Path) -> None:
+def test_unequal_counts_and_the_line(tmp_path: Path) -> None:
     src, tgt = sentences(1000)
     del tgt[500]
     rows = found(corpus_of(tmp_path, src, tgt))
@@ -163,8 +163,8 @@ def test_unequal_counts_and_the_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shift", [1, -1, 2, 3])
-def test_files_of_equal_length_that_slip(tmp_path: Path, shift: int) -> None:
-    """A drift detector warns about shifted pairs (EdinburghNLP/code-docstring-corpus#12, stefan-it/nmt-en-vi#6)."""
+def test_misaligned_files_of_equal_length(tmp_path: Path, shift: int) -> None:
+    """Misaligned pairs are reported (code-docstring-corpus#12, stefan-it/nmt-en-vi#6)."""
     src, tgt = sentences(1000)
     late, early = (tgt, src) if shift > 0 else (src, tgt)
     late[400:400] = ["an added line of some length"] * abs(shift)
@@ -178,7 +178,7 @@ def test_files_of_equal_length_that_slip(tmp_path: Path, shift: int) -> None:
     )
 
 
-def test_numbers_alone_show_a_slip() -> None:
+def test_numbers_alone_show_a_misalignment() -> None:
     pairs = [(f"am Tag {i * 37} war es", f"on day {i * 37} it was") for i in range(1000, 1600)]
     src, tgt = [a for a, _ in pairs], [b for _, b in pairs]
     del src[300]
@@ -189,7 +189,7 @@ def test_numbers_alone_show_a_slip() -> None:
     assert abs(misalignment.line - 301) <= 3
 
 
-def test_short_and_uniform_files_are_not_accused() -> None:
+def test_short_and_uniform_files_have_no_finding() -> None:
     assert find_misalignment([]) is None
     same = (line_features("ein Wort"), line_features("one word"))
     assert find_misalignment([same] * 1000) is None
@@ -221,7 +221,7 @@ def test_another_shift_must_fit_clearly_better(
         shift,
         pytest.approx(gain),
     )
-    # All shifts are tried on the same lines, those whose neighbours are in the window, each beside another's.
+    # All shifts are tried on the same lines: those whose neighbours are in the window.
     lines = np.arange(3, 57)
     assert compared == [(lines.tolist(), (lines + by).tolist()) for by in (0, 1, -1, 2, -2, 3, -3)]
 
@@ -238,7 +238,7 @@ def test_another_shift_must_fit_clearly_better(
         ([(2, 0.9), (0, 0.0)], None),  # the files are in step again
     ],
 )
-def test_a_slip_is_confirmed_by_a_second_window_or_is_clear(
+def test_a_misalignment_needs_a_second_window_or_a_clear_gain(
     monkeypatch: pytest.MonkeyPatch, windows: list[tuple[int, float]], expected: Misalignment | None
 ) -> None:
     found = iter(windows)
@@ -273,7 +273,7 @@ def test_the_last_lines_count_if_they_are_a_quarter_of_a_window() -> None:
 
 
 def test_numbers_count_from_five_lines_on() -> None:
-    """The fit is the correlation of the lengths, and the rate of lines whose numbers are the same, of those with numbers."""
+    """The score is the correlation of lengths plus the fraction of lines with equal numbers."""
     lengths = (3.0, 1.0, 2.0, 5.0, 4.0, 6.0)
     plain = np.array(table(*lengths))
     assert misalignment._correlation(plain, plain) == pytest.approx(1.0)
@@ -293,8 +293,9 @@ def test_numbers_count_from_five_lines_on() -> None:
 
 @pytest.mark.parametrize("line", [61, 201, 333])
 @pytest.mark.parametrize("shift", [1, -2, 3])
-def test_a_slip_is_placed_on_its_line(line: int, shift: int) -> None:
-    """With lengths that are all different, the place is exact where lines are missing and near it where they were added."""
+def test_a_misalignment_is_located(line: int, shift: int) -> None:
+    """With distinct lengths the line is exact where lines are missing, and near where they are
+    added."""
     src, tgt = sentences(800)
     pairs = [[line_features(text) for text in side] for side in (src, tgt)]
     late = pairs[1] if shift > 0 else pairs[0]
@@ -329,7 +330,7 @@ def test_overlap_keys() -> None:
     assert overlap_key("Straße") == overlap_key("STRASSE")
 
 
-def test_rows_name_the_lines_of_a_csv(tmp_path: Path) -> None:
+def test_findings_have_the_lines_of_a_csv(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text('src,tgt\n"a\nb",c\nsame,same\n,empty\n', encoding="utf-8")
     assert problems(TabularCorpus(path)) == {
@@ -338,7 +339,7 @@ def test_rows_name_the_lines_of_a_csv(tmp_path: Path) -> None:
     }
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     told: list[int] = []
     check_corpus(corpus_of(tmp_path, ["a b"] * 25_000, ["c d"] * 25_000), progress=told.append)
     assert told == [10_000, 20_000, 25_000], "the last is the whole"
@@ -357,7 +358,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 @needs_data
 @pytest.mark.parametrize("name", ["multi30k", "tatoeba_ende"])
-def test_published_corpora_do_not_slip(tmp_path: Path, name: str) -> None:
+def test_published_corpora_are_aligned(tmp_path: Path, name: str) -> None:
     src, tgt = (
         lzma.decompress((DATA / name / f"train.{side}.xz").read_bytes())
         .decode()

@@ -1,4 +1,4 @@
-"""Bytes and lines of text files: what a line is, what is refused, and that every refusal names its place."""
+"""Bytes and lines of text files: line ends, rejected input, and errors with the line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def written(path: Path, data: bytes) -> Path:
     ],
 )
 def test_only_lf_ends_a_line(tmp_path: Path, data: bytes, lines: list[str]) -> None:
-    """Other Unicode line breaks are content, so numbers agree with `wc -l` (EdinburghNLP/code-docstring-corpus#12)."""
+    """Other Unicode line breaks are content, so numbers agree with `wc -l` (code-docstring-
+    corpus#12)."""
     assert texts(written(tmp_path / "x.txt", data)) == lines
     assert texts(written(tmp_path / "x.txt.gz", gzip.compress(data))) == lines
     assert texts(written(tmp_path / "x.txt.xz", lzma.compress(data))) == lines
@@ -138,12 +139,12 @@ def test_bad_lines_are_named(tmp_path: Path, bad: bytes, found: str) -> None:
 def test_other_encodings_are_recognised_and_the_command_is_given(
     tmp_path: Path, text: str, encoding: str, name: str
 ) -> None:
-    """GBK and cp1252 input is explained, not guessed at in silence (OpenNMT-py#1879, tensorflow/nmt#240)."""
+    """GBK and cp1252 input is reported with its encoding (OpenNMT-py#1879, tensorflow/nmt#240)."""
     assert guess_encoding(text.encode(encoding)) == name
     path = written(tmp_path / "x.txt", b"ok\n" + text.encode(encoding) + b"\n")
     with pytest.raises(
         DataError,
-        match=f"line 2 must be UTF-8; found byte .* it looks like {name}; .*iconv -f {name} -t UTF-8",
+        match=f"line 2 must be UTF-8; found byte .* it looks like {name}; .*iconv -f {name} -t",
     ):
         texts(path)
 
@@ -172,7 +173,7 @@ def test_utf16_is_recognised_by_its_first_bytes(tmp_path: Path, encoding: str, n
 
 @pytest.mark.parametrize("size", [100, 1000, 700_000])
 @pytest.mark.parametrize("end", [b"\n", b""])
-def test_an_overlong_line_is_set_aside_with_its_number_and_length(
+def test_an_overlong_line_is_reported_with_its_length(
     tmp_path: Path, size: int, end: bytes
 ) -> None:
     path = written(tmp_path / "x.txt", b"one\n" + b"y" * size + (b"\nthree" if end else b"") + end)
@@ -259,12 +260,12 @@ def test_name_and_contents_must_agree(tmp_path: Path, name: str, data: bytes, fo
     assert found in str(caught.value)
 
 
-def test_an_archive_without_end_is_stopped(tmp_path: Path) -> None:
+def test_an_archive_that_expands_without_limit_is_an_error(tmp_path: Path) -> None:
     limits = DecompressionLimits(window_bytes=1 << 20)
     path = written(tmp_path / "x.gz", gzip.compress(b"a\n" * (8 << 20)))
     with pytest.raises(
         DataError,
-        match=r"more than 200 times its size.*; found [\d,]+ bytes out of [\d,]+; unpack it yourself",
+        match=r"more than 200 times its size.*; found [\d,]+ bytes out of [\d,]+; unpack it",
     ):
         everything(path, limits=limits)
     honest = written(tmp_path / "y.gz", gzip.compress(os.urandom(3 << 20).hex().encode()))
@@ -289,7 +290,7 @@ def test_missing_files_are_answered_with_their_neighbours(tmp_path: Path) -> Non
     written(tmp_path / "train.de.xz", b"")
     with pytest.raises(
         DataError,
-        match=r"train\.de must exist; found no such file or directory; did you mean train\.de\.xz\?",
+        match=r"train\.de must exist; found no such file .*; did you mean train\.de\.xz\?",
     ):
         texts(tmp_path / "train.de")
     with pytest.raises(DataError, match="check the path"):

@@ -1,4 +1,4 @@
-"""Prepared data that was damaged, changed meanwhile, or left half made: noticed, named and made anew."""
+"""Token stores that are damaged, changed or incomplete are detected and built again."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ def test_a_corpus_that_changes_between_hashing_and_reading_is_refused(
     corpus.records = edited  # type: ignore[method-assign]
     with pytest.raises(
         CorruptError,
-        match=r"x\.de must stay as it is while it is prepared; found SHA-256 \w+… before and \w+… after",
+        match=r"x\.de must stay as it is while it is prepared; found SHA-256 \w+… before and \w+… "
+        r"after",
     ):
         prepared(corpus, tokenizers, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
@@ -134,7 +135,9 @@ def test_a_corpus_that_stops_reading_early_is_still_checked(
     assert len(prepared(Half(*corpus.files), tokenizers, tmp_path / "cache")) == 2
 
 
-def test_what_a_dead_process_left_is_removed(tmp_path: Path, tokenizers: Tokenizers) -> None:
+def test_temporary_directories_of_ended_processes_are_removed(
+    tmp_path: Path, tokenizers: Tokenizers
+) -> None:
     cache = tmp_path / "cache"
     dead = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],
@@ -155,7 +158,7 @@ def test_what_a_dead_process_left_is_removed(tmp_path: Path, tokenizers: Tokeniz
     }
 
 
-def test_two_processes_may_make_the_same_store(
+def test_two_processes_may_build_the_same_store(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = corpus_of(tmp_path, GERMAN, ENGLISH)

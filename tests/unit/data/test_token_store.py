@@ -193,7 +193,8 @@ def test_many_named_lines_are_shortened() -> None:
 def test_a_corpus_without_a_usable_pair_is_an_error(tmp_path: Path, tokenizers: Tokenizers) -> None:
     with pytest.raises(
         DataError,
-        match=r"must have a usable sentence pair; found 0 of 2 pairs kept; skipped: 2 with an empty side",
+        match=r"a usable sentence pair; found 0 of 2 pairs kept; skipped: 2 with an empty "
+        r"side",
     ):
         prepared(corpus_of(tmp_path, ["", "a"], ["b", ""]), tokenizers, tmp_path / "cache")
     with pytest.raises(DataError, match="found 0 of 0 pairs kept"):
@@ -239,7 +240,10 @@ def test_wide_ids_where_the_vocabulary_is_large(tmp_path: Path, tokenizers: Toke
 
 def test_data_is_read_and_prepared_without_torch() -> None:
     """Looking at a corpus must not wait for torch to load."""
-    code = "import sys, dragoman.data.token_store, dragoman.data.batch_plan, dragoman.data.corpus_checks; print('torch' in sys.modules)"
+    code = (
+        "import sys, dragoman.data.token_store, dragoman.data.batch_plan, "
+        "dragoman.data.corpus_checks; print('torch' in sys.modules)"
+    )
     root = str(Path(__file__).resolve().parents[3])
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -251,7 +255,7 @@ def test_data_is_read_and_prepared_without_torch() -> None:
     assert run.stdout.strip() == "False"
 
 
-def test_where_prepared_data_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_tokenized_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prepared_data_directory(DataConfig(cache_dir="/there")) == Path("/there")
     monkeypatch.setenv("DRAGOMAN_CACHE", "/mine")
     assert prepared_data_directory(DataConfig()) == Path("/mine")

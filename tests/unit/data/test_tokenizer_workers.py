@@ -55,7 +55,8 @@ from dragoman.data.token_store import TokenStore
 from dragoman.text.tokenizer import train_tokenizers
 here = Path({str(tmp_path)!r})
 corpus = ParallelFiles(here / "x.de", here / "x.en")
-made = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), TextConfig(vocab_size=330, character_coverage=1.0))
+config = TextConfig(vocab_size=330, character_coverage=1.0)
+made = train_tokenizers(corpus.src_texts(), corpus.tgt_texts(), config)
 print(len(TokenStore.prepare(corpus, made, folder=here / "cache", data=DataConfig(), workers=2)))
 """
     )
@@ -99,7 +100,7 @@ def test_encoding_keeps_any_text_through_the_pipes(tokenizers: Tokenizers) -> No
         ]
 
 
-def test_progress_is_told(
+def test_progress_is_reported(
     tmp_path: Path, tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Preparing shows how far it is (fairseq#2603)."""

@@ -22,11 +22,11 @@ def splitmix64(state: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("key", [0, 1, 1234567, 2**64 - 1])
-def test_mixed_is_splitmix64(key: int) -> None:
+def test_outputs_are_splitmix64(key: int) -> None:
     assert splitmix64_outputs(key, np.arange(50)).tolist() == splitmix64(key, 50)
 
 
-def test_mixed_numbers_are_independent_of_their_neighbours() -> None:
+def test_outputs_do_not_depend_on_each_other() -> None:
     assert splitmix64_outputs(7, np.array([40]))[0] == splitmix64_outputs(7, np.arange(50))[40]
 
 
@@ -47,7 +47,7 @@ def test_permutation_holds_every_number_once_and_depends_on_the_key() -> None:
     assert not len(permutation(1, 0))
 
 
-def test_keys_of_near_parts_are_far_apart() -> None:
+def test_similar_parts_give_different_keys() -> None:
     assert len({derive_key(seed, "x", epoch) for seed in range(30) for epoch in range(30)}) == 900
     assert derive_key(1, 23) != derive_key(12, 3)
 

@@ -9,14 +9,14 @@ import dragoman
 from dragoman.runtime.seeds import isolated_rng, seed_generators
 
 
-def test_reseeding_is_what_torch_does() -> None:
+def test_seed_generators_equals_torch_manual_seed() -> None:
     torch.manual_seed(11)
     expected = torch.rand(5)
     seed_generators(11, torch.device("cpu"))
     assert torch.equal(torch.rand(5), expected)
 
 
-def test_a_fork_leaves_the_generators_as_they_were() -> None:
+def test_isolated_rng_restores_the_generators() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -28,7 +28,7 @@ def test_a_fork_leaves_the_generators_as_they_were() -> None:
 
 
 def test_training_code_uses_no_global_generator() -> None:
-    """State that Python or NumPy carries would have to be saved; seeds that positions give need not be (flairNLP/flair#1189)."""
+    """Generator states would have to be saved; derived seeds need not (flair#1189)."""
     package = Path(dragoman.__file__).parent
     for path in [
         *(package / "training").glob("*.py"),

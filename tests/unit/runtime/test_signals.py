@@ -36,7 +36,7 @@ def send(*numbers: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_first_signal_asks_to_stop_and_is_named(name):
+def test_first_signal_requests_a_stop(name):
     signals.install_handlers()
     assert not signals.stop_requested()
     send(getattr(signal, name))
@@ -45,7 +45,7 @@ def test_first_signal_asks_to_stop_and_is_named(name):
     assert signals.stop_reason() == name
 
 
-def test_second_signal_is_urgent_and_the_third_meets_the_default():
+def test_second_signal_is_urgent_and_restores_the_default():
     signals.install_handlers()
     send(signal.SIGTERM, signal.SIGINT)
     assert signals.is_stop_urgent()
@@ -62,7 +62,7 @@ def test_third_signal_kills():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGTERM
 
 
-def test_usr1_asks_for_a_checkpoint_only():
+def test_usr1_requests_only_a_checkpoint():
     signals.install_handlers()
     send(signal.SIGUSR1)
     assert signals.checkpoint_requested()
@@ -160,7 +160,10 @@ def test_raise_if_requested_names_the_reason():
 
 def test_importing_it_imports_nothing_heavy():
     """The handlers must stand within the first milliseconds, before torch's import."""
-    code = "import sys, dragoman.__main__\nprint([m for m in ('torch', 'numpy', 'typer', 'yaml', 'rich') if m in sys.modules])"
+    code = (
+        "import sys, dragoman.__main__\nprint([m for m in ('torch', 'numpy', 'typer', 'yaml', "
+        "'rich') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

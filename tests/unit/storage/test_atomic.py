@@ -38,8 +38,8 @@ def test_write_returns_what_the_disk_holds(tmp_path):
     assert record == (len(data), hashlib.sha256(data).hexdigest())
 
 
-def test_mode_is_the_umask_s_share_of_0666(tmp_path):
-    """A server under another user reads what training wrote; safetensors' own writer leaves 0600."""
+def test_mode_follows_the_umask(tmp_path):
+    """A server under another user reads what training wrote; safetensors' writer leaves 0600."""
     before = os.umask(0o027)
     try:
         write_file(tmp_path / "a", [b"x"])
@@ -57,7 +57,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"first"
 
 
-def test_a_disk_that_gives_back_less_is_an_error(tmp_path, monkeypatch):
+def test_reading_back_fewer_bytes_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "dragoman.storage.atomic.hash_file",
         lambda path: (lambda r: r._replace(bytes=r.bytes - 1))(hash_file(path)),
@@ -66,7 +66,7 @@ def test_a_disk_that_gives_back_less_is_an_error(tmp_path, monkeypatch):
         write_file(tmp_path / "a", [b"abc"])
 
 
-def test_writes_that_the_system_takes_in_parts_are_finished(tmp_path, monkeypatch):
+def test_partial_writes_are_completed(tmp_path, monkeypatch):
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:7]))
     assert write_file(tmp_path / "a", [b"x" * 100]).bytes == 100
@@ -109,7 +109,7 @@ def test_publishing_never_replaces_a_full_directory(tmp_path):
 
 
 def test_a_directory_is_synced_before_it_is_published_and_its_name_after(tmp_path, monkeypatch):
-    """Nothing that comes later, such as a status file in the same directory, may be what makes the name durable."""
+    """The name must not become durable only through a later write in the same directory."""
     (tmp_path / "new").mkdir()
     recorder = SyncRecorder(monkeypatch)
     write_file(tmp_path / "new" / "a", [b"some", b"bytes"])
@@ -146,13 +146,13 @@ def test_remove_flat_leaves_what_it_does_not_know(tmp_path):
         ("publish.mkdir", "''"),
     ],
 )
-def test_a_wrong_fault_is_told(text, found):
+def test_an_unknown_fault_is_an_error(text, found):
     with pytest.raises(ConfigError, match="DRAGOMAN_FAULT must") as caught:
         fault_injection.arm_faults(text)
     assert found in str(caught.value)
 
 
-def test_a_fault_strikes_at_its_passage_only():
+def test_a_fault_is_triggered_at_its_passage_only():
     fault_injection.arm_faults("publish.rename:2:enospc,prune.unlink:1:eio")
     fault_injection.point("publish.rename")
     with pytest.raises(OSError, match=r"injected at publish\.rename") as caught:
@@ -200,14 +200,14 @@ def test_system_errors_become_ours(tmp_path, number, kind, code):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_no_room_gives_both_figures(tmp_path, monkeypatch):
+def test_require_disk_space_reports_both_sizes(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "free_disk_bytes", lambda path: 1_500_000)
     disk.require_disk_space(tmp_path, 1_500_000, "the checkpoints")
     with pytest.raises(DiskError, match=r"takes 2\.0 GB; found 1\.5 MB free"):
         disk.require_disk_space(tmp_path, 2_000_000_000, "the checkpoints")
 
 
-def test_sizes_read_well():
+def test_format_bytes():
     assert [disk.format_bytes(n) for n in (999, 1500, 2.5e6, 3e9, 4e12)] == [
         "999 bytes",
         "1.5 kB",

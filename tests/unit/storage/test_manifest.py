@@ -96,7 +96,7 @@ def test_every_bit_matters(tmp_path, name):
         ),
     ],
 )
-def test_damage_is_told_with_the_file(tmp_path, damage, name, found):
+def test_damage_is_reported_with_the_file(tmp_path, damage, name, found):
     place = make(tmp_path / "d")
     damage(place)
     with pytest.raises(CorruptError) as caught:

@@ -1,4 +1,4 @@
-"""Output files: refused before the work where they could not be written after it, and whole or absent."""
+"""Output files: checked before the work, and written atomically."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ def test_what_can_be_written_passes(tmp_path: Path) -> None:
         check_output_file("--hyp", path)
 
 
-def test_what_could_not_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_outputs_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file")
     with pytest.raises(
         ConfigError,
-        match=rf"--hyp must be in an existing directory; found no {tmp_path}/missing; make it: mkdir -p",
+        match=rf"--hyp must be in an existing directory; found no {tmp_path}/missing; make it: "
+        r"mkdir -p",
     ):
         check_output_file("--hyp", tmp_path / "missing" / "out.txt")
     with pytest.raises(ConfigError, match=rf"found a file at {tmp_path}/file"):
@@ -56,7 +57,7 @@ def test_an_input_is_never_overwritten(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_place_without_permission_is_told(tmp_path: Path) -> None:
+def test_a_directory_without_permission_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(
@@ -68,7 +69,9 @@ def test_a_place_without_permission_is_told(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_no_permission_by_the_systems_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_os_permission_error_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(
         PermissionDeniedError,
@@ -137,7 +140,7 @@ def test_a_pipe_is_written_to_directly(tmp_path: Path) -> None:
     assert read == ["line\n"]
 
 
-def test_a_long_name_has_room_for_its_temporary_one(tmp_path: Path) -> None:
+def test_a_long_file_name_has_a_valid_temporary_name(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 250)
     with open_output(path) as file:
         file.write("x\n")

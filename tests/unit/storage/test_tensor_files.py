@@ -42,7 +42,7 @@ def some() -> dict[str, torch.Tensor]:
     }
 
 
-def test_our_bytes_are_the_library_s(tmp_path):
+def test_bytes_equal_those_of_safetensors(tmp_path):
     write_tensors(tmp_path / "t", some())
     assert (tmp_path / "t").read_bytes() == safetensors.torch.save(
         some(), metadata={"format": "pt"}
@@ -63,7 +63,7 @@ def test_every_type_comes_back_bit_for_bit(tmp_path):
 
 
 def test_views_are_written_as_they_look(tmp_path):
-    """A transposed or aliased tensor is saved by its values (pytorch/pytorch#144657 wrote later ones)."""
+    """A transposed or aliased tensor is saved by its values (pytorch/pytorch#144657)."""
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {"t": base.T, "slice": base[1:, ::2], "same": base.T, "grown": base[:1].expand(3, 4)}
     write_tensors(tmp_path / "t", tensors)

@@ -1,4 +1,4 @@
-"""BPE-dropout of our own: SentencePiece's encoding without dropout, the paper's algorithm with it, repeatable always."""
+"""BPE-dropout: SentencePiece's encoding without dropout, the paper's algorithm with it."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_without_dropout_it_is_sentencepiece_on_any_text(
 
 
 @needs_data
-def test_the_same_seed_gives_the_same_pieces(multi30k: tuple[Tokenizer, list[str]]) -> None:
-    """SentencePiece's sampler ignores its seed; an exact resume cannot (joeynmt#125, OpenNMT-py#2006)."""
+def test_equal_seeds_give_equal_tokens(multi30k: tuple[Tokenizer, list[str]]) -> None:
+    """SentencePiece's sampler ignores its seed: no exact resume (joeynmt#125, OpenNMT-py#2006)."""
     tokenizer, lines = multi30k
     fresh = Tokenizer(
         tokenizer.model, algorithm="bpe", normalization="nfc"
@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same_pieces(multi30k: tuple[Tokenizer, list[str
 
 
 @needs_data
-def test_dropout_makes_more_pieces_and_other_ones_each_time(
+def test_dropout_gives_more_tokens_and_varies(
     multi30k: tuple[Tokenizer, list[str]],
 ) -> None:
     tokenizer, lines = multi30k
@@ -167,7 +167,7 @@ def exact_distribution(word: str, dropout: float) -> dict[tuple[str, ...], float
 def test_the_draws_follow_the_papers_algorithm(
     monkeypatch: pytest.MonkeyPatch, remembered: bool, dropout: float
 ) -> None:
-    """Both ways of merging, along a remembered word and from a heap, against enumeration of every outcome."""
+    """Both merge implementations, cached and with a heap, against enumeration of every outcome."""
     if not remembered:
         monkeypatch.setattr(merges_module, "_MAX_CACHED_WORD_LENGTH", 0)
     merges = BPEDropoutEncoder(SCORES, WORDS, None)
@@ -188,25 +188,25 @@ def test_leftmost_of_equal_scores_is_merged_first() -> None:
     assert merges.encode("aaa", 0.0, CounterRNG(0)) == [7, 12, 4]
 
 
-def test_unknown_characters_in_a_row_are_one_unknown_piece() -> None:
+def test_consecutive_unknown_characters_are_one_token() -> None:
     merges = BPEDropoutEncoder(SCORES, WORDS, None)
     assert merges.encode("axyzab", 0.0, CounterRNG(0)) == [11, UNK, 8]
     assert merges.encode("x" * 50, 0.0, CounterRNG(0)) == [7, UNK]
 
 
-def test_bytes_stand_for_unknown_characters() -> None:
+def test_unknown_characters_become_bytes() -> None:
     merges = BPEDropoutEncoder(SCORES, WORDS, list(range(100, 356)))
     assert merges.encode("aä", 0.0, CounterRNG(0)) == [11, 100 + 0xC3, 100 + 0xA4]
 
 
-def test_pieces_across_spaces_are_found() -> None:
+def test_tokens_across_spaces_are_found() -> None:
     merges = BPEDropoutEncoder(
         SCORES | {"b\u2581": -0.1, "b\u2581a": -0.2}, WORDS | {"b\u2581": 12, "b\u2581a": 13}, None
     )
     assert merges.encode("b a", 0.0, CounterRNG(0)) == [7, 13]
 
 
-def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emptying_the_word_cache_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["".join(letters) for letters in itertools.product("abc", repeat=4)]
     plenty = BPEDropoutEncoder(SCORES, WORDS, None)
     monkeypatch.setattr(merges_module, "_MAX_CACHED_WORDS", 3)
@@ -215,11 +215,11 @@ def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         assert few.encode(text, 0.3, CounterRNG(seed)) == plenty.encode(text, 0.3, CounterRNG(seed))
 
 
-def test_no_text_no_pieces() -> None:
+def test_empty_text_has_no_tokens() -> None:
     assert BPEDropoutEncoder(SCORES, WORDS, None).encode("", 0.5, CounterRNG(0)) == []
 
 
-def test_sampling_needs_bpe_and_a_share_below_one() -> None:
+def test_bpe_dropout_needs_bpe_and_a_probability_below_one() -> None:
     unigram = Tokenizer.train(
         ["a b c d e f g"] * 10,
         TextConfig(tokenizer="unigram", vocab_size=12, byte_fallback=False, character_coverage=1.0),

@@ -1,4 +1,4 @@
-"""Sentences: cut at their ends in many scripts, never in the middle of a name or a number, and nothing is lost."""
+"""Sentence splitting in many scripts, without losing text or splitting names and numbers."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_character_that_never_fits_is_kept() -> None:
     assert split_long_text("ab", lambda part: False).texts == ["a", "b"]
 
 
-def test_a_very_long_line_takes_few_questions() -> None:
+def test_a_very_long_line_needs_few_calls() -> None:
     """Whether a part fits costs an encoding, so it is asked seldom."""
     asked = 0
 

@@ -1,4 +1,4 @@
-"""The tokenizer: nothing is lost, the same text gives the same pieces, and refusals say what to do."""
+"""Tokenizers: lossless, deterministic, and with clear errors."""
 
 from __future__ import annotations
 
@@ -102,19 +102,19 @@ def test_the_visible_space_of_sentencepiece_is_text_like_any_other(
 
 
 @pytest.mark.parametrize("text", ["<s>", "</s>", "<pad>", "<unk>", "<0x41>", "<s> a </s>"])
-def test_text_that_looks_like_special_pieces_is_only_text(tokenizer: Tokenizer, text: str) -> None:
+def test_text_that_looks_like_special_tokens_is_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert not {PAD, BOS, EOS, UNK} & set(ids)
     assert tokenizer.decode(ids) == text
 
 
-def test_special_pieces_have_fixed_numbers_and_no_text(tokenizer: Tokenizer) -> None:
+def test_special_tokens_have_fixed_ids_and_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.tokens([PAD, BOS, EOS, UNK]) == ["<pad>", "<s>", "</s>", "<unk>"]
     ids = tokenizer.encode("Ein Hund.")
     assert tokenizer.decode([BOS, *ids, EOS, PAD, PAD]) == "Ein Hund."
 
 
-def test_pieces_are_for_people(tokenizer: Tokenizer) -> None:
+def test_tokens_of_ids(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Ein 中")
     pieces = tokenizer.tokens(ids)
     assert pieces[-3:] == ["<0xE4>", "<0xB8>", "<0xAD>"]
@@ -137,7 +137,7 @@ def test_batches_equal_single_texts(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_batch([]) == []
 
 
-def test_two_spellings_of_one_character_are_one() -> None:
+def test_equal_characters_are_normalized_equally() -> None:
     composed, apart = "Ma\u0308nner é", "Männer e\u0301"
     assert _cached("nfc").encode(composed) == _cached("nfc").encode(apart)
     assert _cached("none").encode(composed) != _cached("none").encode(apart)
@@ -157,15 +157,15 @@ def test_unknown_form_is_answered_with_the_nearest() -> None:
         normalize("ä", "nfcc")
 
 
-def test_learning_is_repeatable() -> None:
-    """The same text must give the same ids on the next day, or prepared data and models part ways."""
+def test_training_is_deterministic() -> None:
+    """The same corpus must give the same ids, or tokenized data and models disagree."""
     for kind in ("bpe", "unigram", "characters"):
         first, second = (Tokenizer.train(GERMAN + ENGLISH, small(tokenizer=kind)) for _ in range(2))
         assert first.digest == second.digest
         assert first.model == second.model
 
 
-def test_digest_tells_what_decides_the_ids(tokenizer: Tokenizer) -> None:
+def test_digest_covers_what_decides_the_ids(tokenizer: Tokenizer) -> None:
     other_form = Tokenizer(tokenizer.model, algorithm="bpe", normalization="none")
     other_text = Tokenizer.train(GERMAN, small(vocab_size=320))
     assert len({tokenizer.digest, other_form.digest, other_text.digest}) == 3
@@ -193,7 +193,7 @@ def test_too_small_a_vocabulary_says_how_large_it_must_be() -> None:
         Tokenizer.train(GERMAN + ENGLISH, small(vocab_size=270))
 
 
-def test_bytes_need_their_room() -> None:
+def test_byte_fallback_needs_256_tokens() -> None:
     with pytest.raises(
         DataError, match=r"at least 261 with text\.byte_fallback.*; found 100; raise it"
     ):
@@ -201,7 +201,7 @@ def test_bytes_need_their_room() -> None:
     assert len(Tokenizer.train(GERMAN, small(tokenizer="characters", vocab_size=261))) == 261
 
 
-def test_blank_text_cannot_be_learnt_from() -> None:
+def test_blank_text_is_an_error() -> None:
     with pytest.raises(DataError, match="found 2 lines, all blank"):
         Tokenizer.train(["", "  "], small())
 
@@ -214,19 +214,19 @@ def test_characters_take_as_many_as_there_are() -> None:
     assert len(made.encode("abc")) == 4
 
 
-def test_long_lines_are_learnt_from() -> None:
+def test_long_lines_are_trained_on() -> None:
     """SentencePiece skips lines over 4,192 bytes without a word; ours must not."""
     long_line = " ".join(["zebra"] * 20_000)
     made = Tokenizer.train([long_line, *GERMAN], small())
     assert made.tokens(made.encode("zebra")) == ["\u2581zebra"]
 
 
-def test_a_word_without_end_does_not_break_the_learner() -> None:
+def test_a_very_long_word_does_not_break_training() -> None:
     made = Tokenizer.train(["中文" * 50_000, *GERMAN], small())
     assert made.decode(made.encode("中文" * 10)) == "中文" * 10
 
 
-def test_lines_with_the_learners_own_mark_are_not_left_out() -> None:
+def test_lines_with_the_trainers_unknown_mark_are_kept() -> None:
     made = Tokenizer.train([f"\u2585 quokka {i}" for i in range(50)] + GERMAN, small())
     assert "\u2581quokka" in made.tokens(made.encode("quokka"))
 
@@ -250,7 +250,7 @@ def test_sample_is_even_and_always_the_same() -> None:
     ("most_lines", "most_bytes"), [(1000, BYTES), (10**9, 20_000), (300, 20_000), (10**9, 1)]
 )
 def test_sample_is_bounded_in_lines_and_bytes(most_lines: int, most_bytes: int) -> None:
-    """Two million pairs took 1.7 GiB, most of it for the sample and what the learner makes of it."""
+    """Two million pairs took 1.7 GiB, most of it for the sample and the trainer."""
     lines = [f"{i:05d} {'ü' * (i % 30)}" for i in range(10_000)]
     found = sample_lines(iter(lines), most_lines, most_bytes)
     assert found.seen == 10_000
@@ -264,7 +264,7 @@ def test_sample_is_bounded_in_lines_and_bytes(most_lines: int, most_bytes: int) 
     assert list(found.texts()) == [lines[i] for i in sorted(order[:fitting])]
 
 
-def test_the_learner_gets_no_more_than_its_bound(
+def test_the_sample_is_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     handed: list[str] = []
@@ -284,13 +284,13 @@ def test_the_learner_gets_no_more_than_its_bound(
     assert sum("quokka" in line for line in handed) > len(handed) / 3
 
 
-def test_bounds_hold_a_whole_training_below_a_gibibyte() -> None:
-    """Bytes of memory for each byte of sample, measured (bench/data_preparation.py --train): 5 with BPE, 25 with unigram."""
+def test_bounds_keep_training_below_a_gibibyte() -> None:
+    """Memory per sample byte (bench/data_preparation.py --train): 5 with BPE, 25 with unigram."""
     assert 5 * sentencepiece_trainer.MAX_SAMPLE_BYTES["bpe"] <= 400 << 20
     assert 25 * sentencepiece_trainer.MAX_SAMPLE_BYTES["unigram"] <= 400 << 20
 
 
-def test_a_child_learns_what_this_process_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_subprocess_trains_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Tokenizer.train(GERMAN + ENGLISH, small())
     monkeypatch.setattr(sentencepiece_trainer, "_MAX_IN_PROCESS_BYTES", 0)
     assert Tokenizer.train(GERMAN + ENGLISH, small()).digest == here.digest
@@ -301,7 +301,7 @@ def test_a_child_learns_what_this_process_would(monkeypatch: pytest.MonkeyPatch)
         Tokenizer.train(GERMAN, small(vocab_size=30_000))
 
 
-def test_a_request_to_stop_ends_the_learning_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_request_ends_the_training_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentencepiece_trainer, "_MAX_IN_PROCESS_BYTES", 0)
     try:
         signals.request_stop("SIGTERM")
@@ -311,26 +311,26 @@ def test_a_request_to_stop_ends_the_learning_child(monkeypatch: pytest.MonkeyPat
         signals.uninstall_handlers()
 
 
-def test_a_learning_child_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_training_subprocess_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentencepiece_trainer, "_MAX_IN_PROCESS_BYTES", 0)
     monkeypatch.setattr(sentencepiece_trainer.sys, "executable", "/bin/false")
     with pytest.raises(DiskError, match=r"must not be killed; found one that ended with code 1"):
         Tokenizer.train(GERMAN + ENGLISH, small())
 
 
-def test_more_text_than_the_sample_is_learnt_from_evenly() -> None:
+def test_more_text_than_the_sample_is_sampled_evenly() -> None:
     lines = ["aaaa bbbb"] * 500 + ["zzzz yyyy"] * 500
     made = Tokenizer.train(lines, TextConfig(vocab_size=280, sample_lines=100))
     assert {"\u2581aaaa", "\u2581zzzz"} <= {made.tokens([i])[0] for i in range(len(made))}
 
 
-def test_half_of_a_character_is_named(tokenizer: Tokenizer) -> None:
+def test_a_lone_surrogate_is_named(tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match=r"U\+D83D, a lone surrogate, at position 3"):
         tokenizer.encode("ab\ud83d")
 
 
-def test_joint_tokenizers_are_one_object() -> None:
-    """One object owns the ids: no vocabulary beside it can disagree (OpenNMT-py#2020, #1954, #1979)."""
+def test_tokenizers_of_a_shared_vocabulary_are_one_object() -> None:
+    """One object owns the ids, so no vocabulary can disagree (OpenNMT-py#2020, #1954, #1979)."""
     pair = train_tokenizers(GERMAN, ENGLISH, small())
     assert pair.src is pair.tgt
     assert pair.shared_vocab
@@ -384,7 +384,7 @@ def test_missing_parts_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
         ("[" * 100_000, "text.json"),
     ],
 )
-def test_settings_that_are_none_are_named(
+def test_invalid_text_json_is_named(
     tmp_path: Path, tokenizer: Tokenizer, content: str, found: str
 ) -> None:
     folder = _saved(tmp_path / "text", tokenizer)
@@ -400,7 +400,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, tokenizer: Tokenizer
         load_tokenizers(folder)
 
 
-def test_models_with_other_special_numbers_are_refused() -> None:
+def test_models_with_other_special_ids_are_rejected() -> None:
     import io
 
     import sentencepiece
