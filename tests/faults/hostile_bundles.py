@@ -363,7 +363,7 @@ def golden_vectors_nested_deeply(path: Path) -> None:
     rewrite(path, "golden.json", b'{"cases":' + b"[" * 100 + b"]" * 100 + b"}")
 
 
-@case("pieces of the vocabulary")
+@case("token ids of the vocabulary")
 def golden_vectors_with_ids_past_the_vocabulary(path: Path) -> None:
     edit_json(path, "golden.json", lambda content: content["cases"][0].update(src=[10**9]))
 
