@@ -246,7 +246,7 @@ def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]], within
 
 
 @interpreted
-@pytest.mark.parametrize("residual", ["pre", "post"])
+@pytest.mark.parametrize("residual", ["pre_norm", "post_norm"])
 def test_interpreted_searches_find_the_same(residual: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Model and rule together, every kernel at work."""
     model = make(residual=residual)
