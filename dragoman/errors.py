@@ -24,9 +24,8 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-MAX_MESSAGE_CHARACTERS = (
-    2000  # characters of each part of a message; longer parts lose their middle
-)
+# Characters of each part of a message; longer parts lose their middle.
+MAX_MESSAGE_CHARACTERS = 2000
 MAX_LISTED_PROBLEMS = 50  # problems of a configuration that are listed; the rest are counted
 _MAX_NAME_CHARACTERS = 100  # longer names are not compared with known names, which would be slow
 # C0 and C1 controls, DEL, surrogates, bidirectional formatting and line separators.

@@ -20,13 +20,10 @@ class Entry:
     summary: str
     exempt: Mapping[str, str] | None = None  # contract -> why this entry is exempt from it
     family: str = ""  # heading that it is listed under, for kinds with families
-    # "package.module:Name" of the options class, so that options are validated without importing
-    # torch
+    # "package.module:Name" of the options class, so that options are validated without torch.
     options: str = ""
-    traits: tuple[
-        str, ...
-        # properties that decide what it can be combined with; a test compares them with the code
-    ] = ()
+    # Properties that decide what it can be combined with; a test compares them with the code.
+    traits: tuple[str, ...] = ()
 
 
 class Registry(Mapping[str, Entry]):

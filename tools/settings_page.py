@@ -23,7 +23,8 @@ def page() -> str:
         "",
     ]
     lines += [
-        'Give them as `--set model.width=256`, in a YAML file for `--config`, or as `config.replace(model={"width": 256})`.',
+        "Set them by `--set model.width=256`, in a YAML file for `--config`, or in Python by",
+        '`config.replace(model={"width": 256})`.',
         "",
     ]
     for section in SECTIONS:

@@ -186,7 +186,8 @@ class _StrictLoader(yaml.SafeLoader):
             ValueError,
             ArithmeticError,
             LookupError,
-        ) as error:  # such as 0b_, which PyYAML takes for a number
+        ) as error:
+            # such as 0b_, which PyYAML takes for a number
             raise yaml.constructor.ConstructorError(
                 None, None, f"an invalid value ({error})", node.start_mark
             ) from error
@@ -236,7 +237,8 @@ def load_yaml(text: str) -> Any:
         ArithmeticError,
         LookupError,
         RecursionError,
-    ) as error:  # raised by the scanner for "\U00110000"
+    ) as error:
+        # raised by the scanner for "\U00110000"
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
 
 

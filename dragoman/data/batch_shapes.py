@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 # Capturing a CUDA graph takes a second per shape, and remainders double the number: 64 at most.
 MAX_SHAPES = 32
-MIN_FILL_DIVISOR = (
-    3  # a batch that is less than a third full is merged into another, if there is one
-)
+# A batch that is less than a third full is merged into another, if there is one.
+MIN_FILL_DIVISOR = 3
 
 
 class BatchShape(NamedTuple):
@@ -182,9 +181,8 @@ def _adjust_shapes(
     shapes: list[BatchShape], cell: LengthCounts, batch_tokens: int, rounds: int = 10
 ) -> list[BatchShape]:
     """Change one side of one shape at a time as long as the number of padded tokens falls."""
-    far = (
-        4 * int(cell.src.max() + cell.tgt.max()) + 256
-    )  # cost of a pair that a shape does not hold: more than any shape's
+    # Cost of a pair that a shape does not hold: more than any shape's.
+    far = 4 * int(cell.src.max() + cell.tgt.max()) + 256
     costs = np.stack([_padding_costs(shape, cell, far) for shape in shapes])  # (shapes, pairs)
     total = int(costs.min(axis=0) @ cell.counts)
     for _ in range(rounds):

@@ -35,9 +35,8 @@ class Batch:
     tgt_out: Tensor  # (B, T)
     tgt_lengths: Tensor  # (B,)
     examples: NDArray[np.int64]  # (B,) indices of the pairs in the store
-    sizes: NDArray[
-        np.int64
-    ]  # (B, 2) both lengths on the host, so that counting tokens never waits for a GPU
+    # (B, 2) both lengths on the host, so that counting tokens never waits for a GPU.
+    sizes: NDArray[np.int64]
 
     @property
     def src_mask(self) -> Tensor | None:
@@ -124,12 +123,13 @@ def collate(
         )
         return make_batch(src, tgt, examples=examples, shapes=shapes, limit=limit)
     examples = np.asarray(examples, np.int64)
+    # EOS
     sizes = (
         np.stack([store.src_lengths[examples], store.tgt_lengths[examples]], axis=1).astype(
             np.int64
         )
         + 1
-    )  # EOS
+    )
     shape = _choose_padded_shape(sizes, shapes, limit)
     return _build_batch(
         store.padded_ids("src", examples, shape.src),

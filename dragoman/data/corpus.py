@@ -279,9 +279,8 @@ class ConcatCorpus(Corpus):
     def __init__(self, parts: Sequence[Corpus]) -> None:
         super().__init__(max_line_bytes=parts[0].max_line_bytes, on_bad_line=parts[0].on_bad_line)
         self.parts = list(parts)
-        self._starts: list[
-            int
-        ] = []  # of the current iteration: the number before each part's first pair ...
+        # Of the current iteration: the number before each part's first pair ...
+        self._starts: list[int] = []
         self._counts: list[int] = []  # ... and each part's number of pairs, once it is complete
 
     @property

@@ -188,9 +188,8 @@ class _CorpusChecker:
             self._misalignment_finding(misalignment),
             self.bad.finding(),
         ]
-        rows += (
-            [self.broken.finding()] if len(corpus.files) == 1 else []
-        )  # only a file of pairs has rows
+        # Only a file of pairs has rows.
+        rows += [self.broken.finding()] if len(corpus.files) == 1 else []
         rows += [self.overlong.finding(), self.empty.finding()]
         rows += [
             self._duplicates(),
@@ -275,9 +274,8 @@ class _CorpusChecker:
     def _duplicates(self) -> CorpusFinding:
         hashes = np.frombuffer(self._hashes, np.int64) if self._hashes else np.zeros(0, np.int64)
         order = np.argsort(hashes, kind="stable")
-        repeats = order[1:][
-            hashes[order][1:] == hashes[order][:-1]
-        ]  # stable: the first of equal pairs is not among them
+        # Stable: the first of equal pairs is not among them.
+        repeats = order[1:][hashes[order][1:] == hashes[order][:-1]]
         return self._make_finding(
             "duplicate pairs", repeats, "remove them, or the model weighs them more than the rest"
         )
@@ -305,9 +303,8 @@ class _CorpusChecker:
         known = ratios[~np.isnan(ratios)]
         middle = float(np.median(known)) if len(known) else 0.0
         usual = float(np.median(np.abs(known - middle))) if len(known) else 0.0
-        return np.flatnonzero(
-            np.abs(ratios - middle) > max(math.log(3), 6 * 1.4826 * usual)
-        )  # scales the median deviation to a standard deviation for normal data
+        # 1.4826 scales the median deviation to a standard deviation for normal data.
+        return np.flatnonzero(np.abs(ratios - middle) > max(math.log(3), 6 * 1.4826 * usual))
 
     def _make_finding(self, check: str, indices: NDArray[np.int64], advice: str) -> CorpusFinding:
         lines = sorted(self._numbers[index] for index in indices.tolist())

@@ -19,9 +19,8 @@ _WINDOW = 200
 _SHIFTS = (0, 1, -1, 2, -2, 3, -3)
 _MAX_SHIFT = max(_SHIFTS)  # lines at both ends of a window whose neighbours are outside it
 _DIGITS = re.compile(r"\d+")
-_MIN_IMPROVEMENT = (
-    0.3  # how much better another shift's correlation must be; sound corpora stay under 0.1
-)
+# How much better another shift's correlation must be; sound corpora stay under 0.1.
+_MIN_IMPROVEMENT = 0.3
 
 
 class Misalignment(NamedTuple):
@@ -58,9 +57,8 @@ def find_misalignment(pairs: Iterable[tuple[LineFeatures, LineFeatures]]) -> Mis
             return suspect
         suspect = _locate(before, window, shift) if shift else None
         before = window
-    return (
-        suspect if gain > 1.5 * _MIN_IMPROVEMENT else None
-    )  # the files end before a second window could confirm it
+    # The files end before a second window could confirm it.
+    return suspect if gain > 1.5 * _MIN_IMPROVEMENT else None
 
 
 class _Window(NamedTuple):

@@ -55,9 +55,8 @@ class StoreReport:
     tgt_tokens: int = 0
     unknown: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    lines: dict[str, list[int | str]] = field(
-        default_factory=dict
-    )  # text where several files are read: "12 of b.src"
+    # Text where several files are read: "12 of b.src".
+    lines: dict[str, list[int | str]] = field(default_factory=dict)
     parts: list[int] = field(default_factory=list)  # pairs read from each of several corpora
 
     def record_skipped(self, reason: str, line: int | str) -> None:
@@ -253,9 +252,8 @@ class _StoreWriter:
 def check_files_unchanged(corpus: Corpus, digests: list[str]) -> None:
     """Raise CorruptError if a file changed since it was hashed."""
     for stream, digest in zip(corpus.streams, digests, strict=True):
-        after = stream.digest or file_sha256(
-            stream.path
-        )  # a corpus may stop reading after its first lines
+        # A corpus may stop reading after its first lines.
+        after = stream.digest or file_sha256(stream.path)
         if after != digest:
             raise CorruptError(
                 f"{stream.path} must stay as it is while it is prepared",

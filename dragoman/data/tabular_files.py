@@ -262,9 +262,8 @@ def _find_columns_by_name(path: Path, names: list[str], wanted: ColumnSelection)
             raise DataError(
                 f"a column of {path} must be called {field}", found=", ".join(shown), fix=fix
             )
-        choices = (
-            (field.lower(),) if field else _column_names(language, usual)[::-1]
-        )  # languages take precedence over common words
+        # Languages take precedence over common words.
+        choices = (field.lower(),) if field else _column_names(language, usual)[::-1]
         match = next((lower.index(choice) for choice in choices if choice in lower), None)
         found.append(int(field) - 1 if field.isdecimal() else match)
     if len(names) == 2 and found.count(None) == 1:

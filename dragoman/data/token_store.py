@@ -35,7 +35,7 @@ from dragoman.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # increase it when the same inputs give other contents
+FORMAT = 2  # increase it when the same inputs give other contents
 
 
 class TokenStore:
@@ -175,16 +175,16 @@ class TokenStore:
         path = self.folder / name
         size = path.stat().st_size
         if count is not None and size != count * np.dtype(dtype).itemsize:
+            # A manifest of another format.
             raise CorruptError(
                 f"{path} must hold {count} numbers",
                 found=f"{size} bytes",
                 fix=_REBUILD_HINT.format(self.folder),
-            )  # a manifest of another format
+            )
         if not size:
             return np.zeros(0, dtype)  # an empty file cannot be mapped
-        return np.memmap(path, dtype=dtype, mode="r").view(
-            np.ndarray
-        )  # slices of the memmap subclass are microseconds slower
+        # Slices of the memmap subclass are microseconds slower.
+        return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
 _REBUILD_HINT = "delete {} and run the same command: it is created again"

@@ -231,9 +231,8 @@ def is_process_alive(pid: int) -> bool:
 
 def sync_directory(directory: Path) -> None:
     """Make the directory's entries durable."""
-    if not hasattr(
-        os, "O_DIRECTORY"
-    ):  # Windows cannot open directories; it syncs entries with the files
+    if not hasattr(os, "O_DIRECTORY"):
+        # Windows cannot open directories; it syncs entries with the files
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

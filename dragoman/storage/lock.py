@@ -90,9 +90,8 @@ class Lease:
             and owner.get("boot") == _boot_id()
             and owner.get("host") == socket.gethostname()
         )
-        if (
-            here and isinstance(pid, int) and pid > 0
-        ):  # a boot id means Linux, where signal 0 only tests
+        if here and isinstance(pid, int) and pid > 0:
+            # a boot id means Linux, where signal 0 only tests
             return is_process_alive(pid)
         # Touching our own file gives the file server's time, so that two machines' clocks need not
         # agree.
@@ -133,9 +132,8 @@ except ImportError:  # a system without flock uses the lease
 
 logger = logging.getLogger(__name__)
 
-_held_locks: set[DirectoryLock] = (
-    set()
-)  # strong references, so that an unreferenced lock is still closed in a forked child
+# Strong references, so that an unreferenced lock is still closed in a forked child.
+_held_locks: set[DirectoryLock] = set()
 
 
 class DirectoryLock:

@@ -109,9 +109,8 @@ def _text_writer(file: IO[bytes], suffix: str) -> Iterator[TextIO]:
     """Yield a UTF-8 text stream with the compression of a suffix."""
     packed: Any = file
     if suffix.lower() == ".gz":
-        packed = gzip.GzipFile(
-            "", "wb", 6, file, mtime=0
-        )  # no name or time: equal texts give equal bytes
+        # No name or time: equal texts give equal bytes.
+        packed = gzip.GzipFile("", "wb", 6, file, mtime=0)
     elif suffix.lower() == ".xz":
         packed = lzma.LZMAFile(file, "wb")  # noqa: SIM115 -- closed below, after the text that is written through it
     text = io.TextIOWrapper(packed, encoding="utf-8", newline="\n")

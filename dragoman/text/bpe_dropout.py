@@ -22,9 +22,8 @@ from dragoman.text.special_tokens import UNK
 
 SPACE_MARK = "\u2581"  # SentencePiece's visible space
 _MAX_CACHED_WORDS = 100_000  # cached words; at this number the cache is emptied
-_MAX_CACHED_WORD_LENGTH = (
-    40  # characters; longer "words" are lines without spaces, which rarely repeat
-)
+# Characters; longer "words" are lines without spaces, which rarely repeat.
+_MAX_CACHED_WORD_LENGTH = 40
 
 
 class _MergeSequence:
@@ -122,10 +121,11 @@ class BPEDropoutEncoder:
         """Merge a segmentation to the end with skips; a heap keeps long lines cheap."""
         tokens = list(cut)
         size = len(tokens)
+        # The position of a merged token stays empty.
         after, before = (
             list(range(1, size + 1)),
             list(range(-1, size - 1)),
-        )  # the position of a merged token stays empty
+        )
         scores = self._scores
         heap = [
             (score, position, len(tokens[position]) + len(tokens[position + 1]))

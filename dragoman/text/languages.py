@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _MAX_SAMPLE_CHARACTERS = 1_000_000  # characters counted at most: enough to detect a script
-_KANA_FRACTION = (
-    0.1  # of Han and kana together: running Japanese has at least a third, Chinese quotes a few
-)
+# Of Han and kana together: running Japanese has at least a third, Chinese quotes a few.
+_KANA_FRACTION = 0.1
 
 _CHARACTERS = {
     "Hani": "\u2e80-\u2fdf\u3005\u3007\u3021-\u3029\u3038-\u303b\u3105-\u312f\u31a0-\u31bf"
@@ -122,14 +121,12 @@ def parse_language(tag: str) -> LanguageTag:
         return LanguageTag("")
     language, script, region = subtags[0].lower(), "", ""
     for index, subtag in enumerate(subtags[1:], 1):
-        if (
-            len(subtag) == 1 or not subtag.isascii()
-        ):  # an extension or private use: the rest is ignored
+        if len(subtag) == 1 or not subtag.isascii():
+            # an extension or private use: the rest is ignored
             break
         if subtag.isalpha() and len(subtag) == 3 and not script and not region and index <= 3:
-            language = (
-                subtag.lower() if subtag.lower() in _LANGUAGES else language
-            )  # zh-yue, zh-min-nan
+            # zh-yue, zh-min-nan
+            language = subtag.lower() if subtag.lower() in _LANGUAGES else language
         elif subtag.isalpha() and len(subtag) == 4 and not script and not region:
             script = subtag.title()
         elif not region and re.fullmatch(r"[A-Za-z]{2}|[0-9]{3}", subtag):

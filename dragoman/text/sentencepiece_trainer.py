@@ -179,9 +179,8 @@ def _train_in_subprocess(sample: LineSample, options: dict[str, Any]) -> bytes:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, env=environment)
         assert child.stdin, "made with a pipe"
         try:
-            with contextlib.suppress(
-                BrokenPipeError
-            ):  # the child has ended; its exit code is checked below
+            with contextlib.suppress(BrokenPipeError):
+                # the child has ended; its exit code is checked below
                 child.stdin.write(json.dumps(options).encode() + b"\n")
                 for line in sample.lines:
                     child.stdin.write(len(line).to_bytes(4, "little") + line)

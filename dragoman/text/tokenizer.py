@@ -176,7 +176,8 @@ class Tokenizer:
             RuntimeError,
             UnicodeError,
             TypeError,
-        ) as error:  # the binding names neither the text nor the position
+        ) as error:
+            # the binding names neither the text nor the position
             raise invalid_text_error(prepared) from error
 
     def encode_with_dropout(
