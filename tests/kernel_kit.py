@@ -1,4 +1,4 @@
-"""Triton's kernels where there is no GPU: run by its interpreter, or compiled for a GPU that is not there."""
+"""Triton kernels without a GPU: run by the interpreter, or only compiled."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ INTERPRETED = TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(
     not INTERPRETED, reason="needs the package triton and TRITON_INTERPRET=1"
 )
-# Marks, so that `make test-gpu` can select these tests; conftest.py skips them on a machine without what they need.
+# Marks, so that `make test-gpu` can select these tests; conftest.py skips them on a machine without
+# what they need.
 needs_triton = pytest.mark.triton
 needs_gpu = pytest.mark.gpu
 
 
 def why_not(*, gpu: bool, triton: bool) -> str:
-    """Return the reason for which a test that needs a GPU or Triton is skipped on this machine, or an empty string."""
+    """Return why a test that needs a GPU or Triton is skipped here, or an empty string."""
     if gpu and not torch.cuda.is_available():
         return "needs a GPU"
     if triton and (not TRITON or INTERPRETED):
@@ -35,7 +36,10 @@ def why_not(*, gpu: bool, triton: bool) -> str:
 
 
 def run_interpreted(file: str, timeout: int = 500) -> None:
-    """Run a file's tests called "interpreted": Triton decides at its import whether it compiles or interprets, hence another process."""
+    """Run a file's tests called "interpreted" in another process.
+
+    Triton decides at import whether it compiles or interprets.
+    """
     call = [
         sys.executable,
         "-m",
@@ -71,7 +75,10 @@ def compile_for_hopper(
     aligned: Collection[str] = (),
     **options: int,
 ) -> Any:
-    """Compile a kernel for compute capability 9.0; what has neither type nor value is an integer, `aligned` are multiples of 16."""
+    """Compile a kernel for compute capability 9.0.
+
+    Arguments without a type or value are integers; those in `aligned` are multiples of 16.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

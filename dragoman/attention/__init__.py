@@ -1,6 +1,6 @@
-"""Attention to use alone in anybody's PyTorch model: scores, alignments, heads, masks, positions, recording.
+"""Attention modules for any PyTorch model: scores, alignments, multi-head, positions, recording.
 
-Names are fetched when they are asked for, so that reading the catalogue does not import torch.
+Names are imported on first access, so that the catalogue can be read without torch.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Fetch a public name from the module that holds it."""
+    """Import a public name from its module."""
     if name not in _HOME:
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}; {suggest_name(name, _HOME)}"

@@ -1,4 +1,4 @@
-"""Alignments that tell the score where they looked before: by place, or by how much of each word is done."""
+"""Location-sensitive attention and coverage: earlier weights are features of the score."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dragoman.errors import DragomanError
 
 
 class LocationSensitiveAlignment(Alignment):
-    r"""Filters over the last position's weights tell the score where to go on.
+    r"""Location-sensitive attention: convolved previous weights are features of the score.
 
     .. math:: f_t = F * \alpha_{t-1}, \qquad e_{ts} = v^\top \tanh(W q_t + U k_s + Z f_{ts})
 
-    Chorowski et al. (2015), "location-aware"; the gradient flows back through the earlier weights. Before the first
-    position all attention lies on the first key. `inner` makes weights of the scores: a softmax, or the paper's smoothing.
+    Chorowski et al. (2015); gradients flow through the earlier weights. Before the first position
+    all attention is on the first key. `base_alignment` computes the weights: a softmax, or the
+    paper's smoothing.
     """
 
     has_score_features = True
@@ -35,19 +36,18 @@ class LocationSensitiveAlignment(Alignment):
         self.base_alignment = _require_stateless(
             Softmax() if base_alignment is None else base_alignment
         )
-        self.filters = nn.Conv1d(
-            1, filters, 2 * radius + 1, padding=radius, bias=False
-        )  # F; a wider one for speech frames
+        # F; speech frames need a larger radius.
+        self.filters = nn.Conv1d(1, filters, 2 * radius + 1, padding=radius, bias=False)
         self.feature_proj = nn.Linear(filters, score_width, bias=False)  # Z
 
     def start(self, mask: Tensor) -> AlignmentState:
-        """Begin with all attention on the first key."""
+        """Return the initial state, with all attention on the first key."""
         first = torch.zeros(mask.shape, dtype=self.filters.weight.dtype, device=mask.device)
         first[:, :1] = 1
         return {"mask": mask, "attended": first.masked_fill(~mask, 0)}
 
     def features(self, state: AlignmentState) -> Tensor | None:
-        """Filter where was looked, (B, S), into terms (B, 1, S, A)."""
+        """Convolve the attended weights (B, S) to score features (B, 1, S, A)."""
         found = self.filters(state["attended"].unsqueeze(1))  # (B, filters, S)
         return self.feature_proj(found.transpose(1, 2)).unsqueeze(1)
 
@@ -58,7 +58,7 @@ class LocationSensitiveAlignment(Alignment):
         query: Tensor | None = None,
         key: Tensor | None = None,
     ) -> tuple[Tensor, AlignmentState]:
-        """Weigh the keys for one position and remember it."""
+        """Return the weights of one position, and store them in the state."""
         weights, _ = self.base_alignment.step(scores, {"mask": state["mask"]}, query)
         return weights, {
             "mask": state["mask"],
@@ -68,12 +68,12 @@ class LocationSensitiveAlignment(Alignment):
         }
 
     def update_attended(self, attended: Tensor, weights: Tensor) -> Tensor:
-        """Keep the last position's weights (B, S) only."""
+        """Return the last position's weights (B, S)."""
         return weights
 
 
 class CumulativeLocationAlignment(LocationSensitiveAlignment):
-    r"""Filters over the sum of all earlier weights, which also shows what is behind.
+    r"""Location-sensitive attention on the sum of all earlier weights.
 
     .. math:: f_t = F * \textstyle\sum_{t' < t} \alpha_{t'}
 
@@ -81,7 +81,7 @@ class CumulativeLocationAlignment(LocationSensitiveAlignment):
     """
 
     def start(self, mask: Tensor) -> AlignmentState:
-        """Begin with nothing looked at."""
+        """Return the initial state, with nothing attended to."""
         return {
             "mask": mask,
             "attended": torch.zeros(
@@ -90,17 +90,18 @@ class CumulativeLocationAlignment(LocationSensitiveAlignment):
         }
 
     def update_attended(self, attended: Tensor, weights: Tensor) -> Tensor:
-        """Add the weights (B, S) to those before."""
+        """Return the sum of all weights (B, S)."""
         return attended + weights
 
 
 class CoverageAlignment(Alignment):
-    r"""How much each key was attended to so far is a term of its score, so that nothing is said twice or left out.
+    r"""Coverage: the sum of earlier weights of each key is a feature of its score.
 
-    .. math:: c_{ts} = \textstyle\sum_{t' < t} \alpha_{t's}, \qquad e_{ts} = v^\top \tanh(W q_t + U k_s + w c_{ts})
+    .. math:: c_{ts} = \textstyle\sum_{t' < t} \alpha_{t's}, \qquad
+        e_{ts} = v^\top \tanh(W q_t + U k_s + w c_{ts})
 
-    See, Liu and Manning (2017), the coverage mechanism, after Tu et al. (2016). `coverage_loss` is its training term, added to a
-    model's loss by `loss_weight`.
+    See, Liu and Manning (2017), after Tu et al. (2016). `coverage_loss` times `loss_weight` is
+    added to the model's loss.
     """
 
     has_score_features = True
@@ -124,7 +125,7 @@ class CoverageAlignment(Alignment):
         self.feature_proj = nn.Linear(1, score_width, bias=False)  # w
 
     def start(self, mask: Tensor) -> AlignmentState:
-        """Begin with nothing covered."""
+        """Return the initial state, with zero coverage."""
         return {
             "mask": mask,
             "covered": torch.zeros(
@@ -133,7 +134,7 @@ class CoverageAlignment(Alignment):
         }
 
     def features(self, state: AlignmentState) -> Tensor | None:
-        """Turn coverage (B, S) into terms (B, 1, S, A)."""
+        """Project the coverage (B, S) to score features (B, 1, S, A)."""
         return self.feature_proj(state["covered"].unsqueeze(-1)).unsqueeze(1)
 
     def step(
@@ -143,7 +144,7 @@ class CoverageAlignment(Alignment):
         query: Tensor | None = None,
         key: Tensor | None = None,
     ) -> tuple[Tensor, AlignmentState]:
-        """Weigh the keys for one position and add it to what is covered."""
+        """Return the weights of one position, and add them to the coverage."""
         weights, _ = self.base_alignment.step(scores, {"mask": state["mask"]}, query)
         return weights, {
             "mask": state["mask"],
@@ -151,28 +152,28 @@ class CoverageAlignment(Alignment):
         }
 
     def step_loss(self, weights: Tensor, state: AlignmentState) -> Tensor | None:
-        """Say how much was attended to again, (B,): `coverage_loss` of one position, by its weight."""
+        """Return the weighted coverage loss of one position (B,)."""
         if not self.loss_weight:
             return None
         return self.loss_weight * torch.minimum(weights, state["covered"] - weights).sum(dim=-1)
 
 
 def coverage_loss(weights: Tensor) -> Tensor:
-    r"""Sum what was attended to again: weights (B, T, S) give one number a position, (B, T).
+    r"""Return the coverage loss (B, T) of attention weights (B, T, S).
 
     .. math:: \textstyle\sum_s \min(\alpha_{ts}, c_{ts})
 
-    See, Liu and Manning (2017), the coverage loss.
+    See, Liu and Manning (2017), equation 12.
     """
     return torch.minimum(weights, weights.cumsum(dim=1) - weights).sum(dim=-1)
 
 
 def _require_stateless(base_alignment: Alignment) -> Alignment:
-    """Let in only what makes weights of one position's scores and mask: a memory inside a memory has no meaning here."""
+    """Raise DragomanError unless an alignment depends on one position's scores and mask only."""
     if not isinstance(base_alignment, Softmax):
         raise DragomanError(
-            "the inner alignment must be one without a memory of its own",
+            "base_alignment must be stateless",
             found=type(base_alignment).__name__,
-            fix="use Softmax, Smoothed or Hard",
+            fix="use Softmax, SmoothedSoftmax or HardAlignment",
         )
     return base_alignment

@@ -26,25 +26,27 @@ class HashedProjections(NamedTuple):
 class LSHAttention(RecordableAttention):
     r"""LSH self-attention: a token attends to tokens in its bucket, in several rounds of hashing.
 
-    .. math:: o_i = \sum_{j \in P_i} \exp(q_i \cdot k_j - z_i)\, v_j \qquad k_j = q_j / \lVert q_j \rVert
+    .. math:: o_i = \sum_{j \in P_i} \exp(q_i \cdot k_j - z_i)\, v_j \qquad
+        k_j = q_j / \lVert q_j \rVert
 
-    Kitaev et al. (2020), with one projection for queries and keys. P_i are the tokens of i's bucket in
-    any round whose rank in the bucket is at most `window` from i's (before it, if causal), without i
-    itself unless there is no other. A pair that meets in several rounds counts once, as in the paper's
-    equation for several rounds (its N_ij): with more rounds the result approaches full attention with
-    shared queries and keys.
+    Kitaev et al. (2020), with one projection for queries and keys. P_i are the tokens of i's bucket
+    in any round whose rank in the bucket is at most `window` from i's (before it, if causal),
+    without i itself unless there is no other. A pair that meets in several rounds counts once, as
+    in the paper's equation for several rounds (its N_ij): with more rounds the result approaches
+    full attention with shared queries and keys.
 
-    Two things differ from the paper. The paper cuts the sorted sequence into chunks, so that the tokens
-    a token attends to depend on other buckets, later tokens included; here they depend on its own
-    bucket only. And rotations are drawn once, with the weights, and saved with them; the paper draws
-    new ones at each use. So no token depends on its future, on padding or on other sentences, and
-    decoding computes what training did. Hashing is discrete, though: a vector within rounding of a
-    boundary may fall into another bucket in another dtype.
+    Two things differ from the paper. The paper cuts the sorted sequence into chunks, so that the
+    tokens a token attends to depend on other buckets, later tokens included; here they depend on
+    its own bucket only. And rotations are drawn once, with the weights, and saved with them; the
+    paper draws new ones at each use. So no token depends on its future, on padding or on other
+    sentences, and decoding computes what training did. Hashing is discrete, though: a vector within
+    rounding of a boundary may fall into another bucket in another dtype.
 
-    Buckets should hold fewer tokens than the window: set `buckets` to about 2 * length / window for the
-    longest sequences (the paper's rule). Their number does not depend on the length of a batch, or a
-    growing sequence would have to be hashed again at each step. There is no attention dropout.
-    `torch_compile` fuses what lies between the matmuls of long sequences: worth half a minute on a GPU.
+    Buckets should hold fewer tokens than the window: set `buckets` to about 2 * length / window for
+    the longest sequences (the paper's rule). Their number does not depend on the length of a batch,
+    or a growing sequence would have to be hashed again at each step. There is no attention dropout.
+    `torch_compile` fuses what lies between the matmuls of long sequences: worth half a minute on a
+    GPU.
     """
 
     is_discrete = True  # buckets are chosen by an argmax
@@ -99,7 +101,7 @@ class LSHAttention(RecordableAttention):
     rotations: Tensor
 
     def project(self, x: Tensor, buckets: Tensor | None = None) -> HashedProjections:
-        """Project (B, T, D) to queries, keys and values; hash them unless `buckets` (R, B, H, T) are given."""
+        """Project (B, T, D) to queries, keys and values; hash them unless `buckets` are given."""
         query, value = (
             self.query_value(x)
             .unflatten(-1, (2, self.heads, self.head_width))

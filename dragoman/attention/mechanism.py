@@ -1,4 +1,4 @@
-"""Attention as a family: a score says how well each key fits, an alignment what to make of that."""
+"""Attention as a score function plus an alignment function."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from dragoman.ops import build_attention_mask, masked_softmax
 
 
 class Attended(NamedTuple):
-    """What attention found, and where it looked."""
+    """Context vectors and attention weights."""
 
     context: Tensor  # (B, T, D)
-    weights: Tensor  # (B, T, S); a row sums to 1, to 0 where nothing may be attended, or to what its alignment says
+    weights: Tensor  # (B, T, S); rows sum to 1, to 0 if all is masked, or as the alignment defines
 
 
 class PreparedKeys(NamedTuple):
-    """What a mechanism needs of a sentence: computed once, read at every step."""
+    """Projected keys and values of a sentence, computed once and used at every step."""
 
-    key: Tensor  # what the score made of the keys, (B, S, A), and behind it what the alignment made of them
+    key: Tensor  # (B, S, A): the score's projection, then the alignment's
     value: Tensor  # (B, S, D)
     mask: Tensor  # (B, S)
 
 
 class Mechanism(RecordableAttention):
-    """A score, an alignment and, where the paper has one, a projection of the values."""
+    """A score, an alignment and optionally a projection of the values."""
 
     def __init__(self, score: Score, alignment: Alignment, value: nn.Module | None = None) -> None:
         super().__init__()
         if alignment.has_score_features and not score.accepts_features:
             raise DragomanError(
-                "an alignment with features needs a score that has room for them",
+                "an alignment with features needs a score that accepts them",
                 found=f"{type(alignment).__name__} with {type(score).__name__}",
                 fix="use score additive or normed_additive",
             )
@@ -51,7 +51,7 @@ class Mechanism(RecordableAttention):
         self.value = nn.Identity() if value is None else value
 
     def prepare(self, *, key: Tensor, value: Tensor, mask: Tensor | None = None) -> PreparedKeys:
-        """Do once a sentence what needs no query: keys and values (B, S, D), mask (B, S) or None for all."""
+        """Project keys and values (B, S, D) once per sentence; `mask` is (B, S) or None."""
         check_sequence(
             key, self.score.key_width, "keys", f"build the score with key_width={key.size(-1)}"
         )
@@ -67,7 +67,7 @@ class Mechanism(RecordableAttention):
     def forward(
         self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> Attended:
-        """Attend from every position at once: (B, T, D) to (B, S, D)."""
+        """Attend from all positions (B, T, D) to (B, S, D)."""
         prepared = self.prepare(key=key, value=value, mask=mask)
         check_sequence(
             query,
@@ -76,7 +76,7 @@ class Mechanism(RecordableAttention):
             f"build the score with query_width={query.size(-1)}",
         )
         check_same_batch(query, key, 1, "queries and keys")
-        if not self.alignment.has_score_features:  # the scores wait for nobody
+        if not self.alignment.has_score_features:  # all scores in one call
             key, own = self._split_prepared(prepared)
             return self._weighted_sum(
                 self.alignment(self.score(query, key), prepared.mask, query, own), prepared
@@ -92,18 +92,19 @@ class Mechanism(RecordableAttention):
         )
 
     def start(self, prepared: PreparedKeys) -> AlignmentState:
-        """Begin a sentence."""
+        """Return the initial state of the alignment."""
         return self.alignment.start(prepared.mask)
 
     def step(
         self, query: Tensor, prepared: PreparedKeys, state: AlignmentState
     ) -> tuple[Attended, AlignmentState]:
-        """Attend from one more position, (B, 1, D); several rows may share a sentence, as beams do: (B * K, 1, D) to (B, S, A).
+        """Attend from one more position (B, 1, D).
 
-        Rows that share one are to its score like positions, so its keys and values are not copied.
+        Several rows may share a sentence, as beams do: (B * K, 1, D) to (B, S, A). The score treats
+        them as positions, so that keys and values are not copied.
         """
         rows, sentences = query.size(0), prepared.value.size(0)
-        if self.hooks is not None and rows != sentences:  # notes are by row
+        if self.hooks is not None and rows != sentences:  # records have one row each
             prepared = PreparedKeys(
                 *(each.repeat_interleave(rows // sentences, dim=0) for each in prepared)
             )
@@ -120,12 +121,12 @@ class Mechanism(RecordableAttention):
         return Attended(context.view(rows, 1, -1), weights.view(rows, 1, -1)), state
 
     def _split_prepared(self, prepared: PreparedKeys) -> tuple[Tensor, Tensor]:
-        """Tell the score's part of the prepared keys from the alignment's."""
+        """Split prepared keys into the score's and the alignment's part."""
         edge = prepared.key.size(-1) - self.alignment.prepared_width
         return prepared.key[..., :edge], prepared.key[..., edge:]
 
     def _weighted_sum(self, weights: Tensor, prepared: PreparedKeys) -> Attended:
-        """Take the weighted sum, for whoever watches with an axis for the one head."""
+        """Return the weighted sum of the values; records have an axis for the one head."""
         if self.hooks is not None:
             weights = self.apply_edits(weights.unsqueeze(1)).squeeze(1)
         context = weights @ prepared.value
@@ -139,13 +140,15 @@ class Mechanism(RecordableAttention):
 
 
 class SequenceSelfAttention(RecordableAttention):
-    r"""Every position of a sequence becomes a weighted sum of those around it, by any score.
+    r"""Single-head self-attention with any score.
 
-    .. math:: \alpha_t = \mathrm{softmax}_{|s - t| \le r}(e(x_t, x_s)), \quad y_t = \textstyle\sum_s \alpha_{ts} x_s
+    .. math:: \alpha_t = \mathrm{softmax}_{|s - t| \le r}(e(x_t, x_s)), \quad
+        y_t = \textstyle\sum_s \alpha_{ts} x_s
 
-    With `NormedAdditiveScore` or `AdditiveScore` this is the additive, with `GeneralScore` the multiplicative attention of the Keras
-    layer SeqSelfAttention. A `window` of r keeps each position to r neighbours on either side, which is that layer's
-    attention_width=2r+1; 0 is no limit. It hides the others and saves no time. `overlap_penalty` regularises the weights.
+    With `AdditiveScore` or `NormedAdditiveScore` this is the additive, with `GeneralScore` the
+    multiplicative attention of the Keras layer SeqSelfAttention. A `window` of r restricts each
+    position to r neighbors on either side, that layer's attention_width=2r+1; 0 is no limit. The
+    window is a mask and saves no time. `overlap_penalty` regularizes the weights.
     """
 
     def __init__(self, score: Score, *, window: int = 0) -> None:
@@ -159,23 +162,23 @@ class SequenceSelfAttention(RecordableAttention):
         if score.query_width != score.key_width:
             found = f"{score.query_width} and {score.key_width}"
             raise DragomanError(
-                "a sequence that asks itself needs one width for queries and keys",
+                "self-attention needs equal query_width and key_width",
                 found=found,
                 fix="make them equal",
             )
         if window < 0:
             raise DragomanError(
-                "a window must be at least 0, which is no limit",
+                "window must be at least 0, which is no limit",
                 found=f"window={window}",
-                fix="raise it",
+                fix="use 0 or a positive number",
             )
         self.score, self.window = score, window
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Attended:
-        """Attend from (B, T, D) to itself; `mask` is (B, T), or broadcastable to (B, T, T) with three axes."""
+        """Attend from (B, T, D) to itself; `mask` is (B, T), or broadcastable to (B, T, T)."""
         check_sequence(x, self.score.query_width, "a sequence")
         rows, length = x.shape[:2]
-        if mask is not None and mask.dim() == 2:  # of keys, for all that ask
+        if mask is not None and mask.dim() == 2:  # a key mask
             mask = mask.unsqueeze(1)
         check_mask(mask, rows, length, length)
         near = masks.local(length, radius=self.window, device=x.device) if self.window else None

@@ -18,12 +18,13 @@ class MonotonicAlignment(Alignment):
 
     .. math:: p_{ts} = \sigma(e_{ts} + r + \xi), \quad \alpha_{ts} = p_{ts}\, q_{ts}
 
-    .. math:: q_{ts} = (1 - p_{t,s-1})\, q_{t,s-1} + \alpha_{t-1,s}, \quad \alpha_0 = (1, 0, \dots, 0)
+    .. math:: q_{ts} = (1 - p_{t,s-1})\, q_{t,s-1} + \alpha_{t-1,s}, \quad
+        \alpha_0 = (1, 0, \dots, 0)
 
-    Raffel et al. (2017). Training uses the expected weights, with noise on the scores that makes the
-    probabilities nearly discrete; evaluation stops where e + r > 0, without noise. A head that runs
-    past the last key stays there, and later weights are zero: rows sum to at most 1. Every key is
-    scored, so this form does not save computation.
+    Raffel et al. (2017). Training uses the expected weights, with noise on the scores that makes
+    the probabilities nearly discrete; evaluation stops where e + r > 0, without noise. A head that
+    runs past the last key stays there, and later weights are zero: rows sum to at most 1. Every key
+    is scored, so this form does not save computation.
 
     The trained offset r starts below 0, or all attention would stay on the first keys: at -1, where
     one key in four stops the head, because a translation is about as long as its source. For speech
@@ -77,9 +78,10 @@ class MonotonicAlignment(Alignment):
 
 
 class MochaAlignment(MonotonicAlignment):
-    r"""Monotonic chunkwise attention: a softmax over the last `chunk_size` keys where the head stops.
+    r"""MoChA: a softmax over the last `chunk_size` keys where the head stops.
 
-    .. math:: \beta_{ts} = \sum_{k=s}^{s+w-1} \alpha_{tk} \exp(u_{ts}) \Big/ \sum_{l=k-w+1}^{k} \exp(u_{tl})
+    .. math:: \beta_{ts} = \sum_{k=s}^{s+w-1} \alpha_{tk} \exp(u_{ts})
+        \Big/ \sum_{l=k-w+1}^{k} \exp(u_{tl})
 
     Chiu and Raffel (2018); u is a separate additive score. Rows sum to what the head's row does.
     """

@@ -45,12 +45,13 @@ class MultiHead(RecordableAttention):
 
     .. math:: \mathrm{MultiHead} = [\mathrm{head}_1; \dots; \mathrm{head}_H]\, W^O
 
-    Vaswani et al. (2017), section 3.2.2. A head is width / heads wide, or `head_width` (Bhojanapalli et
-    al. 2020). With fewer `kv_heads`, G, groups of heads share keys and values (grouped-query attention,
-    Ainslie et al. 2023). `norms` normalize queries and keys (Henry et al. 2020, Dehghani et al. 2023).
+    Vaswani et al. (2017), section 3.2.2. A head is width / heads wide, or `head_width`
+    (Bhojanapalli et al. 2020). With fewer `kv_heads`, G, groups of heads share keys and values
+    (grouped-query attention, Ainslie et al. 2023). `norms` normalize queries and keys (Henry et al.
+    2020, Dehghani et al. 2023).
 
-    With `talking_heads` the heads mix their scores before the softmax and their weights after it, by
-    trained H x H matrices:
+    With `talking_heads` the heads mix their scores before the softmax and their weights after it,
+    by trained H x H matrices:
 
     .. math:: W = P_w\, \mathrm{softmax}(P_l\, Q K^\top / \sqrt{d_h})
 
@@ -218,7 +219,7 @@ class SelfAttention(MultiHead):
     def relative_terms(
         self, query: Tensor, mask: Tensor | None, query_positions: Tensor, key_positions: Tensor
     ) -> RelativeTerms:
-        """Return query, mask and bias for queries (B, H, T, Dh) at positions (..., T) and (..., S)."""
+        """Return query, mask and bias for queries (B, H, T, Dh) at positions (..., T)."""
         distance = key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
         mask = masks.combine(mask, distance.abs() <= self.window) if self.window else mask
         if self.within is None or not self.within.has_bias:
@@ -343,8 +344,8 @@ class CrossAttention(MultiHead):
     def attend_prepared(self, x: Tensor, prepared: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to what `prepare` returned, (B, 2, G, S, Dh).
 
-        Several rows may share a sentence, as beams do: (B * K, T, D). They become a longer query, so
-        that keys and values are neither copied nor read K times.
+        Several rows may share a sentence, as beams do: (B * K, T, D). They become a longer query,
+        so that keys and values are neither copied nor read K times.
         """
         return self._attend_projected(self.query(x), prepared, mask=mask)
 

@@ -1,4 +1,4 @@
-"""Attention pooling: from a sequence of any length to one vector, or to a few, by asking it trained questions."""
+"""Attention pooling: a sequence of any length to one vector, or to several."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dragoman.ops import masked_softmax
 
 
 class Pooled(NamedTuple):
-    """What a sequence was summed up to, and by which weights."""
+    """Pooled vectors and their attention weights."""
 
-    vectors: Tensor  # (B, D); of several hops (B, R, D)
-    weights: Tensor  # (B, S); of several hops (B, R, S). They sum to 1, or to 0 where nothing may be attended to
+    vectors: Tensor  # (B, D), or (B, R, D) for several hops
+    weights: Tensor  # (B, S), or (B, R, S); a row sums to 1, or to 0 if everything is masked
 
 
 class StructuredPooling(RecordableAttention):
-    r"""Several trained questions, each answered by its own weighted sum of the sequence.
+    r"""Structured self-attention pooling: several weighted sums (hops) of a sequence.
 
     .. math:: A = \mathrm{softmax}(W_2 \tanh(W_1 H^\top + b)), \quad M = A H
 
-    Lin et al. (2017), "A Structured Self-attentive Sentence Embedding", who have no b and take r = 30 questions, which they call
-    hops. Nothing makes the questions differ but `overlap_penalty` in the loss.
+    Lin et al. (2017), "A Structured Self-attentive Sentence Embedding", who have no b and use 30
+    hops. Add `overlap_penalty` to the loss to make the hops differ.
     """
 
     def __init__(self, width: int, *, hops: int, score_width: int = 0, bias: bool = False) -> None:
@@ -42,7 +42,7 @@ class StructuredPooling(RecordableAttention):
         self.questions = nn.Linear(score_width or width, hops, bias=False)  # W_2
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Pooled:
-        """Sum up (B, S, D), of which those count where `mask` (B, S) is True, to (B, R, D)."""
+        """Pool (B, S, D) with a mask (B, S) to (B, R, D)."""
         check_sequence(x, self.width, "a sequence to pool")
         check_key_mask(mask, x.size(0), x.size(1))
         scores = self.questions(torch.tanh(self.hidden(x))).transpose(1, 2)  # (B, R, S)
@@ -56,30 +56,32 @@ class StructuredPooling(RecordableAttention):
 
 
 class AttentionPooling(StructuredPooling):
-    r"""One trained question: a weighted mean whose weights depend on what stands there.
+    r"""Attention pooling with one trained query: a weighted mean of the sequence.
 
-    .. math:: \alpha_s = \mathrm{softmax}_s(u^\top \tanh(W h_s + b)), \quad v = \textstyle\sum_s \alpha_s h_s
+    .. math:: \alpha_s = \mathrm{softmax}_s(u^\top \tanh(W h_s + b)), \quad
+        v = \textstyle\sum_s \alpha_s h_s
 
-    Yang et al. (2016), "Hierarchical Attention Networks"; the feed-forward attention of Raffel and Ellis (2015) is of this
-    form. With u = 0 it is the mean. A sequence of which nothing may be attended to gives zeros.
+    Yang et al. (2016), "Hierarchical Attention Networks"; the feed-forward attention of Raffel and
+    Ellis (2015) has this form. With u = 0 it is the mean. A fully masked sequence gives zeros.
     """
 
     def __init__(self, width: int, *, score_width: int = 0, bias: bool = True) -> None:
         super().__init__(width, hops=1, score_width=score_width, bias=bias)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Pooled:
-        """Sum up (B, S, D), of which those count where `mask` (B, S) is True, to (B, D)."""
+        """Pool (B, S, D) with a mask (B, S) to (B, D)."""
         vectors, weights = super().forward(x, mask=mask)
         return Pooled(vectors.squeeze(1), weights.squeeze(1))
 
 
 def overlap_penalty(weights: Tensor, *, rows: Tensor | None = None) -> Tensor:
-    r"""Measure how far rows of weights are from each looking at one place of its own: (B, R, S) give one number a sentence, (B,).
+    r"""Return the overlap penalty (B,) of attention weights (B, R, S).
 
     .. math:: P = \lVert A A^\top - I \rVert_F^2
 
-    Lin et al. (2017), who add it to the loss. It is 0 where each row is a single 1 in a column of its own, and grows as rows
-    overlap or spread out. Of self-attention, whose rows are positions, only `rows` (B, R) that are no padding count.
+    Lin et al. (2017), who add it to the loss. It is 0 if each row is one-hot in a column of its
+    own, and grows as rows overlap or spread out. For self-attention, whose rows are positions,
+    `rows` (B, R) masks padding.
     """
     if weights.dim() != 3:
         raise DragomanError(
@@ -88,9 +90,9 @@ def overlap_penalty(weights: Tensor, *, rows: Tensor | None = None) -> Tensor:
             fix="one row alone has nothing to overlap with",
         )
     check_key_mask(rows, weights.size(0), weights.size(1))
-    away = weights @ weights.transpose(1, 2) - torch.eye(
+    difference = weights @ weights.transpose(1, 2) - torch.eye(
         weights.size(1), dtype=weights.dtype, device=weights.device
     )
     if rows is not None:
-        away = away.masked_fill(~(rows.unsqueeze(1) & rows.unsqueeze(2)), 0.0)
-    return away.square().sum(dim=(1, 2))
+        difference = difference.masked_fill(~(rows.unsqueeze(1) & rows.unsqueeze(2)), 0.0)
+    return difference.square().sum(dim=(1, 2))

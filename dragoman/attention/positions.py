@@ -1,8 +1,8 @@
-"""Positions: how a model that sees all words at once knows their order."""
+"""Absolute position encodings, and the interface of relative ones."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,38 +10,36 @@ from torch import Tensor, nn
 from dragoman.errors import DragomanError
 
 MAX_TABLE_ROWS = (
-    2048  # of sines kept ready: a configuration that asks for a million must not cost gigabytes
+    2048  # of sinusoids: a million positions in a configuration must not take gigabytes
 )
 
 
 class RelativePosition(nn.Module):
-    """Tells places inside one layer's self-attention, by either of two verbs; the other does nothing.
+    """A position encoding inside self-attention: it rotates queries and keys, or biases the scores.
 
-    Places are consecutive from `first` on, or given as (B, T), all below first + T.
+    Positions are consecutive from `first`, or given as (B, T), all below first + T.
     """
 
-    has_bias: ClassVar[bool] = (
-        False  # whether `bias` gives anything: distances are computed only for those
-    )
+    has_bias: ClassVar[bool] = False  # whether it has a `bias`; otherwise it has a `rotate`
 
     def rotate(self, x: Tensor, position_ids: Tensor | None, *, first: int = 0) -> Tensor:
-        """Change queries or keys (B, H, T, Dh) by their places; keys are kept changed."""
+        """Rotate queries or keys (B, H, T, Dh) by their positions; keys are cached rotated."""
         return x
 
     def shift_query(self, query: Tensor) -> Tensor:
-        """Change queries (B, H, T, Dh) once `bias` has seen them, before they meet the keys; only where `biased`."""
+        """Return the queries (B, H, T, Dh) to multiply with the keys; `bias` gets the originals."""
         return query
 
     def bias(self, distance: Tensor, query: Tensor) -> Tensor:
-        """Give what is added to the scores, broadcastable to (B, H, T, S).
+        """Return the bias on the scores, broadcastable to (B, H, T, S).
 
-        Distances (..., T, S) are key place minus query place; queries are (B, H, T, Dh).
+        Distances (..., T, S) are key position minus query position; queries are (B, H, T, Dh).
         """
         raise NotImplementedError
 
 
 class Positions(nn.Module):
-    """Adds to each embedding what tells its place, or acts inside attention by what `within` gives."""
+    """A position encoding: added to embeddings, or inside attention by what `within` returns."""
 
     def __init__(self, *, width: int, max_positions: int = 1024) -> None:
         super().__init__()
@@ -51,41 +49,39 @@ class Positions(nn.Module):
     def within(
         cls, *, heads: int, head_width: int, causal: bool, max_positions: int = 1024
     ) -> RelativePosition | None:
-        """Build what acts inside one layer's self-attention; None where places are told by the embeddings alone."""
+        """Return the relative positions of one self-attention layer, or None if there are none."""
         return None
 
     def vectors(self, first: int, count: int) -> Tensor | None:
-        """Give the vectors (T, D) of `count` places from `first` on, or None for none."""
+        """Return the vectors (T, D) of `count` positions from `first`, or None."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, *, first: int = 0, position_ids: Tensor | None = None) -> Tensor:
-        """Add places to embeddings (B, T, D): consecutive ones from `first`, or those given as (B, T).
+        """Add position vectors to embeddings (B, T, D), from `first` or for `position_ids` (B, T).
 
-        Given places must lie below first + T: that number is known without asking the device.
+        Position ids must be below first + T, which is known without synchronizing with the device.
         """
         if position_ids is None:
             added = self.vectors(first, x.size(1))
         else:
             table = self.vectors(0, first + x.size(1))
             added = None if table is None else nn.functional.embedding(position_ids, table)
-        return (
-            x if added is None else (x + added).to(x.dtype)
-        )  # a table is float32 whatever the embeddings are
+        return x if added is None else (x + added).to(x.dtype)  # the table is float32
 
 
 class SinusoidalPositions(Positions):
-    r"""Sines and cosines of geometric frequencies, in turn.
+    r"""Sinusoidal positions, sines and cosines interleaved.
 
     .. math:: p_{t,2i} = \sin(t / 10000^{2i/D}), \quad p_{t,2i+1} = \cos(t / 10000^{2i/D})
 
-    Vaswani et al. (2017), section 3.5. Places past the table are computed when they are met.
+    Vaswani et al. (2017), section 3.5. Positions past the table are computed when needed.
     """
 
     table: Tensor
 
     def __init__(self, *, width: int, max_positions: int = 1024) -> None:
         super().__init__(width=width, max_positions=max_positions)
-        # Real even while a model is laid out on the meta device: loading weights would not fill it.
+        # Not on the meta device, even if the model is: loading weights would not fill the table.
         device = torch.get_default_device()
         table = (
             self.compute(0, min(max_positions, MAX_TABLE_ROWS))
@@ -95,36 +91,36 @@ class SinusoidalPositions(Positions):
         self.register_buffer("table", table, persistent=False)
 
     def compute(self, first: int, count: int) -> Tensor:
-        """Compute vectors (T, D), in float64: single precision is off by 1e-4 at place 1,000."""
-        position_ids = torch.arange(
-            first, first + count, dtype=torch.float64, device="cpu"
-        )  # some devices lack float64
-        frequency = 10_000.0 ** (
-            -torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width
-        )
-        return self.arrange(position_ids.unsqueeze(1) * frequency)
+        """Compute vectors (T, D) in float64: float32 is off by 1e-4 at position 1,000."""
+        options: dict[str, Any] = {
+            "dtype": torch.float64,
+            "device": "cpu",
+        }  # some devices lack float64
+        positions = torch.arange(first, first + count, **options)
+        frequency = 10_000.0 ** (-torch.arange(0, self.width, 2, **options) / self.width)
+        return self.arrange(positions.unsqueeze(1) * frequency)
 
     def arrange(self, angle: Tensor) -> Tensor:
-        """Put sines and cosines of angles (T, D / 2) into one vector."""
+        """Interleave sines and cosines of angles (T, D / 2): (T, D)."""
         return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
 
     def vectors(self, first: int, count: int) -> Tensor:
-        """Read the table, or compute what it does not hold."""
+        """Return rows of the table, or compute those past its end."""
         if first + count <= self.table.size(0):
             return self.table[first : first + count]
         return self.compute(first, count).to(self.table)
 
 
 class SinusoidalHalvesPositions(SinusoidalPositions):
-    r"""The same numbers, all sines before all cosines, as Marian and the Hugging Face Marian models lay them out."""
+    """Sinusoidal positions, all sines before all cosines, as in Marian."""
 
     def arrange(self, angle: Tensor) -> Tensor:
-        """Put the sines into the first half of the vector and the cosines into the second."""
+        """Concatenate sines and cosines of angles (T, D / 2): (T, D)."""
         return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
 class LearnedPositions(Positions):
-    """A trained vector for each position; there are as many as there are."""
+    """A trained vector for each position up to `max_positions`."""
 
     def __init__(self, *, width: int, max_positions: int = 1024) -> None:
         super().__init__(width=width, max_positions=max_positions)
@@ -132,18 +128,19 @@ class LearnedPositions(Positions):
         nn.init.normal_(self.weight, std=width**-0.5)
 
     def vectors(self, first: int, count: int) -> Tensor:
-        """Read the trained vectors."""
+        """Return the trained vectors (T, D)."""
         if first + count > self.max_positions:
             raise DragomanError(
                 f"a sequence must fit the {self.max_positions} learned positions",
                 found=f"{first + count} tokens",
-                fix="split the text, or train with a larger model.max_positions or with sinusoidal positions",
+                fix="split the text, or train with a larger model.max_positions "
+                "or with sinusoidal positions",
             )
         return self.weight[first : first + count]
 
 
 class NoPositions(Positions):
-    """Nothing: a causal decoder can count for itself, an encoder sees a bag of words."""
+    """No positions: only causal attention tells the order of tokens."""
 
     def vectors(self, first: int, count: int) -> None:
-        """Add nothing."""
+        """Return None: nothing is added."""

@@ -1,12 +1,14 @@
-"""Looking into attention while a model runs, and changing what it does, without a trace afterwards.
+"""Record and edit the attention weights of a model while it runs.
 
-    with record(model) as notes:          notes["decoder.3.cross"].weights      (B, H, T, S)
+    with record(model) as records:        records["decoder.3.cross"].weights    (B, H, T, S)
     with edit(model, {"decoder.3.cross": heads_off([2])}):
 
-What is recorded or edited belongs to the thread of execution that entered the block, and to the calls it makes: it is kept in a
-`contextvars.ContextVar`, and nothing is set on the modules. Other threads and tasks run the same model as if nobody recorded.
+Hooks belong to the thread or task that entered the block and to the calls it makes: they are kept
+in a `contextvars.ContextVar`, and nothing is set on the modules. Other threads and tasks run the
+same model without hooks.
 
-An attention that nobody watches pays one comparison a call. A watched one takes the plain path, which has weights to show.
+Without hooks an attention pays one comparison per call. With hooks it computes explicit weights
+instead of calling a fused kernel.
 """
 
 from __future__ import annotations
@@ -26,62 +28,65 @@ WeightsEdit = Callable[[Tensor], Tensor]  # weights (B, H, T, S) to weights of t
 
 
 class AttentionRecord(NamedTuple):
-    """One call of one attention: `weights @ values` is `output`."""
+    """The record of one call of one attention; `output` is `weights @ values`."""
 
     weights: Tensor  # (B, H, T, S), as used: after edits and dropout
     values: Tensor  # (B, H, S, Dh)
-    output: Tensor  # (B, H, T, Dh), before the heads are joined
+    output: Tensor  # (B, H, T, Dh), before the heads are concatenated
 
 
 class AttentionHooks(NamedTuple):
-    """What an attention does with its weights while it is watched."""
+    """The edits and listeners of one attention."""
 
     edits: tuple[WeightsEdit, ...] = ()
     on_record: tuple[Callable[[AttentionRecord], None], ...] = ()
 
 
 class _HookScope:
-    """What one `record` or `edit` block asks of its attentions; empty once the block has ended."""
+    """The hooks of one `record` or `edit` block; empty once the block has ended."""
 
     def __init__(
         self, hooks_by_module: dict[nn.Module, AttentionHooks], *, replaces_outer: bool = False
     ) -> None:
         self.hooks_by_module = hooks_by_module
-        self.replaces_outer = replaces_outer  # whether its listeners hear the notes in place of those of the scopes around it
+        self.replaces_outer = replaces_outer  # whether outer scopes' listeners get no records
 
 
-# Scopes that are open in this context, outermost first. A generator that is closed in another context than it was started in leaves
-# its scope here, but empty; so does a task that was started within a block and outlives it.
+# Scopes that are open in this context, outermost first. A generator that is closed in another
+# context than it was started in leaves its scope here, but empty; so does a task that was started
+# within a block and outlives it.
 _scopes: ContextVar[tuple[_HookScope, ...]] = ContextVar("dragoman_recording", default=())
 _open_lock = threading.Lock()
 _open_count = 0  # scopes, in all threads
-_any_open = False  # a plain global: torch.compile guards on it and recompiles, where reading a ContextVar breaks the graph
+# A plain global: torch.compile guards on it and recompiles, while reading a ContextVar would break
+# the graph of every unrecorded model.
+_any_open = False
 
 
 class RecordableAttention(nn.Module):
-    """An attention that can be recorded and edited; every kind of attention is one."""
+    """Base of all attention modules: their weights can be recorded and edited."""
 
     @property
     def hooks(self) -> AttentionHooks | None:
-        """What the current thread of execution asks of this attention; None if it neither records nor edits it."""
+        """The hooks of the current thread or task on this attention, or None."""
         return _collect_hooks(self) if _any_open else None
 
     def apply_edits(self, weights: Tensor) -> Tensor:
-        """Apply the edits to weights (B, H, T, S)."""
+        """Return the weights (B, H, T, S) after all edits."""
         hooks = self.hooks
-        for change in hooks.edits if hooks else ():
-            weights = change(weights)
+        for apply_edit in hooks.edits if hooks else ():
+            weights = apply_edit(weights)
         return weights
 
-    def emit_record(self, note: AttentionRecord) -> None:
-        """Tell whoever records what this call did."""
+    def emit_record(self, record: AttentionRecord) -> None:
+        """Pass the record of a call to all listeners."""
         hooks = self.hooks
         for on_record in hooks.on_record if hooks else ():
-            on_record(note)
+            on_record(record)
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Whether the current thread of execution records or edits any attention of a model."""
+    """Whether the current thread or task records or edits any attention of a model."""
     return _any_open and any(
         module.hooks is not None
         for module in model.modules()
@@ -90,12 +95,12 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def is_recording() -> bool:
-    """Whether the current thread of execution is within a `record` or `edit` block of any model."""
+    """Whether the current thread or task is within a `record` or `edit` block of any model."""
     return _any_open and bool(_active_scopes())
 
 
 def _collect_hooks(attention: RecordableAttention) -> AttentionHooks | None:
-    """Combine what the open scopes ask of one attention."""
+    """Return the combined hooks of the open scopes on one attention, or None."""
     edits, on_record = list[WeightsEdit](), list[Callable[[AttentionRecord], None]]()
     for scope in _scopes.get():
         hooks = scope.hooks_by_module.get(attention)
@@ -108,36 +113,36 @@ def _collect_hooks(attention: RecordableAttention) -> AttentionHooks | None:
 
 
 class AttentionRecords(Mapping[str, AttentionRecord]):
-    """What was recorded, by module path such as `decoder.3.cross`; for several calls, the last of each."""
+    """The last record of each attention, by module path such as `decoder.3.cross`."""
 
     def __init__(self) -> None:
         self._calls: dict[str, list[AttentionRecord]] = {}
 
     def __getitem__(self, path: str) -> AttentionRecord:
-        """Find the last call of one attention."""
+        """Return the record of an attention's last call."""
         return self.calls(path)[-1]
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the paths in the order in which they first ran."""
+        """Iterate over the paths in the order in which they first ran."""
         return iter(self._calls)
 
     def __len__(self) -> int:
-        """Count the attentions that ran."""
+        """Return the number of attentions that ran."""
         return len(self._calls)
 
     def calls(self, path: str) -> list[AttentionRecord]:
-        """List every call of one attention, first to last: while generating there is one a step."""
+        """Return the records of every call of an attention; in decoding there is one per step."""
         if path not in self._calls:
-            raise _unknown_path_error(path, self._calls, "the notes hold only attentions that ran")
+            raise _unknown_path_error(path, self._calls, "only attentions that ran have records")
         return self._calls[path]
 
     def make_listener(self, path: str) -> Callable[[AttentionRecord], None]:
-        """Make the function that files the notes of one path."""
-        return lambda note: self._calls.setdefault(path, []).append(note)
+        """Return a function that appends records of one path."""
+        return lambda record: self._calls.setdefault(path, []).append(record)
 
 
 def find_attentions(model: nn.Module) -> dict[str, RecordableAttention]:
-    """Find every attention in a model, by path."""
+    """Return every attention of a model by its path."""
     return {
         _module_path(name): module
         for name, module in model.named_modules()
@@ -147,19 +152,19 @@ def find_attentions(model: nn.Module) -> dict[str, RecordableAttention]:
 
 @contextmanager
 def record(model: nn.Module, paths: Sequence[str] | None = None) -> Iterator[AttentionRecords]:
-    """Note weights, values and output of every attention (or of those named) while the block runs."""
-    notes = AttentionRecords()
+    """Record weights, values and output of all attentions, or of `paths`, within the block."""
+    records = AttentionRecords()
     found = find_attentions(model)
     chosen = list(found) if paths is None else list(paths)
     with _install_hooks(
-        found, {path: AttentionHooks(on_record=(notes.make_listener(path),)) for path in chosen}
+        found, {path: AttentionHooks(on_record=(records.make_listener(path),)) for path in chosen}
     ):
-        yield notes
+        yield records
 
 
 @contextmanager
 def edit(model: nn.Module, changes: Mapping[str, WeightsEdit]) -> Iterator[None]:
-    """Pass the weights of the named attentions through a function while the block runs."""
+    """Apply functions to the weights of the named attentions within the block."""
     with _install_hooks(
         find_attentions(model),
         {path: AttentionHooks(edits=(change,)) for path, change in changes.items()},
@@ -168,87 +173,88 @@ def edit(model: nn.Module, changes: Mapping[str, WeightsEdit]) -> Iterator[None]
 
 
 def heads_off(heads: Sequence[int]) -> WeightsEdit:
-    """Switch heads off: they look nowhere and add nothing."""
+    """Return an edit that sets the weights of some heads to zero."""
 
-    def change(weights: Tensor) -> Tensor:
+    def apply_edit(weights: Tensor) -> Tensor:
         for head in heads:
             if not 0 <= head < weights.size(1):
                 raise DragomanError(
-                    f"a head must be one of 0 to {weights.size(1) - 1}",
+                    f"a head must be from 0 to {weights.size(1) - 1}",
                     found=str(head),
-                    fix="count this attention's heads from 0",
+                    fix="heads are counted from 0",
                 )
         off = torch.zeros(weights.size(1), dtype=torch.bool, device=weights.device)
         off[list(heads)] = True
         return weights.masked_fill(off.view(1, -1, 1, 1), 0.0)
 
-    return change
+    return apply_edit
 
 
 @contextmanager
 def merge_records(attention: RecordableAttention) -> Iterator[None]:
-    """Join the notes of all calls of an attention within the block into one, along its positions."""
+    """Concatenate the records of all calls of an attention within the block, along positions."""
     if attention.hooks is None:
         yield
         return
-    notes: list[AttentionRecord] = []
+    records: list[AttentionRecord] = []
     with _open_scope(
-        _HookScope({attention: AttentionHooks(on_record=(notes.append,))}, replaces_outer=True)
+        _HookScope({attention: AttentionHooks(on_record=(records.append,))}, replaces_outer=True)
     ):
         yield
-    if notes:
+    if records:
         weights, output = (
-            torch.cat([getattr(note, name) for note in notes], dim=2)
+            torch.cat([getattr(record, name) for record in records], dim=2)
             for name in ("weights", "output")
         )
-        attention.emit_record(AttentionRecord(weights, notes[0].values, output))
+        attention.emit_record(AttentionRecord(weights, records[0].values, output))
 
 
 @contextmanager
 def _install_hooks(
     found: Mapping[str, RecordableAttention], hooks_by_module: Mapping[str, AttentionHooks]
 ) -> Iterator[None]:
-    """Watch attentions by their paths, in addition to what is watched already."""
+    """Open a scope with hooks on attentions by their paths."""
     for path in hooks_by_module:
         if path not in found:
-            raise _unknown_path_error(path, found, "attentions are named by their module path")
+            raise _unknown_path_error(path, found, "an attention is named by its module path")
     with _open_scope(_HookScope({found[path]: hooks for path, hooks in hooks_by_module.items()})):
         yield
 
 
 @contextmanager
 def _open_scope(scope: _HookScope) -> Iterator[None]:
-    """Open a scope in the current context, and close it wherever the block ends."""
+    """Open a scope in the current context, and close it at the end of the block."""
     _count_open(1)
     try:
         _scopes.set((*_active_scopes(), scope))
         yield
     finally:
-        scope.hooks_by_module = {}  # closes it in every context that has a copy: blocks of interleaved generators end in any order
+        # Closes it in every context that has a copy: interleaved generators end in any order.
+        scope.hooks_by_module = {}
         _scopes.set(_active_scopes())
         _count_open(-1)
 
 
 def _active_scopes() -> tuple[_HookScope, ...]:
-    """List the scopes of this context whose blocks have not ended."""
+    """Return the scopes of this context whose blocks have not ended."""
     return tuple(scope for scope in _scopes.get() if scope.hooks_by_module)
 
 
-def _count_open(more: int) -> None:
-    """Count the open scopes of all threads."""
+def _count_open(change: int) -> None:
+    """Update the number of open scopes of all threads."""
     global _open_count, _any_open
     with _open_lock:
-        _open_count += more
+        _open_count += change
         _any_open = _open_count > 0
 
 
 def _module_path(name: str) -> str:
-    """Strip what torch.compile and DistributedDataParallel put before a module's own path."""
+    """Return a module's path without the prefixes of torch.compile and DistributedDataParallel."""
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
 def _unknown_path_error(path: str, known: Mapping[str, object], must: str) -> DragomanError:
-    """Answer a wrong path with the nearest right one."""
+    """Return an error that suggests the nearest known path."""
     return DragomanError(
         must, found=repr(path), fix=suggest_name(path, known) if known else "run the model first"
     )

@@ -1,4 +1,4 @@
-"""Hard attention that learns from reward: REINFORCE."""
+"""Hard attention trained with REINFORCE (Xu et al. 2015)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from dragoman.ops import masked_softmax
 
 
 class ReinforceAlignment(Alignment):
-    r"""Look at one key only, and learn from how well the sentence then went; after training the best key is chosen.
+    r"""Hard attention trained with REINFORCE: one sampled key in training, the best in evaluation.
 
-    .. math:: \nabla \approx \nabla \log p(y \mid s) + (\log p(y \mid s) - b) \nabla \log p(s) + \lambda \nabla H(p(s)), \quad s \sim p(s)
+    .. math:: \nabla \approx \nabla \log p(y \mid s) + (\log p(y \mid s) - b) \nabla \log p(s)
+        + \lambda \nabla H(p(s)), \quad s \sim p(s)
 
-    Xu et al. (2015), stochastic "hard" attention, with the released code's settings (kelvinxu/arctic-captions, capgen.py): a baseline b
-    that follows the log-likelihood by a tenth a batch, a little entropy, and half of the sentences trained with the expected weights.
-    `hard` draws the same choices and takes the softmax's gradient for theirs: biased, but far less noisy.
+    Xu et al. (2015), stochastic "hard" attention, with the settings of the released code
+    (kelvinxu/arctic-captions, capgen.py): a baseline b that is a moving average of the
+    log-likelihood, a small entropy term, and half of the sentences trained with the expected
+    weights. `HardAlignment` samples the same keys with the softmax's gradient: biased, but far less
+    noisy.
 
-    The reward is known only when the whole model has run: the block that attends leaves with `hold` how probable each row's
-    choices were, and the task, which knows each row's log-likelihood, asks `policy_loss` for the term that waited for it.
+    The reward is known only after the forward pass: the block calls `store_log_probs` with the
+    log-probability of each row's samples, and the task, which knows each row's log-likelihood,
+    calls `policy_loss`.
     """
 
     has_loss = True
@@ -45,22 +49,20 @@ class ReinforceAlignment(Alignment):
         ):
             if not 0 <= value <= 1:
                 raise DragomanError(
-                    f"{name} must be a share",
+                    f"{name} must be from 0 to 1",
                     found=f"{name}={value}",
-                    fix="give a number from 0 to 1",
+                    fix="use 0.5 or 0.9, as the released code does",
                 )
         self.entropy, self.soft_probability, self.baseline_decay = (
             entropy,
             soft_probability,
             baseline_decay,
         )
-        self.register_buffer(
-            "baseline", torch.zeros(())
-        )  # b; saved with the weights, and a resumed run goes on with it
+        self.register_buffer("baseline", torch.zeros(()))  # b; saved with the weights
         self.stored_log_probs: Tensor | None = None
 
     def start(self, mask: Tensor) -> AlignmentState:
-        """Begin a sentence; in training, draw whether it samples or takes the expected weights."""
+        """Return the initial state; in training, draw which sentences sample."""
         if not self.training:
             return {"mask": mask}
         return {
@@ -75,15 +77,14 @@ class ReinforceAlignment(Alignment):
         query: Tensor | None = None,
         key: Tensor | None = None,
     ) -> tuple[Tensor, AlignmentState]:
-        """Choose one key for one position; in training, remember how probable that was."""
+        """Return the weights of one position; in training the state has their log-probability."""
         mask = state["mask"]
         probabilities = masked_softmax(scores, mask)
         if not self.training:
             return HardAlignment.one_hot_argmax(scores, mask, probabilities), state
         chosen = self.sample_keys(scores.detach(), mask)
-        neg_log_probs = -probabilities.clamp_min(
-            torch.finfo(probabilities.dtype).tiny
-        ).log()  # (B, S)
+        tiny = torch.finfo(probabilities.dtype).tiny
+        neg_log_probs = -probabilities.clamp_min(tiny).log()  # (B, S)
         samples = state["samples"]
         log_prob = -(chosen * neg_log_probs).sum(dim=-1) * samples
         weights = torch.where(samples.unsqueeze(1), chosen, probabilities)
@@ -95,35 +96,35 @@ class ReinforceAlignment(Alignment):
         }
 
     def sample_keys(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """Draw keys (B, S), one a row, by their shares."""
+        """Sample one key for each row from the softmax: one-hot (B, S)."""
         return HardAlignment.one_hot_argmax(HardAlignment.add_gumbel_noise(scores), mask, scores)
 
     def step_loss(self, weights: Tensor, state: AlignmentState) -> Tensor | None:
-        """Reward undecided weights a little, lest the choice be made before anything is known."""
+        """Return the entropy term, which keeps the distribution from collapsing early."""
         return -self.entropy * state["entropy"] if self.entropy else None
 
     def log_prob(self, state: AlignmentState) -> Tensor:
-        """Give the logarithm of the last choice's probability (B,); nought where the expected weights were taken."""
+        """Return the log-probability of the last sample (B,); zero where nothing was sampled."""
         return state["log_prob"]
 
     def store_log_probs(self, log_probs: Tensor) -> None:
-        """Keep how probable all choices of each row were, (B,) in logarithms, until the reward is known."""
+        """Store the summed log-probability of each row's samples (B,) until the reward is known."""
         self.stored_log_probs = log_probs
 
     def discard_log_probs(self) -> None:
-        """Drop choices that were never rewarded: those of a pass that failed before its loss."""
+        """Drop the stored log-probabilities of a forward pass that failed before its loss."""
         self.stored_log_probs = None
 
     def policy_loss(self, reward: Tensor) -> Tensor:
-        """Sum over the rows what makes rewarded choices more probable; `reward` is each row's log-likelihood, (B,).
+        """Return the REINFORCE loss, summed over rows; `reward` (B,) is their log-likelihood.
 
-        Zero where no choices were made, as in a layer that layer drop left out: it has no part in the reward.
+        It is zero if nothing was sampled, as in a layer that layer drop skipped.
         """
         if self.stored_log_probs is None:
             return reward.new_zeros(())
         stored_log_probs, self.stored_log_probs = self.stored_log_probs, None
         reward = reward.detach().to(self.baseline.dtype)
-        # Before the first batch nothing is known, and its own mean is the best guess.
+        # The first batch starts the moving average with its own mean.
         baseline = torch.where(self.baseline.eq(0), reward.mean(), self.baseline)
         with torch.no_grad():
             self.baseline.copy_(

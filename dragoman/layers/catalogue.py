@@ -1,4 +1,4 @@
-"""Norms, residual wirings and activations by name; listing them imports no tensors."""
+"""Registries of norms, residual connections and activations; reading them does not import torch."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ NORMS = Registry(
     "norm",
     layer=Entry(
         "dragoman.layers.norms:LayerNorm",
-        "Subtract the mean and divide by the deviation, then scale and shift.",
+        "Layer normalization (Ba et al. 2016).",
     ),
-    rms=Entry("dragoman.layers.norms:RMSNorm", "Divide by the root mean square, then scale."),
-    t5=Entry(
-        "dragoman.layers.norms:T5Norm", "The same as T5 computes it, in float32 whatever comes in."
-    ),
+    rms=Entry("dragoman.layers.norms:RMSNorm", "RMS normalization (Zhang and Sennrich 2019)."),
+    t5=Entry("dragoman.layers.norms:T5Norm", "RMS normalization as in T5, always in float32."),
     scale=Entry(
         "dragoman.layers.norms:ScaleNorm",
-        "Divide by the length, then multiply by one trained number.",
+        "ScaleNorm: L2 normalization with one trained length.",
     ),
     batch=Entry(
         "dragoman.layers.norms:BatchNorm",
-        "Normalise each feature over the batch: to show why not.",
-        exempt={
-            "neighbours in training": "its mean and variance are those of all positions of the batch, neighbours, padding and future"
-        },
+        "Batch normalization, for comparison only.",
+        exempt={"neighbours in training": "mean and variance are those of the whole batch"},
     ),
 )
 
@@ -31,37 +27,33 @@ RESIDUALS = Registry(
     "residual",
     post_norm=Entry(
         "dragoman.layers.residual:PostNorm",
-        "Normalise the sum of input and change, as in the Transformer's paper.",
+        "Post-norm: normalize the sum, as in Vaswani et al. (2017).",
     ),
     pre_norm=Entry(
         "dragoman.layers.residual:PreNorm",
-        "Normalise what goes into the layer and leave the sum alone; trains without warm-up.",
+        "Pre-norm: normalize the sublayer's input; trains without warm-up.",
     ),
-    no_norm=Entry(
-        "dragoman.layers.residual:NoNorm", "Add the change to the input and normalise nothing."
-    ),
+    no_norm=Entry("dragoman.layers.residual:NoNorm", "A residual connection without a norm."),
     scaled=Entry(
         "dragoman.layers.residual:ScaledResidual",
-        "Add, then multiply by the root of a half, as in ConvS2S; normalises nothing.",
+        "A residual connection scaled by sqrt(1/2), without a norm, as in ConvS2S.",
     ),
 )
 
 ACTIVATIONS = Registry(
     "activation",
     relu=Entry(
-        "dragoman.layers.feed_forward:ReLU", "The positive part, as in the Transformer's paper."
+        "dragoman.layers.feed_forward:ReLU", "Rectified linear unit, as in Vaswani et al. (2017)."
     ),
     gelu=Entry(
         "dragoman.layers.feed_forward:GELU",
-        "The input times the normal distribution's share below it.",
+        "Gaussian error linear unit.",
     ),
-    swish=Entry(
-        "dragoman.layers.feed_forward:Swish", "The input times its sigmoid, as in Marian's models."
-    ),
+    swish=Entry("dragoman.layers.feed_forward:Swish", "Swish or SiLU, as in Marian's models."),
     swiglu=Entry(
-        "dragoman.layers.feed_forward:SwiGLU", "A second product gated by the first one's swish."
+        "dragoman.layers.feed_forward:SwiGLU", "Gated linear unit with Swish (three matrices)."
     ),
     geglu=Entry(
-        "dragoman.layers.feed_forward:GEGLU", "A second product gated by the first one's gelu."
+        "dragoman.layers.feed_forward:GEGLU", "Gated linear unit with GELU (three matrices)."
     ),
 )

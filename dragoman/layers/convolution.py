@@ -1,4 +1,4 @@
-"""ConvS2S layers: gated convolutions with weight normalization, and attention (Gehring et al. 2017)."""
+"""ConvS2S layers: gated convolutions, weight normalization, attention (Gehring et al. 2017)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SQRT_HALF = 0.5**0.5  # keeps the variance of a sum of two terms (Gehring et al.
 
 
 class PlainWeight(nn.Module):
-    """A weight without weight normalization, outputs first, initialized from a normal distribution."""
+    """A weight without weight normalization, outputs first, normally distributed at first."""
 
     def __init__(self, *shape: int, std: float) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class WeightNormWeight(nn.Module):
         self._cache = WeightCache()
 
     def forward(self) -> Tensor:
-        """Return the weight; it is cached in evaluation, because decoding needs it at every step."""
+        """Return the weight; in evaluation it is cached for the next decoding step."""
         if self.training:
             return self._compute_weight()
         return self._cache.get((self.direction, self.length), self._compute_weight)
@@ -78,9 +78,9 @@ class GatedConvolution(nn.Module):
 
     .. math:: v(X) = A \otimes \sigma(B), \quad [A; B] = W * X + b
 
-    Gehring et al. (2017), section 3.2. A causal convolution covers a position and the kernel - 1 before
-    it, any other as many on either side; the sequence is padded with zeros. Another activation may
-    replace the gate.
+    Gehring et al. (2017), section 3.2. A causal convolution covers a position and the kernel - 1
+    before it, any other as many on either side; the sequence is padded with zeros. Another
+    activation may replace the gate.
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class ConvS2SAttention(RecordableAttention):
     .. math:: d_i = W_d h_i + b_d + g_i, \quad a_{ij} = \mathrm{softmax}_j(d_i \cdot z_j), \quad
         c_i = \sum_j a_{ij} (z_j + e_j)
 
-    Gehring et al. (2017), equations 1 and 2. As in the released code, sums are scaled by sqrt(1/2), the
-    context by the square root of the source length (section 3.4: m sqrt(1 / m)), and an output
+    Gehring et al. (2017), equations 1 and 2. As in the released code, sums are scaled by sqrt(1/2),
+    the context by the square root of the source length (section 3.4: m sqrt(1 / m)), and an output
     projection follows. `grad_scale` multiplies the gradient of the encoder's outputs, which get one
     from the attention of every layer.
     """

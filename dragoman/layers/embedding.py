@@ -13,12 +13,13 @@ from dragoman.attention.positions import Positions
 class Embedding(nn.Module):
     r"""Token embeddings, multiplied by a scale.
 
-    The scale is the square root of the width if the matrix is also the output projection: that needs
-    small weights, the stack needs inputs as large as the positions (Vaswani et al. 2017, section 3.4).
+    The scale is the square root of the width if the matrix is also the output projection: that
+    needs small weights, the stack needs inputs as large as the positions (Vaswani et al. 2017,
+    section 3.4).
 
-    With an `embedding_width` E the table is (V, E), followed by a projection to D: V E + E D parameters
-    instead of V D, as in ALBERT (Lan et al. 2020). With `fix_norm` every vector has length one, and the
-    scale is trained:
+    With an `embedding_width` E the table is (V, E), followed by a projection to D: V E + E D
+    parameters instead of V D, as in ALBERT (Lan et al. 2020). With `fix_norm` every vector has
+    length one, and the scale is trained:
 
     .. math:: g\, w / \lVert w \rVert
 
@@ -75,8 +76,8 @@ class StackInput(nn.Module):
 class OutputProjection(nn.Module):
     """The projection to the vocabulary; a tied one uses the matrix of an embedding.
 
-    With an `embedding_width` E it has two steps, D x E and E x V; with `fix_norm` the vectors of the
-    tokens have length one: see `Embedding`.
+    With an `embedding_width` E it has two steps, D x E and E x V; with `fix_norm` the vectors of
+    the tokens have length one: see `Embedding`.
     """
 
     def __init__(

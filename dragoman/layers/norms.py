@@ -85,9 +85,9 @@ class BatchNorm(nn.Module):
 
     .. math:: y = g \odot (x - \mu_{BT}) / \sqrt{\sigma^2_{BT} + \epsilon} + b
 
-    Ioffe and Szegedy (2015). In training a sentence depends on the other sentences of its batch and a
-    position on its future; evaluation uses running averages of mean and variance. Shen et al. (2020)
-    measure the cost.
+    Ioffe and Szegedy (2015). In training a sentence depends on the other sentences of its batch and
+    a position on its future; evaluation uses running averages of mean and variance. Shen et al.
+    (2020) measure the cost.
     """
 
     running_mean: Tensor
@@ -100,7 +100,8 @@ class BatchNorm(nn.Module):
             nn.Parameter(torch.zeros(width)),
         )  # g, b
         self.epsilon, self.momentum = epsilon, momentum
-        # Not nn.BatchNorm1d: its integer counter in the state_dict could be neither averaged nor cast.
+        # Not nn.BatchNorm1d: its integer counter in the state_dict could be neither averaged nor
+        # cast.
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 

@@ -1,12 +1,13 @@
-r"""Reversible layers: two streams that change in turn, so that what went in can be computed from what came out.
+r"""Reversible layers: two residual streams whose inputs can be recomputed from their outputs.
 
 .. math:: y_1 = x_1 + F(x_2) \qquad y_2 = x_2 + G(y_1)
 
-Gomez et al. (2017); in a Transformer, Kitaev et al. (2020), with F the attention and G the feed-forward layer. Each change reads the
-stream that was written last and adds to the other one, however many changes there are: a decoder's layer has three. Training keeps
-the streams behind the last change only, and on the way back takes each change off again: memory does not grow with depth, for one
-more forward pass. What comes back differs from what went in by rounding, so gradients do too. A change that decides (a hash)
-may note its decision, to decide alike on the way back.
+Gomez et al. (2017); in a Transformer Kitaev et al. (2020), where F is attention and G the
+feed-forward network. Each sublayer reads the stream that was written last and adds to the other
+one; a decoder layer has three sublayers. Training saves only the last streams, and the backward
+pass subtracts each sublayer's output again: memory does not grow with depth, at the cost of one
+more forward pass. Recomputed inputs differ from the original ones by rounding, so gradients do too.
+A sublayer with a discrete decision (a hash) can save it for the backward pass.
 """
 
 from __future__ import annotations
@@ -19,35 +20,33 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-SavedDecisions = dict[
-    str, Tensor
-]  # what a change decided: empty on the way forward, filled on the way back
+SavedDecisions = dict[str, Tensor]  # empty in the forward pass, filled in the backward pass
 
 
 class ReversibleSublayer(NamedTuple):
-    """What one stream adds to the other."""
+    """A sublayer as a function of the stream it reads, with its parameters."""
 
-    apply: Callable[
-        [Tensor, Tensor | None, SavedDecisions], Tensor
-    ]  # the stream (B, T, D) and the memory (B, S, D)
+    # Takes the stream (B, T, D), the memory (B, S, D) and saved decisions.
+    apply: Callable[[Tensor, Tensor | None, SavedDecisions], Tensor]
     parameters: tuple[nn.Parameter, ...]
 
 
 def run_sublayers(
     sublayers: Sequence[ReversibleSublayer], x: Tensor, memory: Tensor | None
 ) -> Tensor:
-    """Put (B, T, D) through the changes as any other layers, and give the mean of both streams."""
+    """Run the sublayers on (B, T, D) with autograd; return the mean of both streams."""
     written, read = x, x
     for sublayer in sublayers:
         written, read = read, written + sublayer.apply(read, memory, {})
     return (written + read) / 2
 
 
-@_disable_dynamo  # torch.compile would keep what this takes care not to keep; torch.compiler.disable imports torch._dynamo at once
+# torch.compile would save activations; torch.compiler.disable would import torch._dynamo now.
+@_disable_dynamo
 def run_sublayers_reversible(
     sublayers: Sequence[ReversibleSublayer], x: Tensor, memory: Tensor | None, *, random: bool
 ) -> Tensor:
-    """Do the same, keeping nothing in between; `random` says that changes draw numbers, which must be drawn again alike."""
+    """Do the same without saving activations; with `random`, restore RNG states to recompute."""
     parameters = list(
         dict.fromkeys(
             each for sublayer in sublayers for each in sublayer.parameters if each.requires_grad
@@ -58,7 +57,7 @@ def run_sublayers_reversible(
 
 
 class _ReversibleFunction(torch.autograd.Function):
-    """Changes forward, and backward without what they went through."""
+    """Runs the sublayers, and recomputes their inputs in the backward pass."""
 
     @staticmethod
     def forward(
@@ -69,11 +68,12 @@ class _ReversibleFunction(torch.autograd.Function):
         memory: Tensor | None,
         *parameters: nn.Parameter,
     ) -> Tensor:
-        """Run all changes; keep both streams at the end, the decisions, and where the random numbers stood."""
+        """Run all sublayers; save the last streams, the decisions and the RNG states."""
         ctx.sublayers, ctx.parameters, ctx.decisions, ctx.rng_states = sublayers, parameters, [], []
         ctx.cast = _autocast_settings(x.device.type)
         written, read = x, x
-        # In half precision attention has other kernels where gradients are wanted, and what is added must be what is taken off.
+        # In half precision attention uses other kernels with gradients enabled, and the backward
+        # pass must subtract exactly what was added.
         with_grad = ctx.cast["enabled"]
         with torch.autocast(**ctx.cast), torch.set_grad_enabled(with_grad):
             for sublayer in sublayers:
@@ -90,15 +90,15 @@ class _ReversibleFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Take the changes off, last to first, and send the gradient through each on the way."""
+        """Subtract the sublayers' outputs, last to first, and backpropagate through each."""
         written, read, memory = ctx.saved_tensors
         memory = None if memory is None else memory.detach().requires_grad_(ctx.needs_input_grad[3])
-        grads: dict[int, Tensor] = {}  # by the id of what they belong to
+        grads: dict[int, Tensor] = {}  # by the id of the tensor
         grad_written, grad_read = grad_output / 2, grad_output / 2
         for sublayer, saved, rng_states in zip(
             reversed(ctx.sublayers), reversed(ctx.decisions), reversed(ctx.rng_states), strict=True
         ):
-            # Of the streams before the change, the one that it read is now `written`.
+            # The stream that the sublayer read is now `written`.
             source = written.detach().requires_grad_()
             with (
                 torch.enable_grad(),
@@ -129,7 +129,7 @@ class _ReversibleFunction(torch.autograd.Function):
 
 
 def _autocast_settings(kind: str) -> dict[str, Any]:
-    """Say how products are cast on a kind of device; without the cache, whose copies of weights made here would carry no gradient."""
+    """Return autocast's settings, without its cache: weights cast here would carry no gradient."""
     return {
         "device_type": kind,
         "dtype": torch.get_autocast_dtype(kind),
@@ -139,11 +139,9 @@ def _autocast_settings(kind: str) -> dict[str, Any]:
 
 
 def _rng_states(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Say where the generators stand that layers on a device draw from."""
+    """Return the RNG states of the CPU and of the device."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "reversible layers draw dropout's numbers twice, and a recording of launches would draw others"
-        )
+        raise RuntimeError("reversible layers with dropout cannot be captured in a CUDA graph")
     return torch.get_rng_state(), torch.cuda.get_rng_state(
         device
     ) if device.type == "cuda" else None
@@ -153,7 +151,7 @@ def _rng_states(device: torch.device) -> tuple[Tensor, Tensor | None]:
 def _restored_rng(
     rng_states: tuple[Tensor, Tensor | None] | None, device: torch.device
 ) -> Iterator[None]:
-    """Draw once more what was drawn from a place on, and leave the generators as they were."""
+    """Restore RNG states within the block, and the current ones after it."""
     if rng_states is None:
         yield
         return

@@ -94,12 +94,12 @@ class RNN(nn.Module):
         return RNNOutput(layers[-1][0], self.join(layers))
 
     def project(self, x: Tensor) -> Tensor:
-        """Project the first n input features (..., n) to the first layer's gates, for all positions."""
+        """Project the first n input features (..., n) to the first layer's gates."""
         weight_ih, _, bias, _ = self._weights(0)
         return F.linear(x, weight_ih[:, : x.size(-1)], bias)
 
     def extra_input_weight(self, width: int) -> Tensor:
-        """Return the first layer's weights (m, gates * D) of the input features after the first `width`."""
+        """Return the first layer's weights (m, gates * D) of input features from `width` on."""
         return self._weights(0)[0][:, width:].t()
 
     def split(self, rnn_state: RNNState) -> LayerStates:
@@ -140,7 +140,7 @@ class RNN(nn.Module):
 
 
 class LSTM(RNN):
-    r"""Long short-term memory: Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000).
+    r"""LSTM: Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000).
 
     .. math:: c_t = f_t \odot c_{t-1} + i_t \odot g_t, \quad h_t = o_t \odot \tanh c_t
     """
@@ -185,7 +185,8 @@ class GRU(RNN):
 def reverse_padded(x: Tensor, mask: Tensor | None) -> Tensor:
     """Reverse the real positions of each row of (B, T, D) and keep its padding at the end.
 
-    A plain RNN then runs backwards; packed sequences would synchronize with the GPU for the lengths.
+    A plain RNN then runs backwards; packed sequences would synchronize with the GPU for the
+    lengths.
     """
     if mask is None:
         return x.flip(1)

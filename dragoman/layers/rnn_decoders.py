@@ -43,7 +43,7 @@ class AttentionDecoder(nn.Module):
         layers: int,
         dropout: float,
     ) -> AttentionDecoder:
-        """Build a decoder for inputs (B, T, width), extended by the last output with input feeding."""
+        """Build a decoder for inputs (B, T, width), plus the last output with input feeding."""
         raise NotImplementedError
 
     def zero_state(self, like: Tensor) -> RNNState:
@@ -86,7 +86,7 @@ class LuongDecoder(AttentionDecoder):
         layers: int,
         dropout: float,
     ) -> LuongDecoder:
-        """Build a decoder for inputs (B, T, width), extended by the last output with input feeding."""
+        """Build a decoder for inputs (B, T, width), plus the last output with input feeding."""
         recurrence = kind(
             width + (width if input_feeding else 0), width, layers=layers, dropout=dropout
         )
@@ -130,7 +130,7 @@ class LuongDecoder(AttentionDecoder):
         return self.combine(hidden, attend(hidden))
 
     def combine(self, hidden: Tensor, context: Tensor) -> Tensor:
-        """Return the attentional hidden state from hidden state and context vector, (..., D) each."""
+        """Return the attentional hidden state of hidden state and context vector (..., D)."""
         return torch.tanh(self.readout(torch.cat([context, hidden], dim=-1)))
 
 
@@ -140,8 +140,8 @@ class BahdanauDecoder(AttentionDecoder):
     .. math:: s_t = f(s_{t-1}, [y_{t-1}; c_t]), \quad \tilde t = U_o s_t + V_o y_{t-1} + C_o c_t,
         \quad t_k = \max(\tilde t_{2k-1}, \tilde t_{2k})
 
-    Bahdanau, Cho and Bengio (2015), equations 4 and 5 and appendix A.2.2, with a maxout readout. The
-    appendix writes s_{t-1} in the readout; equation 4 has s_t.
+    Bahdanau, Cho and Bengio (2015), equations 4 and 5 and appendix A.2.2, with a maxout readout.
+    The appendix writes s_{t-1} in the readout; equation 4 has s_t.
     """
 
     def __init__(self, recurrence: RNN, readout: nn.Linear, *, input_feeding: bool = False) -> None:
@@ -159,7 +159,7 @@ class BahdanauDecoder(AttentionDecoder):
         layers: int,
         dropout: float,
     ) -> BahdanauDecoder:
-        """Build a decoder for inputs (B, T, width), extended by the last output with input feeding."""
+        """Build a decoder for inputs (B, T, width), plus the last output with input feeding."""
         recurrence = kind(
             width + memory_width + (width if input_feeding else 0),
             width,
@@ -217,9 +217,9 @@ class GNMTDecoder(AttentionDecoder):
     .. math:: c_t = \mathrm{attend}(h^1_{t-1}), \quad h^l_t = f(h^l_{t-1}, [x^l_t; c_t]), \quad
         x^{l+1}_t = h^l_t + x^l_t \; (l \ge 3)
 
-    Wu et al. (2016), "Google's Neural Machine Translation System", with residual connections from the
-    third layer on. Only the bottom layer runs position by position; the others run over the whole
-    sequence.
+    Wu et al. (2016), "Google's Neural Machine Translation System", with residual connections
+    from the third layer on. Only the bottom layer runs position by position; the others run over
+    the whole sequence.
     """
 
     supports_input_feeding = False
@@ -246,7 +246,7 @@ class GNMTDecoder(AttentionDecoder):
         return cls(bottom, above, dropout=dropout)
 
     def run(self, x: Tensor, rnn_state: RNNState, attend: AttendFunction) -> RNNOutput:
-        """Run over positions (B, T, D): one after another in the bottom layer, then layer by layer."""
+        """Run over (B, T, D): by position in the bottom layer, then layer by layer."""
         recurrence, layers = self.recurrence, self.recurrence.split(rnn_state)
         projected = recurrence.project(x)
         extra_input_weight = recurrence.extra_input_weight(x.size(2)).to(projected.dtype)

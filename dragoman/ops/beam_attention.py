@@ -1,8 +1,9 @@
-"""Attention of one new position of every beam, for a search on a GPU: to its own past, and to its sentence.
+"""Attention of a beam search step on a GPU: self-attention to the KV cache, and cross-attention.
 
-The beams of a sentence keep keys and values side by side, and a table says which of them are a beam's past. PyTorch's fused kernels are
-made for many queries and take five times as long as memory needs for these few. Here one program holds a head of all beams of a
-sentence and reads what any of them sees, once. The kernels are Triton's (`beam_tiles.py`), imported at the first use.
+The beams of a sentence share a KV cache, and a bias says which slots are a beam's history.
+PyTorch's fused kernels are made for many queries and take five times as long as the memory traffic
+needs. Here one program holds a head of all beams of a sentence and loads each key once. The Triton
+kernels (`triton/beam_attention_kernels.py`) are imported on first use.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ def attend_kv_cache(
     step: Tensor,
     slots: Tensor,
 ) -> Tensor:
-    """Keep the newest keys and values (N, 2, H, K, Dh) in `own` (N, 2, H, slots, Dh) at `slots`, and attend from queries (N, H, K, Dh).
+    """Write new keys and values (N, 2, H, K, Dh) to the KV cache and attend from (N, H, K, Dh).
 
-    What `seen` (N, 1, K, slots) holds is added to scores; it must be nought or minus infinity, and of the newest slots, which begin
-    at `step` times K, show each beam its own. The context comes as (N, K, H * Dh).
+    The cache is (N, 2, H, slots, Dh), written at `slots`. `history_bias` (N, 1, K, slots) is added
+    to the scores: zero or -inf; of the newest slots, which begin at step * K, each beam sees its
+    own. Returns the context (N, K, H * Dh).
     """
 
     def reference() -> tuple[Tensor]:
@@ -51,14 +53,14 @@ def attend_kv_cache(
 
 
 def can_skip_masked_slots(like: Tensor) -> bool:
-    """Say whether `attend_past` takes the same time whatever else there is room for, with heads of the width and type of (..., Dh)."""
+    """Whether unused slots cost `attend_kv_cache` no time, for heads like (..., Dh)."""
     return SELF_ATTENTION_KERNEL.can_run(like) and _is_supported(like)
 
 
 def attend_kv_cache_reference(
     query: Tensor, key_value: Tensor, kv_cache: Tensor, history_bias: Tensor, *, slots: Tensor
 ) -> Tensor:
-    """Do what `attend_past` does with PyTorch's kernels."""
+    """Return what `attend_kv_cache` returns, computed by PyTorch's kernels."""
     kv_cache.index_copy_(3, slots, key_value)
     context = F.scaled_dot_product_attention(
         query, kv_cache[:, 0], kv_cache[:, 1], attn_mask=history_bias
@@ -67,9 +69,9 @@ def attend_kv_cache_reference(
 
 
 def attend_memory(query: Tensor, memory: Tensor, padding_bias: Tensor) -> Tensor:
-    """Attend from queries (N, H, K, Dh) to the keys and values (N, 2, H, S, Dh) of their sentence: (N, K, H * Dh).
+    """Return cross-attention from (N, H, K, Dh) to memory (N, 2, H, S, Dh): (N, K, H * Dh).
 
-    `hidden` (N, 1, 1, S) is added to scores: nought, or minus infinity where a source is padded.
+    `padding_bias` (N, 1, 1, S) is added to the scores: zero, or -inf at padding.
     """
 
     def reference() -> tuple[Tensor]:
@@ -87,7 +89,7 @@ def attend_memory(query: Tensor, memory: Tensor, padding_bias: Tensor) -> Tensor
 
 
 def attend_memory_reference(query: Tensor, memory: Tensor, padding_bias: Tensor) -> Tensor:
-    """Do what `attend_sentence` does with PyTorch's kernels."""
+    """Return what `attend_memory` returns, computed by PyTorch's kernels."""
     context = F.scaled_dot_product_attention(
         query, memory[:, 0], memory[:, 1], attn_mask=padding_bias
     )
@@ -95,7 +97,7 @@ def attend_memory_reference(query: Tensor, memory: Tensor, padding_bias: Tensor)
 
 
 def _is_supported(query: Tensor) -> bool:
-    """Say whether the kernels take queries of this shape and type; in float32 tensor cores would round what they multiply."""
+    """Whether the kernels support such queries; in float32 tensor cores would round the inputs."""
     return (
         query.dtype in (torch.bfloat16, torch.float16)
         and query.size(-1) in HEAD_WIDTHS

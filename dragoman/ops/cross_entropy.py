@@ -31,15 +31,15 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     chunk: int = 512,
 ) -> CrossEntropyOutput:
-    r"""Return the cross-entropy of logits (N, D) x (V, D)^T against targets (N,), in chunks of rows.
+    r"""Return the cross-entropy of (N, D) projected by (V, D) and targets (N,), in chunks.
 
     .. math:: -\sum_n \sum_v w_{nv} \log p_{nv}
 
-    Label smoothing puts 1 - smoothing on the target and smoothing / (V - 1) on every other token, as
-    the released code of Vaswani et al. (2017) does; padding and start symbols count as tokens. Rows
-    whose target is `IGNORE_INDEX` do not count. Matmuls run in autocast's dtype; the loss is summed
-    in float32 at least. Gradients are computed in the forward pass, so no logits are kept for the
-    backward pass.
+    Label smoothing puts 1 - smoothing on the target and smoothing / (V - 1) on every other token,
+    as the released code of Vaswani et al. (2017) does; padding and start symbols count as tokens.
+    Rows whose target is `IGNORE_INDEX` do not count. Matmuls run in autocast's dtype; the loss is
+    summed in float32 at least. Gradients are computed in the forward pass, so no logits are kept
+    for the backward pass.
     """
     loss, nll = _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing, chunk)  # type: ignore[no-untyped-call]
     return CrossEntropyOutput(loss, nll)
@@ -80,7 +80,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         compute_weight = weight.to(compute_dtype)
         needs_grad_hidden, needs_grad_weight, needs_grad_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_grad_hidden else None
-        # With a single chunk nothing is accumulated: the matmul's result, rounded once, is the gradient.
+        # With a single chunk nothing is accumulated: the matmul's result, rounded once, is the
+        # gradient.
         is_single_chunk = 0 < hidden.size(0) <= chunk
         grad_weight = (
             torch.zeros(weight.shape, dtype=total, device=weight.device)
@@ -174,7 +175,7 @@ def _can_run_fused(logits: Tensor) -> bool:
 def _chunk_reference(
     logits: Tensor, targets: Tensor, smoothing: float, differentiate: bool
 ) -> tuple[CrossEntropyOutput, Tensor | None]:
-    """Return the loss of a chunk and the gradient of its logits, softmax minus target distribution."""
+    """Return the loss of a chunk and its gradient, softmax minus target distribution."""
     off_target_prob = smoothing / (logits.size(1) - 1)
     has_target = (targets != IGNORE_INDEX).unsqueeze(1)  # (n, 1)
     index = targets.unsqueeze(1).where(has_target, 0)

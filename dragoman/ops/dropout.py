@@ -1,4 +1,4 @@
-"""Dropout with cheap random bits: 16 per element on a CPU, a hash of positions under torch.compile."""
+"""Dropout with cheap random bits: 16 per element on CPUs, hashed positions when compiled."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
 def hashed_dropout(x: Tensor, p: float) -> Tensor:
     """Return dropout decided by a hash of each position and two random seeds; p to 1 / 2**32.
 
-    torch.compile fuses the hash into the kernels around it, and again into the backward pass, so only
-    the seeds are saved. PyTorch's dropout saves a byte per element, and its generator takes ten
-    rounds of multiplication instead of two.
+    torch.compile fuses the hash into the kernels around it, and again into the backward pass, so
+    only the seeds are saved. PyTorch's dropout saves a byte per element, and its generator takes
+    ten rounds of multiplication instead of two.
     """
     dropped: Tensor = _HashedDropout.apply(x, draw_seeds(x.device), p)  # type: ignore[no-untyped-call]
     return dropped

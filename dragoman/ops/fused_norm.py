@@ -133,27 +133,23 @@ def dropout_add_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """Return the layer norm of (..., D), in the dtype of `x` if the weights have it too."""
-    if _keeps_dtype(x, weight):
+    """Return the layer norm of (..., D), in half precision if input and weights are.
+
+    Autocast would cast to float32 first. The kernels accumulate in float32 anyway, so the casts
+    would only cost memory traffic.
+    """
+    if x.dtype != torch.float32 and x.dtype == weight.dtype:
         with torch.autocast(x.device.type, enabled=False):
             return F.layer_norm(x, weight.shape, weight, bias, epsilon)
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float | None) -> Tensor:
-    """Return the RMS norm of (..., D), in the dtype of `x` if the weights have it too."""
-    if _keeps_dtype(x, weight):
+    """Return the RMS norm of (..., D), in half precision if input and weights are."""
+    if x.dtype != torch.float32 and x.dtype == weight.dtype:
         with torch.autocast(x.device.type, enabled=False):
             return F.rms_norm(x, weight.shape, weight, epsilon)
     return F.rms_norm(x, weight.shape, weight, epsilon)
-
-
-def _keeps_dtype(x: Tensor, weight: Tensor) -> bool:
-    """Whether to keep autocast from casting half precision to float32.
-
-    The kernels accumulate in float32 anyway, so the casts would only cost memory traffic.
-    """
-    return x.dtype != torch.float32 and x.dtype == weight.dtype
 
 
 def _can_run_fused(x: Tensor, sublayer_output: Tensor, weight: Tensor, bias: Tensor) -> bool:
@@ -285,8 +281,8 @@ _operator = torch.library.custom_op(
     _backward,
     mutates_args=(),
     schema=(
-        "(Tensor grad_output, Tensor residual_sum, Tensor seeds, Tensor weight, float p, float epsilon)"
-        " -> (Tensor, Tensor, Tensor)"
+        "(Tensor grad_output, Tensor residual_sum, Tensor seeds, Tensor weight, float p,"
+        " float epsilon) -> (Tensor, Tensor, Tensor)"
     ),
 )
 _operator.register_fake(_empty_grads)

@@ -1,4 +1,4 @@
-"""Fused kernels with a fallback: verified once against their reference, disabled after a failure."""
+"""Fused kernels with a fallback: verified against a reference, disabled after a failure."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@ r"""Attention by locality-sensitive hashing: hash vectors, sort by bucket, atten
 
 .. math:: h(x) = \arg\max\, [x R; -x R]
 
-with R random, (d, b / 2): the angular hash of Andoni et al. (2015), as in Kitaev et al. (2020). Many
-buckets are combined from two hashes with few each, as in the released code of the Reformer
+with R random, (d, b / 2): the angular hash of Andoni et al. (2015), as in Kitaev et al. (2020).
+Many buckets are combined from two hashes with few each, as in the released code of the Reformer
 (google/trax); otherwise the matmul with R would cost more than the attention.
 """
 
@@ -28,7 +28,7 @@ class SortedTokens(NamedTuple):
 
     order: Tensor  # (R, N): the token at each sorted index
     inverse_order: Tensor  # (R, N): the sorted index of each token
-    codes: Tensor  # (R, N): the sorted index of each token, plus a gap wider than the window per bucket
+    codes: Tensor  # (R, N): inverse_order, with gaps wider than the window between buckets
 
 
 def hash_vectors(x: Tensor, rotations: Tensor, parts: tuple[int, ...]) -> Tensor:
@@ -54,7 +54,7 @@ def hash_vectors(x: Tensor, rotations: Tensor, parts: tuple[int, ...]) -> Tensor
 
 
 def sort_by_bucket(buckets: Tensor, window: int) -> SortedTokens:
-    """Sort the tokens (R, B, H, T) of each sequence by bucket, then position; concatenate sequences."""
+    """Sort the tokens (R, B, H, T) of each sequence by bucket, then by position."""
     rounds, _, _, length = buckets.shape
     found, order = buckets.reshape(rounds, -1, length).sort(dim=-1, stable=True)  # (R, B * H, T)
     # The first token of each bucket, and of each sequence.
@@ -80,8 +80,8 @@ def masked_exp(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return exponentials of the scores (chunks, window, span), their shift, and log-sum-exp.
 
-    The codes of queries (rounds, chunks, window) and of keys (rounds, chunks, span) decide which pairs
-    meet in this round, the last, and in none before.
+    The codes of queries (rounds, chunks, window) and of keys (rounds, chunks, span) decide which
+    pairs meet in this round, the last, and in none before.
     """
     scores = scores.masked_fill_(_hidden_pairs(query_codes, key_codes, window, causal), -torch.inf)
     # Finite, so that differences are not NaN.
@@ -108,8 +108,8 @@ def score_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the weights of a round and the gradient of its scores, (chunks, window, span) each.
 
-    `log_sum_exp` is over all rounds; `softmax_delta` is what softmax subtracts from every gradient of
-    a query, (chunks, window, 1) each.
+    `log_sum_exp` is over all rounds; `softmax_delta` is what softmax subtracts from every gradient
+    of a query, (chunks, window, 1) each.
     """
     weights = (
         scores.masked_fill_(_hidden_pairs(query_codes, key_codes, window, causal), -torch.inf)
@@ -183,8 +183,8 @@ def attend_lsh(
 ) -> Tensor:
     """Return attention within buckets (R, B, H, T), for (B, H, T, d): (B, H, T, d).
 
-    Sequences up to 2 * rounds * window are masked, longer ones sorted: each is faster there, and the
-    result is the same. `bucket_mask` defines which pairs attend.
+    Sequences up to 2 * rounds * window are masked, longer ones sorted: each is faster there, and
+    the result is the same. `bucket_mask` defines which pairs attend.
     """
     if query.size(2) <= 2 * buckets.size(0) * window:
         visible = bucket_mask(buckets, window=window, causal=causal)
@@ -273,7 +273,7 @@ class _SortedChunks:
         return inner.view(-1, self.window, *inner.shape[1:])
 
     def keys(self, x: Tensor) -> Tensor:
-        """Return overlapping windows of keys as a view, from (padded tokens, d): (chunks, d, span)."""
+        """Return overlapping windows of keys (padded tokens, d) as a view: (chunks, d, span)."""
         return x.unfold(0, self.span, self.window)
 
     def sum_overlaps(self, windows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def expected_alignment(scores: Tensor, mask: Tensor, previous: Tensor) -> Tensor
     .. math:: \alpha_{ts} = p_{ts}\, q_{ts}, \quad p_{ts} = \sigma(e_{ts}), \quad
         q_{ts} = (1 - p_{t,s-1})\, q_{t,s-1} + \alpha_{t-1,s}
 
-    Raffel et al. (2017), equations 8 and 9. `scores` are e_t, `previous` is alpha_{t-1}, (B, S) each;
+    Raffel et al. (2017). `scores` are e_t, `previous` is alpha_{t-1}, (B, S) each;
     `mask` (B, S) is True for real keys.
     """
     expected: Tensor = _ExpectedAlignment.apply(scores, mask, previous)  # type: ignore[no-untyped-call]
@@ -77,10 +77,10 @@ def arrival_probabilities(continue_probs: Tensor, previous: Tensor) -> Tensor:
 
     .. math:: q_s = g_{s-1}\, q_{s-1} + \alpha_s
 
-    A scan by doubling, in log2(S) rounds over all keys. It only multiplies and adds probabilities, so
-    underflow gives a correct 0. The paper's closed form divides by the product of all g. At 500 keys
-    in float32 with scores of size 20, weights are wrong by 1 if that product is clipped, by 4e-5 in
-    log space, where digits cancel, and by 1e-7 here.
+    A scan by doubling, in log2(S) rounds over all keys. It only multiplies and adds probabilities,
+    so underflow gives a correct 0. The paper's closed form divides by the product of all g. At 500
+    keys in float32 with scores of size 20, weights are wrong by 1 if that product is clipped, by
+    4e-5 in log space, where digits cancel, and by 1e-7 here.
     """
     keep = F.pad(continue_probs[:, :-1], (1, 0))
     distance = 1

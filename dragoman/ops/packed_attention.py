@@ -147,7 +147,10 @@ def _autograd_backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ..
     return grad_query, grad_key_value, None, None, None, None
 
 
-_INPUTS = "Tensor packed_query, Tensor? packed_key_value, Tensor? mask, int heads, bool causal, float scale"
+_INPUTS = (
+    "Tensor packed_query, Tensor? packed_key_value, Tensor? mask, "
+    "int heads, bool causal, float scale"
+)
 _operator = torch.library.custom_op(
     "dragoman::packed_attention", _forward, mutates_args=(), schema=f"({_INPUTS}) -> Tensor"
 )

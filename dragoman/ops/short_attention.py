@@ -2,9 +2,9 @@
 
 PyTorch's fused kernels use tiles of 64 or 128 rows, most of which a sentence of 20 tokens leaves
 empty. Here one program holds all queries and keys of a head, so the backward pass needs only the
-inputs. The kernels (`triton/short_attention_kernels.py`) are imported on first use; where they fail,
-the equations below replace that call and PyTorch's kernels the following ones. For torch.compile all
-this is one operator, `dragoman::short_attention`.
+inputs. The kernels (`triton/short_attention_kernels.py`) are imported on first use; where they
+fail, the equations below replace that call and PyTorch's kernels the following ones. For
+torch.compile all this is one operator, `dragoman::short_attention`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def attend_short(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Return what `attend` returns, for a mask (B, 1, S) or (B, 1, 1, S), stored as (B, T, H, Dh)."""
+    """Return what `attend` returns, for a mask (B, 1, S) or (B, 1, 1, S)."""
     if mask is not None:
         mask = flatten_key_mask(mask, key)
     scale = query.size(-1) ** -0.5 if scale is None else scale
@@ -204,7 +204,7 @@ def _upcast(x: Tensor) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the inputs only: at these lengths recomputing the weights is cheaper than loading them."""
+    """Save the inputs only: recomputing such short weights is cheaper than loading them."""
     query, key, value, mask, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, mask)
 

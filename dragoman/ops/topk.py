@@ -1,4 +1,4 @@
-"""Top-k and argmax of logits: block-wise in PyTorch, and with log-probabilities in one Triton kernel."""
+"""Top-k and argmax of logits: block-wise in PyTorch, or fused with log-softmax in Triton."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from torch import Tensor
 
 from dragoman.ops.guarded_kernel import GuardedKernel
 
-ARGMAX_BLOCK, TOPK_BLOCK = (
-    256,
-    128,
-)  # numbers a block, where one is looked for and where several are
-MIN_BLOCKS_PER_RESULT = 4  # for each number looked for: below that, blocks gain nothing
+ARGMAX_BLOCK, TOPK_BLOCK = 256, 128  # elements per block
+MIN_BLOCKS_PER_RESULT = 4  # with fewer blocks the block-wise form is not faster
 
 
 class TopK(NamedTuple):
-    """The largest numbers of each row, and where they stand."""
+    """The largest values of each row and their ids."""
 
     values: Tensor
     ids: Tensor
 
 
 def blocked_argmax(x: Tensor) -> TopK:
-    """Find the largest of each row of (N, V), the first of equal ones, NaN above all: (N,) each."""
+    """Return the first maximum of each row of (N, V), with NaN the largest: (N,) each."""
     rows, width = x.shape
     count = width // ARGMAX_BLOCK
     if x.device.type != "cpu" or count < MIN_BLOCKS_PER_RESULT:
         return TopK(*x.max(dim=-1))
     blocked_width = count * ARGMAX_BLOCK
     blocks = x[:, :blocked_width].view(rows, count, ARGMAX_BLOCK)
-    block = blocks.amax(dim=-1).argmax(dim=-1)  # the first of equal ones
+    block = blocks.amax(dim=-1).argmax(dim=-1)  # the first of equal maxima
     found = blocks[torch.arange(rows), block].max(dim=-1)
     values, ids = found.values, block * ARGMAX_BLOCK + found.indices
     if blocked_width == width:
@@ -45,14 +42,14 @@ def blocked_argmax(x: Tensor) -> TopK:
 
 
 def blocked_topk(x: Tensor, count: int) -> TopK:
-    """Find the `count` largest of each row of (N, V), in falling order, any of equal ones: (N, count) each."""
+    """Return the top `count` of each row of (N, V), in descending order: (N, count) each."""
     width = x.size(1)
     number = width // TOPK_BLOCK
     if number < MIN_BLOCKS_PER_RESULT * count:
         return TopK(*x.topk(count, dim=-1))
     blocked_width = number * TOPK_BLOCK
     blocks = x[:, :blocked_width].view(-1, number, TOPK_BLOCK)
-    # The largest are in the blocks with the largest maxima: as many blocks as numbers hold them all, whatever is equal.
+    # The top `count` are in the `count` blocks with the largest maxima.
     chosen = blocks.amax(dim=-1).topk(count, dim=-1).indices  # (N, count)
     rows = torch.arange(x.size(0), device=x.device).unsqueeze(1)
     candidates = blocks[rows, chosen].flatten(1)
@@ -72,25 +69,25 @@ def blocked_topk(x: Tensor, count: int) -> TopK:
     return TopK(values, ids)
 
 
-MAX_FORBIDDEN_ID = 31  # ids below it can be forbidden: a bit each
-MAX_TOPK = 16  # pieces of a row: each is a round that the compiler writes out
-COMPARED_ROWS = 64  # rows, for the definition takes the memory of several tensors of logits
+MAX_FORBIDDEN_ID = 31  # ids below it can be forbidden, one bit each
+MAX_TOPK = 16  # the kernel's loop over results is unrolled
+COMPARED_ROWS = 64  # the reference takes the memory of several tensors of logits
 
 TOPK_KERNEL = GuardedKernel("top-k log-probabilities")
 
 
 class TopKLogProbs(NamedTuple):
-    """The best pieces of each row, in falling order; of equal ones the lower comes first."""
+    """The top tokens of each row, in descending order; of equal ones the lower id comes first."""
 
     log_probs: Tensor  # (N, K)
     ids: Tensor  # (N, K)
 
 
 class TokenConstraints(NamedTuple):
-    """What may not come next, whatever its probability: it is not spread over the rest."""
+    """Tokens that may not come next; the others are not renormalized."""
 
-    forbidden: tuple[int, ...]  # pieces
-    eos: int  # the piece that may not come before `at_least` steps were taken
+    forbidden: tuple[int, ...]  # token ids
+    eos: int  # forbidden before `min_length` steps
     step: Tensor  # ()
     min_length: Tensor  # ()
 
@@ -98,7 +95,7 @@ class TokenConstraints(NamedTuple):
 def topk_log_probs(
     logits: Tensor, count: int, constraints: TokenConstraints, *, bias: Tensor | None = None
 ) -> TopKLogProbs | None:
-    """Find the `count` best pieces of each row of logits (N, V), a bias (V,) added, by Triton's kernel; None where it does not run."""
+    """Return the top `count` tokens of logits (N, V) plus a bias (V,); None without the kernel."""
     is_supported = (
         logits.numel() > 0
         and count <= min(MAX_TOPK, logits.size(1))
@@ -127,7 +124,7 @@ def topk_log_probs(
         return add_bias(logits[:COMPARED_ROWS], bias)
 
     def values(found: TopKLogProbs) -> tuple[Tensor, ...]:
-        """Show what stands at the ids: of nearly equal pieces either may come first."""
+        """Return the logits at the ids: of nearly equal tokens either may come first."""
         log_probs, ids = (each[:COMPARED_ROWS] for each in found)
         return log_probs.masked_fill(log_probs == -torch.inf, 0.0), compared_logits().gather(1, ids)
 
@@ -142,24 +139,22 @@ def topk_log_probs(
 
 
 def add_bias(logits: Tensor, bias: Tensor | None) -> Tensor:
-    """Add a bias (V,), if there is one, in float32."""
+    """Return logits plus a bias (V,), if there is one, in float32."""
     return logits.float() if bias is None else logits.float() + bias
 
 
 def topk_log_probs_reference(
     logits: Tensor, count: int, constraints: TokenConstraints
 ) -> TopKLogProbs:
-    """Do what `rank` does from its definition."""
+    """Return what `topk_log_probs` returns, computed by PyTorch."""
     scores = mask_forbidden_tokens(logits.float().log_softmax(dim=-1), constraints)
     ordered = torch.sort(scores, dim=-1, descending=True, stable=True)
-    return TopKLogProbs(
-        *(each[:, :count].contiguous() for each in ordered)
-    )  # rows side by side, as whoever takes them expects
+    return TopKLogProbs(*(each[:, :count].contiguous() for each in ordered))
 
 
 def mask_forbidden_tokens(scores: Tensor, constraints: TokenConstraints) -> Tensor:
-    """Push what may not come out of sight of scores (N, V), which are changed."""
-    for piece in constraints.forbidden:
-        scores[:, piece].fill_(-torch.inf)
+    """Set the scores (N, V) of forbidden tokens to -inf, in place."""
+    for token_id in constraints.forbidden:
+        scores[:, token_id].fill_(-torch.inf)
     scores[:, constraints.eos].masked_fill_(constraints.step < constraints.min_length, -torch.inf)
     return scores

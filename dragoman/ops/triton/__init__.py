@@ -1,1 +1,1 @@
-"""Triton kernels; each is called by the operation in `ops/` that it speeds up."""
+"""Triton kernels; each is called by the operation in `ops/` that it replaces."""

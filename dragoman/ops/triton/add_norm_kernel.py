@@ -1,4 +1,4 @@
-"""The Triton kernel behind `joining.py`: a program holds one vector of the stream. Nothing here is checked: the caller sees to shapes."""
+"""Triton kernel of `fused_norm.add_norm`: one program per vector. The caller validates shapes."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-call"
 
@@ -21,27 +21,48 @@ def add_norm(
     centered: bool,
     post_norm: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Give the stream (..., D) after a change and what the next product reads of it."""
+    """Return the residual stream (..., D) and the normalized input of the next linear layer."""
     width = x.size(-1)
     tile = max(32, 1 << (width - 1).bit_length())
     layer_input = torch.empty(x.shape, dtype=dtype, device=x.device)
     residual = x if sublayer_output is None and not post_norm else torch.empty_like(x)
     with torch.cuda.device_of(x):
         _add_norm_kernel[(x.numel() // width,)](
-            x, x if sublayer_output is None else sublayer_output, weight, weight if bias is None else bias, residual, layer_input, epsilon,
-            ADD_RESIDUAL=sublayer_output is not None, CENTERED=centered, HAS_BIAS=bias is not None, POST_NORM=post_norm, WIDTH=width, TILE=tile,
+            x,
+            x if sublayer_output is None else sublayer_output,
+            weight,
+            weight if bias is None else bias,
+            residual,
+            layer_input,
+            epsilon,
+            ADD_RESIDUAL=sublayer_output is not None,
+            CENTERED=centered,
+            HAS_BIAS=bias is not None,
+            POST_NORM=post_norm,
+            WIDTH=width,
+            TILE=tile,
             num_warps=max(1, min(8, tile // 512)),
-        )  # fmt: skip
+        )
     return residual, layer_input
 
 
 @triton.jit(do_not_specialize=["epsilon"])
 def _add_norm_kernel(
-    x: tl.tensor, sublayer_output: tl.tensor, weight: tl.tensor, bias: tl.tensor, residual: tl.tensor, layer_input: tl.tensor, epsilon: tl.tensor,
-    ADD_RESIDUAL: tl.constexpr, CENTERED: tl.constexpr, HAS_BIAS: tl.constexpr, POST_NORM: tl.constexpr,
-    WIDTH: tl.constexpr, TILE: tl.constexpr,
-) -> None:  # fmt: skip
-    """Do one vector."""
+    x: tl.tensor,
+    sublayer_output: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    residual: tl.tensor,
+    layer_input: tl.tensor,
+    epsilon: tl.tensor,
+    ADD_RESIDUAL: tl.constexpr,
+    CENTERED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    POST_NORM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Add and normalize one vector."""
     first = tl.program_id(0).to(tl.int64) * WIDTH
     at = tl.arange(0, TILE)
     in_row = at < WIDTH
@@ -54,9 +75,8 @@ def _add_norm_kernel(
     variance = tl.sum(normalized * normalized, 0) / WIDTH
     normalized = normalized * (1.0 / tl.sqrt(variance + epsilon))
     if CENTERED:
-        normalized += (
-            variance - variance
-        )  # a variance that overflowed makes NaN, as torch's norm does, not zero
+        # A variance that overflowed gives NaN, as in torch's norm, not zero.
+        normalized += variance - variance
     normalized *= tl.load(weight + at, mask=in_row, other=0.0)
     if HAS_BIAS:
         normalized += tl.load(bias + at, mask=in_row, other=0.0)

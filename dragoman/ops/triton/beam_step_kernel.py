@@ -1,7 +1,8 @@
-"""The Triton kernel for one step of a beam search's rule: one program does a sentence, from its candidates to its new beams.
+"""Triton kernel of a beam search step: one program per sentence, from candidates to new beams.
 
-Written with PyTorch's operations (`decoding/beam_state.py`) the rule is a hundred launches on numbers that fit into a few registers. Nothing
-here is checked: the caller sees to shapes and types. Log-probabilities are summed in float64, as there, and every choice is the same.
+With PyTorch's operations (`decoding/beam_state.py`) a step is a hundred launches on data that fits
+into a few registers. The caller validates shapes and dtypes. Log-probabilities are summed in
+float64, as there, and every choice is the same.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-call"
@@ -15,22 +16,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NO_CANDIDATE = tl.constexpr(2**62)  # after every candidate
-SLOTS_PER_BLOCK = 128  # of the table of what is seen, at a time
+NO_CANDIDATE = tl.constexpr(2**62)  # sorts after every candidate
+SLOTS_PER_BLOCK = 128  # of the history bias
 
 
 class ActiveBeamBuffers(NamedTuple):
-    """What a step changes of N sentences with K beams each."""
+    """What a step changes of N active sentences with K beams each."""
 
-    sentences: Tensor  # (N,) stay
+    sentences: Tensor  # (N,), not changed
     tokens: Tensor  # (N, K)
     log_prob_sums: Tensor  # (N, K)
     alive: Tensor  # (N,)
-    history_bias: Tensor  # (N, K, slots): rows lie in one piece
+    history_bias: Tensor  # (N, K, slots), contiguous rows
 
 
 class BeamStateBuffers(NamedTuple):
-    """What a step reads and writes of all sentences, as `Board` has it."""
+    """What a step reads and writes of all sentences: the tensors of `BeamState`."""
 
     step: Tensor
     all_finite: Tensor
@@ -54,35 +55,74 @@ def advance_beams(
     eos: int,
     nbest: int,
 ) -> None:
-    """Take a step by candidates (N * K, C), the best of each beam in falling order; the number of the step stays as it is.
+    """Advance the beams with candidates (N * K, C), the best of each beam in descending order.
 
-    What a total is divided by to rank it stands in `divisors`, by length.
+    `length_divisors` are those of the length penalty, by length. The step counter is not changed.
     """
     count, size = active.tokens.shape
     candidates = ids.size(1)
     with torch.cuda.device_of(log_probs):
         _beam_step_kernel[(count,)](
-            log_probs, ids, *active[:3], active.alive.view(torch.uint8), active.history_bias,
-            state.step, state.all_finite.view(torch.uint8), *state[2:], length_divisors, state.limits.numel(), active.history_bias.stride(0), active.history_bias.stride(1),
-            EOS_ID=eos, BEAM_SIZE=size, TILE=_next_power_of_two(size), CANDIDATES=candidates, CANDIDATES_TILE=_next_power_of_two(candidates), NBEST=nbest, SLOTS=SLOTS_PER_BLOCK, num_warps=1,
-        )  # fmt: skip
+            log_probs,
+            ids,
+            *active[:3],
+            active.alive.view(torch.uint8),
+            active.history_bias,
+            state.step,
+            state.all_finite.view(torch.uint8),
+            *state[2:],
+            length_divisors,
+            state.limits.numel(),
+            active.history_bias.stride(0),
+            active.history_bias.stride(1),
+            EOS_ID=eos,
+            BEAM_SIZE=size,
+            TILE=_next_power_of_two(size),
+            CANDIDATES=candidates,
+            CANDIDATES_TILE=_next_power_of_two(candidates),
+            NBEST=nbest,
+            SLOTS=SLOTS_PER_BLOCK,
+            num_warps=1,
+        )
 
 
 def _next_power_of_two(count: int) -> int:
-    """Round up to a power of two."""
+    """Return the next power of two."""
     return 1 << (count - 1).bit_length()
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _beam_step_kernel(
-    log_probs: tl.tensor, ids: tl.tensor, sentences: tl.tensor, tokens: tl.tensor, log_prob_sums: tl.tensor, alive: tl.tensor, history_bias: tl.tensor,
-    step: tl.tensor, all_finite: tl.tensor, limits: tl.tensor, open_beams: tl.tensor, finished: tl.tensor, truncated: tl.tensor, truncated_at: tl.tensor,
-    past_parents: tl.tensor, past_tokens: tl.tensor, past_log_probs: tl.tensor, length_divisors: tl.tensor,
-    rows: tl.tensor, bias_n: tl.tensor, bias_k: tl.tensor,
-    EOS_ID: tl.constexpr, BEAM_SIZE: tl.constexpr, TILE: tl.constexpr, CANDIDATES: tl.constexpr, CANDIDATES_TILE: tl.constexpr,
-    NBEST: tl.constexpr, SLOTS: tl.constexpr,
-) -> None:  # fmt: skip
-    """Do one sentence; one that is done chooses too, and leaves nothing of it on the board."""
+    log_probs: tl.tensor,
+    ids: tl.tensor,
+    sentences: tl.tensor,
+    tokens: tl.tensor,
+    log_prob_sums: tl.tensor,
+    alive: tl.tensor,
+    history_bias: tl.tensor,
+    step: tl.tensor,
+    all_finite: tl.tensor,
+    limits: tl.tensor,
+    open_beams: tl.tensor,
+    finished: tl.tensor,
+    truncated: tl.tensor,
+    truncated_at: tl.tensor,
+    past_parents: tl.tensor,
+    past_tokens: tl.tensor,
+    past_log_probs: tl.tensor,
+    length_divisors: tl.tensor,
+    rows: tl.tensor,
+    bias_n: tl.tensor,
+    bias_k: tl.tensor,
+    EOS_ID: tl.constexpr,
+    BEAM_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    CANDIDATES_TILE: tl.constexpr,
+    NBEST: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> None:
+    """Advance one sentence; a finished one chooses too, but changes no state."""
     row = tl.program_id(0).to(tl.int64)
     sentence, step_index, is_active = (
         tl.load(sentences + row),
@@ -116,7 +156,7 @@ def _beam_step_kernel(
     ended = valid & (chosen_tokens == EOS_ID)
     survives = valid & (chosen_tokens != EOS_ID) & (limit > step_index)
     any_survives = tl.max(survives.to(tl.int32), 0) > 0
-    # Those that reached their end.
+    # Hypotheses that end with EOS.
     done = ended & is_active
     slots = tl.cumsum(done.to(tl.int64), 0) + (BEAM_SIZE - 1 - num_open)
     scores = candidate_sums / tl.load(length_divisors + step_index + 1)
@@ -129,7 +169,7 @@ def _beam_step_kernel(
     tl.store(entry + 2, parents.to(tl.float64), mask=done)
     tl.store(entry + 3, token_log_probs, mask=done)
     tl.store(open_beams + sentence, num_open - tl.sum(done.to(tl.int64), 0), mask=is_active)
-    # Those that can go no further.
+    # Hypotheses at the length limit.
     is_stuck = is_active & (any_survives == 0)
     has_ended = tl.max((ended[None, :] & (parents[None, :] == beams[:, None])).to(tl.int32), 1) > 0
     is_unfinished = (
@@ -145,7 +185,7 @@ def _beam_step_kernel(
         mask=is_unfinished,
     )
     tl.store(truncated_at + sentence, step_index, mask=is_stuck)
-    # Whether the n best are settled.
+    # Whether the n-best list is final.
     new = tl.max(
         tl.where(
             done[None, :] & (slots[None, :] == beams[:, None]), scores[None, :], float("-inf")
@@ -167,31 +207,39 @@ def _beam_step_kernel(
     tl.store(past_parents + at, parents, mask=in_beam & is_active)
     tl.store(past_tokens + at, chosen_tokens, mask=in_beam & is_active)
     tl.store(past_log_probs + at, token_log_probs, mask=in_beam & is_active)
-    # Each beam goes on with the past of its parent.
+    # Each beam takes over the history of its parent.
     base = history_bias + row * bias_n + tl.arange(0, SLOTS)[None, :]
     filled = (step_index + 1) * BEAM_SIZE
     begin = 0
     while begin < filled:
         inside = in_beam[:, None] & (begin + tl.arange(0, SLOTS) < filled)[None, :]
         past = tl.load(base + begin + parents[:, None] * bias_k, mask=inside, other=0.0)
-        tl.debug_barrier()  # all have read before one writes
+        tl.debug_barrier()  # all reads before any write
         tl.store(base + begin + beams[:, None] * bias_k, past, mask=inside)
         begin += SLOTS
 
 
 @triton.jit
 def _select_candidates(
-    log_probs: tl.tensor, ids: tl.tensor, all_finite: tl.tensor, row: tl.tensor, previous_sums: tl.tensor, is_active: tl.tensor,
-    BEAM_SIZE: tl.constexpr, TILE: tl.constexpr, CANDIDATES: tl.constexpr, CANDIDATES_TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Choose as many candidates as a beam holds, of equal ones the lower token, then the better parent: parents, tokens, totals, shares."""
+    log_probs: tl.tensor,
+    ids: tl.tensor,
+    all_finite: tl.tensor,
+    row: tl.tensor,
+    previous_sums: tl.tensor,
+    is_active: tl.tensor,
+    BEAM_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    CANDIDATES_TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Choose the best candidates; ties go to the lower token, then to the better parent."""
     beams, ranks = tl.arange(0, TILE), tl.arange(0, CANDIDATES_TILE)
     remaining = (beams < BEAM_SIZE)[:, None] & (ranks < CANDIDATES)[None, :]
     at = (row * BEAM_SIZE + beams)[:, None] * CANDIDATES + ranks[None, :]
     token_log_probs = tl.load(log_probs + at, mask=remaining, other=float("-inf"))
     has_nan = tl.max(tl.max((token_log_probs != token_log_probs).to(tl.int32), 1), 0) > 0
     tl.store(all_finite, (has_nan == 0).to(tl.uint8), mask=has_nan & is_active)
-    order = tl.load(ids + at, mask=remaining, other=0) * BEAM_SIZE + beams[:, None]  # no two alike
+    order = tl.load(ids + at, mask=remaining, other=0) * BEAM_SIZE + beams[:, None]  # unique
     token_log_probs = token_log_probs.to(tl.float64)
     candidate_sums = previous_sums[:, None] + token_log_probs
     parents, chosen_tokens = tl.zeros((TILE,), tl.int64), tl.zeros((TILE,), tl.int64)
@@ -203,9 +251,7 @@ def _select_candidates(
             tl.min(tl.where(remaining & (candidate_sums == best), order, NO_CANDIDATE), 1), 0
         )
         hit = remaining & (order == first)
-        first = tl.where(
-            first == NO_CANDIDATE, 0, first
-        )  # where sums are no numbers: a token all the same
+        first = tl.where(first == NO_CANDIDATE, 0, first)  # a valid token even if sums are NaN
         here = beams == rank
         parents = tl.where(here, first % BEAM_SIZE, parents)
         chosen_tokens = tl.where(here, first // BEAM_SIZE, chosen_tokens)

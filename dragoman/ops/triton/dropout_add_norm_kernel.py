@@ -1,6 +1,7 @@
-"""The Triton kernel behind `normed_sum.py`: a gradient goes back through a layer norm and through dropout in one pass.
+"""Triton kernel of `fused_norm.dropout_add_norm`: backward pass of layer norm and dropout in one.
 
-Nothing here is checked: the caller sees to shapes and types. Means and sums are float32, and no two programs write to one place.
+The caller validates shapes and dtypes. Means and sums are float32. No two programs write to the
+same address, so results are deterministic.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-call"
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS_PER_STEP = 4  # at a time, one for each warp
+ROWS_PER_STEP = 4  # one for each warp
 
 
 def backward(
@@ -27,19 +28,32 @@ def backward(
     p: float,
     epsilon: float,
 ) -> None:
-    """Fill the gradient of a sum (..., D), its thinned form, and for each run of rows the gradients of scale and shift, (runs, 2, D)."""
+    """Write the gradients of sum, sublayer output, and (as partial sums) weight and bias."""
     width, num_programs = residual_sum.size(-1), partial_grads.size(0)
     rows = residual_sum.numel() // width
     with torch.cuda.device_of(grad_output):
         _backward_kernel[num_programs,](
-            grad_output, residual_sum, seeds, weight, grad, grad_sublayer, partial_grads, rows, triton.cdiv(rows, num_programs * ROWS_PER_STEP) * ROWS_PER_STEP,
-            round(p * 2**32) - 2**31, 1 / (1 - p), epsilon, WIDTH=width, ROWS=ROWS_PER_STEP, num_warps=4,
-        )  # fmt: skip
+            grad_output,
+            residual_sum,
+            seeds,
+            weight,
+            grad,
+            grad_sublayer,
+            partial_grads,
+            rows,
+            triton.cdiv(rows, num_programs * ROWS_PER_STEP) * ROWS_PER_STEP,
+            round(p * 2**32) - 2**31,
+            1 / (1 - p),
+            epsilon,
+            WIDTH=width,
+            ROWS=ROWS_PER_STEP,
+            num_warps=4,
+        )
 
 
 @triton.jit
 def _xor_shift(bits: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:
-    """Put the upper bits onto the lower ones, without the sign."""
+    """XOR the upper bits onto the lower ones, with a logical shift."""
     return bits ^ ((bits >> SHIFT) & ((1 << (32 - SHIFT)) - 1))
 
 
@@ -47,11 +61,22 @@ def _xor_shift(bits: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:
     do_not_specialize=["rows", "rows_per_program", "keep_threshold", "keep_scale", "epsilon"]
 )
 def _backward_kernel(
-    grad_output: tl.tensor, residual_sum: tl.tensor, seeds: tl.tensor, weight: tl.tensor, grad: tl.tensor, grad_sublayer: tl.tensor, partial_grads: tl.tensor,
-    rows: tl.tensor, rows_per_program: tl.tensor, keep_threshold: tl.tensor, keep_scale: tl.tensor, epsilon: tl.tensor,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
-    """Do one run of rows; the hash is that of `dropout.hash_places`, and `least` the lowest that is kept."""
+    grad_output: tl.tensor,
+    residual_sum: tl.tensor,
+    seeds: tl.tensor,
+    weight: tl.tensor,
+    grad: tl.tensor,
+    grad_sublayer: tl.tensor,
+    partial_grads: tl.tensor,
+    rows: tl.tensor,
+    rows_per_program: tl.tensor,
+    keep_threshold: tl.tensor,
+    keep_scale: tl.tensor,
+    epsilon: tl.tensor,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """Compute one group of rows; the hash is that of `dropout.hash_positions`."""
     first = tl.program_id(0) * rows_per_program
     last = tl.minimum(first + rows_per_program, rows)
     columns = tl.arange(0, WIDTH)

@@ -1,6 +1,7 @@
-"""The Triton kernel behind `positive.py`: a gradient is read with what came through, stopped, written, and summed by columns on the way.
+"""Triton kernel of `fused_linear.py`: backward pass of ReLU with the bias gradient in one pass.
 
-Nothing here is checked: the caller sees to shapes and types. No two programs write to one place, so the sums are the same every time.
+The caller validates shapes and dtypes. No two programs write to the same address, so results are
+deterministic.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-call"
@@ -12,16 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS_PER_STEP, COLUMNS_PER_PROGRAM = (
-    32,
-    128,
-)  # rows and columns at a time, 32 numbers for each thread of four warps: 76 us on an H200, where 16 by 256 take 86
+# 32 elements for each thread of four warps: 76 us on an H200; 16 by 256 take 86 us.
+ROWS_PER_STEP, COLUMNS_PER_PROGRAM = 32, 128
 
 
 def relu_backward(
     grad_output: Tensor, relu_output: Tensor, grad_linear: Tensor, bias_grad_partials: Tensor
 ) -> None:
-    """Fill `stopped` (N, F) with the gradient where `positive` is above nought, and `sums` (runs, F) with what runs of rows add up to."""
+    """Write the gradient before ReLU (N, F) and its sums over groups of rows (partitions, F)."""
     rows, width = relu_output.shape
     num_programs = bias_grad_partials.size(0)
     with torch.cuda.device_of(grad_output):
@@ -41,16 +40,23 @@ def relu_backward(
 
 @triton.jit(do_not_specialize=["rows", "rows_per_program"])
 def _relu_backward_kernel(
-    grad_output: tl.tensor, relu_output: tl.tensor, grad_linear: tl.tensor, bias_grad_partials: tl.tensor, rows: tl.tensor, width: tl.tensor, rows_per_program: tl.tensor,
-    STEP: tl.constexpr, COLUMNS: tl.constexpr,
-) -> None:  # fmt: skip
-    """Do some columns of one run of rows."""
+    grad_output: tl.tensor,
+    relu_output: tl.tensor,
+    grad_linear: tl.tensor,
+    bias_grad_partials: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    rows_per_program: tl.tensor,
+    STEP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Compute some columns of one group of rows."""
     first = tl.program_id(0) * rows_per_program
     last = tl.minimum(first + rows_per_program, rows)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros(
         (STEP, COLUMNS), bias_grad_partials.dtype.element_ty
-    )  # each thread sums for itself; the sums meet once
+    )  # per-thread sums, reduced once
     while first < last:
         row = first + tl.arange(0, STEP)
         in_rows = (row < last)[:, None] & (columns < width)[None, :]

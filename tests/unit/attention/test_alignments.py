@@ -246,14 +246,16 @@ def test_a_missing_width_is_named(kind: type[Alignment], width: str) -> None:
 
 
 def test_a_window_of_nothing_is_refused() -> None:
-    with pytest.raises(DragomanError, match="reach at least 1 place; found reach=0"):
+    with pytest.raises(
+        DragomanError, match="radius of local attention must be at least 1; found radius=0"
+    ):
         LocalMonotonicAlignment(radius=0)
 
 
-def test_a_memory_inside_a_memory_is_refused() -> None:
+def test_a_stateful_base_alignment_is_rejected() -> None:
     with pytest.raises(
         DragomanError,
-        match="without a memory of its own; found LocalMonotonicAlignment; use Softmax",
+        match="base_alignment must be stateless; found LocalMonotonicAlignment; use Softmax",
     ):
         CoverageAlignment(score_width=4, base_alignment=LocalMonotonicAlignment())
     assert CoverageAlignment(score_width=4, base_alignment=Softmax()).base_alignment is not None

@@ -256,12 +256,12 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         (lambda: SelfAttention(8, 0), "found 0 heads and width 8"),
         (
             lambda: SelfAttention(8, 4, kv_heads=3),
-            "found 4 heads and 3 of keys; use kv_heads=2 or 4",
+            "found 4 heads and kv_heads=3; use kv_heads=2 or 4",
         ),
         (lambda: ATTENTION(X[0]), "(B, T, D); found shape (5, 8); add a batch axis"),
         (
             lambda: ATTENTION(X[..., :6]),
-            "8 wide, as the attention was built; found shape (2, 5, 6); build it with width 6",
+            "width 8, as the attention was built; found shape (2, 5, 6); build it with width 6",
         ),
         (
             lambda: ATTENTION(X, mask=torch.ones(2, 5)),
@@ -273,7 +273,7 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),
         (
             lambda: ATTENTION(X, mask=MASK),
-            "broadcast to (B, T, S), here (2, 5, 5); found shape (2, 5); give a mask of keys an axis",
+            "broadcast to (B, T, S), here (2, 5, 5); found shape (2, 5); add an axis for the queries",
         ),
         (
             lambda: ATTENTION(X, mask=masks.causal(4)),
@@ -282,11 +282,11 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         (lambda: ATTENTION(X, mask=torch.ones(5, dtype=torch.bool)), "found shape (5,)"),
         (
             lambda: CROSS(X, X),
-            "a memory must be 6 wide, as the attention was built; found shape (2, 5, 8); build the attention with memory_width=8",
+            "a memory must have width 6, as the attention was built; found shape (2, 5, 8); build the attention with memory_width=8",
         ),
         (
             lambda: CROSS(X, MEMORY[:1]),
-            "a sequence and its memory must have the same rows; found (2,) and (1,)",
+            "a sequence and its memory must have equal batch sizes; found (2,) and (1,)",
         ),
         (
             lambda: CROSS(X, MEMORY, mask=torch.ones(2, 4, dtype=torch.bool)),
@@ -294,19 +294,19 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),
         (
             lambda: MECHANISM(query=X, key=X, value=X),
-            "keys must be 6 wide, as the attention was built; found shape (2, 5, 8); build the score with key_width=8",
+            "keys must have width 6, as the attention was built; found shape (2, 5, 8); build the score with key_width=8",
         ),
         (
             lambda: MECHANISM(query=MEMORY, key=MEMORY, value=MEMORY),
-            "queries must be 8 wide, as the attention was built; found shape (2, 3, 6)",
+            "queries must have width 8, as the attention was built; found shape (2, 3, 6)",
         ),
         (
             lambda: MECHANISM(query=X, key=MEMORY, value=X),
-            "keys and values must have the same rows and positions; found (2, 3) and (2, 5)",
+            "keys and values must have equal batch sizes and lengths; found (2, 3) and (2, 5)",
         ),
         (
             lambda: MECHANISM(query=X[:1], key=MEMORY, value=MEMORY),
-            "queries and keys must have the same rows; found (1,) and (2,)",
+            "queries and keys must have equal batch sizes; found (1,) and (2,)",
         ),
         (
             lambda: MECHANISM(
@@ -320,13 +320,13 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),
         (
             lambda: Mechanism(DotScore(query_width=8, key_width=6), LocalMonotonicAlignment()),
-            "one width; found 8 and 6",
+            "equal width; found 8 and 6",
         ),
         (
             lambda: AttentionPooling(8)(X, mask=torch.ones(5, 2, dtype=torch.bool)),
             "(B, S), here (2, 5); found shape (5, 2)",
         ),
-        (lambda: AttentionPooling(8)(MEMORY), "a sequence to pool must be 8 wide"),
+        (lambda: AttentionPooling(8)(MEMORY), "a sequence to pool must have width 8"),
         (lambda: StructuredPooling(8, hops=0), "at least one hop; found hops=0"),
         (lambda: overlap_penalty(torch.zeros(2, 5)), "(B, R, S); found shape (2, 5)"),
         (
@@ -339,7 +339,7 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),  # type: ignore[arg-type]
         (
             lambda: SequenceSelfAttention(GeneralScore(query_width=8, key_width=6)),
-            "one width for queries and keys; found 8 and 6",
+            "equal query_width and key_width; found 8 and 6",
         ),
         (
             lambda: SequenceSelfAttention(DotScore(query_width=8, key_width=8), window=-1),
@@ -347,7 +347,7 @@ MECHANISM = Mechanism(AdditiveScore(query_width=8, key_width=6, score_width=4), 
         ),
         (
             lambda: SequenceSelfAttention(DotScore(query_width=8, key_width=8))(MEMORY),
-            "a sequence must be 8 wide",
+            "a sequence must have width 8",
         ),
     ],
 )

@@ -202,7 +202,7 @@ def test_wrong_names_are_answered(model: EncoderDecoder, batch: dict[str, Tensor
     ):
         pass
     with (
-        pytest.raises(DragomanError, match="one of 0 to 1; found 2"),
+        pytest.raises(DragomanError, match="from 0 to 1; found 2"),
         edit(model, {"decoder.1.cross": heads_off([2])}),
     ):
         model(**batch)

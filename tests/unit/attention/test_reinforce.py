@@ -165,7 +165,7 @@ def test_after_training_the_best_key_is_chosen() -> None:
 
 @pytest.mark.parametrize("option", ["soft_probability", "baseline_decay"])
 def test_shares_are_shares(option: str) -> None:
-    with pytest.raises(DragomanError, match=rf"{option} must be a share; found {option}=1\.5"):
+    with pytest.raises(DragomanError, match=rf"{option} must be from 0 to 1; found {option}=1\.5"):
         ReinforceAlignment(**{option: 1.5})  # type: ignore[arg-type]
 
 

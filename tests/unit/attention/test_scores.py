@@ -96,7 +96,7 @@ def test_a_score_with_a_matrix_joins_two_widths(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SCORES) - set(UNEQUAL)))
 def test_a_product_of_two_widths_is_refused(name: str) -> None:
-    with pytest.raises(DragomanError, match="one width; found 4 and 6; project one of them"):
+    with pytest.raises(DragomanError, match="equal width; found 4 and 6; project one of them"):
         SCORES.load(name)(query_width=4, key_width=6)
 
 
@@ -107,7 +107,7 @@ def test_features_are_a_term_inside_the_tanh_or_refused(name: str) -> None:
     if not score.accepts_features:
         with pytest.raises(
             DragomanError,
-            match=rf"inside an additive.*found {type(score).__name__} and .*\(2, 3, 5, 6\); use score additive",
+            match=rf"only additive scores.*found {type(score).__name__} and .*\(2, 3, 5, 6\); use score additive",
         ):
             score(query, score.prepare(key), features)
         return

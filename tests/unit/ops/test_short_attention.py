@@ -131,7 +131,8 @@ def test_the_operator_keeps_its_promises_to_the_compiler() -> None:
     torch.library.opcheck(torch.ops.dragoman.short_attention.default, (*inputs, mask, False, 0.25))
     outer = torch.randn(2, 3, 5, 16)
     torch.library.opcheck(
-        torch.ops.dragoman.short_attention_backward.default, (outer, *(x.detach() for x in inputs), None, True, 0.25)
+        torch.ops.dragoman.short_attention_backward.default,
+        (outer, *(x.detach() for x in inputs), None, True, 0.25),
     )  # fmt: skip
 
 
