@@ -188,8 +188,8 @@ def test_a_terminal_that_hangs_up_with_a_signal_saves_and_exits_75(
 
 CLOSED = """
 import os, sys
-from dragoman.__main__ import fill_standard_descriptors, open_streams
-fill_standard_descriptors()
+from dragoman.__main__ import open_missing_descriptors, open_streams
+open_missing_descriptors()
 opened = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 open_streams()
 os.write(2, b"what a C library writes to stderr")

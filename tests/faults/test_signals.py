@@ -120,8 +120,8 @@ def test_usr1_saves_a_checkpoint_and_training_continues(victims, reference, plac
 def start(directory) -> subprocess.Popen:
     """Start a process that installs handlers before it imports torch, as `dragoman train` does."""
     program = f"""
-from dragoman import stopping
-stopping.install()
+from dragoman.runtime import signals
+signals.install_handlers()
 import sys
 sys.path.insert(0, {str(HERE)!r})
 import fault_loop
