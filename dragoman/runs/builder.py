@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
-from dragoman.data.collate import Batch, BatchPlan, collate
+from dragoman.data.collate import BatchPlan, collate
 from dragoman.evaluate.metrics import bleu_score, choose_tokenizer
 from dragoman.inference import Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -74,11 +72,19 @@ class RunBuilder:
     ) -> Trainer:
         """Build the trainer with its model, data and validator."""
         config = self.config
+        collate_train = partial(
+            collate,
+            self.prepared.train,
+            shapes=self.plan.shapes,
+            tokenizers=self.prepared.tokenizers,
+            dropout=config.text.bpe_dropout,
+            max_length=config.data.max_length,
+        )
         return Trainer(
             model=self.build_model(),
             task=TranslationTask(smoothing=config.train.label_smoothing),
             plan=self.plan,
-            collate=self.collate,
+            collate=collate_train,
             config=config.train,
             run=run,
             width=config.model.width,
@@ -87,19 +93,6 @@ class RunBuilder:
             distributed=world,
             deadline=deadline,
             replan=replan,
-        )
-
-    def collate(self, examples: NDArray[np.int64], seed: int) -> Batch:
-        """Collate examples into a padded batch; with BPE dropout, tokens are resampled."""
-        prepared, config = self.prepared, self.config
-        return collate(
-            prepared.train,
-            examples,
-            shapes=self.plan.shapes,
-            tokenizers=prepared.tokenizers,
-            dropout=config.text.bpe_dropout,
-            seed=seed,
-            max_length=config.data.max_length,
         )
 
     def epochs_of(self, steps: int) -> float:

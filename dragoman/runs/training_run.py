@@ -260,14 +260,15 @@ class TrainingRun:
                 return output_dir.path
             with self._status_on_error(run):
                 builder = self._run_builder(self._prepare())
+                trainer = self._build_trainer(builder, run)
                 if not self.has_run:
-                    self._start(builder, run, request or config)
+                    self._start(trainer, builder, request or config)
                 elif self.world.is_rank_zero:
                     self.time_budget.spend(trained_seconds(run))
                 signals.raise_if_stop_requested()
             run.data_digest, run.config_digest = builder.prepared.digest, config_digest(self.config)
             try:
-                result = self._build_trainer(builder, run).fit(resume=True)
+                result = trainer.fit(resume=True)
             except StoppedError as error:
                 if not signals.stop_requested():  # another rank was lost
                     raise
@@ -484,9 +485,9 @@ class TrainingRun:
             replan=replan if is_limited else None,
         )
 
-    def _start(self, builder: RunBuilder, run: RunDirectory, request: Config) -> None:
+    def _start(self, trainer: Trainer, builder: RunBuilder, request: Config) -> None:
         """Choose the number of steps, report the estimate, and write the resolved configuration."""
-        estimate = self._choose_steps(self._build_trainer(builder, run), builder)
+        estimate = self._choose_steps(trainer, builder)
         self.config = from_dict(
             self.world.run_on_rank_zero(
                 lambda: self._checked_config(estimate), "resolve the configuration"
@@ -504,6 +505,7 @@ class TrainingRun:
                 self._weights = copy_init_weights(self._pretrained, self.output_dir.training)
                 files = [*files, DataFile.of(INIT_PART, self._weights)]
             self.output_dir.write(request, self.config, files)
+        trainer.reconfigure(self.config.train)
         builder.config, builder.weights = self.config, self._weights
 
     def _choose_steps(self, trainer: Trainer, builder: RunBuilder) -> RunEstimate:

@@ -50,7 +50,7 @@ class Checkpointer:
         world: ProcessGroup,
     ) -> None:
         self._run, self._model, self._parallel = run, model, parallel
-        self._optimizer, self._ema, self._world = optimizer, ema, world
+        self._optimizer, self.ema, self._world = optimizer, ema, world
         # Kept until the first checkpoint is saved, for a rollback.
         self._initial_weights: dict[str, Tensor] | None = None
 
@@ -70,8 +70,8 @@ class Checkpointer:
         self._world.run_on_rank_zero(self._check_disk_space, "check the disk space")
         if self._parallel.lockstep:
             self._check_shared_disk()
-        if self._ema is not None:
-            self._ema.load_state_dict(dict(self._parallel.local_module.named_parameters()))
+        if self.ema is not None:
+            self.ema.load_state_dict(dict(self._parallel.local_module.named_parameters()))
         self._initial_weights = {
             name: tensor.detach().cpu().clone()
             for name, tensor in named_weights(self._parallel.local_module).items()
@@ -103,8 +103,8 @@ class Checkpointer:
             return self.load_latest()
         self._load_weights(self._initial_weights)
         self._optimizer.state.clear()
-        if self._ema is not None:
-            self._ema.load_state_dict(self._initial_weights)
+        if self.ema is not None:
+            self.ema.load_state_dict(self._initial_weights)
         self._world.run_on_rank_zero(lambda: self._run.truncate_log(0), "truncate the log")
         return None
 
@@ -224,7 +224,7 @@ class Checkpointer:
         return {
             "weights": named_weights(self._parallel.local_module),
             "optimizer": optimizers.state_dict(self._optimizer, self._parallel.local_module),
-            "ema": self._ema.state_dict() if self._ema is not None else None,
+            "ema": self.ema.state_dict() if self.ema is not None else None,
         }
 
     def _check_disk_space(self) -> None:
@@ -237,7 +237,7 @@ class Checkpointer:
         tensors: CheckpointTensors = {
             "weights": weights,
             "optimizer": moments,
-            "ema": weights if self._ema is not None else None,
+            "ema": weights if self.ema is not None else None,
         }
         self._run.require_checkpoint_space(
             tensors, ranks=self._world.size if self._parallel.lockstep else 1
@@ -249,7 +249,7 @@ class Checkpointer:
         Load it, unless it is sharded.
         """
         weights = named_weights(self._model)
-        averaged = dict(self._model.named_parameters()) if self._ema is not None else None
+        averaged = dict(self._model.named_parameters()) if self.ema is not None else None
         checkpoint = self._run.latest({"weights": weights, "ema": averaged})
         if checkpoint is None:
             self._run.truncate_log(0)
@@ -269,8 +269,8 @@ class Checkpointer:
             self._optimizer, self._parallel.local_module, checkpoint.load_optimizer(rows=rows)
         )
         ema = checkpoint.load_ema(rows=rows)
-        if self._ema is not None and ema is not None:
-            self._ema.load_state_dict(ema)
+        if self.ema is not None and ema is not None:
+            self.ema.load_state_dict(ema)
 
     @torch.no_grad()
     def _load_weights(self, tensors: Mapping[str, Tensor]) -> None:
@@ -291,8 +291,8 @@ class Checkpointer:
                 }
         self._world.broadcast(named_weights(self._model).values())
         self._world.broadcast(optimizers.state_dict(self._optimizer, self._model).values())
-        if self._ema is not None:
-            self._world.broadcast(self._ema.state_dict().values())
+        if self.ema is not None:
+            self._world.broadcast(self.ema.state_dict().values())
 
 
 def _merge_file_records(answers: list[dict[str, Any]], folder: Path) -> dict[str, FileRecord]:

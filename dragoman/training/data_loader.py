@@ -10,15 +10,21 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterator
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dragoman.data.collate import Batch, BatchPlan, Cursor, plan_step
 from dragoman.storage import fault_injection
 
-CollateFunction = Callable[[np.ndarray, int], Batch]  # (example numbers, seed) -> batch
+
+class CollateFunction(Protocol):
+    """Makes a padded batch of some examples; the seed is for BPE-dropout."""
+
+    def __call__(self, examples: np.ndarray, /, *, seed: int) -> Batch:
+        """Return the batch."""
+        ...
 
 
 def derive_seed(run_seed: int, step: int, micro_index: int, stream: str | int) -> int:
@@ -158,6 +164,5 @@ class DataLoader:
         self, step: int, micro_index: int, examples: list[np.ndarray]
     ) -> Batch:
         """Collate a whole micro-batch: its shape must not depend on the number of ranks."""
-        return self._collate(
-            examples[micro_index], derive_seed(self._seed, step, micro_index, "text")
-        )
+        seed = derive_seed(self._seed, step, micro_index, "text")
+        return self._collate(examples[micro_index], seed=seed)

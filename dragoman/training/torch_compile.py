@@ -91,6 +91,15 @@ def compile_blocks(model: nn.Module) -> None:
             _compiled_blocks.add(block)
 
 
+def uncompile_blocks(model: nn.Module) -> None:
+    """Switch a model's compiled blocks back to eager mode."""
+    for block in model.modules():
+        if isinstance(block, Block) and block in _compiled_blocks:
+            # What nn.Module.compile sets; a stance of torch's would hold for the whole process.
+            block._compiled_call_impl = None
+            _compiled_blocks.discard(block)
+
+
 def _inductor_cache_dir() -> str:
     """Return a private directory for compiled kernels, since torch executes code from it."""
     try:
@@ -110,10 +119,8 @@ def fall_back_to_eager(error: Exception) -> bool:
     global _failure
     if not _compiled_blocks or isinstance(error, DragomanError) or is_out_of_memory(error):
         return False
-    for block in _compiled_blocks:
-        # What nn.Module.compile sets; a stance of torch's would hold for the whole process.
-        block._compiled_call_impl = None
-    _compiled_blocks.clear()
+    for block in list(_compiled_blocks):
+        uncompile_blocks(block)
     _failure = summarize_error(error)
     logger.warning(
         "torch.compile failed (%s); training continues in eager mode with the same result; "

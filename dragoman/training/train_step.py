@@ -372,6 +372,12 @@ class OOMSplitter:
         self.splits = 0
         self.dropped_examples: list[int] = []  # sentence pairs that did not fit even alone
 
+    def reset(self) -> None:
+        """Forget what fits, and what did not."""
+        self.token_limits.clear()
+        self.dropped_examples.clear()
+        self.splits = 0
+
     def parts(self, batch: Batch, *, may_split: bool = True) -> Iterator[BatchPart]:
         """Yield parts of a batch until every row has been computed once, each within `with part:`.
 

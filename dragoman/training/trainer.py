@@ -41,6 +41,7 @@ from dragoman.training.torch_compile import (
     configure_backends,
     eager_mode,
     should_use_cuda_graphs,
+    uncompile_blocks,
 )
 from dragoman.training.train_state import TrainState
 from dragoman.training.train_step import OOMSplitter, PendingMetrics, StepRequests, TrainStep
@@ -114,7 +115,7 @@ class Trainer:
         self._callbacks = [on_record] if on_record is not None else []
         self._progress = progress if progress and self._world.is_rank_zero else QuietProgress()
         self._display: TrainingDisplay = QuietProgress()
-        device = next(model.parameters()).device
+        device = self._device = next(model.parameters()).device
         on_gpu = device.type == "cuda"
 
         self.fsdp = choose_fsdp(config, model, ranks=self._world.size, device=device)
@@ -330,6 +331,26 @@ class Trainer:
             seconds=seconds,
             max_steps=max_steps,
         )
+
+    def reconfigure(self, config: TrainConfig) -> None:
+        """Change steps, warm-up, EMA decay and intervals, which a run may choose after measuring.
+
+        Only before `fit`. The settings of model, optimizer and data must be the same.
+        """
+        self.config = config
+        self.state.max_steps = config.steps
+        self._step.oom_splitter.reset()
+        local_module = self._parallel.local_module
+        self.ema = EMA(local_module, config.ema_decay) if config.ema_decay else None
+        self._checkpointer.ema = self.ema
+        before = self.compile_decision.enabled
+        self.compile_decision = choose_torch_compile(
+            config, self._device, sharded=self.fsdp.enabled
+        )
+        if self.compile_decision.enabled and not before:
+            compile_blocks(self._parallel.module)
+        elif before and not self.compile_decision.enabled:
+            uncompile_blocks(self._parallel.module)
 
     # Between steps
 

@@ -271,5 +271,5 @@ LOST = failing_gpu(
         "CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later"
     )
 )
-ON_CPU = f"the CPU is used, which takes longer, {SAME}"
+ON_CPU = "falling back to the CPU, which is slower; the result is the same"
 NO_GPU = rf"torch (is built for CPUs only and )?sees no GPU here: {ON_CPU}"
