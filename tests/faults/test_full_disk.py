@@ -42,7 +42,7 @@ def test_full_disk_exits_74_and_keeps_the_newest_checkpoint(victims, reference, 
     passages = ",".join(f"publish.write.state.json:{number}:{action}" for number in range(3, 30))
     assert loop(victims, place, updates=40, every=2, keep=1, fault=passages).wait() == 74
     assert newest_step(place) == 4
-    assert "training goes on" in place.with_name("run.output").read_text()
+    assert "training continues" in place.with_name("run.output").read_text()
     assert loop(victims, place, updates=40, every=2).wait() == 0
     assert fingerprint(place) == want
 
