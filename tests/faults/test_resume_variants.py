@@ -18,7 +18,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "shared attention": {**DEEP, "share_layers": "attention", "positions": "transformer_xl"},
     "left out": {**DEEP, "layer_drop": 0.5},
     "shared and left out": {**DEEP, "share_layers": "all", "layer_drop": 0.5},
-    "factorised, of length one": {"embedding_width": 4, "fix_norm": True, "grad_norm": "scale"},
+    "factorised, of length one": {"embedding_width": 4, "fix_norm": True, "norm": "scale"},
     "talking in a window": {"talking_heads": True, "window": 2},
 }
 

@@ -122,7 +122,7 @@ def test_damaged_shard_is_named_and_the_previous_checkpoint_used(
     [
         {"share_layers": "all", "encoder": ["transformer*2"]},
         {"layer_drop": 0.4, "encoder": ["transformer*2"]},
-        {"grad_norm": "scale", "fix_norm": True, "qk_norm": "scale", "output_bias": True},
+        {"norm": "scale", "fix_norm": True, "qk_norm": "scale", "output_bias": True},
         {"tie_embeddings": "none", "embedding_width": 6},
         {"encoder": ["bilstm"], "decoder": ["lstm(attention=additive)"]},
         {"encoder": ["conv(layers=2)"], "decoder": ["conv(layers=2)"]},
