@@ -175,7 +175,7 @@ def engine_translator(
             limits=limits,
             prefixes=[[]] * len(batch),
             strategy=strategy,
-            lines=range(len(batch)),
+            sample_ids=range(len(batch)),
             return_scores=False,
         )
 

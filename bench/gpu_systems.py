@@ -99,7 +99,7 @@ class OurEngine:
                 limits=limits,
                 prefixes=[[]] * len(group),
                 strategy=strategy,
-                lines=group,
+                sample_ids=group,
                 return_scores=False,
             )
             made |= {

@@ -83,7 +83,7 @@ def engine_translator(engine: Any, beam: int) -> TranslateBatches:
             limits=[length] * many,
             prefixes=[[]] * many,
             strategy=strategy,
-            lines=range(many),
+            sample_ids=range(many),
             min_length=length,
             return_scores=False,
         )

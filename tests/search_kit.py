@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
+from dragoman.decoding.search import REFERENCE_BACKEND, search
 from dragoman.text.special_tokens import EOS
 
 Words = tuple[int, ...]
@@ -35,3 +37,9 @@ def slow_beam(
             else:
                 living.append((total, (*words, token)))
     return sorted(finished, key=lambda pair: -pair[0])
+
+
+def search_with_own_backend(model: Any, memory: Any, **options: Any) -> list[list[Hypothesis]]:
+    """Search with the backend of a converted model, as the native engine does; else the reference."""
+    backend = getattr(model, "search_backend", REFERENCE_BACKEND)
+    return search(model, memory, backend=backend, **options)

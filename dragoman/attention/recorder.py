@@ -60,7 +60,7 @@ _open_lock = threading.Lock()
 _open_count = 0  # scopes, in all threads
 # A plain global: torch.compile guards on it and recompiles, while reading a ContextVar would break
 # the graph of every unrecorded model.
-_any_open = False
+any_scope_open = False
 
 
 class RecordableAttention(nn.Module):
@@ -69,7 +69,7 @@ class RecordableAttention(nn.Module):
     @property
     def hooks(self) -> AttentionHooks | None:
         """The hooks of the current thread or task on this attention, or None."""
-        return _collect_hooks(self) if _any_open else None
+        return _collect_hooks(self) if any_scope_open else None
 
     def apply_edits(self, weights: Tensor) -> Tensor:
         """Return the weights (B, H, T, S) after all edits."""
@@ -87,7 +87,7 @@ class RecordableAttention(nn.Module):
 
 def has_hooks(model: nn.Module) -> bool:
     """Whether the current thread or task records or edits any attention of a model."""
-    return _any_open and any(
+    return any_scope_open and any(
         module.hooks is not None
         for module in model.modules()
         if isinstance(module, RecordableAttention)
@@ -96,7 +96,7 @@ def has_hooks(model: nn.Module) -> bool:
 
 def is_recording() -> bool:
     """Whether the current thread or task is within a `record` or `edit` block of any model."""
-    return _any_open and bool(_active_scopes())
+    return any_scope_open and bool(_active_scopes())
 
 
 def _collect_hooks(attention: RecordableAttention) -> AttentionHooks | None:
@@ -242,10 +242,10 @@ def _active_scopes() -> tuple[_HookScope, ...]:
 
 def _count_open(change: int) -> None:
     """Update the number of open scopes of all threads."""
-    global _open_count, _any_open
+    global _open_count, any_scope_open
     with _open_lock:
         _open_count += change
-        _any_open = _open_count > 0
+        any_scope_open = _open_count > 0
 
 
 def _module_path(name: str) -> str:

@@ -15,7 +15,7 @@ from dragoman.storage.disk import format_bytes
 
 if TYPE_CHECKING:
     from dragoman.bundle import Bundle
-    from dragoman.inference.engine_listing import EngineInfo
+    from dragoman.inference.engine_benchmark import EngineInfo
 
 
 def info(
@@ -120,7 +120,7 @@ def _summary_rows(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
 def _list_engines(bundle: Bundle) -> list[EngineInfo]:
     """Return the engines of a model with their measured throughput on this machine."""
     from dragoman.inference import TranslationOptions
-    from dragoman.inference.engine_listing import list_engines
+    from dragoman.inference.engine_benchmark import list_engines
 
     return list_engines(bundle, TranslationOptions().strategy(bundle.config.decode))
 

@@ -1,1 +1,1 @@
-"""Greedy, beam and sampling search over the step contract; it knows no model class."""
+"""Decoding: greedy search, beam search and sampling over any model with `start` and `step`."""

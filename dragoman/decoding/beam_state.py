@@ -1,4 +1,9 @@
-"""Beam search state on the device and one beam search step, in tensors of fixed shapes."""
+"""Beam state and the beam search step: selection, finished hypotheses, stopping, backpointers.
+
+`BeamState.advance` is the reference of the step, in PyTorch on tensors of fixed shapes, so that it
+runs on any device without synchronization. Two fast forms make the same decisions and are compared
+with it by tests: `inference/cpu/csrc/beam_step.h` (C++) and `ops/triton/beam_step_kernel.py` (GPU).
+"""
 
 from __future__ import annotations
 
@@ -11,49 +16,61 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.ops.topk import blocked_topk
+from dragoman.decoding.length_penalty import LengthPenalty
 from dragoman.text.special_tokens import BOS, EOS
 
 EXTRA_CANDIDATES = (
-    4  # candidates a row beside those wanted, so that of equal ones the lower ids are among them
+    4  # per row, where only `torch.topk` ranks: of equal ones the lower ids are needed
 )
-_SCORE, _STEPS, _ROW, _LOG_PROB = range(
-    4
-)  # of an end; its steps lead there, its row is the hypothesis in the last of them
+# Columns of `BeamState.finished`: the hypothesis has STEPS tokens before EOS, and ROW is its beam
+# in the last of these steps. LOG_PROB is that of EOS.
+_SCORE, _STEPS, _ROW, _LOG_PROB = range(4)
 
 
 class ActiveBeams(NamedTuple):
-    """The living hypotheses of N sentences, F each."""
+    """The unfinished hypotheses of N sentences, F beams each."""
 
-    sentences: Tensor  # (N,) their numbers; that of no sentence where nothing is left to do
-    tokens: Tensor  # (N, F) the newest of each
-    log_prob_sums: Tensor  # (N, F) log-probabilities in float64; minus infinity where nothing lives
-    alive: Tensor  # (N,)
+    sentences: (
+        Tensor  # (N,) index of each sentence in the beam state; one past the last for padding
+    )
+    tokens: Tensor  # (N, F) last token of each hypothesis
+    log_prob_sums: Tensor  # (N, F) float64; -inf for an empty place in the beam
+    alive: Tensor  # (N,) False once the n best of a sentence are known
 
     def take(self, order: Tensor) -> ActiveBeams:
-        """Take some sentences (M,)."""
+        """Select sentences (M,)."""
         return ActiveBeams(*(each.index_select(0, order) for each in self))
 
 
 class BeamStepOutput(NamedTuple):
-    """The beams after a step, and which hypothesis of its sentence each of them continues."""
+    """The beams after a step, and the beam of the same sentence that each of them continues."""
 
     beams: ActiveBeams
-    parents: Tensor  # (N, F)
+    parents: Tensor  # (N, K)
+
+
+class CompactedBeams(NamedTuple):
+    """The beams that are still computed after finished ones were dropped."""
+
+    beams: ActiveBeams
+    parents: Tensor  # (M, F)
+    kept: Tensor | None  # (M,) which of the N sentences remain; None if all
 
 
 class _BeamCandidates(NamedTuple):
     """The best continuations of N sentences, (N, K) each."""
 
-    parents: Tensor  # which hypothesis of its sentence each continues
+    parents: Tensor  # beam of its sentence that each continues
     tokens: Tensor
     log_probs: Tensor
     log_prob_sums: Tensor
 
 
 class BeamState:
-    """Up to so many sentences and steps; one more sentence than there are takes what is written for nobody."""
+    """All that a beam search stores: finished and truncated hypotheses, limits and backpointers.
+
+    Buffers have a row for each sentence and one more, which takes what padding rows write.
+    """
 
     def __init__(
         self,
@@ -67,40 +84,41 @@ class BeamState:
     ) -> None:
         self.sentences, self.steps = sentences, steps
         self.size, self.nbest, self.penalty, self.device = size, nbest, penalty, device
-        rows = sentences + 1
-        self.step = torch.zeros((), dtype=torch.long, device=device)
+        rows, long, double = sentences + 1, torch.long, torch.float64
+        self.step = torch.zeros((), dtype=long, device=device)
         self.all_finite = torch.ones(
             (), dtype=torch.bool, device=device
-        )  # whether every score was a number
-        self.limits = torch.zeros(rows, dtype=torch.long, device=device)
+        )  # no log-probability is NaN
+        self.limits = torch.zeros(rows, dtype=long, device=device)
         self.open_beams = torch.zeros(
-            rows, dtype=torch.long, device=device
-        )  # of each beam, not yet finished
-        # Twice the places: candidates that did not end need one to leave as it is.
-        self.finished = torch.zeros(rows, 2 * size, 4, dtype=torch.float64, device=device)
-        self.truncated = torch.zeros(
-            rows, size, dtype=torch.float64, device=device
-        )  # scores of those that met the limit
-        self.truncated_at = torch.zeros(
-            rows, dtype=torch.long, device=device
-        )  # steps that lead to them
-        self.parents = torch.zeros(steps, rows, size, dtype=torch.long, device=device)
-        self.tokens = torch.zeros(steps, rows, size, dtype=torch.long, device=device)
-        self.log_probs = torch.zeros(steps, rows, size, dtype=torch.float64, device=device)
+            rows, dtype=long, device=device
+        )  # places without a finished one
+        # Twice the size: candidates that do not end are written to the second half, unchanged.
+        self.finished = torch.zeros(rows, 2 * size, 4, dtype=double, device=device)
+        self.truncated = torch.zeros(rows, size, dtype=double, device=device)  # scores at the limit
+        self.truncated_at = torch.zeros(rows, dtype=long, device=device)  # their lengths
+        self.parents = torch.zeros(steps, rows, size, dtype=long, device=device)
+        self.tokens = torch.zeros(steps, rows, size, dtype=long, device=device)
+        self.log_probs = torch.zeros(steps, rows, size, dtype=double, device=device)
+        self.length_divisors = torch.tensor(
+            [penalty.divisor(length) for length in range(steps + 2)], dtype=double, device=device
+        )
         self._arange = torch.arange(size * (size + EXTRA_CANDIDATES), device=device)
-        self.length_divisors = (
-            self._length_divisors()
-        )  # of totals, by length; None where a penalty has none
 
     def reset(
         self, limits: NDArray[np.int64], *, beams_per_sentence: int, rows: int | None = None
     ) -> ActiveBeams:
-        """Clear the board for as many sentences as there are limits; of the fan's hypotheses the first lives, as all are alike."""
+        """Clear the state for as many sentences as there are limits; return their first beams.
+
+        Of the F equal hypotheses of a sentence only the first is not empty. `rows` pads the batch.
+        """
         count = len(limits)
         rows = count if rows is None else rows
-        assert count <= self.sentences, f"a board for {self.sentences} sentences was given {count}"
+        assert count <= self.sentences, (
+            f"a beam state for {self.sentences} sentences was given {count}"
+        )
         assert limits.max() < self.steps, (
-            f"a board for {self.steps} steps was given a limit of {limits.max()}"
+            f"a beam state for {self.steps} steps was given a limit of {limits.max()}"
         )
         self.step.zero_()
         self.all_finite.fill_(True)
@@ -118,48 +136,71 @@ class BeamState:
             numbers.clamp(max=self.sentences), tokens, log_prob_sums, numbers < count
         )
 
-    def advance(self, beams: ActiveBeams, logits: Tensor, log_normalizer: Tensor) -> BeamStepOutput:
-        """Take one step by logits (N * F, V) and what `normaliser` gave of them; the beams after it have all places of a beam."""
-        values, ids = blocked_topk(logits, min(self.size + EXTRA_CANDIDATES, logits.size(1)))
-        return self.apply_candidates(beams, values - log_normalizer, ids)
+    def advance(self, beams: ActiveBeams, log_probs: Tensor, ids: Tensor) -> BeamStepOutput:
+        """Take one beam search step by the C best candidates of each hypothesis, (N * F, C).
 
-    def apply_candidates(
-        self, beams: ActiveBeams, log_probs: Tensor, ids: Tensor
-    ) -> BeamStepOutput:
-        """Take one step by the best candidates of each hypothesis, (N * F, C) each: C is a beam's size at least, if there are as many."""
+        C is at least the size of the beam, or the vocabulary size if that is smaller.
+        """
         found = self._select_candidates(beams, log_probs, ids)
-        open_beams, limits, step = (
-            self.open_beams[beams.sentences],
-            self.limits[beams.sentences],
-            self.step.double(),
-        )
+        open_beams = self.open_beams.index_select(0, beams.sentences)
+        limits = self.limits.index_select(0, beams.sentences)
         valid = found.log_prob_sums.isfinite() & (
             self._arange[: found.log_prob_sums.size(1)] < open_beams.unsqueeze(1)
         )
-        ends = found.tokens == EOS
-        ended = valid & ends
-        self._store_finished(beams, found, ended & beams.alive.unsqueeze(1), open_beams, step)
-        survives = valid & ~ends & (limits > self.step).unsqueeze(1)
+        is_eos = found.tokens == EOS
+        ended = valid & is_eos
+        self._store_finished(beams, found, ended & beams.alive.unsqueeze(1), open_beams)
+        survives = valid & ~is_eos & (limits > self.step).unsqueeze(1)
         any_survives = survives.any(dim=1)
-        self._store_truncated(beams, found.parents, ended, beams.alive & ~any_survives, step)
-        # What ends or falls leaves an empty place: its total is such that no candidate survives it.
+        self._store_truncated(beams, found.parents, ended, beams.alive & ~any_survives)
+        # A finished or dropped hypothesis leaves an empty place: no candidate of it is finite.
         log_prob_sums = found.log_prob_sums.masked_fill(~survives, -torch.inf)
         alive = (
             beams.alive & any_survives & ~self._is_decided(beams.sentences, log_prob_sums, limits)
         )
-        self._store_step(beams.sentences, found.parents, found.tokens, found.log_probs)
+        self._store_backpointers(beams.sentences, found.parents, found.tokens, found.log_probs)
         self.step.add_(1)
         return BeamStepOutput(
             ActiveBeams(beams.sentences, found.tokens, log_prob_sums, alive), found.parents
         )
 
+    def compact(self, beams: ActiveBeams, parents: Tensor, *, below: float) -> CompactedBeams:
+        """Drop sentences that are done, and places of the beam that are empty in all others.
+
+        Sentences are dropped if less than the fraction `below` of them is alive. Waits for the
+        device.
+        """
+        alive = beams.alive.nonzero().flatten()
+        kept = alive if len(alive) < below * len(beams.alive) else None
+        if kept is not None:
+            beams, parents = beams.take(kept), parents.index_select(0, kept)
+        is_open = beams.log_prob_sums.isfinite()
+        width = int(is_open.sum(dim=1).max()) if len(is_open) else 0
+        if 0 < width < is_open.size(1):
+            # The order of the others stays, so that ties are broken as before.
+            order = torch.sort((~is_open).byte(), dim=1, stable=True).indices[:, :width]
+            parents = parents.gather(1, order)
+            beams = beams._replace(
+                tokens=beams.tokens.gather(1, order),
+                log_prob_sums=beams.log_prob_sums.gather(1, order),
+            )
+            last = self.step - 1
+            for table in (self.parents, self.tokens, self.log_probs):
+                stored = table[last, beams.sentences]
+                stored[:, :width] = stored.gather(1, order)
+                table[last, beams.sentences] = stored
+        return CompactedBeams(beams, parents, kept)
+
     def _select_candidates(
         self, beams: ActiveBeams, log_probs: Tensor, ids: Tensor
     ) -> _BeamCandidates:
-        """Choose as many candidates a sentence as a beam holds; of equal ones the lower token, then the better parent."""
+        """Select the K best candidates of each sentence; ties: lower token, then parent."""
         count, beams_per_sentence = beams.tokens.shape
         wide = ids.size(1)
-        log_probs, tokens = log_probs.double().view(count, -1), ids.view(count, -1)  # (N, F * C)
+        log_probs, tokens = (
+            log_probs.double().reshape(count, -1),
+            ids.reshape(count, -1),
+        )  # (N, F * C)
         self.all_finite.logical_and_(~(log_probs.isnan() & beams.alive.unsqueeze(1)).any())
         log_prob_sums = (
             beams.log_prob_sums.unsqueeze(2) + log_probs.view(count, beams_per_sentence, wide)
@@ -167,10 +208,10 @@ class BeamState:
         by_token = torch.sort(
             tokens * beams_per_sentence + self._arange[: beams_per_sentence * wide] // wide, dim=1
         ).indices
-        by_total = torch.sort(
+        by_sum = torch.sort(
             log_prob_sums.gather(1, by_token), dim=1, descending=True, stable=True
         ).indices
-        order = by_token.gather(1, by_total[:, : self.size])
+        order = by_token.gather(1, by_sum[:, : self.size])
         return _BeamCandidates(
             order // wide,
             tokens.gather(1, order),
@@ -179,75 +220,68 @@ class BeamState:
         )
 
     def _store_finished(
-        self,
-        beams: ActiveBeams,
-        found: _BeamCandidates,
-        ended: Tensor,
-        open_beams: Tensor,
-        step: Tensor,
+        self, beams: ActiveBeams, found: _BeamCandidates, ended: Tensor, open_beams: Tensor
     ) -> None:
-        """Store the hypotheses that reached their end; their places in the beam are taken."""
+        """Store the hypotheses that ended with EOS and close their places in the beam."""
         so_far = ended.cumsum(dim=1)
-        others = self._arange[: ended.size(1)] + self.size  # all different, and no end's
+        others = self._arange[: ended.size(1)] + self.size  # all different, in the second half
         at = (
             beams.sentences.unsqueeze(1),
             torch.where(ended, so_far + (self.size - 1 - open_beams).unsqueeze(1), others),
         )
-        scores = self._score(found.log_prob_sums, step + 1)
-        new = torch.stack(
-            [scores, step.expand_as(scores), found.parents.double(), found.log_probs], dim=-1
-        )
+        scores = found.log_prob_sums / self._divisor_after(1)
+        steps = self.step.double().expand_as(scores)
+        new = torch.stack([scores, steps, found.parents.double(), found.log_probs], dim=-1)
         self.finished[at] = torch.where(ended.unsqueeze(-1), new, self.finished[at])
         self.open_beams[beams.sentences] = open_beams - so_far[:, -1]
 
     def _store_truncated(
-        self, beams: ActiveBeams, parents: Tensor, ended: Tensor, is_stuck: Tensor, step: Tensor
+        self, beams: ActiveBeams, parents: Tensor, ended: Tensor, is_stuck: Tensor
     ) -> None:
-        """Store, unfinished, what stands in sentences that can go no further: the limit met, or nothing possible."""
+        """Store the unfinished hypotheses of sentences that cannot continue: the limit is met."""
         beams_per_sentence = beams.tokens.size(1)
         has_ended = (
             (parents.unsqueeze(1) == self._arange[:beams_per_sentence].unsqueeze(1))
             & ended.unsqueeze(1)
         ).any(dim=2)
-        there = beams.log_prob_sums.isfinite() & ~has_ended & is_stuck.unsqueeze(1)
+        is_unfinished = beams.log_prob_sums.isfinite() & ~has_ended & is_stuck.unsqueeze(1)
         kept = self.truncated[beams.sentences]
         kept[:, :beams_per_sentence] = torch.where(
-            there, self._score(beams.log_prob_sums, step), kept[:, :beams_per_sentence]
+            is_unfinished,
+            beams.log_prob_sums / self._divisor_after(0),
+            kept[:, :beams_per_sentence],
         )
         self.truncated[beams.sentences] = kept
         self.truncated_at[beams.sentences] = torch.where(
             is_stuck, self.step, self.truncated_at[beams.sentences]
         )
 
-    def _is_decided(self, sentences: Tensor, living: Tensor, limits: Tensor) -> Tensor:
-        """Say which sentences' n best are settled: their best living hypothesis cannot overtake the last of them."""
+    def _is_decided(self, sentences: Tensor, log_prob_sums: Tensor, limits: Tensor) -> Tensor:
+        """Whether the best unfinished hypothesis cannot overtake the n-th best finished one, (N,).
+
+        Its log-probability only falls, and the divisor is largest at the limit (and EOS).
+        """
         to_beat = self.finished[sentences, :, _SCORE].topk(self.nbest, dim=1).values[:, -1]
-        return self._score(living.amax(dim=1), limits.double() + 1) <= to_beat  # the end counts
+        bound = log_prob_sums.amax(dim=1) / self.length_divisors.index_select(0, limits + 1)
+        return bound <= to_beat
 
-    def _score(self, log_prob_sums: Tensor, length: Tensor) -> Tensor:
-        """Rank by the penalty, which is written for numbers and does as well for tensors."""
-        score: Any = self.penalty.score
-        return score(log_prob_sums, length)
+    def _divisor_after(self, more: int) -> Tensor:
+        """Return the length penalty's divisor for the tokens so far and `more`, (1,)."""
+        return self.length_divisors.index_select(0, (self.step + more).view(1))
 
-    def _length_divisors(self) -> Tensor | None:
-        """Compute them for every length that there can be, as `_score` computes one."""
-        divisor: Any = self.penalty.divisor if isinstance(self.penalty, WuLengthPenalty) else None
-        lengths = torch.arange(self.steps + 2, dtype=torch.float64, device=self.device)
-        return None if divisor is None else divisor(lengths)
-
-    def _store_step(self, sentences: Tensor, *chosen: Tensor) -> None:
-        """Write down what this step chose, (N, K) each."""
+    def _store_backpointers(self, sentences: Tensor, *chosen: Tensor) -> None:
+        """Store parents, tokens and log-probabilities of this step, (N, K) each."""
         at = (self.step.expand_as(sentences), sentences)
         for table, new in zip((self.parents, self.tokens, self.log_probs), chosen, strict=True):
             table[at] = F.pad(new, (0, self.size - new.size(1))) if new.size(1) < self.size else new
 
     def results(self, count: int, num_steps: int) -> list[list[Hypothesis]]:
-        """Read everything back after so many steps, and rank each sentence's hypotheses: the finished ones, then those cut short."""
+        """Return the n best of each sentence after so many steps: finished ones, then truncated."""
         ends = (
             torch.cat([self.finished[:count], self._truncated_entries(count)], dim=1).cpu().numpy()
         )
         split = 2 * self.size
-        # Stable, and no cut one before a finished one: among the finished ones the first found of equal ones comes first.
+        # Stable: of equal finished hypotheses the first found comes first.
         order = np.concatenate(
             [
                 np.argsort(-part[..., _SCORE], axis=1, kind="stable")
@@ -257,71 +291,54 @@ class BeamState:
         )
         order[:, split:] += split
         ranked = np.take_along_axis(ends, order[..., None], axis=1)
-        there = np.isfinite(ranked[..., _SCORE])
-        there &= np.cumsum(there, axis=1) <= self.nbest
-        sentences, ranks = np.nonzero(there)
+        exists = np.isfinite(ranked[..., _SCORE])
+        exists &= np.cumsum(exists, axis=1) <= self.nbest
+        sentences, ranks = np.nonzero(exists)
         chosen = ranked[sentences, ranks]
         steps, rows = chosen[:, _STEPS].astype(np.int64), chosen[:, _ROW].astype(np.int64)
         tokens, log_probs = self._backtrack(num_steps, count, sentences, rows, steps)
-        found: list[list[Hypothesis]] = [[] for _ in range(count)]
-        finished = (ranks < split).tolist()
         log_probs[np.arange(len(steps)), steps] = chosen[:, _LOG_PROB]
-        lengths = zip(
+        found: list[list[Hypothesis]] = [[] for _ in range(count)]
+        for sentence, length, score, finished, path, path_log_probs in zip(
             sentences.tolist(),
             steps.tolist(),
             chosen[:, _SCORE].tolist(),
-            finished,
+            (ranks < split).tolist(),
             tokens.tolist(),
             log_probs.tolist(),
             strict=True,
-        )
-        for sentence, length, score, ends_well, words, numbers in lengths:
+        ):
             found[sentence].append(
-                Hypothesis(words[:length], numbers[: length + ends_well], score, ends_well)
+                Hypothesis(path[:length], path_log_probs[: length + finished], score, finished)
             )
         return found
 
     def _truncated_entries(self, count: int) -> Tensor:
-        """Write those that were cut short as the finished ones are, (B, K, 4)."""
+        """Return the truncated hypotheses in the layout of the finished ones, (B, K, 4)."""
         scores = self.truncated[:count]
         beams = self._arange[: self.size].double().expand_as(scores)
-        return torch.stack(
-            [
-                scores,
-                self.truncated_at[:count, None].double().expand_as(scores),
-                beams,
-                torch.zeros_like(scores),
-            ],
-            dim=-1,
-        )
+        lengths = self.truncated_at[:count, None].double().expand_as(scores)
+        return torch.stack([scores, lengths, beams, torch.zeros_like(scores)], dim=-1)
 
     def _backtrack(
         self, num_steps: int, count: int, sentences: Any, rows: Any, steps: Any
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Read backwards the tokens and log-probabilities that lead, in so many steps, to rows: (M, steps taken) and one more."""
+        """Follow the backpointers of M hypotheses: tokens (M, T), log-probabilities (M, T + 1)."""
         tables = torch.stack(
             [
-                table[:num_steps, :count].double()
+                table[:num_steps, :count].double()  # ids are exact in float64
                 for table in (self.parents, self.tokens, self.log_probs)
             ]
         )
-        fetched = tables.to(
-            "cpu", non_blocking=True
-        )  # into memory that the device writes by itself
-        if tables.is_cuda:
-            torch.cuda.current_stream(tables.device).synchronize()
-        numbers = fetched.numpy()
-        past = (
-            numbers[0].astype(np.int64),
-            numbers[1].astype(np.int64),
-            numbers[2],
-        )  # ids are exact in float64
-        tokens, log_probs = (
-            np.zeros((len(rows), num_steps), np.int64),
-            np.zeros((len(rows), num_steps + 1)),
-        )
+        fetched = tables.to("cpu", non_blocking=True)  # into pinned memory, if from a GPU
+        self.step.cpu()  # a blocking copy on the same stream: waits for the one before
+        past = fetched.numpy()
+        past_parents, past_tokens, past_log_probs = past[0].astype(np.int64), past[1], past[2]
+        tokens = np.zeros((len(rows), num_steps), np.int64)
+        log_probs = np.zeros((len(rows), num_steps + 1))
         for step in range(num_steps - 1, -1, -1):
             on = np.flatnonzero(steps > step)
             at = (step, sentences[on], rows[on])
-            rows[on], tokens[on, step], log_probs[on, step] = (table[at] for table in past)
+            rows[on], tokens[on, step] = past_parents[at], past_tokens[at]
+            log_probs[on, step] = past_log_probs[at]
         return tokens, log_probs

@@ -9,29 +9,77 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from dragoman.decoding.device_beam_search import DeviceBeamSearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search import (
-    Candidates,
+    ChosenTokens,
     FloatArray,
     IncrementalDecoder,
     IntArray,
-    SearchConstraints,
+    SearchBackend,
+    SearchRequest,
     apply_constraints,
-    argmax_candidates,
-    get_logits_backend,
     next_logits,
     select_rows,
+    to_host,
 )
 from dragoman.text.special_tokens import BOS, EOS, PAD
 
-# Given logits (N, V) and their normaliser (N, 1), if any, the rows (N,) and the step, choose one token a row: an (N, 1) of candidates.
-TokenChooser = Callable[[Tensor, Tensor | None, IntArray, int], Candidates]
+# Choose one token per row from logits (N, V), their log-sum-exp (N, 1) if scores are wanted, the
+# row indices (N,) and the step.
+TokenChooser = Callable[[Tensor, Tensor | None, IntArray, int], ChosenTokens]
+
+
+@dataclass(frozen=True, slots=True)
+class GreedySearch:
+    """Take the most probable token at each step, the lower id of equal ones: a beam of one."""
+
+    penalty: LengthPenalty = field(default_factory=WuLengthPenalty)
+
+    @property
+    def name(self) -> str:
+        """What messages call the strategy."""
+        return "greedy search"
+
+    @property
+    def beam_size(self) -> int:
+        """Greedy search is a beam of one."""
+        return 1
+
+    @property
+    def nbest(self) -> int:
+        """Greedy search returns one hypothesis."""
+        return 1
+
+    @property
+    def rows_per_sentence(self) -> int:
+        """Each sentence takes one row of a batch."""
+        return 1
+
+    def run(
+        self, model: IncrementalDecoder, state: Any, request: SearchRequest, backend: SearchBackend
+    ) -> list[list[Hypothesis]]:
+        """Search from a fresh state; return one hypothesis per row."""
+        found = backend.decode_greedy(model, state, request, self.penalty)
+        if found is not None:
+            return found
+
+        def choose(
+            logits: Tensor, log_normalizer: Tensor | None, _: IntArray, step: int
+        ) -> ChosenTokens:
+            values, ids = backend.argmax(logits)
+            return to_host(
+                values if log_normalizer is None else values - log_normalizer.squeeze(1), ids, step
+            )
+
+        decoded = decode_one_path(
+            model, state, request, choose=choose, penalty=self.penalty, backend=backend
+        )
+        return [[hypothesis] for hypothesis in decoded]
 
 
 class _StepTokens(NamedTuple):
-    """What one step added to some rows."""
+    """The tokens that one step appended to some rows."""
 
     rows: IntArray
     tokens: IntArray
@@ -41,45 +89,31 @@ class _StepTokens(NamedTuple):
 def decode_one_path(
     model: IncrementalDecoder,
     state: Any,
-    rows: SearchConstraints,
+    request: SearchRequest,
     *,
     choose: TokenChooser,
     penalty: LengthPenalty,
-    is_greedy: bool = False,
+    backend: SearchBackend,
 ) -> list[Hypothesis]:
-    """Extend every row by the chosen token until its end or its limit; rows that are done leave the batch.
-
-    Where no scores are wanted, hypotheses have no log-probabilities and the score nought. `takes_first` says that `choose` always takes
-    the largest logit: a model that can go on by itself in that way brings it as its `follow_first`, which may give None.
-    """
-    count = len(rows.limits)
-    if (
-        is_greedy
-        and not rows.return_scores
-        and not any(rows.prefixes)
-        and hasattr(model, "decode_greedy")
-    ):
-        found = model.decode_greedy(state, rows.limits, min_length=rows.min_length)
-        if found is not None:
-            return _build_hypotheses(
-                found, np.zeros(found.shape), (found >= 0).sum(axis=1), penalty, return_scores=False
-            )
+    """Append the chosen token to every row until EOS or its limit; done rows leave the batch."""
+    max_lengths, return_scores = request.max_lengths, request.return_scores
     steps: list[_StepTokens] = []
-    active_rows: IntArray = np.arange(count)
-    new_tokens: IntArray = np.full(count, BOS)
-    logits_backend = get_logits_backend(model)
+    active_rows: IntArray = np.arange(len(max_lengths))
+    new_tokens: IntArray = np.full(len(max_lengths), BOS)
     step = 0
     while active_rows.size:
         logits, state = next_logits(model, new_tokens, state)
-        log_normalizer = logits_backend.log_sum_exp(logits) if rows.return_scores else None
+        log_normalizer = backend.log_sum_exp(logits) if return_scores else None
         logits = apply_constraints(
-            logits, forced=rows.forced(active_rows, step), step=step, min_length=rows.min_length
+            logits,
+            forced=request.forced_tokens(active_rows, step),
+            step=step,
+            min_length=request.min_length,
         )
-        chosen = choose(logits, log_normalizer, active_rows, step)
-        new_tokens, values = chosen.tokens[:, 0], chosen.log_probs[:, 0]
+        new_tokens, values = choose(logits, log_normalizer, active_rows, step)
         is_possible = np.isfinite(values)
         ended = is_possible & (new_tokens == EOS)
-        continues = is_possible & ~ended & (rows.limits[active_rows] > step)
+        continues = is_possible & ~ended & (max_lengths[active_rows] > step)
         added = ended | continues
         steps.append(_StepTokens(active_rows[added], new_tokens[added], values[added]))
         kept = np.flatnonzero(continues)
@@ -87,15 +121,14 @@ def decode_one_path(
             state = select_rows(state, kept, active_rows.size)
         active_rows, new_tokens = active_rows[kept], new_tokens[kept]
         step += 1
-    return _build_hypotheses(
-        *_collect_tokens(count, steps), penalty, return_scores=rows.return_scores
-    )
+    tokens, log_probs, lengths = _collect_tokens(len(max_lengths), steps)
+    return build_hypotheses(tokens, log_probs if return_scores else None, lengths, penalty)
 
 
 def _collect_tokens(
     count: int, steps: Sequence[_StepTokens]
 ) -> tuple[IntArray, FloatArray, IntArray]:
-    """Put together what the steps added: tokens and log-probabilities (B, T), of which a row has the first so many (B,)."""
+    """Return tokens (B, T), log-probabilities (B, T) and the length of each row (B,)."""
     tokens, log_probs = np.full((count, len(steps)), PAD), np.zeros((count, len(steps)))
     lengths = np.zeros(count, dtype=np.int64)
     for step, (rows, new_tokens, values) in enumerate(steps):
@@ -104,52 +137,16 @@ def _collect_tokens(
     return tokens, log_probs, lengths
 
 
-def _build_hypotheses(
-    tokens: IntArray,
-    log_probs: FloatArray,
-    lengths: IntArray,
-    penalty: LengthPenalty,
-    *,
-    return_scores: bool,
+def build_hypotheses(
+    tokens: IntArray, log_probs: FloatArray | None, lengths: IntArray, penalty: LengthPenalty
 ) -> list[Hypothesis]:
-    """Make a hypothesis of each row."""
-    made = []
+    """Return a hypothesis for each row of tokens (B, T), with score 0 if there are no log_probs."""
+    hypotheses = []
     for row, length in enumerate(lengths.tolist()):
-        finished = length > 0 and tokens[row, length - 1] == EOS
-        numbers = log_probs[row, :length].tolist() if return_scores else []
-        score = penalty.score(sum(numbers), length) if return_scores else 0.0
-        made.append(
-            Hypothesis(tokens[row, : length - finished].tolist(), numbers, score, bool(finished))
+        finished = bool(length > 0 and tokens[row, length - 1] == EOS)
+        row_log_probs = [] if log_probs is None else log_probs[row, :length].tolist()
+        score = 0.0 if log_probs is None else penalty.score(sum(row_log_probs), length)
+        hypotheses.append(
+            Hypothesis(tokens[row, : length - finished].tolist(), row_log_probs, score, finished)
         )
-    return made
-
-
-@dataclass(frozen=True, slots=True)
-class GreedySearch:
-    """Take the likeliest token at each step, the lower id of equal ones: the quickest, and a beam of one."""
-
-    penalty: LengthPenalty = field(default_factory=WuLengthPenalty)
-
-    def run(
-        self, model: IncrementalDecoder, state: Any, rows: SearchConstraints
-    ) -> list[list[Hypothesis]]:
-        """Search from a fresh state; give one hypothesis a row."""
-        if state.device.type == "cuda":
-            return DeviceBeamSearch(
-                rows, size=1, nbest=1, penalty=self.penalty, device=state.device
-            ).run(model, state)
-        logits_backend = get_logits_backend(model)
-
-        def choose(
-            logits: Tensor, log_normalizer: Tensor | None, _: IntArray, step: int
-        ) -> Candidates:
-            return argmax_candidates(
-                logits, step, log_normalizer=log_normalizer, logits_backend=logits_backend
-            )
-
-        return [
-            [hypothesis]
-            for hypothesis in decode_one_path(
-                model, state, rows, choose=choose, penalty=self.penalty, is_greedy=True
-            )
-        ]
+    return hypotheses

@@ -1,4 +1,4 @@
-"""One candidate output of a search, with what the model thought of each of its tokens."""
+"""A hypothesis: one candidate output of a search, with the log-probability of each token."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A sequence that a search proposes; the specials that frame it are not among its tokens."""
+    """Output token ids without BOS and EOS, their log-probabilities, and the score they rank by."""
 
     tokens: list[int]
-    log_probs: list[float]  # the model's own: one a token, and one for the end when it was reached
-    score: float  # their sum under the strategy's length penalty: what hypotheses are ranked by
-    finished: bool  # False when the length limit came before the end
+    log_probs: list[float]  # one per token, and one for EOS if the hypothesis is finished
+    score: float  # sum of the log-probabilities under the strategy's length penalty
+    finished: bool  # False if the length limit came before EOS
 
     @property
     def total(self) -> float:

@@ -1,4 +1,4 @@
-"""Rows of piece ids become one tensor, and many rows become batches that waste little."""
+"""Pad token ids to one tensor with its mask; group sequences of similar lengths into batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dragoman.text.special_tokens import EOS, PAD
 
 
 class PaddedBatch(NamedTuple):
-    """Rows of ids side by side."""
+    """Token ids of several rows, padded to the longest."""
 
-    ids: Tensor  # (B, S), padded at the end
-    mask: Tensor | None  # (B, S), True where a row has a token; None when nothing is padded
+    ids: Tensor  # (B, S), padding at the end
+    mask: Tensor | None  # (B, S), True for a real token; None if nothing is padded
 
 
 def pad_batch(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> PaddedBatch:
-    """Pad rows to the longest; the mask comes from their lengths, never from their values."""
+    """Pad rows to the longest; the mask comes from their lengths, never from token values."""
     lengths = torch.tensor([len(row) for row in rows])
     longest = int(lengths.max())
     ids = torch.tensor([[*row, *([PAD] * (longest - len(row)))] for row in rows], dtype=torch.long)
@@ -28,7 +28,7 @@ def pad_batch(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu")
 
 
 def pad_sources(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> PaddedBatch:
-    """Pack source pieces as encoders know them from training: each row closed by its end."""
+    """Append EOS to every source, as in training, and pad."""
     return pad_batch([[*row, EOS] for row in rows], device)
 
 
@@ -39,10 +39,11 @@ def group_by_length(
     rows_per_sentence: int = 1,
     max_rows: int | None = None,
 ) -> list[list[int]]:
-    """Group numbers of rows so that rows of a group have like lengths and fill at most `slots` padded places.
+    """Group row indices into batches of similar lengths with at most `batch_tokens` padded tokens.
 
-    Each row counts `width` times, as a beam does. A row longer than all slots goes alone. `most` bounds the rows of a
-    group and replaces the count of slots. Longest first: a batch that does not fit in memory shows at once.
+    Each row counts `rows_per_sentence` times, as a beam does. A row longer than `batch_tokens` is a
+    batch of its own. `max_rows` limits the rows of a batch and replaces the token limit. The
+    longest rows come first, so that a batch that does not fit in memory fails early.
     """
     groups: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda number: -lengths[number]):

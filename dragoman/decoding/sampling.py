@@ -1,11 +1,11 @@
-"""Sampling whose draws belong to the line, not to the batch it happens to be in."""
+"""Sampling with temperature, top-k and top-p; draws do not depend on the batch of a sentence."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,38 +16,40 @@ from dragoman.decoding.greedy import decode_one_path
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search import (
-    Candidates,
+    ChosenTokens,
     IncrementalDecoder,
     IntArray,
-    SearchConstraints,
-    require_finite,
+    SearchBackend,
+    SearchRequest,
     select_rows,
+    to_host,
 )
 from dragoman.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draw each token from the model's distribution, sharpened, cut, or left as it is.
+    """Draw each token from the model's distribution after temperature, top-k and top-p.
 
-    A draw is a pure function of (seed, line number, sample, step): neighbours, batch size and order change nothing,
-    and the same seed gives the same text again. The cut to the `top_k` likeliest comes first, then the cut to the
-    fewest that hold `top_p` of the probability.
+    A draw is a pure function of (seed, sample id, sample, step), so it does not depend on the batch
+    or its order. Top-k is applied first; top-p then keeps the fewest tokens that reach the
+    probability.
     """
 
     temperature: float = 1.0
-    top_k: int = 0  # 0 for all
+    top_k: int = 0  # 0 for all tokens
     top_p: float = 1.0
     seed: int = 1
     samples: int = 1  # hypotheses drawn for each row
     penalty: LengthPenalty = field(default_factory=WuLengthPenalty)
 
     def __post_init__(self) -> None:
-        """Refuse settings that describe no distribution, all at once."""
+        """Raise ConfigError with all settings that are out of range."""
         problems = []
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             problems.append(
-                f"temperature must be a finite number above 0; found {self.temperature}; for the likeliest token do not sample"
+                f"temperature must be a finite number above 0; found {self.temperature}; "
+                "for the most probable token do not sample"
             )
         if self.top_k < 0:
             problems.append(
@@ -64,43 +66,70 @@ class Sampling:
         if problems:
             raise ConfigError(problems)
 
+    @property
+    def name(self) -> str:
+        """What messages call the strategy."""
+        return "sampling"
+
+    @property
+    def beam_size(self) -> None:
+        """Sampling has no beam."""
+        return None
+
+    @property
+    def nbest(self) -> int:
+        """Hypotheses returned for each sentence at most."""
+        return self.samples
+
+    @property
+    def rows_per_sentence(self) -> int:
+        """Each sample takes a row of a batch."""
+        return self.samples
+
     def run(
-        self, model: IncrementalDecoder, state: Any, rows: SearchConstraints
+        self, model: IncrementalDecoder, state: Any, request: SearchRequest, backend: SearchBackend
     ) -> list[list[Hypothesis]]:
-        """Draw from a fresh state; give each row's samples, best first and each text once."""
-        count = len(rows.limits)
+        """Sample from a fresh state; return each row's distinct samples, best first."""
+        count = len(request.limits)
         source = np.repeat(np.arange(count), self.samples)
-        repeated = SearchConstraints(
-            rows.limits[source],
-            [rows.prefixes[int(r)] for r in source],
-            [rows.lines[int(r)] for r in source],
-            rows.min_length,
-        )
+        source_rows = source.tolist()
         sample = np.tile(np.arange(self.samples), count)
+        repeated = replace(
+            request,
+            limits=[request.limits[row] for row in source_rows],
+            prefixes=[request.prefixes[row] for row in source_rows],
+            sample_ids=[request.sample_ids[row] for row in source_rows],
+            return_scores=True,
+        )
 
         def choose(
             logits: Tensor, log_normalizer: Tensor | None, active_rows: IntArray, step: int
-        ) -> Candidates:
+        ) -> ChosenTokens:
+            assert log_normalizer is not None, "sampling needs probabilities"
             uniform_draws = [
-                _uniform_draw(self.seed, repeated.lines[row], int(sample[row]), step)
+                _uniform_draw(self.seed, repeated.sample_ids[row], int(sample[row]), step)
                 for row in active_rows
             ]
-            return self._draw(
-                logits if log_normalizer is None else logits - log_normalizer, uniform_draws, step
-            )
+            return self._draw(logits - log_normalizer, uniform_draws, step)
 
         drawn = decode_one_path(
-            model, select_rows(state, source, count), repeated, choose=choose, penalty=self.penalty
+            model,
+            select_rows(state, source, count),
+            repeated,
+            choose=choose,
+            penalty=self.penalty,
+            backend=backend,
         )
         return [
             _rank_samples(drawn[row * self.samples : (row + 1) * self.samples])
             for row in range(count)
         ]
 
-    def _draw(self, log_probs: Tensor, uniform_draws: list[float], step: int) -> Candidates:
-        """Turn one uniform number a row into a token: the point of the cumulative distribution that it names.
+    def _draw(self, log_probs: Tensor, uniform_draws: list[float], step: int) -> ChosenTokens:
+        """Return one token per row: the quantile of the cumulative distribution at its draw.
 
-        The tokens stand in falling order of probability, so that the cuts keep a beginning of the row.
+        Tokens are sorted by descending probability, so that top-k and top-p keep the first of a
+        row.
         """
         scaled_log_probs, ids = torch.sort(
             log_probs.double() / self.temperature, dim=-1, descending=True, stable=True
@@ -114,28 +143,25 @@ class Sampling:
             torch.tensor(uniform_draws, dtype=torch.float64, device=kept_probs.device)[:, None]
             * kept_probs[:, -1:]
         )
-        # The first place whose cumulative probability passes the point; never past the last one that has any.
+        # The first index whose cumulative probability exceeds the threshold, but never past the
+        # last token with any probability.
         index = torch.minimum(
             (kept_probs <= threshold).sum(dim=-1, keepdim=True),
             (kept_probs < kept_probs[:, -1:]).sum(dim=-1, keepdim=True),
         )
         tokens = ids.gather(-1, index)
-        both = (
-            torch.cat([log_probs.gather(-1, tokens).double(), tokens.double()], dim=-1)
-            .cpu()
-            .numpy()
-        )
-        require_finite(both[:, :1], step)
-        return Candidates(both[:, :1], both[:, 1:].astype(np.int64))
+        return to_host(log_probs.gather(-1, tokens).squeeze(1), tokens.squeeze(1), step)
 
 
-def _uniform_draw(seed: int, line: int, sample: int, step: int) -> float:
-    """Hash a place in the output to a number in [0, 1) with 53 random bits."""
-    digest = hashlib.blake2b(struct.pack("<4q", seed, line, sample, step), digest_size=8).digest()
+def _uniform_draw(seed: int, sample_id: int, sample: int, step: int) -> float:
+    """Hash a position of an output to a number in [0, 1) with 53 random bits."""
+    digest = hashlib.blake2b(
+        struct.pack("<4q", seed, sample_id, sample, step), digest_size=8
+    ).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def _rank_samples(drawn: list[Hypothesis]) -> list[Hypothesis]:
-    """Sort finished before cut ones, better before worse, and drop repetitions."""
+    """Sort finished before truncated samples, each by score, and drop duplicates."""
     once = {(tuple(h.tokens), h.finished): h for h in drawn}
     return sorted(once.values(), key=lambda h: (not h.finished, -h.score))

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from dragoman.bundle import Bundle
-from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.search import SearchStrategy
 from dragoman.errors import BundleError, CorruptError
@@ -38,8 +37,8 @@ class HuggingFaceEngine:
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
         """Return why a search is not supported: only greedy search, up to the maximum length."""
-        if not isinstance(strategy, GreedySearch):
-            return f"does not support {type(strategy).__name__}"
+        if strategy.beam_size != 1:
+            return f"does not support {strategy.name}"
         most = int(self._runner.model.config.max_position_embeddings)
         return f"was exported for {most} positions" if longest >= most else ""
 

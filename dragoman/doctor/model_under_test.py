@@ -213,7 +213,7 @@ class ModelUnderTest:
             limits=limits,
             prefixes=[[] for _ in sources],
             strategy=strategy,
-            lines=list(numbers),
+            sample_ids=list(numbers),
         )
 
     def pairs(self) -> Iterator[TokenPairs]:

@@ -1,1 +1,1 @@
-"""Doors to other programs: models go out to CTranslate2, Hugging Face and ONNX, and Marian models come in."""
+"""Export to CTranslate2, Hugging Face and ONNX; import Hugging Face Marian and Pegasus models."""

@@ -1,7 +1,7 @@
-"""To CTranslate2: a Transformer's weights in the form that its engine reads, which on a CPU runs them several times as fast.
+"""Export to CTranslate2: convert a Transformer's weights and settings to its model format.
 
-Every setting that it can express is; anything else is refused with the reason. What was made is compared with our own numbers before
-it is kept (`dragoman.exchange.parity`), because two programs may mean different things by the same word.
+A setting that CTranslate2 cannot express raises an error with the reason. The export is compared
+with our log-probabilities before it is published (`dragoman.exchange.parity`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS, UNK
 from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
 PROGRAM = "CTranslate2"
-MIN_TABLE_ROWS = 1024  # of a table of positions: room for prefixes, at next to no cost
+MIN_TABLE_ROWS = 1024  # of a position table: spare positions for prefixes, at almost no cost
 
 _ACTIVATIONS = {ReLU: "RELU", GELU: "GELU", Swish: "SWISH", SwiGLU: "SWISH", GEGLU: "GELU"}
 _RMS_NORMS = (RMSNorm, T5Norm)
 _SUPPORTED: dict[
     str, dict[type | None, str]
-] = {  # settings with what CTranslate2 knows of them, by its name in the settings
+] = {  # supported values of each setting, with CTranslate2's
     "activation": {ReLU: "relu", GELU: "gelu", Swish: "swish", SwiGLU: "swiglu", GEGLU: "geglu"},
     "residual": {PostNorm: "post", PreNorm: "pre"},
     "norm_type": {LayerNorm: "layer", RMSNorm: "rms", T5Norm: "t5"},
@@ -54,9 +54,9 @@ _SUPPORTED: dict[
         T5RelativeBias: "t5",
         ShawRelativeKeys: "shaw",
     },
-    "qk_norm": {None: "none"},  # it has one, which on trial gave other numbers
+    "qk_norm": {None: "none"},  # CTranslate2 has one, but its results differed
 }
-_SETTING_NAMES = {"norm_type": "norm", "within": "positions"}  # where the setting has another name
+_SETTING_NAMES = {"norm_type": "norm", "within": "positions"}  # settings with another name
 
 
 def save_ctranslate2(
@@ -67,7 +67,7 @@ def save_ctranslate2(
     *,
     quantization: str,
 ) -> None:
-    """Write a model into an existing directory as CTranslate2 reads it: `model.bin`, `config.json` and the vocabularies."""
+    """Write `model.bin`, `config.json` and the vocabularies of CTranslate2 into a directory."""
     check_quantization(quantization)
     require_packages("ctranslate2")
     shape = read_transformer_spec(model, PROGRAM)
@@ -90,7 +90,7 @@ def save_ctranslate2(
 
 
 def vocabulary_tokens(tokenizer: Tokenizer) -> list[str]:
-    """Spell every piece; CTranslate2 knows pieces by their spelling, which must therefore be theirs alone."""
+    """Return the tokens as strings, which must be unique: CTranslate2 identifies tokens by them."""
     pieces = tokenizer.tokens(range(len(tokenizer)))
     if len(set(pieces)) != len(pieces):
         twice = next(piece for piece in pieces if pieces.count(piece) > 1)
@@ -105,7 +105,7 @@ def vocabulary_tokens(tokenizer: Tokenizer) -> list[str]:
 
 
 def position_table_rows(config: Config) -> int:
-    """Count the places that a model may meet: its longest source, and the longest output to that."""
+    """Return the number of positions needed: the longest source, and its longest output."""
     longest = config.data.max_length
     return max(
         MIN_TABLE_ROWS,
@@ -115,7 +115,7 @@ def position_table_rows(config: Config) -> int:
 
 
 def _unsupported_settings(shape: TransformerSpec) -> list[str]:
-    """Say what CTranslate2 cannot express."""
+    """Yield the settings that CTranslate2 cannot express."""
     found: list[str] = []
     for name, known in _SUPPORTED.items():
         unsupported = {
@@ -140,7 +140,7 @@ def _unsupported_settings(shape: TransformerSpec) -> list[str]:
 
 
 def _build_spec(shape: TransformerSpec, model: EncoderDecoder, config: Config) -> Any:
-    """Fill CTranslate2's description of a model with our weights."""
+    """Fill the model specification of CTranslate2 with our weights."""
     from ctranslate2.specs import transformer_spec as specs
 
     encoder = specs.TransformerEncoderSpec(
@@ -171,11 +171,11 @@ def _build_spec(shape: TransformerSpec, model: EncoderDecoder, config: Config) -
 
 
 def _spec_arguments(side: StackSpec) -> dict[str, Any]:
-    """Say in CTranslate2's words what a stack is made of."""
+    """Set the options of a stack in CTranslate2's specification."""
     from ctranslate2.specs.common_spec import Activation
 
     return {
-        "pre_norm": True,  # what makes room for a norm at the end, which its engine reads after post-norm layers as well
+        "pre_norm": True,  # adds a final norm, which the engine applies to post-norm stacks as well
         "no_final_norm": side.norm is None,
         "activation": Activation[_ACTIVATIONS[side.activation]],
         "ffn_glu": issubclass(side.activation, GatedActivation),
@@ -186,17 +186,17 @@ def _spec_arguments(side: StackSpec) -> dict[str, Any]:
         else None,
         "relative_position": side.within is ShawRelativeKeys,
         "relative_attention_bias": side.within is T5RelativeBias,
-        "rotary_dim": 0 if side.within is RotaryEmbedding else None,  # 0 is all of a head
+        "rotary_dim": 0 if side.within is RotaryEmbedding else None,  # 0: the whole head
         "rotary_interleave": True,
     }
 
 
 def _fill_positions(spec: Any, side: StackSpec, rows: int) -> None:
-    """Give the table of positions; without one, the engine would make its own, which is not ours."""
+    """Set the position table; without one, CTranslate2 would compute its own, which differs."""
     if side.within is not None:
         if hasattr(
             spec, "position_encodings"
-        ):  # an encoder's description has it even where attention tells places
+        ):  # present in an encoder's specification even with rotary positions
             del spec.position_encodings
         return
     positions = side.positions
@@ -209,7 +209,7 @@ def _fill_positions(spec: Any, side: StackSpec, rows: int) -> None:
 
 
 def _fill_layer(spec: Any, block: TransformerLayer) -> None:
-    """Fill one layer: self-attention, in a decoder attention to the source, feed-forward."""
+    """Fill one layer: self-attention, cross-attention in a decoder, feed-forward network."""
     _fill_linear(spec.self_attention.linear[0], block.self.query_key_value)
     _fill_linear(spec.self_attention.linear[1], block.self.output)
     _fill_norm(spec.self_attention.layer_norm, block.self_residual.norm)
@@ -234,7 +234,7 @@ def _fill_layer(spec: Any, block: TransformerLayer) -> None:
 
 
 def _fill_feed_forward(spec: Any, block: TransformerLayer) -> None:
-    """Fill a feed-forward layer; of a gated one, the half that bends stands first."""
+    """Fill a feed-forward network; of a gated one, the activated half comes first."""
     inner = block.feedforward.inner
     if isinstance(block.feedforward.activation, GatedActivation):
         halves = (spec.linear_0, spec.linear_0_noact)
@@ -251,19 +251,19 @@ def _fill_feed_forward(spec: Any, block: TransformerLayer) -> None:
 
 
 def _fill_linear(spec: Any, linear: nn.Linear) -> None:
-    """Fill a product, and its bias where it has one."""
+    """Fill a linear layer, with its bias if it has one."""
     spec.weight = _copy_array(linear.weight)
     if linear.bias is not None:
         spec.bias = _copy_array(linear.bias)
 
 
 def _fill_norm(spec: Any, norm: Any) -> None:
-    """Fill a norm: its scale, and its shift where it has one."""
+    """Fill a norm, with its bias if it has one."""
     spec.gamma = _copy_array(norm.weight)
     if isinstance(norm, LayerNorm):
         spec.beta = _copy_array(norm.bias)
 
 
 def _copy_array(tensor: Tensor) -> NDArray[np.float32]:
-    """Copy a tensor: quantising writes into what it is given, which would otherwise be the living model."""
+    """Copy a tensor: quantization is in place and would change the model."""
     return np.array(tensor.detach().float().cpu().numpy(), copy=True, order="C")

@@ -1,4 +1,4 @@
-"""Exporting a bundle: whole or not at all, and compared with the native engine before anybody relies on it."""
+"""Export a bundle atomically, and compare it with the native engine before it is published."""
 
 from __future__ import annotations
 
@@ -34,21 +34,17 @@ from dragoman.storage.disk import require_disk_space, require_new_directory
 MIN_EQUAL_FLOAT32, MIN_EQUAL_QUANTIZED = (
     0.995,
     0.8,
-)  # shares of equal outputs below which something may be wrong
-MIN_EQUAL_FRACTION = 0.9  # the share of equal outputs below which it is another model
-LOG_PROB_TOLERANCE = (
-    1e-3  # of log-probability: what float32 may differ by between two programs that mean the same
-)
+)  # fraction of equal outputs below which a warning is shown
+MIN_EQUAL_FRACTION = 0.9  # fraction of equal outputs below which the export fails
+LOG_PROB_TOLERANCE = 1e-3  # of log-probabilities: rounding of float32 in two programs
 
 
 class ExportResult(NamedTuple):
-    """What was made, and how it compares."""
+    """The result of an export, and its parity with the native engine."""
 
     path: Path
     parity: Parity
-    min_equal_fraction: float = (
-        MIN_EQUAL_FLOAT32  # the share of equal outputs that may be expected of it
-    )
+    min_equal_fraction: float = MIN_EQUAL_FLOAT32  # expected fraction of equal outputs
 
 
 def export_ctranslate2(
@@ -59,9 +55,9 @@ def export_ctranslate2(
     texts: Sequence[str] = (),
     references: Sequence[str] | None = None,
 ) -> ExportResult:
-    """Export a model to CTranslate2: into its own directory, where translating finds it, or to a new directory `out`.
+    """Export a model to CTranslate2: into its own directory, or to a new directory `out`.
 
-    Quantised to int8, translating uses it only where the precision int8 or that engine is asked for.
+    An int8 export is used only if the precision int8 or that engine is requested.
     """
     require_packages("ctranslate2")
     from ctranslate2 import __version__ as release
@@ -113,12 +109,12 @@ def export_ctranslate2(
 
 
 def golden_texts(bundle: Bundle) -> list[str]:
-    """Give the sentences that a bundle carries: few, but always there."""
+    """Return the golden sentences of a bundle: few, but always there."""
     return [case["input"] for case in bundle.golden["cases"]]
 
 
 def exported_positions(bundle: Bundle) -> int:
-    """Count the positions that an exported table has room for; schemes without a table are held to as many."""
+    """Return the number of exported positions; schemes without a table get the same limit."""
     model = bundle.config.model
     return (
         model.max_positions if model.positions == "learned" else position_table_rows(bundle.config)
@@ -126,7 +122,7 @@ def exported_positions(bundle: Bundle) -> int:
 
 
 def require_close_log_probs(error: float, *, exact: bool) -> float:
-    """Refuse an export that computes something else: not a rounding, but a misunderstanding."""
+    """Raise if log-probabilities differ by more than rounding."""
     most = LOG_PROB_TOLERANCE if exact else 1e3 * LOG_PROB_TOLERANCE
     if not error <= most:
         raise CorruptError(
@@ -138,24 +134,25 @@ def require_close_log_probs(error: float, *, exact: bool) -> float:
 
 
 def require_parity(parity: Parity) -> None:
-    """Refuse an exact export whose outputs, or what it thinks of them, are others."""
+    """Raise if outputs or log-probabilities of an exact export differ."""
     require_close_log_probs(parity.difference, exact=True)
     if parity.equal_fraction < MIN_EQUAL_FRACTION:
         raise CorruptError(
-            f"an export must write what the model writes, in {100 * MIN_EQUAL_FRACTION:.0f} % of the sentences at least",
+            "an export must write what the model writes, "
+            f"in {100 * MIN_EQUAL_FRACTION:.0f} % of the sentences at least",
             found=f"{parity.equal} of {parity.sentences} equal",
             fix="nothing was kept; use the native engine, and please report the model's settings",
         )
 
 
 def new_directory_path(out: str | Path) -> Path:
-    """Return a path at which nothing is and that can be made; raise an error otherwise, before any work."""
+    """Return the path of a new directory; raise if it exists or cannot be created."""
     require_new_directory(Path(out))
     return Path(out)
 
 
 def copy_tokenizers(bundle: Bundle, folder: Path) -> None:
-    """Put the SentencePiece models beside an export that leaves home, under the names that other programs use."""
+    """Copy the SentencePiece models into an export outside the bundle."""
     for tokenizer, name in (
         (bundle.tokenizers.src, "source.spm"),
         (bundle.tokenizers.tgt, "target.spm"),
@@ -170,7 +167,7 @@ def export_hugging_face(
     texts: Sequence[str] = (),
     references: Sequence[str] | None = None,
 ) -> ExportResult:
-    """Export a model to a new directory that `transformers` loads: Marian's for a post-norm Transformer, Pegasus's for pre-norm."""
+    """Export to a directory for `transformers`: Marian for post-norm, Pegasus for pre-norm."""
     require_packages("transformers")
     from transformers import __version__ as release
 
@@ -200,7 +197,7 @@ def export_onnx(
     texts: Sequence[str] = (),
     references: Sequence[str] | None = None,
 ) -> ExportResult:
-    """Export a model to a new directory as two ONNX graphs, encoder and decoder step, with the SentencePiece models beside them."""
+    """Export to a new directory as two ONNX graphs, encoder and decoder step, with tokenizers."""
     require_packages("onnx", "onnxscript", "onnxruntime")
     from dragoman.exchange.onnx_runner import OnnxRuntimeEngine
 
@@ -233,7 +230,7 @@ def export_onnx(
 
 
 def require_aligned(texts: Sequence[str], references: Sequence[str] | None) -> None:
-    """Refuse references that are not one a sentence, before an hour of work."""
+    """Raise unless there is one reference per sentence, before any work."""
     if references is not None:
         check_aligned(texts, references)
 

@@ -1,7 +1,7 @@
-"""Reading a Hugging Face directory of a Marian or Pegasus model, which may be damaged or hostile.
+"""Read and validate a Hugging Face directory of a Marian or Pegasus model: untrusted input.
 
-Everything that config.json says is validated and compared with the headers of the weights before anything is allocated
-in proportion to it. Links, pipes and pickles are not opened.
+Everything that config.json says is validated and compared with the headers of the weights before
+anything is allocated in proportion to it. Links, pipes and pickles are not opened.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REQUIREMENT = "an import must be a directory of a Hugging Face Marian or Pegasu
 
 
 class _IntegerRange(NamedTuple):
-    """The values that a whole number may have, and its default; None where it must be given."""
+    """The range of an integer setting, and its default; None if it is required."""
 
     low: int
     high: int
@@ -63,7 +63,7 @@ _BOOLEAN_SETTINGS = {
     "tie_word_embeddings": True,
     "share_encoder_decoder_embeddings": True,
 }
-# Settings by which it would be another model than the one its name stands for.
+# Settings that would change the architecture.
 _FIXED_SETTINGS: dict[str, dict[str, bool]] = {
     "marian": {"normalize_before": False, "add_final_layer_norm": False},
     "pegasus": {"normalize_before": True, "add_final_layer_norm": True},
@@ -77,20 +77,18 @@ _COMMON_FIXED_SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HuggingFaceDirectory:
-    """A directory whose settings and weights fit each other."""
+    """A directory with consistent settings and weights."""
 
     path: Path
     kind: str
-    settings: dict[
-        str, Any
-    ]  # those of config.json that are known, each of its type and within its range
-    extra: dict[str, Any]  # what our own export noted there
+    settings: dict[str, Any]  # known settings of config.json, validated
+    extra: dict[str, Any]  # settings recorded by our export
     beam: int
-    weight_files: dict[str, Path]  # the file of each weight that is used
+    weight_files: dict[str, Path]  # file of each weight in use
 
     @property
     def shared_vocab(self) -> bool:
-        """Whether both sides have one vocabulary and one embedding."""
+        """Whether both sides share vocabulary and embedding."""
         return bool(self.settings["share_encoder_decoder_embeddings"])
 
     @property
@@ -174,7 +172,7 @@ def read_vocabulary(path: Path, size: int) -> dict[str, int]:
 
 
 def read_sentencepiece(path: Path, vocabulary: Mapping[str, int]) -> bytes:
-    """Read a SentencePiece model some of whose pieces are in a vocabulary."""
+    """Read a SentencePiece model; some of its pieces must be in the vocabulary."""
     data = read_bytes(path)
     try:
         if not data:
@@ -213,7 +211,7 @@ def read_bytes(path: Path) -> bytes:
 
 @contextmanager
 def _as_bundle_error(path: Path) -> Iterator[None]:
-    """Turn what keeps a file from being read into an error that says what it is."""
+    """Convert an OSError into a BundleError with the reason."""
     try:
         yield
     except (OSError, CorruptError) as error:
@@ -232,7 +230,7 @@ def _as_bundle_error(path: Path) -> Iterator[None]:
 
 
 def _describe_file_type(path: Path) -> str:
-    """Describe what is where a plain file belongs; empty for a plain file."""
+    """Describe a path that is no regular file; empty for a regular file."""
     if path.is_symlink():
         return "a symbolic link"
     if path.is_dir():
@@ -247,13 +245,13 @@ def _read_config(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         found = f"the file {directory}" if directory.exists() else f"no directory at {directory}"
         raise BundleError(
-            _REQUIREMENT, found=found, fix="give a directory such as one of Helsinki-NLP/opus-mt"
+            _REQUIREMENT, found=found, fix="pass a directory such as one of Helsinki-NLP/opus-mt"
         )
     if not os.path.lexists(directory / CONFIG):
         raise BundleError(
             _REQUIREMENT,
             found=f"no {CONFIG} in {directory}",
-            fix="give a directory such as one of Helsinki-NLP/opus-mt",
+            fix="pass a directory such as one of Helsinki-NLP/opus-mt",
         )
     with _as_bundle_error(directory / CONFIG):
         hf_config = read_json(directory / CONFIG)
@@ -266,7 +264,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _validate_settings(hf_config: Mapping[str, Any], kind: str, path: Path) -> dict[str, Any]:
-    """Return the settings that describe the model; raise BundleError for all that are wrong."""
+    """Return the validated settings; raise BundleError with all that are wrong."""
     problems: list[str] = []
     settings: dict[str, Any] = {}
     for name, (low, high, default) in _INTEGER_SETTINGS.items():
@@ -309,9 +307,10 @@ def _validate_settings(hf_config: Mapping[str, Any], kind: str, path: Path) -> d
 def _consistency_problems(
     hf_config: Mapping[str, Any], settings: dict[str, Any], kind: str
 ) -> list[str]:
-    """Find settings that do not fit each other, and complete those that follow from others."""
+    """Yield inconsistent settings, and fill in those that follow from others."""
     problems = [
-        f"{side}_attention_heads {settings[f'{side}_attention_heads']} that do not divide d_model {settings['d_model']}"
+        f"{side}_attention_heads {settings[f'{side}_attention_heads']} "
+        f"that do not divide d_model {settings['d_model']}"
         for side in SIDES
         if settings["d_model"] % settings[f"{side}_attention_heads"]
     ]
@@ -328,7 +327,8 @@ def _consistency_problems(
         )
     elif settings["share_encoder_decoder_embeddings"] and size != settings["vocab_size"]:
         problems.append(
-            f"one embedding for a vocab_size of {settings['vocab_size']} and a decoder_vocab_size of {size}"
+            f"one embedding for a vocab_size of {settings['vocab_size']} "
+            f"and a decoder_vocab_size of {size}"
         )
     settings["decoder_vocab_size"] = size
     for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
@@ -341,7 +341,7 @@ def _consistency_problems(
 
 
 def _read_beam(directory: Path, hf_config: Mapping[str, Any]) -> int:
-    """Return the beam that the directory asks for, in generation_config.json or, as older ones do, in config.json."""
+    """Return the beam size of generation_config.json or, in older directories, of config.json."""
     path = directory / GENERATION
     generation: Mapping[str, Any] = {}
     if os.path.lexists(path):
@@ -365,7 +365,7 @@ def _read_beam(directory: Path, hf_config: Mapping[str, Any]) -> int:
 
 
 def _read_headers(directory: Path) -> dict[str, tuple[Path, TensorInfo]]:
-    """Read which file holds each weight, with its type and shape: one file of safetensors, or several with an index."""
+    """Return the file, dtype and shape of each weight in one or several safetensors files."""
     if os.path.lexists(directory / WEIGHTS):
         with _as_bundle_error(directory / WEIGHTS):
             return {
@@ -408,16 +408,20 @@ def _read_headers(directory: Path) -> dict[str, tuple[Path, TensorInfo]]:
 
 
 def _missing_weights_error(directory: Path) -> BundleError:
-    """Make the error for a directory without safetensors; a pickle is not opened, because that can run code."""
+    """Return the error for a directory without safetensors: pickles can run code."""
     old = sorted(
         each.name
         for each in directory.iterdir()
         if each.name.endswith((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
     )
-    again = f"from transformers import AutoModelForSeq2SeqLM as M; M.from_pretrained('{directory}').save_pretrained('NEW')"
+    again = (
+        "from transformers import AutoModelForSeq2SeqLM as M; "
+        f"M.from_pretrained('{directory}').save_pretrained('NEW')"
+    )
     fix = f"""make one with transformers, which reads them more safely: python -c "{again}" """
     found = (
-        f"only {old[0]!r:.120}, a pickle or another format, which is not opened because it can run code"
+        f"only {old[0]!r:.120}, a pickle or another format, "
+        "which is not opened because it can run code"
         if old
         else "none"
     )
@@ -431,7 +435,7 @@ def _missing_weights_error(directory: Path) -> BundleError:
 def _expected_weights(
     settings: Mapping[str, Any], kind: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and the shape of each weight that a model must have, the embeddings aside."""
+    """Yield the name and shape of each required weight, without the embeddings."""
     width = settings["d_model"]
     for side in SIDES:
         inner = settings[f"{side}_ffn_dim"]
@@ -463,7 +467,7 @@ def _match_weights(
     kind: str,
     directory: Path,
 ) -> dict[str, Path]:
-    """Return the file of each weight that is used; raise BundleError unless names, shapes and types are the model's."""
+    """Return the file of each weight in use; raise BundleError if any does not fit."""
     width, positions = settings["d_model"], settings["max_position_embeddings"]
     src, tgt = (settings["vocab_size"], width), (settings["decoder_vocab_size"], width)
     joint, tied = settings["share_encoder_decoder_embeddings"], settings["tie_word_embeddings"]
@@ -504,9 +508,7 @@ def _match_weights(
             + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""),
             fix=RETRY_HINT,
         )
-    own = (
-        set() if tied else set(tables)
-    )  # without tying, transformers keeps a table of its own for each side
+    own = set() if tied else set(tables)  # without tying, transformers stores a table for each side
     used = {
         *required,
         *own,
@@ -519,7 +521,7 @@ def _match_weights(
 def _require_memory(
     headers: Mapping[str, tuple[Path, TensorInfo]], weight_files: Mapping[str, Path]
 ) -> None:
-    """Raise BundleError where the weights in float32, three times over, do not fit into the memory that is free."""
+    """Raise BundleError if three float32 copies of the weights do not fit in free memory."""
     needed = 0
     for name in weight_files:
         count = 12
@@ -542,7 +544,7 @@ def _require_memory(
 
 
 def _require_sinusoidal(weights: Mapping[str, Tensor], weight_files: Mapping[str, Path]) -> None:
-    """Raise BundleError for stored positions that are not the sinusoids that both models have."""
+    """Raise BundleError for stored positions that are not sinusoidal."""
     for side in SIDES:
         name = f"model.{side}.embed_positions.weight"
         if name in weights:

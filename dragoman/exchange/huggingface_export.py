@@ -1,6 +1,6 @@
-"""To Hugging Face: a directory that `transformers` loads, with its tokenizer.
+"""Export to Hugging Face: a directory that `transformers` loads, with its tokenizer.
 
-A post-norm Transformer becomes a Marian model. Marian has no pre-norm; Pegasus is the same model with it, and takes those.
+A post-norm Transformer becomes a Marian model, a pre-norm one a Pegasus model.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dragoman.text.tokenizer import Tokenizer, Tokenizers
 
 PROGRAM = "Hugging Face"
 _ACTIVATIONS = {ReLU: "relu", GELU: "gelu", Swish: "swish"}
-_NORM_EPSILON = 1e-5  # which it does not let one choose
+_NORM_EPSILON = 1e-5  # fixed in transformers
 
 
 def save_hugging_face(
     model: EncoderDecoder, tokenizers: Tokenizers, config: Config, directory: Path
 ) -> None:
-    """Write a model into an existing directory as `transformers` loads it, with its tokenizer."""
+    """Write model and tokenizer into a directory for `transformers`."""
     shape = read_transformer_spec(model, PROGRAM)
     raise_problems(_unsupported_settings(shape, model, tokenizers))
     with quiet_transformers(), native_path(directory) as folder:
@@ -53,7 +53,7 @@ def save_hugging_face(
 def _unsupported_settings(
     shape: TransformerSpec, model: EncoderDecoder, tokenizers: Tokenizers
 ) -> list[str]:
-    """Say what neither Marian nor Pegasus can express."""
+    """Yield the settings that neither Marian nor Pegasus can express."""
     found: list[str] = []
 
     def must(holds: bool, what: str, got: object) -> None:
@@ -114,10 +114,10 @@ def _unsupported_settings(
 def _build_model(
     shape: TransformerSpec, model: EncoderDecoder, config: Config, tokenizers: Tokenizers
 ) -> Any:
-    """Build their model around our weights; whatever does not fit is a mistake of ours."""
+    """Build the `transformers` model from our weights."""
     import transformers
 
-    library: Any = transformers  # whose classes are typed by name only
+    library: Any = transformers  # its classes are lazily typed
     is_pre_norm = shape.encoder.residual is PreNorm
     named = to_hugging_face(shape.encoder, "encoder") | to_hugging_face(shape.decoder, "decoder")
     embeddings, settings = _name_embeddings(model, named)
@@ -145,7 +145,7 @@ def _build_model(
     assert not rest, f"weights that were not given: {rest[:3]}"
     assert not unexpected, f"weights that it has no place for: {unexpected[:3]}"
     _set_generation_config(theirs.generation_config, config)
-    # What no setting of theirs says, for `dragoman import` to restore.
+    # Settings that config.json cannot express, restored by `dragoman import`.
     data = {name: getattr(config.data, name) for name in ("src_lang", "tgt_lang", "max_length")}
     dragoman_settings: dict[str, Any] = {"data": data, "decode": asdict(config.decode)}
     if all(type(tokenizer) is Tokenizer for tokenizer in tokenizers):
@@ -160,7 +160,7 @@ def _build_model(
 def _name_embeddings(
     model: EncoderDecoder, named: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Name the embeddings and the output, and say how they are tied; a factor that it does not know is worked in."""
+    """Return embeddings and output by name, and their tying; an unsupported scale is folded in."""
     (src, src_scale), (tgt, tgt_scale) = (
         embedding_table(model, "src"),
         embedding_table(model, "tgt"),
@@ -193,7 +193,7 @@ def _name_embeddings(
 def _config_arguments(
     shape: TransformerSpec, config: Config, tokenizers: Tokenizers
 ) -> dict[str, Any]:
-    """Say in its words what the model is; ids stay ours, and an output starts with our `<s>`."""
+    """Return the configuration for `transformers`; ids stay ours, and decoding starts at `<s>`."""
     return {
         "vocab_size": len(tokenizers.src),
         "decoder_vocab_size": len(tokenizers.tgt),
@@ -220,7 +220,7 @@ def _config_arguments(
 
 
 def _set_generation_config(settings: Any, config: Config) -> None:
-    """Set how it searches by default: as the model does, as nearly as it can."""
+    """Set the generation defaults to the model's decode settings."""
     settings.max_length = max(512, 2 * config.data.max_length + config.decode.max_length_extra)
     settings.num_beams = config.decode.beam
     settings.length_penalty = config.decode.length_penalty
@@ -230,7 +230,7 @@ def _set_generation_config(settings: Any, config: Config) -> None:
 
 
 def _save_tokenizer(tokenizers: Tokenizers, config: Config, directory: Path) -> None:
-    """Write SentencePiece models and vocabularies under Marian's names; ids are the pieces' own."""
+    """Write SentencePiece models and vocabularies under Marian's file names."""
     import transformers
 
     files = {"source.spm": tokenizers.src.model, "target.spm": tokenizers.tgt.model}

@@ -1,7 +1,7 @@
-"""From Hugging Face's Marian, such as OPUS-MT, and Pegasus: a directory becomes a bundle that translates as it did.
+"""Import a Hugging Face Marian (OPUS-MT) or Pegasus directory as a bundle with the same outputs.
 
-Marian's vocabulary has another order and no beginning: an output starts from the padding's vector. Here that vector becomes
-our `<s>`, which is never written. The bundle appears only after it was compared with the original.
+Marian's vocabulary has another order and no BOS: decoding starts from the embedding of PAD. Here
+that embedding becomes BOS. The bundle is published only after it was compared with the original.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from dragoman.text.tokenizer import NORMALIZATION_FORMS, TOKENIZER_ALGORITHMS, T
 
 logger = logging.getLogger(__name__)
 
-_MAX_COMPARED_POSITIONS = 1024  # of a text that is compared
-_FORBIDDEN_BIAS = -1e9  # the output bias of a token that is never written
+_MAX_COMPARED_POSITIONS = 1024  # tokens of a compared text
+_FORBIDDEN_BIAS = -1e9  # output bias of a token that must not be produced
 _ARCHITECTURES = {"marian": "MarianMTModel", "pegasus": "PegasusForConditionalGeneration"}
 _UNEXPECTED_ERRORS = (
     ArithmeticError,
@@ -61,18 +61,18 @@ _UNEXPECTED_ERRORS = (
 
 
 class ImportResult(NamedTuple):
-    """What was made, and how it compares; None where there was nothing to compare with."""
+    """The result of an import, and its parity; None without `transformers`."""
 
     path: Path
     parity: Parity | None
 
 
 class VocabularyMapping(NamedTuple):
-    """One side's ids there, in the order that they have here."""
+    """The vocabulary of one side in our order."""
 
-    order: list[int]  # their id of each of our tokens
+    order: list[int]  # original id of each of our tokens
     tokens: list[str]
-    has_copied_start: bool  # whether our `<s>` is a copy, which must never be written
+    has_copied_start: bool  # whether BOS is a copy of PAD, which must not be produced
 
 
 def import_marian(
@@ -83,7 +83,7 @@ def import_marian(
     src_lang: str = "",
     tgt_lang: str = "",
 ) -> ImportResult:
-    """Turn a Marian or Pegasus directory into a bundle at `out`; compare them where `transformers` is installed.
+    """Import a Marian or Pegasus directory as a bundle at `out`; compare them with `transformers`.
 
     Raise BundleError or CorruptError for a directory that is damaged; then nothing is left behind.
     """
@@ -133,7 +133,7 @@ def import_marian(
 
 @contextlib.contextmanager
 def _as_bundle_errors(directory: Path) -> Iterator[None]:
-    """Turn whatever a damaged directory causes into one line: transformers and SentencePiece raise what they like."""
+    """Convert any error of a damaged directory: transformers and SentencePiece raise all kinds."""
     try:
         yield
     except DivergedError as error:
@@ -159,7 +159,7 @@ def _as_bundle_errors(directory: Path) -> Iterator[None]:
 
 
 def _read_vocabularies(source: HuggingFaceDirectory) -> tuple[dict[str, int], dict[str, int]]:
-    """Read the vocabularies of both sides, which may be one."""
+    """Read the vocabularies of both sides, which may be shared."""
     shared = source.path / "vocab.json"
     src = read_vocabulary(shared, source.settings["vocab_size"])
     if source.shared_vocab:
@@ -169,7 +169,7 @@ def _read_vocabularies(source: HuggingFaceDirectory) -> tuple[dict[str, int], di
 
 
 def _start_token_id(vocabularies: Mapping[str, int], source: HuggingFaceDirectory) -> int:
-    """Return the id from which an output starts; raise BundleError where config.json has other ids than the vocabulary."""
+    """Return the id that decoding starts from; raise BundleError if config.json has other ids."""
     for name, token in (("pad_token_id", "<pad>"), ("eos_token_id", "</s>")):
         given = source.settings[name]
         if given not in (None, vocabularies[token]):
@@ -182,12 +182,12 @@ def _start_token_id(vocabularies: Mapping[str, int], source: HuggingFaceDirector
 
 
 def _map_vocabulary(vocabularies: Mapping[str, int], size: int, start: int) -> VocabularyMapping:
-    """Put a vocabulary into our order: padding, beginning, end and unknown first, the rest as it was."""
+    """Return a vocabulary in our order: PAD, BOS, EOS and UNK first, the rest unchanged."""
     pad, end, unknown = (vocabularies[SPECIAL_TOKENS[each]] for each in (0, 2, 3))
     first = [pad, start, end, unknown]
     spelt = {number: piece for piece, number in vocabularies.items()}
     rest = [number for number in range(size) if number not in first]
-    # A spelling of ours that is an ordinary token there, and ids without a token, get one that no text is cut into.
+    # A special token that is an ordinary token there, and ids without a token, get unused names.
     taken = set(SPECIAL_TOKENS)
     tokens = [
         spelt[each] if each in spelt and spelt[each] not in taken else f"<unused {each}>"
@@ -204,7 +204,7 @@ def _build_tokenizers(
     src: VocabularyMapping,
     tgt: VocabularyMapping,
 ) -> Tokenizers:
-    """Make tokenizers of SentencePiece models and vocabularies; one that our own export noted becomes what it was."""
+    """Build tokenizers from SentencePiece models and vocabularies; our own exports are restored."""
     exported_settings = source.extra.get("text")
     if (
         isinstance(exported_settings, dict)
@@ -235,13 +235,16 @@ def _build_tokenizers(
 def _build_config(
     source: HuggingFaceDirectory, tokenizers: Tokenizers, *, src_lang: str, tgt_lang: str
 ) -> Config:
-    """Translate its settings into ours; what our own export noted is restored."""
+    """Convert its settings to ours; settings recorded by our export are restored."""
     theirs, is_pre_norm = source.settings, source.kind == "pegasus"
     tie = (
         "none" if not theirs["tie_word_embeddings"] else "all" if source.shared_vocab else "target"
     )
     blocks = {
-        side: f"transformer(heads={theirs[f'{side}_attention_heads']}, ffn_width={theirs[f'{side}_ffn_dim']})*{theirs[f'{side}_layers']}"
+        side: (
+            f"transformer(heads={theirs[f'{side}_attention_heads']}, "
+            f"ffn_width={theirs[f'{side}_ffn_dim']})*{theirs[f'{side}_layers']}"
+        )
         for side in SIDES
     }
     exported_settings = {
@@ -280,7 +283,7 @@ def _build_config(
         },
         decode={"beam": source.beam, "length_penalty": 1.0, **exported_settings["decode"]},
     )
-    return from_dict(to_dict(config))  # which validates what `replace` takes as it is
+    return from_dict(to_dict(config))  # validates what `replace` does not
 
 
 def _map_weights(
@@ -290,7 +293,7 @@ def _map_weights(
     tgt: VocabularyMapping,
     config: Config,
 ) -> dict[str, Tensor]:
-    """Return the weights under our parameter names, with the embedding rows in our vocabulary's order."""
+    """Return the weights under our names, with embedding rows in the order of our vocabulary."""
     ours: dict[str, Tensor] = {}
     for side in SIDES:
         ours |= from_hugging_face(theirs, side, source.settings[f"{side}_layers"])
@@ -321,7 +324,7 @@ def _map_weights(
 def _require_expected_weights(
     ours: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
 ) -> None:
-    """Raise BundleError for weights of other names or shapes than our model has."""
+    """Raise BundleError for weights of other names or shapes than our model's."""
     for name in sorted({*ours, *expected}):
         wanted, found = (
             list(each[name].shape) if name in each else "none" for each in (expected, ours)
@@ -341,7 +344,7 @@ def _compare_with_original(
     made: Path,
     texts: Sequence[str],
 ) -> Parity | None:
-    """Translate with both, where the other is installed; raise CorruptError where they differ by more than rounding."""
+    """Compare translations if `transformers` is installed; raise CorruptError if all differ."""
     if not is_installed("transformers"):
         return None
     bundle = Bundle.load(made)
@@ -370,7 +373,7 @@ def _compare_with_original(
 
 
 def _compared_positions(source: HuggingFaceDirectory) -> int:
-    """Return how many positions the two are compared on; the original has no more, and no way to split a text."""
+    """Return the number of positions that are compared: the original has no more."""
     return min(int(source.settings["max_position_embeddings"]), _MAX_COMPARED_POSITIONS)
 
 
@@ -380,13 +383,13 @@ def _write_original(
     models: Sequence[bytes],
     directory: Path,
 ) -> None:
-    """Write what was validated for `transformers` to read, and nothing else of a directory that may be anybody's."""
+    """Write only validated files for `transformers` to read: the directory is untrusted."""
     special = {
         name: vocabularies[1][token]
         for name, token in (("pad_token_id", "<pad>"), ("eos_token_id", "</s>"))
     }
     special["decoder_start_token_id"] = _start_token_id(vocabularies[1], source)
-    # What our search never writes: the two are compared as models, not as searches.
+    # Tokens that our search never produces: models are compared, not searches.
     never = {
         special["pad_token_id"],
         special["decoder_start_token_id"],
@@ -401,7 +404,7 @@ def _write_original(
     if not any("embed_positions" in name for name in source.weight_files):
         settings["max_position_embeddings"] = _compared_positions(
             source
-        )  # for which it computes a table, slowly
+        )  # a table is computed for them, slowly
     if source.kind == "pegasus":
         del settings["share_encoder_decoder_embeddings"], settings["decoder_vocab_size"]
     files: dict[str, Any] = {

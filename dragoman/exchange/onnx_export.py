@@ -1,7 +1,8 @@
-"""To ONNX: `encoder.onnx`, and `decoder_step.onnx` with an explicit cache; the search stays outside.
+"""Export to ONNX: `encoder.onnx`, and `decoder_step.onnx` with an explicit KV cache; no search.
 
-The encoder gives all that a step needs, keys and values of the source included. A step takes that, one piece a row and what earlier
-steps left, and gives the logits of the next piece and what later steps need. The first step is like any other: its cache is empty.
+The encoder returns the decoder's initial state, cross-attention keys and values included. A decoder
+step takes the state and one token per row, and returns the logits of the next token and the new
+state. The first step is like any other: its KV cache is empty.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ENCODER, DECODER_STEP, DESCRIPTION = "encoder.onnx", "decoder_step.onnx", "model
 
 
 def save_onnx(model: EncoderDecoder, config: Config, directory: Path) -> None:
-    """Write a model into an existing directory as two ONNX graphs, and `model.json` with the names that a loop needs."""
+    """Write two ONNX graphs, and `model.json` with the names that a decoding loop needs."""
     require_packages("onnx", "onnxscript", "onnxruntime")
     with raising_export_errors(config):
         slots = find_state_tensors(model)
@@ -75,7 +76,7 @@ def save_onnx(model: EncoderDecoder, config: Config, directory: Path) -> None:
 
 @contextlib.contextmanager
 def raising_export_errors(config: Config) -> Iterator[None]:
-    """Turn whatever torch or onnxruntime meets in a model into a refusal: neither has errors of its own for what it cannot do."""
+    """Convert any error of torch or onnxruntime: neither has its own for unsupported models."""
     try:
         yield
     except DragomanError:
@@ -83,29 +84,33 @@ def raising_export_errors(config: Config) -> Iterator[None]:
     except Exception as error:
         found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         blocks = ", ".join((*config.model.encoder, *config.model.decoder))
-        must = f"to be exported to ONNX a model ({blocks}) must be one that torch traces for every length"
+        must = (
+            f"to be exported to ONNX a model ({blocks}) must be one "
+            "that torch traces for every length"
+        )
         raise ConfigError([f"{must}; found {found}; {NATIVE_HINT}"]) from error
 
 
 def max_exported_positions(config: Config) -> int:
-    """Count the places that the graphs know: tables of positions end somewhere."""
+    """Return the maximum number of positions of the graphs: position tables are finite."""
     return min(config.model.max_positions, 2048)
 
 
 def _require_position_cache(slots: Sequence[StateTensor], config: Config) -> None:
-    """Refuse a state that does not tell how far it is where the model must know."""
+    """Raise for a model with positions whose state has no cache to tell its length."""
     added = config.model.positions in ("sinusoidal", "sinusoidal_halves", "learned")
     if added and not any(slot.kind == "cache" for slot in slots):
         raise ConfigError(
             [
-                "to be exported to ONNX a model with positions must keep a cache, by whose length it knows its place; "
+                "to be exported to ONNX a model with positions must keep a cache, "
+                "whose length is its position; "
                 f"found model.positions={config.model.positions} without one; {NATIVE_HINT}"
             ]
         )
 
 
 def _encoder_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give an example of the encoder's inputs, and which of their axes grow."""
+    """Return example inputs of the encoder, and their dynamic axes."""
     src = torch.full((3, 5), 4)
     mask = torch.arange(5) < torch.tensor([[5], [3], [4]])
     batch, source = torch.export.Dim(BATCH), torch.export.Dim(SOURCE)
@@ -115,7 +120,7 @@ def _encoder_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _step_inputs(
     slots: Sequence[StateTensor], tensors: list[torch.Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give an example of a step's inputs, and which of their axes grow."""
+    """Return example inputs of a decoder step, and their dynamic axes."""
     dims = {
         BATCH: torch.export.Dim(BATCH),
         SOURCE: torch.export.Dim(SOURCE),
@@ -126,12 +131,12 @@ def _step_inputs(
 
 
 def _encoder_names(slots: Sequence[StateTensor]) -> tuple[list[str], list[str]]:
-    """Name the encoder's inputs and outputs."""
+    """Return the names of the encoder's inputs and outputs."""
     return ["src", "mask"], [slot.label for slot in slots]
 
 
 def _step_names(slots: Sequence[StateTensor]) -> tuple[list[str], list[str]]:
-    """Name a step's inputs and outputs; what goes in as X comes out as new_X."""
+    """Return the names of a step's inputs and outputs: X becomes new_X."""
     return ["tokens", *(slot.label for slot in slots)], [
         "logits",
         *(f"new_{slot.label}" for slot in slots if not slot.is_read_only),
@@ -163,7 +168,7 @@ def _export_graph(
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Keep the exporter's progress, which it prints, off the results."""
+    """Redirect the exporter's printed progress away from stdout."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

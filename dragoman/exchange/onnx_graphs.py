@@ -1,6 +1,6 @@
-"""A model as two graphs of tensors: the encoder, and one step of the decoder whose state goes in and comes out by name.
+"""Modules to trace for ONNX: the encoder, and a decoder step with its state as named tensors.
 
-Nothing here knows a family of models. The state is a tree of named tensors whatever the model, and which of their axes grow is
+This works for any model: a decoder state is a tree of named tensors, and their dynamic axes are
 found by trying two sizes.
 """
 
@@ -21,65 +21,65 @@ _STATE_KINDS = ("recurrent", "cache", "memory")
 
 
 class StateTensor(NamedTuple):
-    """One tensor of a state: where it lives, and which of its axes grow with what."""
+    """One tensor of a decoder state: its path, and its dynamic axes."""
 
-    path: tuple[str, ...]  # of parts: ("decoder", "0")
+    path: tuple[str, ...]  # such as ("decoder", "0")
     kind: str  # carried, cache or memory
     name: str
     axes: dict[int, str]  # axis -> batch, source or past
 
     @property
     def label(self) -> str:
-        """Name the tensor in one word: `decoder_0_cache_key_value`."""
+        """The name of the tensor: `decoder_0_cache_key_value`."""
         return "_".join((*self.path, self.kind, self.name))
 
     @property
     def is_read_only(self) -> bool:
-        """Say whether a step leaves it as it is: what the encoder made."""
+        """Whether it is constant over the steps: computed from the encoder."""
         return self.kind == "memory"
 
 
 class ConcatState(DecoderState):
-    """A state whose caches grow by joining, so that a graph of them has no room to manage."""
+    """A decoder state whose caches grow by concatenation: a graph has no capacity to manage."""
 
     __slots__ = ()
 
     def append(self, name: str, new: Tensor) -> DecoderState:
-        """Move on by new slots of a cache."""
+        """Append new positions to a cache."""
         cache = {**self.cache, name: torch.cat([self.cache[name], new], dim=-2)}
         return replace(self.advance(new.size(-2)), cache=cache)
 
 
 class EncoderGraph(nn.Module):
-    """Sources and their mask in, the whole state before the first piece out."""
+    """Sources and their mask in, the decoder state before the first token out."""
 
     def __init__(self, model: EncoderDecoder, slots: Sequence[StateTensor]) -> None:
         super().__init__()
         self.model, self.slots = model, slots
 
     def forward(self, src: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """Read sources (B, S), real where the mask is True."""
+        """Encode sources (B, S), real where the mask is True."""
         return tuple(
             _get_tensor(self.model.start(self.model.encode(src, mask)), slot) for slot in self.slots
         )
 
 
 class DecoderStepGraph(nn.Module):
-    """One piece a row and the state in, the logits of the next and the new state out."""
+    """One token per row and the state in, the logits of the next token and the new state out."""
 
     def __init__(self, model: EncoderDecoder, slots: Sequence[StateTensor]) -> None:
         super().__init__()
         self.model, self.slots = model, slots
 
     def forward(self, tokens: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        """Take one more piece a row (B,) and the tensors of the state."""
+        """Run one decoder step on tokens (B,) and the tensors of the state."""
         state = _rebuild_state(self.slots, tensors)
         logits, state = self.model.step(tokens, state)
         return (logits, *(_get_tensor(state, slot) for slot in self.slots if not slot.is_read_only))
 
 
 def find_state_tensors(model: EncoderDecoder) -> list[StateTensor]:
-    """List the tensors of a model's state, and find their growing axes by trying two sizes."""
+    """List the tensors of a model's state, with dynamic axes found by trying two sizes."""
     found = []
     for small, large in zip(
         _iter_tensors(_make_state(model, 3, 5, 2)),
@@ -98,13 +98,13 @@ def find_state_tensors(model: EncoderDecoder) -> list[StateTensor]:
 
 
 def example_state(model: EncoderDecoder, slots: Sequence[StateTensor]) -> list[Tensor]:
-    """Make the tensors of a state after two pieces, to trace a step with."""
+    """Return the tensors of a state after two tokens, to trace a step with."""
     state = _make_state(model, 3, 5, 2)
     return [_get_tensor(state, slot).clone() for slot in slots]
 
 
 def _make_state(model: EncoderDecoder, rows: int, source: int, past: int) -> DecoderState:
-    """Make a state of certain sizes."""
+    """Build a state of given sizes."""
     with torch.no_grad():
         mask = torch.ones(rows, source, dtype=torch.bool)
         mask[0, -1] = False
@@ -117,7 +117,7 @@ def _make_state(model: EncoderDecoder, rows: int, source: int, past: int) -> Dec
 def _iter_tensors(
     state: DecoderState, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, str, Tensor]]:
-    """Go through the tensors of a state, in an order that is always the same."""
+    """Yield the tensors of a state in a fixed order."""
     for kind in _STATE_KINDS:
         for name in sorted(getattr(state, kind)):
             yield (
@@ -131,7 +131,7 @@ def _iter_tensors(
 
 
 def _get_tensor(state: DecoderState, slot: StateTensor) -> Tensor:
-    """Find a slot's tensor in a state."""
+    """Return the tensor of a state at a path."""
     for name in slot.path:
         state = state.children[name]
     tensor: Tensor = (
@@ -141,7 +141,7 @@ def _get_tensor(state: DecoderState, slot: StateTensor) -> Tensor:
 
 
 def _rebuild_state(slots: Sequence[StateTensor], tensors: Sequence[Tensor]) -> DecoderState:
-    """Put a state together again from its tensors; its length is that of its caches."""
+    """Rebuild a state from its tensors; its length is that of its caches."""
     length = next(
         (
             tensor.size(-2)

@@ -1,4 +1,4 @@
-"""Running exported ONNX graphs with `onnxruntime` alone, greedily. Only to compare with."""
+"""Run exported ONNX graphs with `onnxruntime` greedily, to compare them with the model."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.search import SearchStrategy
+from dragoman.decoding.search import SearchRequest, SearchStrategy
 from dragoman.exchange.onnx_export import DECODER_STEP, DESCRIPTION, ENCODER
-from dragoman.inference.engine import SearchRequest
 from dragoman.storage.atomic import native_path
 
 
 class OnnxRuntimeEngine:
-    """Two graphs behind the engine's face: a greedy loop, as short as it can be."""
+    """Encoder and decoder step graphs as an engine: a minimal greedy loop."""
 
     name = "onnx"
     workers = client_threads = 1
@@ -28,7 +26,7 @@ class OnnxRuntimeEngine:
 
         runtime: Any = onnxruntime
         options = runtime.SessionOptions()
-        options.log_severity_level = 3  # errors alone
+        options.log_severity_level = 3  # errors only
         with native_path(directory) as folder:
             self._encoder, self._step = (
                 runtime.InferenceSession(
@@ -38,20 +36,19 @@ class OnnxRuntimeEngine:
             )
         self._description = json.loads((directory / DESCRIPTION).read_text("utf-8"))
         self._state = [each["name"] for each in self._description["state"]]
-        self._input_names = {
-            each.name for each in self._step.get_inputs()
-        }  # a graph drops what it has no use for
+        # A graph drops inputs that it does not use.
+        self._input_names = {each.name for each in self._step.get_inputs()}
         self._output_names = [each.name for each in self._step.get_outputs()]
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
-        """Only greedy search, within the positions that were exported."""
-        if not isinstance(strategy, GreedySearch):
-            return f"is run without {type(strategy).__name__.lower()}"
+        """Return why a search is unsupported: not greedy, or more positions than exported."""
+        if strategy.beam_size != 1:
+            return f"does not support {strategy.name}"
         most = self._description["most_positions"]
         return f"was exported for {most} positions" if longest > most else ""
 
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Take the likeliest piece at each step, for all rows until the last has ended."""
+        """Take the most probable token at each step until all rows have ended."""
         description, rows = self._description, len(request.sources)
         sources = [[*source, description["eos"]] for source in request.sources]
         longest = max(map(len, sources))
@@ -91,11 +88,7 @@ class OnnxRuntimeEngine:
                 is_active[row] = not ends and step < limits[row]
             if not is_active.any():
                 break
-        penalty = (
-            request.strategy.penalty
-            if isinstance(request.strategy, GreedySearch)
-            else GreedySearch().penalty
-        )
+        penalty = request.strategy.penalty
         return [
             [
                 Hypothesis(
@@ -112,7 +105,7 @@ class OnnxRuntimeEngine:
 def _choose_tokens(
     scores: Any, request: SearchRequest, description: dict[str, int], step: int
 ) -> Any:
-    """Choose each row's likeliest piece that may be written, or the one that its prefix says."""
+    """Return the most probable allowed token of each row, or that of its prefix."""
     allowed = scores.copy()
     allowed[:, [description["pad"], description["bos"], description["unk"]]] = -np.inf
     if step < request.min_length:
@@ -128,6 +121,6 @@ def _choose_tokens(
 
 
 def _log_softmax(logits: Any) -> Any:
-    """Normalise logits (B, V)."""
+    """Return log-probabilities of logits (B, V)."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Is what was exported the same model? Greedy outputs side by side, scores of the same pieces, and BLEU."""
+"""Parity of an export with the native engine: greedy outputs, log-probabilities and BLEU."""
 
 from __future__ import annotations
 
@@ -23,28 +23,32 @@ class Parity:
 
     program: str
     sentences: int
-    equal: int  # greedy outputs that are the same, letter for letter
+    equal: int  # greedy outputs that are equal strings
     difference: (
-        float  # the largest one of the log-probability of a whole output, where both wrote the same
+        float  # largest difference of an output's log-probability, if both outputs are equal
     )
-    bleu: tuple[float, float] | None = None  # ours and theirs, by the model's own beam
+    bleu: tuple[float, float] | None = None  # native and exported, with the model's beam
 
     @property
     def equal_fraction(self) -> float:
-        """Give the share of equal outputs."""
+        """The fraction of equal outputs."""
         return self.equal / self.sentences if self.sentences else 1.0
 
     def __str__(self) -> str:
-        """Write the line that every export prints."""
-        line = f"parity: greedy outputs equal on {self.equal:,} of {self.sentences:,} sentences ({100 * self.equal_fraction:.1f} %)"
+        """Return the line that every export prints."""
+        line = (
+            f"parity: greedy outputs equal on {self.equal:,} of {self.sentences:,} sentences "
+            f"({100 * self.equal_fraction:.1f} %)"
+        )
         line += f", largest difference of a log-probability {self.difference:.1e}"
         if self.bleu is not None:
             ours, theirs = self.bleu
-            line += f"; BLEU {ours:.2f} native, {theirs:.2f} {self.program}, difference {theirs - ours:+.2f}"
+            line += f"; BLEU {ours:.2f} native, {theirs:.2f} {self.program}"
+            line += f", difference {theirs - ours:+.2f}"
         return line
 
     def to_dict(self) -> dict[str, Any]:
-        """Turn the figures into plain values for a manifest or JSON."""
+        """Return plain values for a manifest or JSON."""
         values: dict[str, Any] = {
             "sentences": self.sentences,
             "equal": self.equal,
@@ -58,9 +62,9 @@ class Parity:
 def compare_engine(
     bundle: Bundle, engine: Engine, texts: Sequence[str], references: Sequence[str] | None = None
 ) -> Parity:
-    """Translate texts greedily with the native engine and with another, and compare; with references, BLEU by the model's own beam.
+    """Compare greedy translations of two engines; with references also BLEU with the model's beam.
 
-    An engine that has no beam search is compared in BLEU greedily as well.
+    BLEU of an engine without beam search is that of greedy search.
     """
     native = NativeEngine(lambda: bundle.model)
     ours, theirs = (
@@ -87,12 +91,12 @@ def compare_texts(
     texts: Sequence[str],
     references: Sequence[str] | None,
 ) -> Parity:
-    """Compare with a program that takes and gives text: greedy outputs, and BLEU of the same."""
+    """Compare with a program that translates text: greedy outputs, and their BLEU."""
     texts = [text.strip() for text in texts if text.strip()] if references is None else list(texts)
     native = Translator(NativeEngine(lambda: bundle.model), bundle.tokenizers, bundle.config)
     ours = [
         (each.text.strip(), sum(each.log_probs)) for each in native.stream(texts, beam=1)
-    ]  # it strips, and we do not
+    ]  # the other program strips outputs
     decode = bundle.config.decode
     lengths = [
         len(ids) for ids in bundle.tokenizers.src.encode_batch([text.strip() for text in texts])
@@ -115,7 +119,7 @@ def measure_parity(
     references: Sequence[str] | None,
     tgt_lang: str,
 ) -> Parity:
-    """Count what is equal among greedy outputs with their log-probabilities, and score outputs where there are references."""
+    """Count equal greedy outputs, compare log-probabilities, and compute BLEU with references."""
     same = [(one, other) for one, other in zip(ours, theirs, strict=True) if one[0] == other[0]]
     scores = None
     if references is not None and outputs is not None:

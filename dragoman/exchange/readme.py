@@ -1,4 +1,4 @@
-"""The README of an export: the model's card, with code that runs in its program as it is."""
+"""README of an export: the model card with code that runs as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = {
 _LIBRARIES = {"ctranslate2": "ctranslate2", "huggingface": "transformers", "onnx": "onnx"}
 _USAGE_PATTERN = re.compile(
     r"\n## Use\n.*?(?=\n## |\Z)", re.DOTALL
-)  # of a card: instructions for dragoman
+)  # the section of a card with instructions for dragoman
 _PROGRAM_NAMES = {
     "ctranslate2": "CTranslate2",
     "huggingface": "Hugging Face transformers",
@@ -35,7 +35,8 @@ target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
 def translate(texts):
     tokens = [source.encode({text}, out_type=str) for text in texts]
     found = translator.translate_batch(
-        tokens, beam_size={beam}, length_penalty={penalty}, max_decoding_length={longest}, disable_unk=True
+        tokens, beam_size={beam}, length_penalty={penalty}, max_decoding_length={longest},
+        disable_unk=True
     )
     return [target.decode(each.hypotheses[0]) for each in found]
 
@@ -52,9 +53,9 @@ model = AutoModelForSeq2SeqLM.from_pretrained(".")
 
 
 def translate(texts):
-    batch = tokenizer([{text} for text in texts], return_tensors="pt", padding=True)
-    found = model.generate(**batch, num_beams={beam}, max_length={longest})
-    return tokenizer.batch_decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    batch = tokenizer([{text} for text in texts], return_tensors="pt", padding=True) found =
+    model.generate(**batch, num_beams={beam}, max_length={longest}) return
+    tokenizer.batch_decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 print(translate([{example}])[0])
@@ -80,7 +81,8 @@ encoder = onnxruntime.InferenceSession("encoder.onnx")
 decoder = onnxruntime.InferenceSession("decoder_step.onnx")
 source = sentencepiece.SentencePieceProcessor(model_file="source.spm")
 target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
-taken, given = [each.name for each in decoder.get_inputs()], [each.name for each in decoder.get_outputs()]
+inputs = [each.name for each in decoder.get_inputs()]
+outputs = [each.name for each in decoder.get_outputs()]
 
 
 def translate(text, longest={longest}):
@@ -91,14 +93,15 @@ def translate(text, longest={longest}):
     state = {{each["name"]: value for each, value in zip(facts["state"], found)}}
     state["tokens"], written = np.array([facts["bos"]]), []
     while len(written) < longest:
-        found = dict(zip(given, decoder.run(None, {{name: state[name] for name in taken}})))
+        found = dict(zip(outputs, decoder.run(None, {{name: state[name] for name in inputs}})))
         logits = found.pop("logits")[0]
         logits[[facts["pad"], facts["bos"], facts["unk"]]] = -np.inf
         best = int(logits.argmax())
         if best == facts["eos"]:
             break
         written.append(best)
-        state |= {{name.removeprefix("new_"): value for name, value in found.items()}} | {{"tokens": np.array([best])}}
+        state |= {{name.removeprefix("new_"): value for name, value in found.items()}}
+        state["tokens"] = np.array([best])
     return target.decode([tgt_tokens[each] for each in written])
 
 
@@ -109,7 +112,7 @@ _EXAMPLES = {"ctranslate2": _CTRANSLATE2, "huggingface": _HUGGING_FACE, "onnx": 
 
 
 def write_readme(bundle: Bundle, folder: Path, program: str, *, precision: str = "float32") -> None:
-    """Write README.md into an export that leaves the model's directory."""
+    """Write README.md into an export outside the bundle."""
     form = bundle.tokenizers.src.normalization
     decode = bundle.config.decode
     code = _EXAMPLES[program].format(
@@ -122,9 +125,12 @@ def write_readme(bundle: Bundle, folder: Path, program: str, *, precision: str =
     if form == "none":
         code = code.replace("import unicodedata\n\n", "", 1).replace("import unicodedata\n", "", 1)
     use = (
-        f"## Use\n\nExported to {_PROGRAM_NAMES[program]} in {precision} by `dragoman export`; `manifest.json` has the SHA-256 of each file.\n"
-        f"To translate, run this Python code in this directory (`pip install {_PACKAGES[program]}`):\n\n```python\n{code}```\n\n"
-        "Other programs end a beam search by rules of their own, so their outputs may differ from those of `dragoman translate`.\n"
+        f"## Use\n\nExported to {_PROGRAM_NAMES[program]} in {precision} by `dragoman export`; "
+        "`manifest.json` has the SHA-256 of each file.\n"
+        "To translate, run this Python code in this directory "
+        f"(`pip install {_PACKAGES[program]}`):\n\n```python\n{code}```\n\n"
+        "Other programs stop a beam search by other rules, "
+        "so their outputs may differ from those of `dragoman translate`.\n"
     )
     card = bundle.card.replace(
         "library_name: dragoman\n", f"library_name: {_LIBRARIES[program]}\n", 1
@@ -136,7 +142,7 @@ def write_readme(bundle: Bundle, folder: Path, program: str, *, precision: str =
 
 
 def _example_sentence(bundle: Bundle) -> str:
-    """Return a sentence that the model carries, as a Python literal that a page can show."""
+    """Return a golden sentence of the model as a Python literal."""
     inputs = [case["input"] for case in bundle.golden["cases"]]
     text = next(
         (each for each in inputs if each.isprintable() and "`" not in each and len(each) < 200),

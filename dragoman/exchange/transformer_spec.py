@@ -1,4 +1,4 @@
-"""What a Transformer is made of, read from the built model: other programs want it said once for a whole stack."""
+"""Read the specification of a Transformer from a built model, per stack, for export formats."""
 
 from __future__ import annotations
 
@@ -20,47 +20,49 @@ from dragoman.models.transformer import TransformerLayer
 NATIVE_HINT = "the native engine runs every model, and needs no export"
 
 
-# The weights of a layer that other programs know; a layer with more is something else.
+# The weights of a layer that other programs support; a layer with more is unsupported.
 _WEIGHT_PATTERN = re.compile(
-    r"(self\.(query_key_value|output)|cross\.(query|key_value|output)|feedforward\.(inner|outer))\.(weight|bias)"
-    r"|(self|cross|feedforward)_residual\.norm\.(weight|bias)|self\.within\..*|(self|cross)\.(query|key)_norm\..*"
+    r"(self\.(query_key_value|output)|cross\.(query|key_value|output)|feedforward\.(inner|outer))"
+    r"\.(weight|bias)"
+    r"|(self|cross|feedforward)_residual\.norm\.(weight|bias)"
+    r"|self\.within\..*|(self|cross)\.(query|key)_norm\..*"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StackSpec:
-    """One stack whose layers are all alike."""
+    """An encoder or decoder stack of equal layers."""
 
     layers: Sequence[TransformerLayer]
-    norm: nn.Module | None  # after the last layer
-    positions: Positions  # before the first
+    norm: nn.Module | None  # norm after the last layer
+    positions: Positions  # norm before the first layer
     heads: int
     kv_heads: int
     head_width: int
     window: int
     activation: type
     residual: type
-    norm_type: type  # of the norms around the layers
+    norm_type: type  # of the norms
     epsilon: float
-    within: type | None  # positions told inside attention
+    within: type | None  # relative or rotary positions
     qk_norm: type | None
 
     @property
     def first(self) -> TransformerLayer:
-        """The first layer, which all others are like."""
+        """The first layer; all others are equal in shape."""
         return self.layers[0]
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerSpec:
-    """Both stacks."""
+    """The specification of encoder and decoder."""
 
     encoder: StackSpec
     decoder: StackSpec
 
 
 def read_transformer_spec(model: EncoderDecoder, program: str) -> TransformerSpec:
-    """Read a Transformer; one that is none, or whose layers differ within a stack, is refused with every reason."""
+    """Return the specification; raise with all reasons if it is no Transformer of equal layers."""
     problems: list[str] = []
     sides = [
         _read_stack(stack, entrance.positions, name, program, problems)
@@ -77,7 +79,7 @@ def read_transformer_spec(model: EncoderDecoder, program: str) -> TransformerSpe
 
 
 class EmbeddingTable(NamedTuple):
-    """Vectors of pieces (V, D), and what they are multiplied by."""
+    """An embedding table (V, D) and its scale."""
 
     vectors: Tensor
     scale: float
@@ -85,7 +87,7 @@ class EmbeddingTable(NamedTuple):
 
 @torch.no_grad()
 def embedding_table(model: EncoderDecoder, side: str) -> EmbeddingTable:
-    """Give the embeddings of a side, `src` or `tgt`; what is more than a table and a factor is worked into the table."""
+    """Return the embedding table of a side, `src` or `tgt`; factorized ones are multiplied out."""
     embedding = model.embeddings["shared" if "shared" in model.embeddings else side]
     assert isinstance(embedding, Embedding), "embeddings must be of our kind"
     if {name for name, _ in embedding.named_parameters()} == {"weight"}:
@@ -97,32 +99,32 @@ def embedding_table(model: EncoderDecoder, side: str) -> EmbeddingTable:
 
 @torch.no_grad()
 def output_matrix(model: EncoderDecoder) -> Tensor:
-    """Give the matrix (V, D) that scores the pieces, a step before it worked in."""
+    """Return the output projection (V, D); a factorized one is multiplied out."""
     narrow = model.output.narrow
     return model.output_weight if narrow is None else model.output_weight @ narrow.weight
 
 
 def raise_problems(problems: Sequence[str]) -> None:
-    """End an export with all the reasons why it cannot be."""
+    """Raise with all reasons why a model cannot be exported."""
     if problems:
         raise ConfigError(problems)
 
 
 def export_problem(program: str, must: str, found: object) -> str:
-    """Write one reason."""
+    """Return one reason."""
     return f"to be exported to {program} {must}; found {found}; {NATIVE_HINT}"
 
 
 def _read_stack(
     stack: Stack, positions: Positions, name: str, program: str, problems: list[str]
 ) -> StackSpec | None:
-    """Read one stack."""
+    """Read the specification of one stack."""
     layers = []
     for number, block in stack.blocks():
         if not isinstance(block, TransformerLayer):
             found = f"{type(block).__name__} as block {number}"
             problems.append(
-                export_problem(program, f"model.{name} must be made of self blocks alone", found)
+                export_problem(program, f"model.{name} must have transformer blocks only", found)
             )
             return None
         unknown_weights = [
@@ -176,5 +178,5 @@ def _read_stack(
 
 
 def _epsilon(norm: nn.Module | None) -> float:
-    """Read what keeps a norm from dividing by zero, under either of its names."""
+    """Return the epsilon of a norm, under either of its names."""
     return float(getattr(norm, "eps", getattr(norm, "epsilon", 0.0)))

@@ -1,4 +1,4 @@
-"""Running a Hugging Face directory as its users do: text in, text out, by `transformers` alone. Only to compare with."""
+"""Run a Hugging Face directory with `transformers` alone, to compare its translations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from dragoman.storage.atomic import native_path
 
-_BATCH_ROWS = 32  # sentences together
+_BATCH_ROWS = 32  # sentences per batch
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep its progress bars and advice off a person's screen: among the advice is a normaliser that would change the text."""
+    """Silence progress bars and advice; one suggests a normalizer that would change the text."""
     from transformers import utils
 
     logging: Any = utils.logging
@@ -35,14 +35,14 @@ def quiet_transformers() -> Iterator[None]:
 
 
 class ScoredText(NamedTuple):
-    """One translation of another program, and the log-probability that it gave it."""
+    """A translation by another program, and its log-probability."""
 
     text: str
     total: float
 
 
 class TransformersRunner:
-    """A Marian or Pegasus directory, loaded."""
+    """A loaded Marian or Pegasus directory."""
 
     def __init__(self, directory: Path) -> None:
         import transformers
@@ -57,9 +57,9 @@ class TransformersRunner:
             ).eval()
 
     def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[ScoredText]:
-        """Translate greedily, none longer than its limit of pieces."""
+        """Translate greedily, each up to its maximum length in tokens."""
         outputs: dict[int, ScoredText] = {}
-        most = int(self.model.config.max_position_embeddings) - 2  # past which it has no positions
+        most = int(self.model.config.max_position_embeddings) - 2  # the model has no more positions
         limits = [min(limit, most) for limit in limits]
         order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
         for first in range(0, len(order), _BATCH_ROWS):
@@ -75,7 +75,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _batch(self, texts: Sequence[str], limits: Sequence[int]) -> list[ScoredText]:
-        """Translate one batch and read what it thought of each piece before anything was forbidden."""
+        """Translate one batch; log-probabilities are those before tokens are suppressed."""
         inputs = self.tokenizer(list(texts), return_tensors="pt", padding=True)
         settings = self.model.generation_config
         options = {

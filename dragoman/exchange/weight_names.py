@@ -1,4 +1,4 @@
-"""The weights of a Transformer under the names of Hugging Face's Marian and Pegasus models, and under ours."""
+"""Map weight names between our Transformer and Hugging Face's Marian and Pegasus models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NORM_NAMES = {
 
 
 def to_hugging_face(side: StackSpec, stack: str) -> dict[str, Tensor]:
-    """Give the weights of a stack (`encoder` or `decoder`) their names there; what it always has and ours lacks is nought."""
+    """Return the weights of a stack under their names; weights that ours lacks are zero."""
     named: dict[str, Tensor] = {}
     for number, layer in enumerate(side.layers):
         there = f"model.{stack}.layers.{number}"
@@ -32,7 +32,7 @@ def to_hugging_face(side: StackSpec, stack: str) -> dict[str, Tensor]:
 
 
 def from_hugging_face(theirs: Mapping[str, Tensor], stack: str, layers: int) -> dict[str, Tensor]:
-    """Give the weights of a stack our names."""
+    """Return the weights of a stack under our names."""
     ours: dict[str, Tensor] = {}
     for number in range(layers):
         here, there = f"{stack}.{number}", f"model.{stack}.layers.{number}"
@@ -57,15 +57,16 @@ def from_hugging_face(theirs: Mapping[str, Tensor], stack: str, layers: int) -> 
                 if name != "cross" or stack == "decoder":
                     ours[f"{here}.{name}_residual.norm.{part}"] = theirs[f"{there}.{norm}.{part}"]
     for part in ("weight", "bias"):
-        if f"model.{stack}.layer_norm.{part}" in theirs:  # of a pre-norm model
+        if f"model.{stack}.layer_norm.{part}" in theirs:  # pre-norm only
             ours[f"{stack}.norm.{part}"] = theirs[f"model.{stack}.layer_norm.{part}"]
     return ours
 
 
 def reorder_sinusoids(named: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
-    """Reorder the model's width so that sines and cosines in turn become all sines, then all cosines; nothing else changes.
+    """Permute the model width: interleaved sines and cosines become sines, then cosines.
 
-    Every number that is added to a vector of the width, or read from one, moves to the same new place.
+    Every weight that reads or writes the residual stream is permuted alike, so nothing else
+    changes.
     """
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     reads = (
@@ -96,7 +97,7 @@ def reorder_sinusoids(named: Mapping[str, Tensor], width: int) -> dict[str, Tens
 
 
 def _layer_to_hugging_face(layer: TransformerLayer) -> dict[str, Tensor]:
-    """Name one layer's weights."""
+    """Return the weight names of one layer."""
     named = _split_projections("self_attn", "qkv", layer.self, layer.self.query_key_value)
     named |= _split_projections("self_attn", ["out"], layer.self, layer.self.output)
     if layer.has_cross:
@@ -121,7 +122,7 @@ def _layer_to_hugging_face(layer: TransformerLayer) -> dict[str, Tensor]:
 def _split_projections(
     attention: str, names: Sequence[str], heads: MultiHead, linear: nn.Linear
 ) -> dict[str, Tensor]:
-    """Cut a product into its parts by name; a head of keys or values that serves a group is repeated for each of the group."""
+    """Split a fused projection by name; grouped key and value heads are repeated per group."""
     sizes = [{"q": heads.inner, "out": heads.width}.get(name, heads.kv_inner) for name in names]
     bias = linear.weight.new_zeros(linear.weight.size(0)) if linear.bias is None else linear.bias
     named = {}

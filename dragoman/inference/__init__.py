@@ -1,13 +1,18 @@
-"""Running a model: the translator, the engine interface, and the engines behind it."""
+"""Inference: the translator, the engine interface, and the engines behind it."""
 
 from __future__ import annotations
 
-from dragoman.inference.engine import Engine, SearchRequest
-from dragoman.inference.native_engine import NativeEngine
-from dragoman.inference.pair_scores import PairScore
-from dragoman.inference.translation import Translation
-from dragoman.inference.translation_options import TranslationOptions
-from dragoman.inference.translator import Translator
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dragoman.decoding.search import SearchRequest
+    from dragoman.inference.engine import Engine
+    from dragoman.inference.native_engine import NativeEngine
+    from dragoman.inference.pair_scores import PairScore
+    from dragoman.inference.translation import Translation
+    from dragoman.inference.translation_options import TranslationOptions
+    from dragoman.inference.translator import Translator
 
 __all__ = [
     "Engine",
@@ -18,3 +23,20 @@ __all__ = [
     "TranslationOptions",
     "Translator",
 ]
+
+_MODULES = {
+    "Engine": "dragoman.inference.engine",
+    "NativeEngine": "dragoman.inference.native_engine",
+    "PairScore": "dragoman.inference.pair_scores",
+    "SearchRequest": "dragoman.decoding.search",
+    "Translation": "dragoman.inference.translation",
+    "TranslationOptions": "dragoman.inference.translation_options",
+    "Translator": "dragoman.inference.translator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: importing one engine must not import the translator."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

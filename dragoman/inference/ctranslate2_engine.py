@@ -1,6 +1,7 @@
-"""CTranslate2 behind the engine's face: an exported model searched by its C++ code.
+"""CTranslate2 as an engine: an exported model decoded by its C++ code.
 
-It speaks in spelt pieces, cuts what is too long in silence, and ranks by another length penalty; all of that ends here.
+CTranslate2 takes tokens as strings, truncates long inputs silently and has another length penalty.
+This module converts all of that to our conventions.
 """
 
 from __future__ import annotations
@@ -9,32 +10,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.decoding.beam_search import BeamSearch
-from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
-from dragoman.decoding.search import SearchStrategy
-from dragoman.inference.engine import SearchRequest
+from dragoman.decoding.search import SearchRequest, SearchStrategy
 from dragoman.storage.atomic import native_path
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from dragoman.text.tokenizer import Tokenizers
 
-# Padded places of a batch: larger ones gain nothing on a CPU, and leave a worker without work at the end. Weights in float32 take four
-# times the memory's bandwidth, which more rows share.
+# Padded tokens of a batch. Larger ones gain nothing on a CPU, and leave workers idle at the end.
+# float32 weights take four times the memory bandwidth of int8, which more rows share.
 BATCH_TOKENS, BATCH_TOKENS_INT8 = 1024, 768
-_FORBIDDEN = frozenset((PAD, BOS, UNK))  # pieces that no output may hold
+_FORBIDDEN = frozenset((PAD, BOS, UNK))  # tokens that no output may hold
 
 
 class _DecodedRow(NamedTuple):
-    """One output as CTranslate2 gives it, in ids."""
+    """One output of CTranslate2, as token ids."""
 
     tokens: list[int]
     finished: bool
-    total: float  # log-probability, where scores were asked for
+    total: float  # log-probability, if scores were requested
 
 
 class CTranslate2Engine:
-    """An exported Transformer: several workers of one thread each, which on few cores is quicker than one of several threads."""
+    """An exported Transformer on several workers of one thread each: on few cores the fastest."""
 
     def __init__(
         self,
@@ -49,13 +47,10 @@ class CTranslate2Engine:
     ) -> None:
         from ctranslate2 import Translator
 
-        self._allow_beam = (
-            allow_beam  # whether it may search with a beam, which it ends by another rule than ours
-        )
+        self._allow_beam = allow_beam  # its beam search stops by another rule than ours
         self.name, self.workers, self.longest = name, workers, longest
-        self.client_threads = (
-            2 * workers
-        )  # while one reads what a worker found, or spells what it is to do next, another's batch is in the queue
+        # While one thread converts results or the next batch, another's batch waits in the queue.
+        self.client_threads = 2 * workers
         with native_path(folder) as readable:
             self._translator = Translator(
                 readable,
@@ -71,17 +66,17 @@ class CTranslate2Engine:
         self._ids = {piece: number for number, piece in enumerate(self._tgt)}
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
-        """Say why it cannot: only greedy and beam search under our length penalty, within the positions that were exported."""
-        if not isinstance(strategy, (GreedySearch, BeamSearch)):
-            return f"knows no {type(strategy).__name__.lower()}"
-        if not self._allow_beam and isinstance(strategy, BeamSearch) and strategy.size > 1:
-            return "ends a beam search by another rule, and nobody asked for it"
+        """Return why a search is unsupported: not greedy or beam search, or too many positions."""
+        if strategy.beam_size is None:
+            return f"does not support {strategy.name}"
+        if not self._allow_beam and strategy.beam_size > 1:
+            return "stops a beam search by another rule, and was not requested by name"
         if not isinstance(strategy.penalty, WuLengthPenalty):
-            return f"knows no {type(strategy.penalty).__name__}"
+            return f"does not support the length penalty {type(strategy.penalty).__name__}"
         return f"was exported for {self.longest} positions" if longest > self.longest else ""
 
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Search; what meets a limit of its own within a batch, or holds a piece that must not be, is searched again."""
+        """Search; a row beyond its limit or with a forbidden token is searched again."""
         rows = range(len(request.sources))
         found = self._search(request, rows)
         invalid_rows = {
@@ -92,8 +87,9 @@ class CTranslate2Engine:
                 for one in found[row]
             )
         }
-        if isinstance(request.strategy, BeamSearch):
-            # A hypothesis beyond its row's own limit took a place in the beam; a greedy one is only cut.
+        if _beam_size(request.strategy) > 1:
+            # A hypothesis beyond its row's limit took a place in the beam; a greedy one is only
+            # cut.
             invalid_rows |= {
                 row
                 for row in rows
@@ -106,7 +102,7 @@ class CTranslate2Engine:
     def log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Score given targets: the log-probability of each piece, and of the end."""
+        """Return the log-probability of each target token, and of EOS."""
         if not sources:
             return []
         given = [[self._src[each] for each in source] for source in sources]
@@ -118,16 +114,16 @@ class CTranslate2Engine:
     def _search(
         self, request: SearchRequest, rows: Sequence[int], *, strict: bool = False
     ) -> list[list[_DecodedRow]]:
-        """Run a search over some rows, none being stopped before its limit; a strict one is kept from forbidden pieces."""
-        size = request.strategy.size if isinstance(request.strategy, BeamSearch) else 1
+        """Search rows up to the largest of their limits; `strict` suppresses forbidden tokens."""
+        size = _beam_size(request.strategy)
         alpha = _length_penalty(request.strategy).alpha
         prefixes = [request.prefixes[row] for row in rows]
         most = max(_max_tokens(request, row) for row in rows)
         options: dict[str, Any] = {
             "beam_size": size,
-            "num_hypotheses": size,  # all that it finished: it ranks by a power of the length, and we do not
+            "num_hypotheses": size,  # all, because it ranks them by another length penalty
             "length_penalty": alpha,
-            "max_decoding_length": 1 + most,  # it counts the end, and we do not
+            "max_decoding_length": 1 + most,  # counts EOS
             "min_decoding_length": min(request.min_length, 1 + most),
             "max_input_length": 0,
             "return_end_token": True,
@@ -147,10 +143,10 @@ class CTranslate2Engine:
         ]
 
     def _rows(self, result: Any, alpha: float) -> list[_DecodedRow]:
-        """Read what was found for one source."""
+        """Convert the outputs for one source to token ids."""
         decoded = []
-        for at, pieces in enumerate(result.hypotheses):
-            ids = list(map(self._ids.__getitem__, pieces))
+        for at, tokens in enumerate(result.hypotheses):
+            ids = list(map(self._ids.__getitem__, tokens))
             finished = bool(ids) and ids[-1] == EOS
             total = result.scores[at] * len(ids) ** alpha if result.scores else 0.0
             decoded.append(_DecodedRow(ids[:-1] if finished else ids, finished, total))
@@ -159,12 +155,12 @@ class CTranslate2Engine:
     def _hypotheses(
         self, request: SearchRequest, found: Sequence[Sequence[_DecodedRow]], *, inexact: set[int]
     ) -> list[list[Hypothesis]]:
-        """Cut each output to its limit, score it as the native search would, and rank.
+        """Truncate each output to its limit, score it as the native search does, and rank.
 
-        While it searches it gives no log-probabilities of pieces, and its sums leave out what was forced and are blurred by
-        what was forbidden: such rows, and all that are asked for with their scores, are scored by themselves.
+        A search returns no log-probabilities of tokens, and its sums leave out forced tokens and
+        are changed by suppressed ones: such rows, and all whose scores are requested, are rescored.
         """
-        nbest = request.strategy.nbest if isinstance(request.strategy, BeamSearch) else 1
+        nbest = request.strategy.nbest
         kept: list[list[_DecodedRow]] = []
         rescored: list[tuple[int, int]] = []
         for row, candidates in enumerate(found):
@@ -190,19 +186,24 @@ class CTranslate2Engine:
 
 
 def _max_tokens(request: SearchRequest, row: int) -> int:
-    """Say how many pieces an output may have: a prefix raises its limit, and there is always room for one."""
+    """Return the maximum output length of a row: at least 1 and at least that of its prefix."""
     return max(request.limits[row], len(request.prefixes[row]), 1)
 
 
+def _beam_size(strategy: SearchStrategy) -> int:
+    """Return the beam size of a supported search."""
+    assert strategy.beam_size is not None, "checked by unsupported_reason"
+    return strategy.beam_size
+
+
 def _length_penalty(strategy: SearchStrategy) -> WuLengthPenalty:
-    """Read the length penalty of a search that was not refused."""
-    penalty = getattr(strategy, "penalty", None)
-    assert isinstance(penalty, WuLengthPenalty), "others are refused"
-    return penalty
+    """Return the length penalty of a supported search."""
+    assert isinstance(strategy.penalty, WuLengthPenalty), "checked by unsupported_reason"
+    return strategy.penalty
 
 
 def _rank_rows(rows: Sequence[_DecodedRow], strategy: SearchStrategy) -> list[_DecodedRow]:
-    """Put outputs into our order: the finished ones first, each kind by its sum under our penalty."""
+    """Sort outputs: finished ones first, each kind by its score under our length penalty."""
     if len(rows) == 1:
         return list(rows)
     penalty = _length_penalty(strategy)
@@ -216,14 +217,14 @@ def _rank_rows(rows: Sequence[_DecodedRow], strategy: SearchStrategy) -> list[_D
 
 
 def _truncate_row(row: _DecodedRow, limit: int) -> _DecodedRow:
-    """Cut an output at its limit; its end, which does not count, it then never reached."""
+    """Truncate an output at its limit; it is then unfinished."""
     return row if len(row.tokens) <= limit else _DecodedRow(row.tokens[:limit], False, row.total)
 
 
 def _build_hypothesis(
     row: _DecodedRow, log_probs: list[float] | None, penalty: LengthPenalty
 ) -> Hypothesis:
-    """Dress an output; without exact numbers its score is the engine's own sum under our penalty."""
+    """Return the hypothesis; without log_probs it is scored from the sum of CTranslate2."""
     length = len(row.tokens) + row.finished
     kept = [] if log_probs is None else log_probs[:length]
     return Hypothesis(
@@ -235,7 +236,7 @@ def _build_hypothesis(
 
 
 def _drop_duplicates(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Rank what was found, and leave out what cutting made the same."""
+    """Sort hypotheses and drop those that truncation made equal."""
     if len(hypotheses) == 1:
         return hypotheses
     seen: set[tuple[bool, tuple[int, ...]]] = set()

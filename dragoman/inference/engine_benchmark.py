@@ -1,6 +1,7 @@
-"""Which of several engines is the quickest for a bundle on this machine: measured once, and remembered.
+"""Measure and list the engines of a bundle: throughput on this machine, cached, and export parity.
 
-What was found is kept in the user's cache folder, under a key of everything that it depends on: the model, the machine, the releases.
+Measurements are cached in the user's cache folder under a hash of all that they depend on: the
+model, the machine, the package versions.
 """
 
 from __future__ import annotations
@@ -11,34 +12,40 @@ import logging
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from dragoman._version import __version__
 from dragoman.bundle import Bundle
-from dragoman.decoding.search import SearchStrategy
-from dragoman.inference.engine import Engine, SearchRequest
-from dragoman.inference.engine_directory import model_digest
+from dragoman.decoding.search import SearchRequest, SearchStrategy
+from dragoman.errors import DragomanError
+from dragoman.inference.cpu.conversion import FLOAT32, INT8
+from dragoman.inference.engine import Engine
+from dragoman.inference.engine_directory import ENGINES_DIRECTORY, list_engine_names, model_digest
+from dragoman.inference.engine_trust import is_trusted
 from dragoman.runtime.threads import map_in_threads
+from dragoman.storage import manifest
 from dragoman.storage.atomic import read_regular, replace_file
 from dragoman.storage.cache import cache_dir, make_private_directory, trust_problem
 
 logger = logging.getLogger(__name__)
 
-SECONDS_PER_ENGINE = 0.25  # that each engine is given, beside a first batch that does not count
-_BATCH_ROWS = 16  # sentences of a batch
-_MAX_CACHE_BYTES = 1 << 20  # of what is remembered
+SECONDS_PER_ENGINE = 0.25  # after a warm-up batch
+_BATCH_ROWS = 16  # sentences per batch
+_MAX_CACHE_BYTES = 1 << 20
+NATIVE = "native"
 
 
 class EngineChoice(NamedTuple):
-    """The quickest engine, and how many sentences a second each of them managed."""
+    """The fastest engine, and the throughput of each in sentences per second."""
 
     name: str
     rates: dict[str, float]
-    from_cache: bool  # from an earlier time
+    from_cache: bool
 
 
 def select_fastest_engine(
@@ -49,7 +56,7 @@ def select_fastest_engine(
     precision: str = "float32",
     cache: Path | None = None,
 ) -> EngineChoice | None:
-    """Name the quickest of some engines of one precision; None where a bundle has no sentences to measure with."""
+    """Return the fastest of several engines of one precision; None if no sentences are stored."""
     cases = bundle.golden["cases"]
     if not cases:
         return None
@@ -75,7 +82,7 @@ def load_measurement(
     precision: str = "float32",
     cache: Path | None = None,
 ) -> EngineChoice | None:
-    """Return what was measured here before for a bundle, a search and a precision; None where nothing was."""
+    """Return the cached measurement for a bundle, a strategy and a precision; None if none."""
     rates = _read_measurements(_measurements_path(cache)).get(
         _measurement_key(bundle, strategy, precision)
     )
@@ -91,14 +98,14 @@ def measure_throughput(
     *,
     seconds: float = SECONDS_PER_ENGINE,
 ) -> float:
-    """Count the sentences that an engine translates in a second, its workers all at work."""
+    """Return the throughput of an engine in sentences per second, with all workers busy."""
     rows = [sources[number % len(sources)] for number in range(_BATCH_ROWS)]
     request = SearchRequest(
         sources=rows,
         limits=[2 * len(row) + 10 for row in rows],
         prefixes=[[]] * _BATCH_ROWS,
         strategy=strategy,
-        lines=range(_BATCH_ROWS),
+        sample_ids=range(_BATCH_ROWS),
         return_scores=False,
     )
     engine.generate(request)
@@ -113,23 +120,117 @@ def measure_throughput(
     return done / (time.perf_counter() - begin)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """An engine of a bundle; None for what is unknown."""
+
+    name: str
+    program: str = ""
+    type: str = ""  # of its weights
+    bytes: int | None = None
+    parity: dict[str, Any] | None = None  # measured by its export
+    trouble: str = ""  # why it cannot be used, by its manifest; `verify` and `doctor` check more
+    rate: float | None = None  # sentences per second, measured on this machine
+    chosen: bool = False  # whether `translate` uses it here
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
+        return asdict(self)
+
+
+def list_engines(bundle: Bundle, strategy: SearchStrategy) -> list[EngineInfo]:
+    """List the native engine and those in a bundle, with their cached throughput.
+
+    Only manifests are read; no engine is opened.
+    """
+    choices = {
+        precision: load_measurement(bundle, strategy, precision=precision)
+        for precision in (FLOAT32, INT8)
+    }
+    rates = {
+        name: rate for choice in choices.values() if choice for name, rate in choice.rates.items()
+    }
+    default = choices[FLOAT32]  # the precision that is used by default
+    fastest = default.name if default else ""
+    native = max(
+        (rate for name, rate in rates.items() if _engine_name(name) == NATIVE), default=None
+    )
+    held = [
+        EngineInfo(
+            name=NATIVE,
+            program="dragoman",
+            type=FLOAT32,
+            rate=native,
+            chosen=_engine_name(fastest) == NATIVE,
+        )
+    ]
+    for name in list_engine_names(bundle.path):
+        rate = next((rate for each, rate in rates.items() if _engine_name(each) == name), None)
+        held.append(_read_engine_info(bundle, name, rate, chosen=_engine_name(fastest) == name))
+    return held
+
+
+def _engine_name(described: str) -> str:
+    """Return the name of an engine without its number of threads."""
+    return described.partition(" ")[0]
+
+
+def _read_engine_info(bundle: Bundle, name: str, rate: float | None, *, chosen: bool) -> EngineInfo:
+    """Read the manifest of one engine, which is untrusted input."""
+    try:
+        facts = manifest.read_manifest(bundle.path / ENGINES_DIRECTORY / name)
+        size = sum(int(record["bytes"]) for record in facts["files"].values())
+    except (DragomanError, OSError, KeyError, TypeError, ValueError):
+        return EngineInfo(name=name, trouble="damaged: export it again")
+    trouble = ""
+    if facts.get("model_sha256") != model_digest(bundle):
+        trouble = "stale: export it again"
+    elif not is_trusted(manifest.manifest_digest(facts)):
+        trouble = "not made here: opened only if --engine names it"
+    program, _, kind = name.partition("-")
+    return EngineInfo(
+        name=name,
+        program=program,
+        type=kind,
+        bytes=size,
+        parity=_read_parity(facts),
+        trouble=trouble,
+        rate=rate,
+        chosen=chosen,
+    )
+
+
+def _read_parity(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parity figures of an export if they are valid numbers."""
+    found = facts.get("parity")
+    if not isinstance(found, dict) or not {"sentences", "equal"} <= found.keys():
+        return None
+    known = {
+        name: found[name]
+        for name in ("sentences", "equal", "difference", "bleu_native", "bleu")
+        if name in found
+    }
+    numbers = all(type(value) in (int, float) and abs(value) < 1e15 for value in known.values())
+    return known if numbers and ("bleu" in known) == ("bleu_native" in known) else None
+
+
 def _is_valid_rate(value: object) -> bool:
-    """Whether a value read from the cache can be a number of sentences a second."""
+    """Whether a value read from the cache can be a throughput."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
 
 
 def _fastest(rates: Mapping[str, float]) -> str:
-    """Name the highest rate."""
+    """Return the name with the highest throughput."""
     return max(rates, key=lambda name: rates[name])
 
 
 def _measurements_path(cache: Path | None) -> Path:
-    """Name the file that remembers."""
+    """Return the path of the cached measurements."""
     return (cache_dir() if cache is None else cache) / "engines.json"
 
 
 def _measurement_key(bundle: Bundle, strategy: SearchStrategy, precision: str) -> str:
-    """Hash all that a measurement depends on."""
+    """Return a hash of all that a measurement depends on."""
     releases = [f"{name} {_package_version(name)}" for name in ("torch", "ctranslate2")]
     machine = [
         platform.machine(),
@@ -150,7 +251,7 @@ def _measurement_key(bundle: Bundle, strategy: SearchStrategy, precision: str) -
 
 
 def _package_version(name: str) -> str:
-    """Read a library's release without importing it."""
+    """Return the version of a package without importing it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -158,7 +259,7 @@ def _package_version(name: str) -> str:
 
 
 def _read_measurements(path: Path) -> dict[str, dict[str, float]]:
-    """Read what is remembered; whatever is wrong with it, it can be measured again."""
+    """Read the cached measurements; an invalid cache is empty."""
     try:
         if trust_problem(path):
             return {}
@@ -169,7 +270,7 @@ def _read_measurements(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _write_measurements(path: Path, content: Mapping[str, Mapping[str, float]]) -> None:
-    """Remember, where that can be done: whole or not at all."""
+    """Write the measurements atomically, if the cache folder is writable."""
     try:
         make_private_directory(path.parent)
         replace_file(path, json.dumps(content).encode("utf-8"), mode=0o600)

@@ -1,8 +1,8 @@
-"""Engines inside a bundle: `engines/NAME/`, each with a manifest of its own, whole or absent.
+"""Exported engines inside a bundle, `engines/NAME/`: atomic publication and verification.
 
-An engine is made from a model and belongs to it: its manifest names the model's files by their hashes, so that an engine which a
-newer training left behind is not used. Like all of a bundle it may be anybody's: the list of files is closed, links are
-not followed, and every byte is hashed before another program's code reads it.
+The manifest of an engine has the hashes of the model's files that it was exported from, so that an
+engine of older weights is not used. A bundle is untrusted input: only known file names are opened,
+links are not followed, and every byte is hashed before another program reads it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from dragoman.storage.disk import (
 
 ENGINES_DIRECTORY = "engines"
 MANIFEST_KIND = "dragoman engine"
-# By precision: what is asked for by default first.
+# By precision; the default comes first.
 ENGINE_NAMES = ("ctranslate2-float32", "ctranslate2-int8", "ctranslate2-int8_float32")
 _TEMPORARY_LABEL = "engine"
-# The most bytes that each file of an engine may have; no other is opened.
+# Maximum size of each file of an engine; no other file is opened.
 MAX_FILE_BYTES = {
     "model.bin": 40 << 30,
     "config.json": 1 << 20,
@@ -51,7 +51,7 @@ MAX_FILE_BYTES = {
 
 
 def list_engine_names(bundle: Path) -> list[str]:
-    """Name the engines that a model's directory holds, whatever their state; folders of other names are none of ours."""
+    """Return the names of the engines in a bundle, valid or not; other folders are ignored."""
     folder = bundle / ENGINES_DIRECTORY
     if folder.is_symlink() or not folder.is_dir():
         return []
@@ -59,12 +59,12 @@ def list_engine_names(bundle: Path) -> list[str]:
 
 
 def engine_digest(folder: Path) -> str:
-    """Return the SHA-256 of an engine's manifest, by which it is trusted; raise CorruptError if that cannot be read."""
+    """Return the SHA-256 of an engine's manifest; raise CorruptError if it cannot be read."""
     return manifest.manifest_digest(manifest.read_manifest(folder))
 
 
 def model_digest(bundle: Bundle) -> str:
-    """Hash what an engine is made from: the bundle's settings, weights and tokenizers, as its manifest lists them."""
+    """Return a hash of what an engine is exported from: settings, weights and tokenizers."""
     files: dict[str, dict[str, Any]] = bundle.manifest["files"]
     source_hashes = {
         name: record["sha256"]
@@ -78,10 +78,11 @@ def model_digest(bundle: Bundle) -> str:
 def publish_engine(
     final: Path, fields: Mapping[str, Any], *, replace: bool = False
 ) -> Iterator[Path]:
-    """Yield a folder to be filled; afterwards its files are synced, listed in a manifest and renamed to `final`.
+    """Yield a folder to fill; then sync its files, write a manifest and rename it to `final`.
 
-    A failure leaves nothing behind. `fields` are read when the block ends, so that it may add to them. With `replace` an
-    engine may be at `final` already: exactly what its manifest lists is removed. What was made is recorded as trusted.
+    A failure leaves nothing behind. `fields` are read when the block ends, so that it may add to
+    them. With `replace` an engine at `final` is replaced: exactly the files of its manifest are
+    removed. The new engine is recorded as trusted.
     """
     require_replaceable(final) if replace else require_new_directory(final)
     with (
@@ -98,7 +99,7 @@ def publish_engine(
 
 
 def require_replaceable(final: Path) -> None:
-    """Raise BundleError unless a place for an engine is free, or holds one and nothing that its manifest does not list."""
+    """Raise BundleError unless `final` is free, or holds an engine and no unlisted files."""
     for place in (final.parent, final):
         if place.is_symlink():
             found = f"a symbolic link to {os.readlink(place)!r:.120}"
@@ -132,7 +133,7 @@ def require_replaceable(final: Path) -> None:
 
 
 def _replace_engine(temporary: Path, final: Path) -> None:
-    """Rename a finished folder to `final`; the engine that was there is set aside first, and then removed."""
+    """Rename a finished folder to `final`; an engine there is moved aside first, then removed."""
     require_replaceable(final)
     if not final.exists():
         publish_directory(temporary, final)
@@ -146,7 +147,7 @@ def _replace_engine(temporary: Path, final: Path) -> None:
         with contextlib.suppress(OSError):
             os.rename(backup, final)
         raise
-    with contextlib.suppress(OSError):  # somebody put something in meanwhile: that stays
+    with contextlib.suppress(OSError):  # a file added meanwhile stays
         for name in old["files"]:
             (backup / name).unlink(missing_ok=True)
         (backup / manifest.MANIFEST_NAME).unlink()
@@ -196,7 +197,7 @@ def verify_engine(folder: Path, bundle: Bundle) -> dict[str, Any]:
 
 
 def _check_size(path: Path, most: int) -> None:
-    """Refuse a file that is none, or too large, before it is read."""
+    """Raise unless a path is a regular file of at most `most` bytes."""
     try:
         with open_regular(path) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -213,11 +214,9 @@ def _check_size(path: Path, most: int) -> None:
 
 
 def _sync_files(folder: Path) -> dict[str, FileRecord]:
-    """Make every file below a folder durable, and record it."""
+    """Sync every file below a folder, and return their records."""
     records = {}
-    mode = (
-        os.stat(folder).st_mode & 0o666
-    )  # what the umask leaves: some libraries write for their owner alone
+    mode = os.stat(folder).st_mode & 0o666  # as the umask says: some libraries write 0o600
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         os.chmod(path, mode)
         descriptor = os.open(path, os.O_RDONLY)

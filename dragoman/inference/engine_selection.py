@@ -1,4 +1,4 @@
-"""Choosing and opening the engine that runs a bundle."""
+"""Select and open the engine that runs a bundle: native, or an exported one that is trusted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dragoman.bundle.golden import read_golden_cases
 from dragoman.config.engine_options import check_engine, check_precision
 from dragoman.data.corpus import Corpus
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.search import SearchStrategy
+from dragoman.decoding.search import SearchRequest, SearchStrategy
 from dragoman.errors import BundleError, ConfigError, CorruptError, DragomanError
 from dragoman.inference.cpu.conversion import FLOAT32, HALF_PRECISIONS, INT8, TokenPair
 from dragoman.inference.cpu.shortlist import build_shortlist
 from dragoman.inference.cuda.cuda_backend import default_precision
-from dragoman.inference.engine import Engine, SearchRequest
+from dragoman.inference.engine import Engine
 from dragoman.inference.engine_benchmark import select_fastest_engine
 from dragoman.inference.engine_directory import (
     ENGINE_NAMES,
@@ -38,27 +38,30 @@ logger = logging.getLogger(__name__)
 TokenRows = Sequence[Sequence[int]]
 
 CTRANSLATE2 = "ctranslate2"
-MAX_DRIFT_FACTOR = 2.0  # times the largest error at export that golden vectors may be off: another release or machine, not another model
-MIN_DRIFT = 2e-3  # of log-probability
+# Golden log-probabilities may differ by this factor of the error at export, at least MIN_DRIFT:
+# that is another release or machine, not another model.
+MAX_DRIFT_FACTOR = 2.0
+MIN_DRIFT = 2e-3
 
 
 class UntrustedEngineError(BundleError):
-    """An engine that was not made on this machine and has passed no trial here."""
+    """An engine that was not exported on this machine and has passed no trial here."""
 
 
 class RejectedEngineError(BundleError):
-    """An engine that was asked for by name and failed its trial."""
+    """An engine that was requested by name and failed its trial."""
 
 
 def choose_engine(
     bundle: Bundle, requested: str, device: torch.device, precision: str | None = None
 ) -> Engine | None:
-    """Open the engine that is wanted, in a precision if one is given; None stands for the native one.
+    """Open the requested engine, in a precision if one is given; None stands for the native one.
 
-    `auto` changes no output: it takes an engine on a CPU only where that computes in the precision asked for, float32 by
-    default, searches as the native engine does, which is so for greedy search, and is trusted (`dragoman.inference.engine_trust`).
-    An engine asked for by name is tried in a child process first if it is not trusted. A damaged one is reported in one
-    line, and another or the native one is used.
+    `auto` changes no output: it uses an engine on a CPU only if that has the requested precision,
+    float32 by default, if the model decodes greedily, which all engines do alike, and if it is
+    trusted (`dragoman.inference.engine_trust`). An engine requested by name is tried in a child
+    process first if it is not trusted. For a damaged one a warning is logged, and another one is
+    used.
     """
     if requested == "native":
         return None
@@ -74,7 +77,8 @@ def choose_engine(
     if device.type != "cpu":
         raise ConfigError(
             [
-                f"the engine {requested} runs on a CPU; found the device {device}; add --device cpu, or leave out --engine"
+                f"the engine {requested} runs on a CPU; found the device {device}; "
+                "add --device cpu, or leave out --engine"
             ]
         )
     candidates = [
@@ -84,9 +88,10 @@ def choose_engine(
         and requested in (CTRANSLATE2, name)
         and precision in (None, engine_precision(name))
     ]
+    # Fallbacks have the same precision as the first.
     candidates = [
         name for name in candidates if engine_precision(name) == engine_precision(candidates[0])
-    ]  # none stands in for one of another precision
+    ]
     engine = _open_first_usable(bundle, candidates, is_requested=True)
     if (
         engine is not None
@@ -101,38 +106,39 @@ def choose_engine(
 
 
 def engine_precision(name: str) -> str:
-    """Return the precision of an exported engine, which its name tells."""
+    """Return the precision of an exported engine from its name."""
     return INT8 if "-int8" in name else FLOAT32
 
 
 def requires_cpu(requested: str, precision: str | None) -> bool:
-    """Say whether what is asked for is there on CPUs alone, so that `auto` must not choose a GPU."""
+    """Whether an engine or a precision needs a CPU, so that `auto` must not select a GPU."""
     return precision == INT8 or requested.startswith(CTRANSLATE2)
 
 
 def open_engine(bundle: Bundle, name: str, *, allow_beam: bool = True) -> Engine:
     """Verify and load one engine of a bundle, and compare it with the golden vectors.
 
-    Raise UntrustedError before anything of it is parsed if it is not trusted. Without `beams` it refuses beam search.
+    Raise UntrustedEngineError, before any of its files is parsed, if it is not trusted. Without
+    `allow_beam` it does not support beam search.
     """
     folder = bundle.path / ENGINES_DIRECTORY / name
     if not is_trusted(engine_digest(folder)):
         raise UntrustedEngineError(
-            f"the engine {name} must be made on this machine to be opened",
+            f"the engine {name} must be exported on this machine to be opened",
             found="one that came with the model",
-            fix=f"--engine {name} tries it in a process of its own, and then it is trusted",
+            fix=f"--engine {name} tries it in a child process, and then it is trusted",
         )
     return _load_engine(bundle, name, allow_beam=allow_beam)
 
 
 def run_engine_trial(path: str, name: str) -> None:
-    """Load an engine of a bundle and search with it: a trial, to be run in a child process."""
+    """Load an engine of a bundle and decode with it: the trial, run in a child process."""
     bundle = Bundle.load(path)
     decode_golden(_load_engine(bundle, name, allow_beam=True), bundle)
 
 
 def decode_golden(engine: Engine, bundle: Bundle) -> None:
-    """Search for the first golden sentence, as a trial of an engine."""
+    """Decode the first golden sentence, as a trial of an engine."""
     sources = [case["src"] for case in bundle.golden["cases"]][:1]
     limits, prefixes = [len(source) + 10 for source in sources], [list[int]() for _ in sources]
     if sources:
@@ -142,20 +148,20 @@ def decode_golden(engine: Engine, bundle: Bundle) -> None:
                 limits=limits,
                 prefixes=prefixes,
                 strategy=GreedySearch(),
-                lines=range(1),
+                sample_ids=range(1),
             )
         )
 
 
 def _open_requested(bundle: Bundle, name: str) -> Engine:
-    """Open an engine; one that is not trusted is tried in a child process first and recorded, or RejectedError is raised."""
+    """Open an engine, after a trial if untrusted; raise RejectedEngineError if that fails."""
     facts = verify_engine(bundle.path / ENGINES_DIRECTORY / name, bundle)
     digest = manifest.manifest_digest(facts)
     if is_trusted(digest):
         return _load_engine(bundle, name, allow_beam=True)
     require_packages(CTRANSLATE2)
     logger.info(
-        "the engine %s was not made on this machine: trying it in a process of its own, once", name
+        "the engine %s was not exported on this machine: trying it in a child process, once", name
     )
     size = sum(record["bytes"] for record in facts["files"].values())
     try:
@@ -172,7 +178,7 @@ def _open_requested(bundle: Bundle, name: str) -> Engine:
 
 
 def _load_engine(bundle: Bundle, name: str, *, allow_beam: bool) -> Engine:
-    """Verify and load an engine, whoever made it."""
+    """Verify and load an engine, trusted or not."""
     from dragoman.inference.ctranslate2_engine import CTranslate2Engine
 
     folder = bundle.path / ENGINES_DIRECTORY / name
@@ -198,7 +204,8 @@ def _load_engine(bundle: Bundle, name: str, *, allow_beam: bool) -> Engine:
         ) from problem
     if not found <= max(MIN_DRIFT, MAX_DRIFT_FACTOR * error):
         raise CorruptError(
-            f"{folder} must compute what it did when it was made, within {max(MIN_DRIFT, MAX_DRIFT_FACTOR * error):.4f} of the golden vectors",
+            f"{folder} must compute what it did when it was exported, "
+            f"within {max(MIN_DRIFT, MAX_DRIFT_FACTOR * error):.4f} of the golden vectors",
             found=f"{found:.4f}",
             fix="export it again",
         )
@@ -208,7 +215,7 @@ def _load_engine(bundle: Bundle, name: str, *, allow_beam: bool) -> Engine:
 def golden_error(
     score: Callable[[TokenRows, TokenRows], list[list[float]]], bundle: Bundle
 ) -> float:
-    """Give the largest difference between what an engine thinks of the golden translations and what is written of them."""
+    """Return the largest error of an engine's log-probabilities of the golden translations."""
     cases = read_golden_cases(
         bundle.golden,
         len(bundle.tokenizers.src),
@@ -225,17 +232,19 @@ def golden_error(
 
 
 def resolve_precision(precision: str | None, device: torch.device) -> str | None:
-    """Refuse a precision that is not known or belongs to another device; where the GPU that it belongs to is missing, take float32."""
+    """Return the precision; float32 for half precision without a GPU. Raise ConfigError if bad."""
     check_precision(precision)
     if precision == INT8 and device.type != "cpu":
         raise ConfigError(
             [
-                f"the precision int8 runs on a CPU; found the device {device}; add --device cpu, or leave out --precision"
+                f"the precision int8 runs on a CPU; found the device {device}; "
+                "add --device cpu, or leave out --precision"
             ]
         )
     if precision in HALF_PRECISIONS and device.type != "cuda":
         logger.warning(
-            "the precision %s runs on a GPU: %s computes in float32, and the result is the same but for rounding",
+            "the precision %s runs on a GPU: %s computes in float32, "
+            "and the result is the same but for rounding",
             precision,
             device,
         )
@@ -246,9 +255,9 @@ def resolve_precision(precision: str | None, device: torch.device) -> str | None
 def _open_first_usable(
     bundle: Bundle, names: Sequence[str], *, is_requested: bool
 ) -> Engine | None:
-    """Open the first engine that can be used; what keeps others from it is one line, with what is used instead.
+    """Open the first usable engine; log in one line why others are not used, and what is instead.
 
-    One that was `named` is tried in a child process where it is not trusted, and may search with a beam.
+    An engine that is requested by name gets a trial if it is not trusted, and may use beam search.
     """
     missing = missing_reason(CTRANSLATE2)
     if missing:
@@ -282,7 +291,7 @@ def _open_first_usable(
 
 
 def _fallback_message(name: str, engine: Engine | None) -> str:
-    """Say what is used in an engine's place."""
+    """Return the part of a warning that names the engine used instead."""
     exact = "int8" not in name and (engine is None or "int8" not in engine.name)
     used = "the native engine" if engine is None else engine.name
     return f"{used} is used, and the result is the same{'' if exact else ' but for rounding'}"
@@ -291,7 +300,7 @@ def _fallback_message(name: str, engine: Engine | None) -> str:
 def _check_engine_name(
     bundle: Bundle, requested: str, available: Sequence[str], precision: str | None
 ) -> None:
-    """Raise ConfigError for an engine that is unknown, that a bundle does not hold, or that computes in another precision."""
+    """Raise ConfigError for an engine that is unknown, missing, or of another precision."""
     check_engine(requested)
     candidates = [name for name in available if requested in (CTRANSLATE2, name)]
     quantization = (
@@ -303,7 +312,8 @@ def _check_engine_name(
     if not candidates:
         raise ConfigError(
             [
-                f"{bundle.path} must hold the engine {requested}; found {', '.join(available) or 'none'}; make it: {command}"
+                f"{bundle.path} must hold the engine {requested}; "
+                f"found {', '.join(available) or 'none'}; make it: {command}"
             ]
         )
     if precision is not None and all(engine_precision(name) != precision for name in candidates):
@@ -319,7 +329,7 @@ def _check_engine_name(
 
 
 class OpenedEngines(NamedTuple):
-    """The engine that can do everything, and the one that translates, which may be the same."""
+    """The native engine, and the one that translates, which may be the same."""
 
     native: NativeEngine
     engine: Engine
@@ -334,9 +344,9 @@ def open_engines(
     benchmark_strategy: SearchStrategy | None = None,
     shortlist: Corpus | None = None,
 ) -> OpenedEngines:
-    """Open what is wanted of a bundle; with a strategy to measure by, `auto` takes what is the quickest at it here.
+    """Open the engines of a bundle; with a strategy to benchmark, `auto` selects the fastest here.
 
-    A shortlist, made from the pairs of a corpus, is something that only the native engine has, on a CPU.
+    A shortlist is built from a corpus; only the native engine on a CPU supports one.
     """
     precision = resolve_precision(precision, device)
     native = build_native_engine(bundle, device, precision)
@@ -344,20 +354,24 @@ def open_engines(
         if requested not in ("auto", "native"):
             raise ConfigError(
                 [
-                    f"a shortlist needs the native engine; found {requested}; leave out --engine or --shortlist"
+                    f"a shortlist needs the native engine; found {requested}; "
+                    "leave out --engine or --shortlist"
                 ]
             )
         if device.type != "cpu":
             raise ConfigError(
                 [
-                    f"a shortlist needs a CPU; found the device {device}; add --device cpu, or leave out --shortlist"
+                    f"a shortlist needs a CPU; found the device {device}; "
+                    "add --device cpu, or leave out --shortlist"
                 ]
             )
         native.shortlist = build_shortlist(shortlist, bundle.tokenizers)
         requested = "native"
     other = choose_engine(bundle, requested, device, precision)
     if other is None:
-        _ = native.model  # now, so that a damaged model is told before anything is read
+        _ = (
+            native.model
+        )  # load it now, so that a damaged model is reported before any input is read
         return OpenedEngines(native, native)
     if benchmark_strategy is None or requested != "auto":
         return OpenedEngines(native, other)
@@ -367,7 +381,7 @@ def open_engines(
 def build_native_engine(
     bundle: Bundle, device: torch.device, precision: str | None = None
 ) -> NativeEngine:
-    """Make the engine of a bundle: on a CPU a worker for each thread, which few cores share better than a batch."""
+    """Build the native engine of a bundle: on a CPU one worker per thread, each with a batch."""
     workers = torch.get_num_threads() if device.type == "cpu" else 1
 
     def pairs() -> list[TokenPair]:
@@ -382,7 +396,7 @@ def build_native_engine(
 
 
 def describe_engine(engine: Engine) -> str:
-    """Say what an engine is and how it divides its work."""
+    """Return the name of an engine with its workers and threads."""
     threads = max(1, torch.get_num_threads() // engine.workers)
     return f"{engine.name} ({engine.workers} x {threads} {'thread' if threads == 1 else 'threads'})"
 
@@ -390,7 +404,7 @@ def describe_engine(engine: Engine) -> str:
 def _select_fastest(
     bundle: Bundle, native: NativeEngine, other: Engine, strategy: SearchStrategy
 ) -> OpenedEngines:
-    """Measure which engine translates a bundle's own sentences the quickest, or remember it, and say what was measured."""
+    """Return the fastest engine for the golden sentences, measured or cached; log it."""
     engines: dict[str, Engine] = {
         describe_engine(each): each for each in (native, native.single_worker(), other)
     }
@@ -399,7 +413,8 @@ def _select_fastest(
     except RuntimeError as error:
         reason = next(iter(str(error).splitlines()), "")[:160]
         logger.warning(
-            "the engine %s failed (%s): the native engine is used, and the result is the same but for rounding",
+            "the engine %s failed (%s): the native engine is used, "
+            "and the result is the same but for rounding",
             other.name,
             reason,
         )
@@ -408,6 +423,6 @@ def _select_fastest(
         return OpenedEngines(native, other)
     if not choice.from_cache:
         rates = ", ".join(f"{name} {rate:.0f}" for name, rate in choice.rates.items())
-        logger.info("%s is the quickest here; sentences a second: %s", choice.name, rates)
+        logger.info("%s is the fastest here; sentences per second: %s", choice.name, rates)
     selected = engines[choice.name]
     return OpenedEngines(selected if isinstance(selected, NativeEngine) else native, selected)

@@ -1,8 +1,9 @@
-"""Which exported engines may be opened: those made here, and those that a trial in another process accepted.
+"""Trusted engines: exported on this machine, or accepted by a trial in a child process.
 
-The readers of other programs are native code, which a crafted file can crash. So an engine that came with somebody's
-model is opened only on request, first in a child process. Each accepted engine has an empty file in the user's cache
-folder, named by the SHA-256 of its manifest, which in turn lists the hashes of all its files.
+Other programs read model files in native code, which a crafted file can crash. So an engine that
+came with a downloaded model is opened only on request, first in a child process. Each accepted
+engine has an empty file in the user's cache folder, named by the SHA-256 of its manifest, which in
+turn lists the hashes of all its files.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from dragoman.storage.cache import cache_dir, make_private_directory, trust_prob
 
 logger = logging.getLogger(__name__)
 
-TRIAL_TIMEOUT = 120  # after which a trial counts as a hang
-_TRIAL_MEMORY = (
-    16 << 30
-)  # bytes of address space of a trial, beside four times the engine's files; torch alone reserves several
+TRIAL_TIMEOUT = 120  # seconds
+# Address space of a trial, beside four times the engine's files; torch alone reserves several GiB.
+_TRIAL_MEMORY = 16 << 30
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -35,7 +35,7 @@ def trust_directory() -> Path:
 
 
 def is_trusted(digest: str) -> bool:
-    """Whether the engine whose manifest has this SHA-256 was made here, or passed a trial here."""
+    """Whether the engine whose manifest has this SHA-256 was exported or passed a trial here."""
     if not _SHA256.fullmatch(digest):
         return False
     try:
@@ -46,25 +46,28 @@ def is_trusted(digest: str) -> bool:
 
 
 def record_trust(digest: str) -> None:
-    """Record that an engine may be opened; where that cannot be written, it is opened by name only, after a trial each time."""
+    """Record an engine as trusted; if that fails, it needs --engine and a trial each time."""
     try:
         folder = make_private_directory(trust_directory())
         flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         os.close(os.open(folder / digest, flags, 0o600))
     except OSError as error:
         logger.warning(
-            "no record that this engine may be opened could be written (%s), so it is used only where --engine names it",
+            "the engine could not be recorded as trusted (%s): it needs --engine to be used",
             error,
         )
 
 
 def run_in_child(function: str, arguments: list[str], *, label: str, bytes: int) -> None:
-    """Call `module:function` with arguments in a child process; raise BundleError unless that returns.
+    """Call `module:function` with arguments in a child process; raise BundleError if that fails.
 
-    `what` names the engine in the error, and `bytes` is the size of its files.
+    `label` names the engine in the error, and `bytes` is the size of its files.
     """
     module, _, name = function.partition(":")
-    code = f"import sys; from {module} import {name}; from dragoman.engines.trust import run_trial; run_trial({name}, sys.argv[1:])"
+    code = (
+        f"import sys; from {module} import {name}; from {__name__} import run_trial; "
+        f"run_trial({name}, sys.argv[1:])"
+    )
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     try:
@@ -89,14 +92,14 @@ def run_in_child(function: str, arguments: list[str], *, label: str, bytes: int)
             else f"{lines[-1]:.300}"
         )
     raise BundleError(
-        f"{label} was not made on this machine and must pass a trial in a process of its own",
+        f"{label} was not exported on this machine and must pass a trial in a child process",
         found=found,
         fix="use --engine native, or export the model here",
     )
 
 
 def run_trial(function: Callable[..., None], arguments: list[str]) -> None:
-    """Call a function with arguments, within a limit of address space that comes first; exit 1 with one line if it raises."""
+    """Limit the address space to the first argument and call a function; exit 1 if it raises."""
     try:
         import resource
 
@@ -113,7 +116,7 @@ def run_trial(function: Callable[..., None], arguments: list[str]) -> None:
 
 
 def _describe_exit(code: int) -> str:
-    """Describe the exit of a trial that said nothing."""
+    """Describe the exit of a trial without output."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,38 +1,32 @@
-"""Reading ahead: lines go through a model in windows, within which like lengths are translated together.
+"""Windows of input lines for streaming: lines of a window are batched together by length.
 
-A long window wastes little, and a short one answers soon. What is there already is read a whole window at a time; whoever has yet to
-write the next lines may be waiting for answers to the last.
+A long window pads little; a short one has low latency. Lines that are available are read a whole
+window at a time. Where a writer may wait for translations before writing more, windows start short.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
 
-from dragoman.errors import DataError
+from dragoman.inference.translation import iter_texts
 
-FIRST_WINDOW_LINES = 32  # lines that are waited for before the first answers
-MAX_WINDOW_CHARS = (
-    1 << 22
-)  # of a window at most, so that long lines fill the memory no more than many
-_WINDOW_GROWTH = 8  # how many times as long each window is as the last where nobody can say whether more lines are there
-_STEADY_WINDOW_LINES = 256  # lines of a window from which on such lines are taken for a file, and read on while the last window is translated
-
-
-class LineWindow(NamedTuple):
-    """Lines that are looked at together."""
-
-    first: int  # the number of its first line in the whole input, counted from 0
-    texts: list[str]
+FIRST_WINDOW_LINES = 32  # lines that are read before the first translations
+MAX_WINDOW_CHARS = 1 << 22  # so that a window of long lines does not fill the memory
+# If nothing tells whether more lines are available, each window is this many times as long as the
+# last, and from so many lines on the next window is read while the last is translated.
+_WINDOW_GROWTH = 8
+_STEADY_WINDOW_LINES = 256
 
 
 class LineWindows:
-    """The windows of some lines, in rows: within a row, reading the next keeps nobody waiting for answers to the last.
+    """Groups of windows of lines: reading the next window of a group does not wait for a writer.
 
-    Lines are there already in a list, in a regular file, and where an object of many lines has a method `ready` that says so. An error
-    in the input comes after all that was read before it.
+    Lines are available at once in a list, in a regular file, and in an iterable whose method
+    `ready` returns True. An error of the input is raised after all lines read before it were
+    returned.
     """
 
     def __init__(self, lines: Iterable[Any], *, first: int, max_lines: int) -> None:
@@ -42,24 +36,23 @@ class LineWindows:
             max_lines,
         )
         self._min_lines = min(first, max_lines)  # lines to wait for
-        self._lines_read = 0
         self._error: Exception | None = None
 
-    def __iter__(self) -> Iterator[Iterator[LineWindow]]:
-        """Give the rows; each must be gone through before the next."""
-        while (window := self._read_window(self._min_lines)).texts:
-            yield self._iter_row(window)
+    def __iter__(self) -> Iterator[Iterator[list[str]]]:
+        """Yield the groups; each must be exhausted before the next."""
+        while window := self._read_window(self._min_lines):
+            yield self._iter_group(window)
 
-    def _iter_row(self, window: LineWindow) -> Iterator[LineWindow]:
-        """Give a window, and those after it that can be read meanwhile."""
-        while window.texts:
+    def _iter_group(self, window: list[str]) -> Iterator[list[str]]:
+        """Yield a window, and those after it that can be read without waiting."""
+        while window:
             yield window
-            if not (self._ready() if self._ready else len(window.texts) >= _STEADY_WINDOW_LINES):
+            if not (self._ready() if self._ready else len(window) >= _STEADY_WINDOW_LINES):
                 return
             window = self._read_window(1 if self._ready else self._min_lines)
 
-    def _read_window(self, min_lines: int) -> LineWindow:
-        """Read as many lines as must be waited for, and on to a full window as long as they are there."""
+    def _read_window(self, min_lines: int) -> list[str]:
+        """Read `min_lines` lines, and more up to a full window while they are available."""
         if self._error is not None:
             raise self._error
         texts_read, characters = list[str](), 0
@@ -70,7 +63,7 @@ class LineWindows:
         ):
             try:
                 line = next(self._lines, None)
-            except Exception as error:  # told when all that came before is answered
+            except Exception as error:  # raised after the lines before it were returned
                 self._error = error
                 if not texts_read:
                     raise
@@ -81,12 +74,11 @@ class LineWindows:
             characters += len(line)
         if self._ready is None:
             self._min_lines = min(_WINDOW_GROWTH * self._min_lines, self._max_lines)
-        self._lines_read += len(texts_read)
-        return LineWindow(self._lines_read - len(texts_read), texts_read)
+        return texts_read
 
 
 def get_ready_check(lines: Iterable[Any]) -> Callable[[], bool] | None:
-    """Give what says whether the next line can be had without waiting; None where nothing does."""
+    """Return a function that tells whether the next line is available; None if unknown."""
     own = getattr(lines, "ready", None)
     if callable(own):
         return own
@@ -94,42 +86,8 @@ def get_ready_check(lines: Iterable[Any]) -> Callable[[], bool] | None:
 
 
 def is_regular_file(stream: Any) -> bool:
-    """Say whether something open is a file on a disk, and not a pipe, a terminal or no file at all."""
+    """Whether an open stream is a file on a disk, not a pipe or a terminal."""
     try:
         return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except (AttributeError, OSError, TypeError, ValueError):  # closed, or without a number
+    except (AttributeError, OSError, TypeError, ValueError):  # closed, or without a file descriptor
         return False
-
-
-def check_text_iterable(lines: Any) -> Iterable[Any]:
-    """Refuse what is not a row of texts: a single one would be taken letter by letter."""
-    if isinstance(lines, str):
-        raise DataError(
-            "texts must be a list of texts",
-            found=f"one text, {lines!r:.60}",
-            fix="put it in brackets: [text]",
-        )
-    if isinstance(lines, (bytes, Mapping)) or not isinstance(lines, Iterable):
-        raise DataError(
-            "texts must be a list of texts",
-            found=_describe_value(lines),
-            fix='give a list such as ["Guten Morgen."], or an open text file',
-        )
-    return lines
-
-
-def iter_texts(lines: Iterable[Any]) -> Iterator[str]:
-    """Hand on texts, and refuse the first thing that is not one with its place."""
-    for number, line in enumerate(lines, start=1):
-        if not isinstance(line, str):
-            raise DataError(
-                f"text {number} must be a text",
-                found=_describe_value(line),
-                fix='give "" for an empty one, and decode bytes as UTF-8',
-            )
-        yield line
-
-
-def _describe_value(value: Any) -> str:
-    """Say what stands where text belongs."""
-    return "None" if value is None else f"{value!r:.60} ({type(value).__name__})"

@@ -1,4 +1,8 @@
-"""The native engine: our own search over our own model. It can do everything, and is what others are compared with."""
+"""The native engine: Dragoman's search over Dragoman's model. It supports every request.
+
+It chooses how a model runs: the C++ kernels or PyTorch on a CPU, CUDA graphs on a GPU, or the model
+itself if somebody records or edits it.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +11,54 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from dragoman.attention.recorder import RecordableAttention, edit, find_attentions, has_hooks
-from dragoman.decoding.beam_search import BeamSearch
+from dragoman.attention import recorder
+from dragoman.attention.recorder import RecordableAttention, edit, find_attentions
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search import SearchStrategy, search
+from dragoman.decoding.search import (
+    REFERENCE_BACKEND,
+    SearchBackend,
+    SearchRequest,
+    SearchStrategy,
+)
 from dragoman.errors import DivergedError
 from dragoman.inference.cpu.conversion import FLOAT32, TokenPair, convert_model
 from dragoman.inference.cpu.cpp_transformer import CppTransformer
 from dragoman.inference.cpu.shortlist import Shortlist
 from dragoman.inference.cpu.torch_transformer import TorchTransformer, has_finite_weights
-from dragoman.inference.cuda.cuda_backend import CudaBackend
-from dragoman.inference.engine import SearchRequest
+from dragoman.inference.cuda.cuda_backend import CudaBackend, EagerSearchBackend
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 logger = logging.getLogger(__name__)
 
-CUDA_BATCH_TOKENS = (
-    100_000  # padded places of source and beam: some 1,000 sentences of 20 pieces with a beam of 5
-)
-CPU_BATCH_TOKENS = 2048  # enough rows to be worth a product, few enough that their keys stay near
-MAX_CPU_BEAM = (
-    32  # beams: a frozen model's beams look at one another's keys, which wider ones would pay for
-)
+# Padded tokens of a batch, sources times beams. On a GPU a step takes as long for ten sentences as
+# for hundreds: these are about 1,000 sentences of 20 tokens with a beam of 5.
+CUDA_BATCH_TOKENS = 100_000
+CPU_BATCH_TOKENS = 2048  # enough rows for efficient matmuls, few enough for the CPU cache
+MAX_CPU_BEAM = 32  # wider beams run the model itself: the packed KV cache holds all beams of a step
 
 _MODEL_METHODS = frozenset(("encode", "start", "step", "extend", "project"))
 
 
-class NativeEngine:
-    """The model itself, loaded when it is first needed: where another engine does all the work, it never is.
+class _InferenceModel(NamedTuple):
+    """What runs a batch: a model with `encode`, `start` and `step`, and its search backend."""
 
-    On a CPU a Transformer is frozen first: the same function in a quicker form, and with `precision` int8 nearly the same in a much
-    quicker one. On a GPU its steps are recorded, in float32 or with `precision` float16 or bfloat16. Whatever has no such form or is
-    being watched runs as it is, and weights that change are frozen again.
+    model: Any
+    backend: SearchBackend
+
+
+class NativeEngine:
+    """Runs the model, which is loaded when first needed: never if another engine does all the work.
+
+    On a CPU a Transformer is converted to packed float32 or, with `precision` int8, to quantized
+    weights. On a GPU its steps are captured as CUDA graphs, in float32 or with `precision` float16
+    or bfloat16. A model without such a form, or one that is recorded or edited, runs as it is.
+    Weights that change are converted again.
     """
 
     def __init__(
@@ -62,23 +76,23 @@ class NativeEngine:
         self._convert_lock, self._load_lock = threading.Lock(), threading.Lock()
         self._loaded: EncoderDecoder | None = None
         self._converted: TorchTransformer | CppTransformer | None = None
-        self._active_precision = precision  # that of the form
-        self._converted_from: Any = None
-        self._has_nonfinite_weights = False  # whether weights are NaN or infinite
+        self._active_precision = precision  # of the converted model
+        self._converted_from: Any = None  # the version of the weights
+        self._has_nonfinite_weights = False
         self._cuda = CudaBackend(precision)
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name of the engine: `native`, `native-int8`."""
         return "native" if self.precision == FLOAT32 else f"native-{self.precision}"
 
     @property
     def client_threads(self) -> int:
-        """Ask from a thread for each worker."""
+        """The number of threads that should call `generate`: one per worker."""
         return self.workers
 
     def single_worker(self) -> NativeEngine:
-        """Give an engine of the same model that does one batch at a time, with all threads."""
+        """Return an engine of the same model that runs one batch at a time on all threads."""
         return NativeEngine(
             lambda: self.model,
             precision=self.precision,
@@ -88,12 +102,17 @@ class NativeEngine:
 
     @property
     def batch_tokens(self) -> int | None:
-        """Fill a GPU, whose step takes as long for ten sentences as for hundreds; a batch that does not fit is halved."""
+        """The padded tokens per batch that suit the device; a batch that does not fit is halved."""
         return {"cuda": CUDA_BATCH_TOKENS, "cpu": CPU_BATCH_TOKENS}.get(self.device.type)
 
     @property
+    def overlaps_host(self) -> bool:
+        """Whether the device computes a batch while the host prepares another: a GPU does."""
+        return self.device.type == "cuda"
+
+    @property
     def model(self) -> EncoderDecoder:
-        """The model, in evaluation mode; loaded once, whichever thread asks first."""
+        """The model in evaluation mode, loaded on first use; thread-safe."""
         if self._loaded is None:
             with self._load_lock:
                 self._loaded = self._load() if self._loaded is None else self._loaded
@@ -101,125 +120,124 @@ class NativeEngine:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether the caller records or edits the model: then the caller's own thread must run it, as it is."""
-        return self._loaded is not None and has_hooks(self._loaded)
+        """Whether the calling thread records or edits the model: then it must run it itself."""
+        return (
+            recorder.any_scope_open
+            and self._loaded is not None
+            and recorder.has_hooks(self._loaded)
+        )
 
     @property
     def device(self) -> torch.device:
-        """Say where the weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     def unsupported_reason(self, strategy: SearchStrategy, longest: int = 0) -> str:
-        """Refuse nothing."""
+        """Return an empty string: the native engine supports every request."""
         return ""
 
     def generate(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Encode a batch and search."""
+        """Encode a batch and search; return at least one hypothesis per row, best first."""
         with self.single_threaded(), torch.inference_mode():
-            found = self._search_cuda(request)
+            is_modified = _is_modified(self.model)
+            found = None if is_modified else self._generate_on_cuda(request)
             if found is not None:
                 return found
-            inference_model = self._inference_model(request.strategy)
+            inference_model = self._inference_model(request.strategy, is_modified=is_modified)
             try:
                 if not self._has_nonfinite_weights:
                     return self._search(inference_model, request)
             except DivergedError:
-                if inference_model is self.model:
+                if inference_model.model is self.model:
                     raise
-            # A packed or quantised form may overflow where the model does not, so the model decides: with attention by its
-            # definition, for torch's fused kernel on a CPU gives zeros where all scores of a row are NaN.
-            with edit(
-                self.model, dict.fromkeys(find_attentions(self.model), lambda weights: weights)
-            ):
-                found = self._search(self.model, request)
-            self._drop_converted(inference_model)
+            # Packed or quantized weights may overflow where the model does not, so the model
+            # decides. It runs with unfused attention: on a CPU torch's fused kernel returns zeros
+            # for a row whose scores are all NaN.
+            unchanged = dict.fromkeys(find_attentions(self.model), lambda weights: weights)
+            with edit(self.model, unchanged):
+                found = self._search(self._plain_model(), request)
+            self._drop_converted(inference_model.model)
             return found
 
-    def _search(self, model: Any, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Encode a batch and search, with a model in any of its forms."""
-        return search(
-            model,
-            self._apply_shortlist(
-                model, model.encode(*pad_sources(request.sources, self.device)), request
-            ),
-            limits=torch.tensor(request.limits),
-            strategy=request.strategy,
-            prefixes=request.prefixes,
-            lines=request.lines,
-            min_length=request.min_length,
-            return_scores=request.return_scores,
-        )
+    def _search(self, running: _InferenceModel, request: SearchRequest) -> list[list[Hypothesis]]:
+        """Encode a batch and run the request's strategy."""
+        model, backend = running
+        memory = model.encode(*pad_sources(request.sources, self.device))
+        if self.shortlist is not None:
+            memory = self._apply_shortlist(model, memory, request)
+        return request.strategy.run(model, model.start(memory), request, backend)
 
-    def _drop_converted(self, inference_model: Any) -> None:
-        """Use a form no more that overflowed where the model did not: float32 instead of int8, and then the model as it is."""
-        with self._convert_lock:
-            if inference_model is None or self._converted is not inference_model:
-                return
-            if self._active_precision == FLOAT32:
-                logger.warning(
-                    "packed weights overflow where the model does not, which runs as it is and takes longer"
-                )
-                self._converted = None
-            else:
-                logger.warning(
-                    "%s is too narrow for this model, which goes on in float32",
-                    self._active_precision,
-                )
-                self._active_precision, self._converted = (
-                    FLOAT32,
-                    convert_model(self.model, FLOAT32).frozen,
-                )
-
-    def _search_cuda(self, request: SearchRequest) -> list[list[Hypothesis]] | None:
-        """Search by recorded steps on a GPU; None where the model must do it as it is."""
-        if self.device.type != "cuda" or self.model.training or _is_modified(self.model):
+    def _generate_on_cuda(self, request: SearchRequest) -> list[list[Hypothesis]] | None:
+        """Search by CUDA graphs; None if the model itself must run."""
+        if self.device.type != "cuda" or self.model.training:
             return None
         with self._convert_lock:
             return self._cuda.generate(self.model, _weights_version(self.model), request)
 
+    def _plain_model(self) -> _InferenceModel:
+        """Return the model as it is, with the search backend of its device."""
+        on_cuda = self.device.type == "cuda"
+        return _InferenceModel(self.model, EagerSearchBackend() if on_cuda else REFERENCE_BACKEND)
+
+    def _inference_model(self, strategy: SearchStrategy, *, is_modified: bool) -> _InferenceModel:
+        """Return the fastest form of the model that computes the same, converting it if needed."""
+        model = self.model
+        is_too_wide = (strategy.beam_size or 1) > MAX_CPU_BEAM
+        if is_too_wide or is_modified or model.training or self.device.type != "cpu":
+            return self._plain_model()
+        with self._convert_lock:
+            weights_version = _weights_version(model)
+            if weights_version != self._converted_from:
+                result = convert_model(model, self.precision, self._calibration_pairs())
+                if result.unsupported_reason and self.precision != FLOAT32:
+                    logger.warning(
+                        "%s is not used, and the model runs in float32: %s",
+                        self.precision,
+                        result.unsupported_reason,
+                    )
+                self._converted, self._converted_from = result.model, weights_version
+                self._active_precision = self.precision
+                self._has_nonfinite_weights = result.model is None and not has_finite_weights(model)
+            converted = self._converted
+        if converted is None:
+            return self._plain_model()
+        return _InferenceModel(converted, converted.search_backend)
+
+    def _drop_converted(self, converted: Any) -> None:
+        """Replace a conversion that overflowed: int8 by float32, and float32 by the model."""
+        with self._convert_lock:
+            if converted is None or self._converted is not converted:
+                return
+            if self._active_precision == FLOAT32:
+                logger.warning(
+                    "packed weights overflow where the model does not: "
+                    "the model itself runs, which is slower"
+                )
+                self._converted = None
+            else:
+                logger.warning(
+                    "%s overflows for this model: it runs in float32", self._active_precision
+                )
+                self._active_precision = FLOAT32
+                self._converted = convert_model(self.model, FLOAT32).model
+
     def _apply_shortlist(self, model: Any, memory: Any, request: SearchRequest) -> Any:
-        """Keep each sentence to its shortlist, where there is one and the model's form can; a prefix may be anything."""
-        if self.shortlist is None:
-            return memory
+        """Restrict each sentence to its shortlist and prefix, if the C++ kernels run."""
         if not isinstance(model, CppTransformer):
             _warn_shortlist_unused()
             return memory
+        assert self.shortlist is not None, "checked by the caller"
         pairs = zip(request.sources, request.prefixes, strict=True)
         return model.restrict_to_shortlist(
             memory, [self.shortlist.allowed_tokens(source, prefix) for source, prefix in pairs]
         )
 
-    def _inference_model(
-        self, strategy: SearchStrategy
-    ) -> EncoderDecoder | TorchTransformer | CppTransformer:
-        """Give the model in its quickest form that does the same."""
-        model = self.model
-        is_too_wide = isinstance(strategy, BeamSearch) and strategy.size > MAX_CPU_BEAM
-        if is_too_wide or model.training or self.device.type != "cpu" or _is_modified(model):
-            return model
-        with self._convert_lock:
-            weights_version = _weights_version(model)
-            if weights_version != self._converted_from:
-                made = convert_model(model, self.precision, self._calibration_pairs())
-                if made.unsupported_reason and self.precision != FLOAT32:
-                    logger.warning(
-                        "%s is not used, and the model runs in float32: %s",
-                        self.precision,
-                        made.unsupported_reason,
-                    )
-                self._converted, self._active_precision, self._converted_from = (
-                    made.frozen,
-                    self.precision,
-                    weights_version,
-                )
-                self._has_nonfinite_weights = made.frozen is None and not has_finite_weights(model)
-            return model if self._converted is None else self._converted
-
     @contextlib.contextmanager
     def single_threaded(self) -> Iterator[None]:
-        """Compute in one thread where several batches are computed at once; the number is each thread's own.
+        """Use one torch thread per batch if several workers run batches concurrently.
 
-        Whoever runs the model beside the workers does so within this too: sums over several threads round differently.
+        The setting belongs to the calling thread. Whoever runs the model beside the workers must
+        use this too: sums over several threads round differently.
         """
         if self.workers <= 1:
             yield
@@ -228,19 +246,20 @@ class NativeEngine:
         try:
             yield
         finally:
-            torch.set_num_threads(self._threads)  # what threads that are yet to come begin with
+            torch.set_num_threads(self._threads)  # the default of threads started later
 
 
 @functools.cache
 def _warn_shortlist_unused() -> None:
-    """Say, once, that all pieces are scored."""
+    """Log once that the shortlist is ignored."""
     logger.warning(
-        "the shortlist is not used, and all pieces are scored: only a Transformer in compiled kernels on a CPU can leave some out"
+        "the shortlist is not used, and all tokens are scored: "
+        "it needs a Transformer in the compiled kernels on a CPU"
     )
 
 
 def _weights_version(model: EncoderDecoder) -> list[tuple[int, int]]:
-    """Tell weights that have changed."""
+    """Return a value that changes when weights are replaced or written."""
     weights = [
         weight
         for module in _iter_modules(model)
@@ -253,20 +272,21 @@ def _weights_version(model: EncoderDecoder) -> list[tuple[int, int]]:
 
 
 def _is_modified(model: EncoderDecoder) -> bool:
-    """Say whether somebody records or edits attentions, hooks into a part, or put a verb of their own in a model's place."""
+    """Whether attention is recorded or edited, or hooks or replaced methods change the model."""
     if type(model) is not EncoderDecoder or not _MODEL_METHODS.isdisjoint(vars(model)):
         return True
+    any_scope_open = recorder.any_scope_open
     return any(
-        (isinstance(module, RecordableAttention) and module.hooks is not None)
-        or module._forward_hooks
+        module._forward_hooks
         or module._forward_pre_hooks
         or "forward" in vars(module)
+        or (any_scope_open and isinstance(module, RecordableAttention) and module.hooks is not None)
         for module in _iter_modules(model)
     )
 
 
 def _iter_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Walk through all parts, in a tenth of the time that `modules` takes: it is done for every batch."""
+    """Yield all modules, in a tenth of the time of `modules()`: this runs for every batch."""
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()

@@ -1,4 +1,4 @@
-"""Log-probabilities of given sentence pairs: one forward pass with teacher forcing, in batches of like lengths."""
+"""Log-probabilities of given sentence pairs, by one forward pass with teacher forcing."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from dragoman.runtime.memory import is_out_of_memory, release_memory
 from dragoman.text.special_tokens import BOS, EOS, UNK
 from dragoman.text.tokenizer import Tokenizers
 
-_MAX_LOGITS = (
-    1 << 23
-)  # logits that are computed at once, 32 MiB: a long pair times a large vocabulary would fill the memory
-_MAX_TOKENS = 4096  # tokens of a side that are scored where the model was trained on shorter ones: attention grows with the square
+_MAX_LOGITS = 1 << 23  # computed together, 32 MiB: a long pair may have billions
+_MAX_TOKENS = 4096  # of a side, even if the model was trained on less: attention is quadratic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairScore:
     """The log-probability of a target given its source, in natural logarithms."""
 
-    log_prob: float  # the sum over the target's tokens, its end included; NaN for a pair that the model cannot take
+    log_prob: float  # sum over the target's tokens and EOS; NaN for a pair that is too long
     tokens: list[str]  # of the target, `</s>` last
-    log_probs: list[float]  # one a token
-    notes: Sequence[str] = ()  # whatever was out of the ordinary
+    log_probs: list[float]  # one per token
+    notes: Sequence[str] = ()  # anything unusual
 
     @property
     def per_token(self) -> float:
@@ -39,12 +37,12 @@ class PairScore:
         return self.log_prob / len(self.tokens)
 
     def __repr__(self) -> str:
-        """Write the score in one short line."""
+        """Return the score and the number of tokens in one line."""
         return f"PairScore(log_prob={self.log_prob:.4f}, tokens={len(self.tokens)})"
 
 
 class _EncodedPair(NamedTuple):
-    """A pair as token ids, with what is to be told of it."""
+    """A pair as token ids, with its notes."""
 
     src: list[int]
     tgt: list[int]
@@ -61,12 +59,12 @@ def score_pairs(
     *,
     batch_size: int | None = None,
 ) -> list[PairScore]:
-    """Return the log-probability of each target given its source, in order; batches never change more than rounding."""
+    """Return the log-probability of each target given its source."""
     if len(sources) != len(targets):
         raise DataError(
             "sources and targets must be equally many",
             found=f"{len(sources):,} and {len(targets):,}",
-            fix="give one target a source",
+            fix="pass one target per source",
         )
     pairs = _encode_pairs(tokenizers, config, sources, targets)
     scorable = [number for number, pair in enumerate(pairs) if pair.scored]
@@ -75,7 +73,7 @@ def score_pairs(
     for group in group_by_length(
         lengths, batch_tokens=config.decode.batch_tokens, max_rows=batch_size
     ):
-        numbers = [scorable[place] for place in group]
+        numbers = [scorable[index] for index in group]
         found |= dict(
             zip(numbers, _score_batch(model, [pairs[number] for number in numbers]), strict=True)
         )
@@ -87,7 +85,7 @@ def score_pairs(
 def _encode_pairs(
     tokenizers: Tokenizers, config: Config, sources: Sequence[str], targets: Sequence[str]
 ) -> list[_EncodedPair]:
-    """Encode both sides, and note what the model was not trained for; a source is stripped, as translating does."""
+    """Tokenize both sides and add notes; sources are stripped as for translation."""
     has_learned_positions = config.model.positions == "learned"
     longest = (
         config.model.max_positions - 1
@@ -105,21 +103,23 @@ def _encode_pairs(
 
 
 def _pair_notes(src: list[int], tgt: list[int], *, longest: int, trained: int) -> Iterator[str]:
-    """Yield what is out of the ordinary about a pair."""
+    """Yield what is unusual about a pair."""
     if not src or not tgt:
-        yield f"its {' and '.join(name for name, row in (('source', src), ('target', tgt)) if not row)} is empty"
+        empty = [name for name, row in (("source", src), ("target", tgt)) if not row]
+        yield f"its {' and '.join(empty)} is empty"
     length = max(len(src), len(tgt))
     if length > longest:
-        yield f"not scored: {length:,} tokens are more than the {longest:,} that can be scored at once"
+        yield f"not scored: {length:,} tokens are more than the limit of {longest:,}"
     elif length > trained:
         yield f"{length:,} tokens are more than the {trained:,} that the model was trained on"
     unknown = tgt.count(UNK)
     if unknown:
-        yield f"{unknown:,} of its target tokens {'is' if unknown == 1 else 'are'} unknown to the model"
+        verb = "is" if unknown == 1 else "are"
+        yield f"{unknown:,} of its target tokens {verb} unknown to the model"
 
 
 def _score_batch(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> list[list[float]]:
-    """Score a batch; one that does not fit into the memory is halved."""
+    """Score a batch; one that does not fit in memory is halved."""
     try:
         return _target_log_probs(model, pairs)
     except (RuntimeError, MemoryError) as error:
@@ -132,14 +132,13 @@ def _score_batch(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> list[l
 
 @torch.inference_mode()
 def _target_log_probs(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> list[list[float]]:
-    """Return the log-probability of each target token and of the end, by one forward pass."""
+    """Return the log-probability of each target token and of EOS, by one forward pass."""
     device = next(model.parameters()).device
     memory = model.encode(*pad_sources([pair.src for pair in pairs], device))
     tgt_in, mask = pad_batch([[BOS, *pair.tgt] for pair in pairs], device)
     hidden = model.decode(tgt_in, memory, mask)  # (B, T, D)
-    rows = torch.cat(
-        [hidden[row, : len(pair.tgt) + 1] for row, pair in enumerate(pairs)]
-    )  # (N, D): no padding
+    # (N, D): without padding.
+    rows = torch.cat([hidden[row, : len(pair.tgt) + 1] for row, pair in enumerate(pairs)])
     wanted = torch.tensor([token for pair in pairs for token in (*pair.tgt, EOS)], device=device)
     log_probs = _gather_log_probs(model, rows, wanted).tolist()
     if not all(map(math.isfinite, log_probs)):
@@ -153,7 +152,7 @@ def _target_log_probs(model: EncoderDecoder, pairs: Sequence[_EncodedPair]) -> l
 
 
 def _gather_log_probs(model: EncoderDecoder, rows: Tensor, wanted: Tensor) -> Tensor:
-    """Return the log-probability of the wanted token at each row, projecting some thousand rows at a time."""
+    """Return the log-probability of the wanted token of each row, projecting in chunks."""
     step = max(1, _MAX_LOGITS // model.output_weight.size(0))
     parts = []
     for start in range(0, len(rows), step):
@@ -165,7 +164,7 @@ def _gather_log_probs(model: EncoderDecoder, rows: Tensor, wanted: Tensor) -> Te
 
 
 def _pair_ends(pairs: Sequence[_EncodedPair]) -> Iterator[int]:
-    """Yield where each pair's tokens end in the batch's row of them."""
+    """Yield the end of each pair's tokens in the concatenated batch."""
     total = 0
     for pair in pairs:
         total += len(pair.tgt) + 1

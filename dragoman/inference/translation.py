@@ -1,4 +1,4 @@
-"""Translations, the segments of a line that they are made from, and checks of the output."""
+"""Translation, and the segments of an input line that it is joined from; checks of texts."""
 
 from __future__ import annotations
 
@@ -7,40 +7,42 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.errors import DataError
 from dragoman.text.sentence_splitter import SplitText, split_long_text
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tokenizer import Tokenizer
 
 _CONTROL_CHARS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # all but the tab
-_MAX_PATTERN_TOKENS = 8  # pieces of a pattern
-_MIN_REPEATS = 5  # repetitions that no sentence has
-_MIN_REPEATED_TOKENS = 12  # pieces that they must take up, so that "ha ha ha ha ha" passes
+_MAX_PATTERN_TOKENS = 8
+_MIN_REPEATS = 5  # in a row: more than in any sentence
+_MIN_REPEATED_TOKENS = 12  # in total, so that "ha ha ha ha ha" is not reported
+MAX_ALIGNMENT_CELLS = 1 << 22  # of a line in several segments: most cells are zero
+MAX_LINE_CHARS = 1 << 18  # a line with more is a book without line breaks, or no text at all
+_TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded before a thread has started
 
 
 def replace_control_chars(text: str) -> str:
-    """Keep a line one line, and a terminal as it was: spaces for control characters (marian-dev#365)."""
+    """Replace control characters but the tab by spaces: outputs stay one line (marian-dev#365)."""
     return _CONTROL_CHARS.sub(" ", text)
 
 
 class Repetition(NamedTuple):
-    """A pattern that an output repeats without a break."""
+    """A pattern of tokens that an output repeats."""
 
     pattern: tuple[int, ...]
     times: int
 
 
 def find_repetition(tokens: Sequence[int]) -> Repetition | None:
-    """Find the first short pattern that is written again and again, if there is one."""
-    if (
-        len(tokens) - len(set(tokens)) < _MIN_REPEATED_TOKENS - 2
-    ):  # what every circle repeats at least: the dearest check is the one that is not made
+    """Return the first short pattern repeated many times in a row; None if there is none."""
+    if len(tokens) - len(set(tokens)) < _MIN_REPEATED_TOKENS - 2:  # a quick test first
         return None
     for length in range(1, _MAX_PATTERN_TOKENS + 1):
         run = 0
@@ -55,48 +57,40 @@ def find_repetition(tokens: Sequence[int]) -> Repetition | None:
     return None
 
 
-MAX_ALIGNMENT_CELLS = (
-    1 << 22
-)  # of the alignment of a line that was translated in parts, most of which are zero
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translation:
-    """One line's translation."""
+    """The translation of one line."""
 
     text: str
     score: float = 0.0  # log-probability under the length penalty; closer to 0 is likelier
     tokens: list[str] = field(default_factory=list)
-    log_probs: list[float] = field(
-        default_factory=list
-    )  # one a piece, and one for the end where it was reached
-    src_tokens: list[str] = field(
-        default_factory=list
-    )  # with `</s>`, the end that the model also looks at
-    # (T, S): cross-attention weights averaged over layers and heads; a row sums to 1. None unless asked for, and where a model has none.
+    # One log-probability per token, and one for EOS if the output is finished.
+    log_probs: list[float] = field(default_factory=list)
+    src_tokens: list[str] = field(default_factory=list)  # with `</s>`, which is attended to as well
+    # (T, S): cross-attention weights averaged over layers and heads; a row sums to 1. None unless
+    # requested, and for models without cross-attention.
     alignment: NDArray[np.float32] | None = None
-    alternatives: Sequence[
-        Translation
-    ] = ()  # the n best, this one first; they have no alternatives of their own
-    notes: Sequence[str] = ()  # whatever was out of the ordinary: split, stopped, tried again
+    alternatives: Sequence[Translation] = ()  # the n best, this one first; without alternatives
+    notes: Sequence[str] = ()  # anything unusual: split, truncated, retried
 
     def __repr__(self) -> str:
-        """Write the text and the score in one short line; numbers of tokens instead of the tokens."""
+        """Return text, score and number of tokens in one line."""
         counts = [f"{len(self.alternatives)} alternatives"] * (len(self.alternatives) > 1) + [
             f"notes={list(self.notes)}"
         ] * bool(self.notes)
-        return f"Translation({', '.join([truncate_repr(self.text), f'score={self.score:.4f}', f'{len(self.tokens)} tokens', *counts])})"
+        parts = [truncate_repr(self.text), f"score={self.score:.4f}", f"{len(self.tokens)} tokens"]
+        return f"Translation({', '.join([*parts, *counts])})"
 
 
 def truncate_repr(text: str, longest: int = 60) -> str:
-    """Return a text as Python writes it, cut where it is long."""
+    """Return the repr of a text, truncated if it is long."""
     return repr(text) if len(text) <= longest else f"{text[: longest - 1]!r}…"
 
 
 def join_translations(
     segments: Sequence[Translation], gaps: Sequence[str], notes: Sequence[str]
 ) -> Translation:
-    """Put the translations of a line's parts together: texts with the gaps between them, scores added."""
+    """Join the translations of a line's segments: texts with separators, scores added."""
     text = "".join(segment.text + gap for segment, gap in zip(segments, [*gaps, ""], strict=True))
     ranks = min((len(segment.alternatives) for segment in segments), default=0)
     blocks = [segment.alignment for segment in segments if segment.alignment is not None]
@@ -105,7 +99,8 @@ def join_translations(
         blocks = []
         notes = [
             *notes,
-            f"its alignment is left out: {rows:,} by {columns:,} are more than {MAX_ALIGNMENT_CELLS:,} numbers",
+            f"its alignment is left out: {rows:,} by {columns:,} is more than "
+            f"{MAX_ALIGNMENT_CELLS:,} numbers",
         ]
     return Translation(
         text=text,
@@ -123,14 +118,15 @@ def join_translations(
 
 
 def _count_notes(notes: Sequence[str]) -> list[str]:
-    """Say once what holds for several parts."""
+    """Return each distinct note once, with the number of segments that have it."""
     return [
-        note if times == 1 else f"{note} ({times} parts)" for note, times in Counter(notes).items()
+        note if times == 1 else f"{note} ({times} segments)"
+        for note, times in Counter(notes).items()
     ]
 
 
 def _block_diagonal(blocks: Sequence[NDArray[np.float32]]) -> NDArray[np.float32] | None:
-    """Put alignments of parts along a diagonal: no part looked at another."""
+    """Return the block-diagonal alignment: segments do not attend to one another."""
     if not blocks:
         return None
     whole = np.zeros(
@@ -143,37 +139,31 @@ def _block_diagonal(blocks: Sequence[NDArray[np.float32]]) -> NDArray[np.float32
     return whole
 
 
-MAX_LINE_CHARS = (
-    1 << 18
-)  # of one line: a quarter of a million are a book without line breaks, or no text at all
-_TEXTS_PER_THREAD, _MAX_THREADS = 512, 8  # fewer texts are encoded sooner than a thread has started
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What goes through the model at once: a line, or a sentence of a line that is too long."""
+    """The input of one search: a line, or a sentence of a line that is too long."""
 
     line: int  # counted from 0 over the whole input
     index: int  # within its line
     text: str
-    src: list[int]
+    src: list[int]  # token ids without EOS
 
     @property
-    def key(self) -> int:
-        """A number that only this part has: where chance starts when sampling."""
+    def sample_id(self) -> int:
+        """A number unique to this segment in the whole input: seeds its sampling."""
         return (self.line << 20) + self.index
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentedLine:
-    """A line of input, cut for the model."""
+    """A line of input as segments."""
 
     segments: list[Segment]
-    gaps: list[str]  # what stands between the parts
+    gaps: list[str]  # separators between the segments
     notes: list[str]
 
     def translation(self, answers: Sequence[Translation]) -> Translation:
-        """Put the answers to the parts together."""
+        """Join the translations of the segments."""
         if not self.segments:
             return Translation(text="", alternatives=[Translation(text="")])
         if len(answers) == 1:
@@ -191,27 +181,35 @@ class SegmentedLine:
 
 
 def split_lines(
-    texts: Sequence[str], tokenizer: Tokenizer, *, first: int = 0, longest: int
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    longest: int,
+    line_numbers: Iterator[int] | None = None,
 ) -> list[SegmentedLine]:
-    """Cut lines: nothing where one is blank, and by sentences where one has more pieces than the model was trained on."""
+    """Split lines of more than `longest` tokens into sentences; a blank line has no segments."""
+    numbers = itertools.count() if line_numbers is None else line_numbers
     stripped = [text[:MAX_LINE_CHARS].strip() for text in texts]
     threads = min(1 + len(stripped) // _TEXTS_PER_THREAD, os.cpu_count() or 1, _MAX_THREADS)
     encoded = tokenizer.encode_batch(stripped, threads=threads)
     lines = [
-        _split_line(first + at, text, whole, tokenizer, longest)
-        for at, (text, whole) in enumerate(zip(stripped, encoded, strict=True))
+        _split_line(next(numbers), text, whole, tokenizer, longest)
+        for text, whole in zip(stripped, encoded, strict=True)
     ]
     for text, line in zip(texts, lines, strict=True):
         if len(text) > MAX_LINE_CHARS and text[MAX_LINE_CHARS:].strip():
-            note = f"only its first {MAX_LINE_CHARS:,} characters were translated: put a line break between its sentences"
-            line.notes.insert(0, note)
+            line.notes.insert(
+                0,
+                f"only its first {MAX_LINE_CHARS:,} characters were translated: "
+                "put a line break between its sentences",
+            )
     return lines
 
 
 def _split_line(
     number: int, text: str, whole: list[int], tokenizer: Tokenizer, longest: int
 ) -> SegmentedLine:
-    """Cut one line."""
+    """Split one line."""
     if not text:
         return SegmentedLine([], [], [])
     texts, gaps, encoded, notes = [text], list[str](), [whole], list[str]()
@@ -220,12 +218,13 @@ def _split_line(
         encoded = tokenizer.encode_batch(texts)
     if len(whole) > longest:
         notes.append(
-            f"{len(whole):,} pieces are more than the {longest:,} that the model was trained on: translated in {len(texts)} parts"
+            f"{len(whole):,} tokens are more than the {longest:,} that the model was trained on: "
+            f"translated in {len(texts)} segments"
         )
-    unknown = sum(pieces.count(UNK) for pieces in encoded)
+    unknown = sum(tokens.count(UNK) for tokens in encoded)
     if unknown:
         notes.append(
-            f"{unknown:,} of its pieces {'is' if unknown == 1 else 'are'} unknown to the model"
+            f"{unknown:,} of its tokens {'is' if unknown == 1 else 'are'} unknown to the model"
         )
     return SegmentedLine(
         [
@@ -238,7 +237,7 @@ def _split_line(
 
 
 def _split_text(text: str, tokenizer: Tokenizer, longest: int) -> SplitText:
-    """Cut a text at its line breaks, and its lines where they are too long."""
+    """Split a text at its line breaks, and lines that are too long into sentences."""
     texts, gaps, gap = list[str](), list[str](), ""
     for line in text.split("\n"):
         if line.strip():
@@ -253,10 +252,10 @@ def _split_text(text: str, tokenizer: Tokenizer, longest: int) -> SplitText:
 
 
 def target_gap(source: str, before: str, gap: str, after: str) -> str:
-    """Separate two translated parts as their own script does: the gap after a part of the source belongs to its script.
+    """Return the separator of two translated segments in the target's script.
 
-    A Chinese source has none between its sentences where an English translation wants a space, and the other way
-    round. Nothing goes between the parts of a word that was too long.
+    A Chinese source has none between sentences where an English translation needs a space, and the
+    other way round. The segments of a word that was too long have none.
     """
     if "\n" in gap or not before or not after:
         return gap
@@ -266,5 +265,39 @@ def target_gap(source: str, before: str, gap: str, after: str) -> str:
 
 
 def _is_wide_char(char: str) -> bool:
-    """Say whether a character is of a script that writes sentences without spaces between them."""
+    """Whether a character is of a script without spaces between sentences."""
     return unicodedata.east_asian_width(char) in ("W", "F")
+
+
+def check_text_iterable(lines: Any) -> Iterable[Any]:
+    """Raise DataError for what is not an iterable of texts: a string is one of characters."""
+    if isinstance(lines, str):
+        raise DataError(
+            "texts must be a list of texts",
+            found=f"one text, {lines!r:.60}",
+            fix="put it in brackets: [text]",
+        )
+    if isinstance(lines, (bytes, Mapping)) or not isinstance(lines, Iterable):
+        raise DataError(
+            "texts must be a list of texts",
+            found=_describe_value(lines),
+            fix='pass a list such as ["Guten Morgen."], or an open text file',
+        )
+    return lines
+
+
+def iter_texts(lines: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts; raise DataError for the first value that is not a string."""
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, str):
+            raise DataError(
+                f"text {number} must be a text",
+                found=_describe_value(line),
+                fix='pass "" for an empty one, and decode bytes as UTF-8',
+            )
+        yield line
+
+
+def _describe_value(value: Any) -> str:
+    """Return the repr and the type of a value that is not a text."""
+    return "None" if value is None else f"{value!r:.60} ({type(value).__name__})"

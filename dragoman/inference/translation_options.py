@@ -1,4 +1,4 @@
-"""What may be asked of a translation, checked all at once and turned into the objects that do the work."""
+"""Options of a translation: validated together, and turned into a search strategy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from dragoman.decoding.search import SearchStrategy
 from dragoman.errors import ConfigError
 
 _SETTINGS = {each.name: each.setting for each in list_settings(DecodeConfig)}
-MAX_BEAM = int(
-    _SETTINGS["beam"].at_most or 0
-)  # a wider beam gains nothing and may take all the memory there is
-# Options that are counted: the least and the most, and whether None stands for the model's own.
+MAX_BEAM = int(_SETTINGS["beam"].at_most or 0)
+# Integer options: minimum, maximum, and whether None stands for the model's own setting.
 _INTEGER_OPTIONS = {
     "beam": (1, MAX_BEAM, True),
     "nbest": (1, MAX_BEAM, False),
@@ -32,26 +30,26 @@ _INTEGER_OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TranslationOptions:
-    """How to translate; None stands for what the model's own configuration says."""
+    """How to translate; None stands for the setting of the model's configuration."""
 
     beam: int | None = None  # hypotheses kept in beam search; 1 is greedy
     nbest: int = 1  # translations of each line
     length_penalty: float | None = None  # Wu et al. (2016), alpha
-    batch_size: int | None = (
-        None  # sentences translated together; by default as many as fill decode.batch_tokens
-    )
+    batch_size: int | None = None  # sentences per batch; by default decode.batch_tokens decides
     prefix: str | None = None  # text that every translation begins with
-    alignment: bool = False  # whether each translation carries its averaged cross-attention
-    return_scores: bool = True  # whether translations carry scores and log-probabilities: without, some engines are quicker
-    sample: bool = False  # whether to draw by chance instead of searching
+    alignment: bool = False  # return the averaged cross-attention weights
+    return_scores: bool = True  # return scores and log-probabilities; greedy is faster without
+    sample: bool = False  # sample instead of searching
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 1
-    window: int = 2048  # lines looked ahead, so that like lengths go together; 1 answers each line before reading on
+    window: int = (
+        2048  # lines batched together by length; 1 translates each before the next is read
+    )
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing or would fill the memory, all at once."""
+        """Raise ConfigError with all options that are out of range."""
         problems = [
             problem
             for name in _INTEGER_OPTIONS
@@ -74,13 +72,14 @@ class TranslationOptions:
             problems.append(f"prefix must be text; found {self.prefix!r:.60}; write it in quotes")
         if self.sample and self.beam is not None:
             problems.append(
-                f"beam belongs to search and not to sampling; found beam={self.beam} with sample=True; keep one"
+                "beam belongs to search and not to sampling; "
+                f"found beam={self.beam} with sample=True; keep one"
             )
         if problems:
             raise ConfigError(problems)
 
     def strategy(self, config: DecodeConfig) -> SearchStrategy:
-        """Choose the way of searching; an n-best list widens a beam that is too narrow for it."""
+        """Return the search strategy; the beam is at least as wide as the n-best list."""
         penalty = WuLengthPenalty(
             config.length_penalty if self.length_penalty is None else self.length_penalty
         )
@@ -98,15 +97,9 @@ class TranslationOptions:
             return GreedySearch(penalty=penalty)
         return BeamSearch(size, self.nbest, penalty)
 
-    def rows_per_sentence(self, config: DecodeConfig) -> int:
-        """Count the rows that each sentence takes."""
-        if self.sample:
-            return self.nbest
-        return max(config.beam, self.nbest) if self.beam is None else self.beam
-
 
 def _integer_problems(name: str, value: Any) -> Iterator[str]:
-    """Say what is wrong with an option that is counted."""
+    """Yield what is wrong with an integer option."""
     minimum, maximum, optional = _INTEGER_OPTIONS[name]
     if value is None and optional:
         return

@@ -1,14 +1,15 @@
-"""The translator: text in, translations out; batches run on the chosen engine, with fallbacks."""
+"""Translator: text in, translations out; batches run on the chosen engine, with fallbacks."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,27 +19,23 @@ from dragoman.config import Config
 from dragoman.data.corpus import ParallelFiles
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.padded_batch import group_by_length
-from dragoman.decoding.search import SearchStrategy
+from dragoman.decoding.search import SearchRequest, SearchStrategy
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.explain import Explanation
 from dragoman.explain.attention_maps import align_batch, record_attention
 from dragoman.explain.explanation import AttentionWeights
-from dragoman.inference.engine import Engine, SearchRequest
+from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
-from dragoman.inference.input_windows import (
-    FIRST_WINDOW_LINES,
-    LineWindow,
-    LineWindows,
-    check_text_iterable,
-    iter_texts,
-)
+from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.pair_scores import PairScore, score_pairs
 from dragoman.inference.translation import (
     Segment,
     SegmentedLine,
     Translation,
+    check_text_iterable,
     find_repetition,
+    iter_texts,
     replace_control_chars,
     split_lines,
 )
@@ -53,16 +50,12 @@ from dragoman.text.tokenizer import Tokenizers
 logger = logging.getLogger(__name__)
 
 
-class BatchOutputs(NamedTuple):
-    """What a search found for a batch."""
+class BatchTranslator:
+    """Translates batches of segments on an engine, with fallbacks.
 
-    hypotheses: list[list[Hypothesis]]  # of each part, best first
-    texts: list[list[str]]  # theirs
-    retried: set[int]  # the parts whose first answer was empty
-
-
-class SearchRunner:
-    """Asks an engine for outputs; whatever happens to it is said once, and the outputs are the same."""
+    A batch that does not fit in memory is halved, an engine that fails is replaced by the native
+    one, and an empty output is searched again. Each fallback is logged once; results stay the same.
+    """
 
     def __init__(
         self, native: NativeEngine, engine: Engine, tokenizers: Tokenizers, config: Config
@@ -71,47 +64,58 @@ class SearchRunner:
         self._tokenizers, self._config = tokenizers, config
         self._logged = set[str]()
         self._log_lock, self._fallback_lock = threading.Lock(), threading.Lock()
-        self._cpu_runner: SearchRunner | None = None
-        self._max_batch_tokens = (
-            sys.maxsize
-        )  # padded places of a batch that fit into the memory, as far as was found out
-        # Learned positions end somewhere, and an end takes one as well.
+        self._cpu_translator: BatchTranslator | None = None
+        self._max_batch_tokens = sys.maxsize  # padded source tokens known to fit in memory
+        # One of the learned positions is for EOS.
         self._max_positions = (
             config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
         )
-        self.longest = min(config.data.max_length, self._max_positions)  # pieces of a part
+        self.max_segment_tokens = min(config.data.max_length, self._max_positions)
 
-    def search_segments(
-        self, segments: Sequence[Segment], options: TranslationOptions
-    ) -> BatchOutputs:
-        """Search for a batch; one that does not fit into the memory is halved, and a sentence that does not is left to the CPU."""
-        if len(segments) > 1 and _padded_tokens(segments) > self._max_batch_tokens:
-            return self._search_halves(segments, options)
-        try:
-            return self._search_batch(segments, options)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or (
-                len(segments) == 1 and self.native.device.type == "cpu"
-            ):
-                raise
-        release_memory()
-        if len(segments) == 1:
+    def translate_batch(
+        self,
+        segments: Sequence[Segment],
+        options: TranslationOptions,
+        strategy: SearchStrategy,
+        *,
+        text_only: bool = False,
+    ) -> list[Translation]:
+        """Translate a batch; if it does not fit in memory, in halves or finally on the CPU."""
+        count, max_batch_tokens = len(segments), self._max_batch_tokens
+        if count == 1 or _padded_tokens(segments) <= max_batch_tokens:
+            try:
+                return self._search_batch(segments, options, strategy, text_only=text_only)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or (count == 1 and self.native.device.type == "cpu"):
+                    raise
+            release_memory()
+            if count == 1:
+                self._log_once(
+                    "out of memory for a single sentence: sentences that do not fit are translated "
+                    "on the CPU, and the result is the same"
+                )
+                return self._cpu_fallback.translate_batch(
+                    segments, options, strategy, text_only=text_only
+                )
+            self._max_batch_tokens = int(RETRY_FRACTION * _padded_tokens(segments))
             self._log_once(
-                "out of memory for one sentence alone: the CPU translates what does not fit, and the result is the same"
+                "out of memory with a batch of %d sentences: batches that do not fit are "
+                "translated in halves, and the result is the same",
+                count,
             )
-            return self._cpu_fallback.search_segments(segments, options)
-        self._max_batch_tokens = int(RETRY_FRACTION * _padded_tokens(segments))
-        self._log_once(
-            "out of memory with %d sentences at once: batches that do not fit are translated in halves, and the result is the same",
-            len(segments),
-        )
-        return self._search_halves(segments, options)
+        return [
+            translation
+            for half in (segments[: count // 2], segments[count // 2 :])
+            for translation in self.translate_batch(half, options, strategy, text_only=text_only)
+        ]
 
     def select_engine(self, strategy: SearchStrategy, longest: int = 0) -> Engine:
-        """Choose who does it: the engine, or the native one where that cannot."""
+        """Return the engine, or the native one for what the engine does not support."""
         engine = self.engine
-        if engine is not self.native and self.native.has_hooks:
-            self.log_native_fallback("shows nothing of its inside")
+        if engine is self.native:
+            return engine
+        if self.native.has_hooks:
+            self.log_native_fallback("cannot record or edit attention")
             return self.native
         reason = engine.unsupported_reason(strategy, longest)
         if not reason:
@@ -120,70 +124,90 @@ class SearchRunner:
         return self.native
 
     def log_native_fallback(self, reason: str) -> None:
-        """Say, once for each reason, that the native engine stands in."""
+        """Log, once for each reason, that the native engine is used instead."""
         self._log_once(
-            f"the engine {self.engine.name} {reason}: the native engine does it", level=logging.INFO
+            f"the engine {self.engine.name} {reason}: the native engine is used",
+            level=logging.INFO,
         )
 
     def build_request(
-        self, segments: Sequence[Segment], options: TranslationOptions, min_length: int = 0
+        self,
+        segments: Sequence[Segment],
+        options: TranslationOptions,
+        strategy: SearchStrategy,
+        *,
+        min_length: int = 0,
     ) -> SearchRequest:
-        """Say what is asked of an engine; a prefix is forced on the first part of each line."""
+        """Build the request to an engine; a prefix is forced on the first segment of each line."""
         prefix = (
             self._tokenizers.tgt.encode(options.prefix)
             if options.prefix and options.prefix.strip()
             else []
         )
+        decode = self._config.decode
         return SearchRequest(
+            strategy=strategy,
             sources=[segment.src for segment in segments],
-            limits=[self._max_output_tokens(segment, len(prefix)) for segment in segments],
+            limits=[
+                min(
+                    int(decode.max_length_ratio * len(segment.src))
+                    + decode.max_length_extra
+                    + len(prefix),
+                    self._max_positions,
+                )
+                for segment in segments
+            ],
             prefixes=[prefix if segment.index == 0 else [] for segment in segments],
-            strategy=options.strategy(self._config.decode),
-            lines=[segment.key for segment in segments],
+            sample_ids=[segment.sample_id for segment in segments],
             min_length=min_length,
             return_scores=options.return_scores,
         )
 
     def detokenize(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[str]]:
-        """Spell hypotheses, whatever bytes the model wrote; all at once, for each call of the tokenizer starts a thread."""
-        spelt = iter(
+        """Decode hypotheses to text, in one call: each call of the tokenizer starts a thread."""
+        texts = iter(
             self._tokenizers.tgt.decode_batch(
                 [each.tokens for hypotheses in found for each in hypotheses]
             )
         )
-        return [[replace_control_chars(next(spelt)) for _ in hypotheses] for hypotheses in found]
-
-    def _search_halves(
-        self, segments: Sequence[Segment], options: TranslationOptions
-    ) -> BatchOutputs:
-        """Search for a batch in two."""
-        half = len(segments) // 2
-        first, second = (
-            self.search_segments(segments[:half], options),
-            self.search_segments(segments[half:], options),
-        )
-        retried = first.retried | {half + at for at in second.retried}
-        return BatchOutputs(
-            [*first.hypotheses, *second.hypotheses], [*first.texts, *second.texts], retried
-        )
+        return [[replace_control_chars(next(texts)) for _ in hypotheses] for hypotheses in found]
 
     def _search_batch(
-        self, segments: Sequence[Segment], options: TranslationOptions
-    ) -> BatchOutputs:
-        """Search for a batch; an empty answer to a text that is not empty is asked for once more."""
-        found = self._run_engine(self.build_request(segments, options))
+        self,
+        segments: Sequence[Segment],
+        options: TranslationOptions,
+        strategy: SearchStrategy,
+        *,
+        text_only: bool,
+    ) -> list[Translation]:
+        """Search and detokenize; search again, with at least one token, where the best is empty."""
+        found = self._run_engine(self.build_request(segments, options, strategy))
         texts = self.detokenize(found)
-        empty = [at for at, spelt in enumerate(texts) if not spelt[0].strip()]
+        empty = [at for at, row_texts in enumerate(texts) if not row_texts[0].strip()]
         if empty:
-            again = self._run_engine(
-                self.build_request([segments[at] for at in empty], options, min_length=1)
+            retried = [segments[at] for at in empty]
+            again = self._run_engine(self.build_request(retried, options, strategy, min_length=1))
+            for at, hypotheses, row_texts in zip(empty, again, self.detokenize(again), strict=True):
+                found[at], texts[at] = hypotheses, row_texts
+        if text_only:
+            return [Translation(text=row_texts[0]) for row_texts in texts]
+        alignments = self._align_batch(segments, found) if options.alignment else None
+        return [
+            self._build_translation(
+                segment,
+                found[at],
+                texts[at],
+                retried=at in empty,
+                alignment=None if alignments is None else alignments[at],
             )
-            for at, hypotheses, spelt in zip(empty, again, self.detokenize(again), strict=True):
-                found[at], texts[at] = hypotheses, spelt
-        return BatchOutputs(found, texts, set(empty))
+            for at, segment in enumerate(segments)
+        ]
 
     def _run_engine(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Ask the engine for a batch; one of another program's that fails is not asked again."""
+        """Run a request; replace an engine that fails by the native one for good."""
+        engine = self.engine
+        if engine is self.native:
+            return engine.generate(request)
         engine = self.select_engine(request.strategy, request.longest)
         try:
             return engine.generate(request)
@@ -192,35 +216,77 @@ class SearchRunner:
                 raise
             found = next(iter(str(error).splitlines()), "")[:160]
         self._log_once(
-            f"the engine {engine.name} failed ({found}): the native engine is used, and the result is the same but for rounding"
+            f"the engine {engine.name} failed ({found}): the native engine is used, "
+            "and the result is the same but for rounding"
         )
         self.engine = self.native
         return self.native.generate(request)
 
     @property
-    def _cpu_fallback(self) -> SearchRunner:
-        """The same model on the CPU, for what a GPU has no room for."""
+    def _cpu_fallback(self) -> BatchTranslator:
+        """The same model on the CPU, for sentences that do not fit in GPU memory."""
         with self._fallback_lock:
-            if self._cpu_runner is None:
+            if self._cpu_translator is None:
                 weights = {
                     name: tensor.cpu() for name, tensor in self.native.model.state_dict().items()
                 }
                 model = build_loaded_model(self._config, self._tokenizers, weights)
                 native = NativeEngine(lambda: model)
-                self._cpu_runner = SearchRunner(native, native, self._tokenizers, self._config)
-        return self._cpu_runner
+                self._cpu_translator = BatchTranslator(
+                    native, native, self._tokenizers, self._config
+                )
+        return self._cpu_translator
 
-    def _max_output_tokens(self, segment: Segment, prefix: int) -> int:
-        """The most pieces of an output: a matter of its own source alone."""
-        return min(
-            int(self._config.decode.max_length_ratio * len(segment.src))
-            + self._config.decode.max_length_extra
-            + prefix,
-            self._max_positions,
-        )
+    def _align_batch(
+        self, segments: Sequence[Segment], found: Sequence[Sequence[Hypothesis]]
+    ) -> list[AttentionWeights] | None:
+        """Align the best outputs with their sources; None if the model has no cross-attention."""
+        with self.native.single_threaded():
+            return align_batch(
+                self.native.model,
+                [segment.src for segment in segments],
+                [hypotheses[0].tokens for hypotheses in found],
+            )
+
+    def _build_translation(
+        self,
+        segment: Segment,
+        hypotheses: Sequence[Hypothesis],
+        texts: Sequence[str],
+        *,
+        retried: bool,
+        alignment: Any,
+    ) -> Translation:
+        """Return the translation of a segment with its alternatives and notes."""
+        src_tokens = self._tokenizers.src.tokens([*segment.src, EOS])
+
+        def build(hypothesis: Hypothesis, text: str, **more: Any) -> Translation:
+            return Translation(
+                text=text,
+                score=hypothesis.score,
+                tokens=self._tokenizers.tgt.tokens(hypothesis.tokens),
+                log_probs=hypothesis.log_probs,
+                src_tokens=src_tokens,
+                **more,
+            )
+
+        best, notes = hypotheses[0], []
+        if retried:
+            notes.append("the first output was empty: this is the best one that is not")
+        if not best.finished:
+            notes.append(
+                f"stopped at {len(best.tokens)} tokens, the limit for this text "
+                "(decode.max_length_ratio, decode.max_length_extra): its end is missing"
+            )
+        repetition = find_repetition(best.tokens)
+        if repetition and not find_repetition(segment.src):
+            pattern = self._tokenizers.tgt.decode(repetition.pattern).strip()
+            notes.append(f"the output repeats itself: {pattern!r} occurs {repetition.times} times")
+        alternatives = [build(*each) for each in zip(hypotheses, texts, strict=True)]
+        return build(best, texts[0], alignment=alignment, alternatives=alternatives, notes=notes)
 
     def _log_once(self, line: str, *values: object, level: int = logging.WARNING) -> None:
-        """Say something once, whichever of the workers meets it first."""
+        """Log a message once, whichever thread comes first."""
         with self._log_lock:
             if line not in self._logged:
                 self._logged.add(line)
@@ -228,12 +294,15 @@ class SearchRunner:
 
 
 def _padded_tokens(segments: Sequence[Segment]) -> int:
-    """Count the padded places of a batch's sources, their ends included."""
+    """Return the padded size of a batch of sources, EOS included."""
     return len(segments) * (1 + max(len(segment.src) for segment in segments))
 
 
 class Translator:
-    """A trained model that translates, from one directory: `Translator.load("my-model").translate(["Guten Morgen."])`."""
+    """Translates with a trained model.
+
+    `Translator.load("my-model").translate(["Guten Morgen."])`
+    """
 
     def __init__(
         self,
@@ -245,7 +314,7 @@ class Translator:
     ) -> None:
         self._native = model if isinstance(model, NativeEngine) else NativeEngine(lambda: model)
         self.tokenizers, self.config = tokenizers, config
-        self._search_runner = SearchRunner(
+        self._batch_translator = BatchTranslator(
             self._native, self._native if engine is None else engine, tokenizers, config
         )
 
@@ -260,33 +329,37 @@ class Translator:
         measure: bool = False,
         shortlist: tuple[str | Path, str | Path] | None = None,
     ) -> Translator:
-        """Load a model directory; the device `auto` is a GPU where there is one.
+        """Load a model directory. The device `auto` is a GPU if there is one.
 
-        The precision is `float32`, on a CPU also `int8`, on a GPU also `float16` or `bfloat16`; by default float16 on a GPU that
-        multiplies it, else float32. The engine `auto` never changes it: an engine that the directory holds is used on a CPU only if it
-        computes in that precision, was made on this machine, and the model's own search is greedy; with `measure`, only if it is the
-        quickest. The engine may also be `native`, or one of the directory's by name, such as `ctranslate2`, whatever it computes in;
-        one that was made elsewhere is tried in a child process first.
+        The precision is `float32`, on a CPU also `int8`, on a GPU also `float16` or `bfloat16`; the
+        default is float16 on a GPU with tensor cores, else float32.
 
-        A `shortlist`, two files of text and its translation such as the model was trained on, keeps each output on a CPU to the pieces
-        that go with its source's: quicker where the vocabulary is large, and now and then another output.
+        The engine `auto` never changes the precision. It uses an engine of the directory on a CPU
+        if that has the same precision, was exported on this machine, and the model decodes
+        greedily; with `measure`, if it is the fastest. The engine may also be `native` or the name
+        of an exported one, such as `ctranslate2`. One that was exported elsewhere is tried in a
+        child process first.
+
+        A `shortlist` is two files, text and its translation, as in training. On a CPU it restricts
+        each output to the tokens that occurred with those of its source: faster with a large
+        vocabulary, and occasionally a different output.
         """
-        listed = (
+        shortlist_files = (
             None
             if shortlist is None
             else ParallelFiles(Path(shortlist[0]), Path(shortlist[1]), on_bad_line="skip")
         )
 
-        def on(where: torch.device) -> Translator:
+        def load_on(where: torch.device) -> Translator:
             bundle = Bundle.load(path, device=where)
-            by = TranslationOptions().strategy(bundle.config.decode) if measure else None
+            strategy = TranslationOptions().strategy(bundle.config.decode) if measure else None
             native, used = open_engines(
                 bundle,
                 where,
                 requested=engine,
                 precision=precision,
-                benchmark_strategy=by,
-                shortlist=listed,
+                benchmark_strategy=strategy,
+                shortlist=shortlist_files,
             )
             return cls(native, bundle.tokenizers, bundle.config, engine=used)
 
@@ -296,11 +369,11 @@ class Translator:
                 if device == "auto" and (shortlist or requires_cpu(engine, precision))
                 else device
             ),
-            on,
+            load_on,
         )
 
     def __repr__(self) -> str:
-        """Name languages, recipe and engine in one short line, without loading weights that were not needed yet."""
+        """Return languages, recipe and engine in one line, without loading weights."""
         data, recipe = self.config.data, self.config.recipe or "none"
         languages = (
             f"{data.src_lang:.20} to {data.tgt_lang:.20}, "
@@ -311,41 +384,48 @@ class Translator:
 
     @property
     def engine(self) -> Engine:
-        """What translates; one that fails on the way is replaced by the native one."""
-        return self._search_runner.engine
+        """The engine in use; one that fails is replaced by the native engine."""
+        return self._batch_translator.engine
 
     @property
     def model(self) -> EncoderDecoder:
-        """The model itself, whichever engine translates."""
+        """The PyTorch model, whichever engine translates."""
         return self._native.model
 
     @property
     def device(self) -> torch.device:
-        """Say where the model is."""
+        """The device of the model."""
         return self._native.device
 
     def translate(self, texts: Iterable[str], **options: Any) -> list[str]:
-        """Translate texts, one for one and in order; the options are those of `Options`."""
+        """Translate texts, in order; the options are the fields of `TranslationOptions`."""
         chosen = _parse_options({"return_scores": False, **options})
-        return [
-            each.text
-            for each in self._stream(
-                check_text_iterable(texts), chosen, first=chosen.window, text_only=True
-            )
-        ]
+        given = list(iter_texts(check_text_iterable(texts)))
+        windows = (given[at : at + chosen.window] for at in range(0, len(given), chosen.window))
+        return [each.text for each in self._translate_windows(windows, chosen, text_only=True)]
 
     def stream(self, lines: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translate lines as they come, in order, each as soon as it and those before it are ready.
 
-        The first 32 are answered before more are read, unless more are there already: in a list, a regular file, or an object of lines
-        with a method `ready` that says so.
+        The first 32 are translated before more are read, unless more are available already: in a
+        list, a regular file, or an iterable with a method `ready` that returns True.
         """
-        return self._stream(check_text_iterable(lines), _parse_options(options))
+        chosen = _parse_options(options)
+        windows = LineWindows(
+            check_text_iterable(lines), first=FIRST_WINDOW_LINES, max_lines=chosen.window
+        )
+        return self._stream(windows, chosen)
+
+    def _stream(self, windows: LineWindows, options: TranslationOptions) -> Iterator[Translation]:
+        """Translate windows of lines; those available together share the engine's queue."""
+        line_numbers = itertools.count()
+        for available in windows:
+            yield from self._translate_windows(available, options, line_numbers=line_numbers)
 
     def score(
         self, src_texts: Iterable[str], tgt_texts: Iterable[str], *, batch_size: int | None = None
     ) -> list[PairScore]:
-        """Return the log-probability of each target text given its source text, by the model itself and in its own precision."""
+        """Return the model's log-probability of each target text given its source text."""
         sources, targets = (
             list(iter_texts(check_text_iterable(texts))) for texts in (src_texts, tgt_texts)
         )
@@ -355,24 +435,26 @@ class Translator:
         )
 
     def explain(self, text: str, **options: Any) -> Explanation:
-        """Translate one text and record every attention on the way; a long one is cut to its first part."""
+        """Translate one text and record all attention weights; a long text is cut to a segment."""
         chosen = _parse_options(options)
+        batches = self._batch_translator
         [line] = split_lines(
-            list(iter_texts([text])), self.tokenizers.src, longest=self._search_runner.longest
+            list(iter_texts([text])), self.tokenizers.src, longest=batches.max_segment_tokens
         )
         if not line.segments:
             raise DataError(
-                "a text to explain must hold words", found=repr(text), fix="give it some"
+                "a text to explain must hold words", found=repr(text), fix="pass a text with words"
             )
         segment = line.segments[0]
         if self.engine is not self._native:
-            self._search_runner.log_native_fallback("shows nothing of its inside")
-        [[best, *_]] = self._native.generate(self._search_runner.build_request([segment], chosen))
+            batches.log_native_fallback("cannot record or edit attention")
+        request = batches.build_request([segment], chosen, chosen.strategy(self.config.decode))
+        [[best, *_]] = self._native.generate(request)
         with self._native.single_threaded():
             seen = record_attention(self.model, segment.src, best.tokens, finished=best.finished)
         return Explanation(
             text=segment.text,
-            translation=self._search_runner.detokenize([[best]])[0][0],
+            translation=batches.detokenize([[best]])[0][0],
             score=best.score,
             src_tokens=self.tokenizers.src.tokens([*segment.src, EOS]),
             tgt_tokens=self.tokenizers.tgt.tokens(
@@ -382,176 +464,91 @@ class Translator:
             attentions=seen.attentions,
         )
 
-    def _stream(
-        self,
-        lines: Iterable[Any],
-        options: TranslationOptions,
-        first: int = FIRST_WINDOW_LINES,
-        *,
-        text_only: bool = False,
-    ) -> Iterator[Translation]:
-        """Go through the lines in windows; within one, like lengths are translated together. What is `bare` has only its text."""
-        for windows in LineWindows(lines, first=first, max_lines=options.window):
-            yield from self._translate_windows(map(self._split_window, windows), options, text_only)
-
-    def _split_window(self, window: LineWindow) -> list[SegmentedLine]:
-        """Cut the lines of a window."""
-        return split_lines(
-            window.texts,
-            self.tokenizers.src,
-            first=window.first,
-            longest=self._search_runner.longest,
-        )
-
     def _translate_windows(
         self,
-        windows: Iterable[Sequence[SegmentedLine]],
+        windows: Iterable[Sequence[str]],
         options: TranslationOptions,
-        text_only: bool,
+        *,
+        line_numbers: Iterator[int] | None = None,
+        text_only: bool = False,
     ) -> Iterator[Translation]:
-        """Translate windows batch by batch, handing on each line when it is its turn and it is whole."""
-        engine = self._search_runner.select_engine(options.strategy(self.config.decode))
+        """Translate windows of texts by batches; yield lines in order once complete."""
+        strategy = options.strategy(self.config.decode)
+        engine = self._batch_translator.select_engine(strategy)
         pending_lines: deque[SegmentedLine] = deque()
-        answers: dict[int, Translation] = {}
+        translations: dict[int, Translation] = {}  # by sample id
+        numbers = itertools.count() if line_numbers is None else line_numbers
 
         def batches() -> Iterator[list[Segment]]:
-            for window in windows:
-                pending_lines.extend(window)
-                yield from self._batches(window, options, engine)
+            for texts in windows:
+                lines = split_lines(
+                    texts,
+                    self.tokenizers.src,
+                    line_numbers=numbers,
+                    longest=self._batch_translator.max_segment_tokens,
+                )
+                pending_lines.extend(lines)
+                yield from self._group_batches(lines, options, strategy, engine)
 
-        def find(
-            batch: list[Segment],
-        ) -> tuple[list[Segment], BatchOutputs, list[AttentionWeights] | None]:
-            found = self._search_runner.search_segments(batch, options)
-            return (
-                batch,
-                found,
-                self._align_batch(batch, found) if options.alignment and not text_only else None,
+        def translate(batch: list[Segment]) -> tuple[list[Segment], list[Translation]]:
+            return batch, self._batch_translator.translate_batch(
+                batch, options, strategy, text_only=text_only
             )
 
-        # A GPU computes the next batch while this thread is busy with the words of the last. Whoever records or edits the model
-        # does so in this thread alone, so it does all the work, in order.
+        # A GPU computes the next batch while this thread detokenizes the last one. A thread that
+        # records or edits the model must run it itself, batch by batch.
         has_hooks = self._native.has_hooks
-        run_ahead = engine is self._native and self.device.type == "cuda" and not has_hooks
-        for batch, found, aligned in map_in_threads(
-            find, batches(), 1 if has_hooks else engine.client_threads, run_ahead=run_ahead
-        ):
-            answers |= {
-                segment.key: answer
-                for segment, answer in zip(
-                    batch, self._build_translations(batch, found, aligned, text_only), strict=True
-                )
+        run_ahead = engine is self._native and self._native.overlaps_host and not has_hooks
+        threads = 1 if has_hooks else engine.client_threads
+        if threads > 1 or run_ahead:
+            results = map_in_threads(translate, batches(), threads, run_ahead=run_ahead)
+        else:
+            results = map(translate, batches())
+        for batch, translated in results:
+            translations |= {
+                segment.sample_id: translation
+                for segment, translation in zip(batch, translated, strict=True)
             }
-            yield from self._pop_complete(pending_lines, answers)
-        yield from self._pop_complete(pending_lines, answers)  # lines without words make no batch
+            yield from _pop_complete(pending_lines, translations)
+        yield from _pop_complete(pending_lines, translations)  # blank lines are in no batch
 
-    @staticmethod
-    def _pop_complete(
-        pending_lines: deque[SegmentedLine], answers: dict[int, Translation]
-    ) -> Iterator[Translation]:
-        """Hand on lines, in order, as long as all of their parts are answered."""
-        while pending_lines and all(
-            segment.key in answers for segment in pending_lines[0].segments
-        ):
-            line = pending_lines.popleft()
-            yield line.translation([answers.pop(segment.key) for segment in line.segments])
-
-    def _batches(
-        self, lines: Sequence[SegmentedLine], options: TranslationOptions, engine: Engine
+    def _group_batches(
+        self,
+        lines: Sequence[SegmentedLine],
+        options: TranslationOptions,
+        strategy: SearchStrategy,
+        engine: Engine,
     ) -> list[list[Segment]]:
-        """Put the parts of like lengths together."""
+        """Group segments of similar lengths into batches that suit the engine."""
         segments = [segment for line in lines for segment in line.segments]
-        lengths, rows_per_sentence = (
-            [len(segment.src) + 1 for segment in segments],
-            options.rows_per_sentence(self.config.decode),
-        )
+        lengths = [len(segment.src) + 1 for segment in segments]
+        rows_per_sentence = strategy.rows_per_sentence
+        # At most an equal part for each worker: none should wait while another has twice its work.
+        tokens_per_worker = -(-rows_per_sentence * sum(lengths) // engine.workers) or 1
         groups = group_by_length(
             lengths,
-            # No worker should stand by while another has twice its work.
             batch_tokens=min(
-                engine.batch_tokens or self.config.decode.batch_tokens,
-                -(-rows_per_sentence * sum(lengths) // engine.workers) or 1,
+                engine.batch_tokens or self.config.decode.batch_tokens, tokens_per_worker
             ),
             rows_per_sentence=rows_per_sentence,
             max_rows=options.batch_size,
         )
         return [[segments[number] for number in group] for group in groups]
 
-    def _align_batch(
-        self, segments: Sequence[Segment], found: BatchOutputs
-    ) -> list[AttentionWeights] | None:
-        """Align the best outputs of a batch with their sources; None if the model has no cross-attention."""
-        with self._native.single_threaded():
-            return align_batch(
-                self.model,
-                [segment.src for segment in segments],
-                [hypotheses[0].tokens for hypotheses in found.hypotheses],
-            )
 
-    def _build_translations(
-        self,
-        segments: Sequence[Segment],
-        found: BatchOutputs,
-        aligned: list[AttentionWeights] | None,
-        text_only: bool,
-    ) -> list[Translation]:
-        """Turn what was found for a batch into translations, with their alignments if there are any."""
-        if text_only:
-            return [Translation(text=texts[0]) for texts in found.texts]
-        return [
-            self._build_translation(
-                segment,
-                hypotheses,
-                texts,
-                retried=at in found.retried,
-                alignment=None if aligned is None else aligned[at],
-            )
-            for at, (segment, hypotheses, texts) in enumerate(
-                zip(segments, found.hypotheses, found.texts, strict=True)
-            )
-        ]
-
-    def _build_translation(
-        self,
-        segment: Segment,
-        hypotheses: Sequence[Hypothesis],
-        texts: Sequence[str],
-        *,
-        retried: bool,
-        alignment: Any,
-    ) -> Translation:
-        """Dress the hypotheses of a part, and their texts, as a translation."""
-        src_tokens = self.tokenizers.src.tokens([*segment.src, EOS])
-
-        def build(hypothesis: Hypothesis, text: str, **more: Any) -> Translation:
-            return Translation(
-                text=text,
-                score=hypothesis.score,
-                tokens=self.tokenizers.tgt.tokens(hypothesis.tokens),
-                log_probs=hypothesis.log_probs,
-                src_tokens=src_tokens,
-                **more,
-            )
-
-        best, notes = hypotheses[0], []
-        if retried:
-            notes.append("the model's first answer was empty: this is its best answer that is not")
-        if not best.finished:
-            notes.append(
-                f"stopped at {len(best.tokens)} pieces, the limit for this text (decode.max_length_ratio, decode.max_length_extra): its end is missing"
-            )
-        repetition = find_repetition(best.tokens)
-        if repetition and not find_repetition(segment.src):
-            pattern = self.tokenizers.tgt.decode(repetition.pattern).strip()
-            notes.append(
-                f"the output goes round in circles: {pattern!r} comes {repetition.times} times"
-            )
-        alternatives = [build(*each) for each in zip(hypotheses, texts, strict=True)]
-        return build(best, texts[0], alignment=alignment, alternatives=alternatives, notes=notes)
+def _pop_complete(
+    pending_lines: deque[SegmentedLine], translations: dict[int, Translation]
+) -> Iterator[Translation]:
+    """Yield lines, in order, as long as all of their segments are translated."""
+    while pending_lines and all(
+        segment.sample_id in translations for segment in pending_lines[0].segments
+    ):
+        line = pending_lines.popleft()
+        yield line.translation([translations.pop(each.sample_id) for each in line.segments])
 
 
 def _parse_options(given: dict[str, Any]) -> TranslationOptions:
-    """Check the options' names, and answer a wrong one with the nearest right one."""
+    """Return the options; raise ConfigError for unknown names, with the nearest known one."""
     known = list(TranslationOptions.__dataclass_fields__)
     wrong = [name for name in given if name not in known]
     if wrong:

@@ -113,7 +113,7 @@ def test_an_export_with_other_numbers_is_seen(bundle: Path, exported: dict[str, 
     with torch.no_grad():
         engine._runner.model.model.decoder.layers[0].fc1.weight.mul_(1.5)
     assert check_exported_engine(subject, "huggingface").error > 1e-3
-    assert engine.unsupported_reason(BeamSearch(2)) == "is run without beam"
+    assert engine.unsupported_reason(BeamSearch(2)) == "does not support beam search"
     assert engine.unsupported_reason(GreedySearch(), 10**6).startswith("was exported for ")
     assert json.loads((exported["huggingface"] / manifest.MANIFEST_NAME).read_text())[
         "model_sha256"

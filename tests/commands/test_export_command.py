@@ -103,7 +103,9 @@ def test_what_the_engine_cannot_do_is_said_once(
         == 0
     )
     said = [line for line in capsys.readouterr().err.splitlines() if "engine" in line]
-    assert said == ["the engine ctranslate2-int8 knows no sampling: the native engine does it"]
+    assert said == [
+        "the engine ctranslate2-int8 does not support sampling: the native engine is used"
+    ]
 
 
 def test_a_damaged_engine_is_named_by_verify_and_passed_over_by_translate(

@@ -242,7 +242,9 @@ def failing_engine(patch: pytest.MonkeyPatch) -> None:
 
 def no_int8(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        conversion, "int8_unsupported_reason", lambda: "needs a processor that torch's fbgemm knows"
+        conversion,
+        "int8_unsupported_reason",
+        lambda: "needs a processor that torch's fbgemm supports",
     )
 
 

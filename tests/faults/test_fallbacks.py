@@ -97,7 +97,7 @@ CASES = {
     "memory that ends in a search": Case(
         EVALUATE,
         narrow_search,
-        rf"out of memory with \d+ sentences at once: .* translated in halves, {SAME}",
+        rf"out of memory with a batch of \d+ sentences: .* translated in halves, {SAME}",
     ),
     "half precision without a GPU": Case(
         f"{TRANSLATE} --precision bfloat16",
@@ -170,7 +170,7 @@ def test_what_is_missing_costs_one_line(
         found = run(case.command, folder, capsys)
     assert found.code == expected.code == 0
     assert found.out == expected.out
-    [line] = [line for line in found.lines if line not in expected.lines and "quickest" not in line]
+    [line] = [line for line in found.lines if line not in expected.lines and "fastest" not in line]
     assert re.fullmatch(rf"dragoman: warning: {case.line}", line)
 
 
@@ -275,9 +275,11 @@ def test_a_sentence_too_long_for_a_gpu_goes_to_the_cpu(
     )
     assert translator.translate([src for src, _ in PAIRS]) == expected
     said = [record.getMessage() for record in caplog.records]
-    assert re.fullmatch(rf"out of memory with \d sentences at once: .* in halves, {SAME}", said[0])
+    assert re.fullmatch(
+        rf"out of memory with a batch of \d sentences: .* in halves, {SAME}", said[0]
+    )
     assert said[1:] == [
-        f"out of memory for one sentence alone: the CPU translates what does not fit, {SAME}"
+        f"out of memory for a single sentence: sentences that do not fit are translated on the CPU, {SAME}"
     ]
 
 

@@ -1,3 +1,3 @@
-"""The native engine on a CPU: Transformers in kernels compiled for the machine, all else in torch's operations, weights laid out anew."""
+"""The native engine on a CPU: Transformers in C++ kernels or packed PyTorch operations."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the kernels in `source/` read, field by field as they declare it: the two must agree on every structure."""
+"""ctypes mirrors of the structs in `csrc/`: fields and their order must agree."""
 
 from __future__ import annotations
 
@@ -7,32 +7,41 @@ import ctypes
 _pointer, _count, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
+def _pointers(names: str) -> tuple[tuple[str, type[ctypes.c_void_p]], ...]:
+    """Return pointer fields from their names, separated by spaces."""
+    return tuple((name, _pointer) for name in names.split())
+
+
+def _counts(names: str) -> tuple[tuple[str, type[ctypes.c_int64]], ...]:
+    """Return int64 fields from their names, separated by spaces."""
+    return tuple((name, _count) for name in names.split())
+
+
 class CLinear(ctypes.Structure):
-    """A fixed matrix and bias, laid out in panels."""
+    """A linear layer: weight matrix and bias, packed in panels; int8 if it has scales."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("weight", "scale", "bias")),
-        ("in_features", _count),
-        ("out_features", _count),
+        *_pointers("weight scale bias"),
+        *_counts("in_features out_features"),
         ("inv_scale", _number),
         ("zero_point", _number),
     )
 
 
 class CNorm(ctypes.Structure):
-    """A norm; without a weight it changes nothing."""
+    """A layer norm, or an RMS norm without a bias; the identity without a weight."""
 
-    _fields_ = (("weight", _pointer), ("bias", _pointer), ("epsilon", _number))
+    _fields_ = (*_pointers("weight bias"), ("epsilon", _number))
 
 
 class CResidualNorms(ctypes.Structure):
-    """The norms on either side of a part."""
+    """The norms of a residual connection: pre-norm or post-norm."""
 
     _fields_ = (("pre_norm", CNorm), ("post_norm", CNorm))
 
 
 class CLayer(ctypes.Structure):
-    """A layer of an encoder or of a decoder."""
+    """A Transformer layer of the encoder or the decoder."""
 
     _fields_ = (
         *((name, CResidualNorms) for name in ("self_norms", "cross_norms", "ffn_norms")),
@@ -52,90 +61,68 @@ class CLayer(ctypes.Structure):
 
 
 class CModel(ctypes.Structure):
-    """What the kernels know of a model."""
+    """An encoder-decoder Transformer with packed weights."""
 
     _fields_ = (
         ("encoder", ctypes.POINTER(CLayer)),
         ("decoder", ctypes.POINTER(CLayer)),
-        ("encoder_layers", _count),
-        ("decoder_layers", _count),
+        *_counts("encoder_layers decoder_layers"),
         ("encoder_norm", CNorm),
         ("decoder_norm", CNorm),
         ("narrow", CLinear),
         ("output", CLinear),
         ("embedding_table", _pointer),
         ("embedding_scale", _number),
-        ("width", _count),
-        ("heads", _count),
-        ("head_width", _count),
+        *_counts("width heads head_width"),
     )
 
 
 class CInt8Filter(ctypes.Structure):
-    """An output in eight bits, and what tells how far its scores can be from those in float32."""
+    """The output projection in int8, with bounds on its difference from float32 logits."""
 
     _fields_ = (
         ("quantized_linear", CLinear),
-        *((name, _pointer) for name in ("bias", "error_norms", "weight_norms", "float_weight")),
+        *_pointers("bias error_norms weight_norms float_weight"),
         ("bias_slack", _number),
     )
 
 
 class CArgmax(ctypes.Structure):
-    """What a search takes of each row of logits, and where that is written."""
+    """Where the argmax of each row of logits is written, and which tokens it may be."""
 
-    _fields_ = (
-        *((name, _pointer) for name in ("values", "ids")),
-        *((name, _count) for name in ("num_special", "eos", "vocab_size")),
-    )
+    _fields_ = (*_pointers("values ids"), *_counts("num_special eos vocab_size"))
 
 
 class CDecodeStep(ctypes.Structure):
-    """One step of a search."""
+    """One decoder step of all rows."""
 
     _fields_ = (
-        *(
-            (name, _pointer)
-            for name in ("hidden_states", "tokens", "position", "logits", "kv_cache", "memory")
-        ),
-        *((name, _pointer) for name in ("cache_ids", "source_starts", "lengths", "past_slots")),
-        *(
-            (name, _pointer)
-            for name in ("output_subset", "ids", "subset_columns", "subset_ends", "sentence_ids")
-        ),
+        *_pointers("hidden_states tokens position logits kv_cache memory"),
+        *_pointers("cache_ids source_starts lengths past_slots"),
+        *_pointers("output_subset ids subset_columns subset_ends sentence_ids"),
         ("argmax", CArgmax),
         ("int8_filter", _pointer),
-        *(
-            (name, _count)
-            for name in (
-                "rows",
-                "beams_per_sentence",
-                "steps",
-                "past_stride",
-                "cache_count",
-                "slots",
-                "source_positions",
-            )
-        ),
+        *_counts("rows beams_per_sentence steps past_stride cache_count slots source_positions"),
     )
 
 
 class CGreedyRun(ctypes.Structure):
-    """Several steps of a search that takes the largest logit each time."""
+    """Several decoder steps that take the largest logit each time."""
 
     _fields_ = (
         ("step", CDecodeStep),
-        *((name, _pointer) for name in ("position_table", "limits", "rows", "ids", "logits")),
-        *(
-            (name, _count)
-            for name in (
-                "num_rows",
-                "first_step",
-                "max_steps",
-                "min_length",
-                "eos",
-                "rows_stepped",
-                "rescored",
-            )
-        ),
+        *_pointers("position_table limits rows ids logits"),
+        *_counts("num_rows first_step max_steps min_length eos rows_stepped rescored"),
+    )
+
+
+class CBeamStep(ctypes.Structure):
+    """One beam search step: candidates and beams in, new beams out, beam state updated."""
+
+    _fields_ = (
+        *_pointers("log_probs ids sentences sums alive"),
+        *_pointers("all_finite limits open_beams finished truncated truncated_at"),
+        *_pointers("history_parents history_tokens history_log_probs length_divisors"),
+        *_pointers("new_tokens new_parents new_sums new_alive"),
+        *_counts("count beams_per_sentence candidates beam_size nbest eos step rows"),
     )

@@ -1,4 +1,4 @@
-"""Freezing a model: which form it gets, and for int8 the ranges of numbers that its products meet."""
+"""Convert a model for the CPU: to the C++ kernels or to PyTorch, in float32 or calibrated int8."""
 
 from __future__ import annotations
 
@@ -26,25 +26,28 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, SPECIAL_TOKENS
 
 FLOAT32, INT8, FLOAT16, BFLOAT16 = "float32", "int8", "float16", "bfloat16"
-HALF_PRECISIONS = (FLOAT16, BFLOAT16)  # on a GPU
+HALF_PRECISIONS = (FLOAT16, BFLOAT16)  # on a GPU only
 PRECISIONS = (FLOAT32, INT8, *HALF_PRECISIONS)
 
-TokenPair = tuple[Sequence[int], Sequence[int]]  # pieces of a source and of an output to it
+TokenPair = tuple[Sequence[int], Sequence[int]]  # token ids of a source and its output
 
-_RANDOM_SENTENCES, _RANDOM_LENGTH = 16, 16  # sentences of drawn pieces, and their pieces
+_RANDOM_SENTENCES, _RANDOM_LENGTH = 16, 16  # calibration sentences of random tokens
 
 
 class ConversionResult(NamedTuple):
-    """A model made ready, or why there is none in this precision; then it is one in float32, if there is one at all."""
+    """The converted model; None if it must run as it is.
 
-    frozen: TorchTransformer | CppTransformer | None
+    If the precision is unsupported, the reason, and a conversion to float32 if there is one.
+    """
+
+    model: TorchTransformer | CppTransformer | None
     unsupported_reason: str = ""
 
 
 def convert_model(
     model: EncoderDecoder, precision: str, pairs: Sequence[TokenPair] = ()
 ) -> ConversionResult:
-    """Make the form that runs on a CPU, in compiled kernels where it can; `pairs` are sentences whose numbers int8 is fitted to."""
+    """Convert a model for the CPU; `pairs` of sentences calibrate the int8 activation ranges."""
     unsupported_reason = torch_unsupported_reason(model)
     if unsupported_reason:
         return ConversionResult(None, unsupported_reason)
@@ -74,17 +77,17 @@ def convert_model(
 
 
 def _calibrate_ranges(model: EncoderDecoder, pairs: Sequence[TokenPair]) -> list[ActivationRange]:
-    """See what numbers each product meets, in the order of their making."""
+    """Return the input range of each linear layer, in the order of packing."""
     observer = _RangeObserver()
-    frozen = TorchTransformer(model, observer)
+    transformer = TorchTransformer(model, observer)
     vocabularies = [len(model._embedding(side).weight) for side in ("src", "tgt")]
     for src, tgt in [*pairs, *_random_pairs(*vocabularies)]:
-        _run_pair(frozen, src, tgt)
+        _run_pair(transformer, src, tgt)
     return observer.ranges
 
 
 class _RangeObserver:
-    """Makes plain products, and notes the range of what each of them meets in the order of their making."""
+    """Builds plain linear layers that record the range of their inputs, in order."""
 
     def __init__(self) -> None:
         self.ranges: list[ActivationRange] = []
@@ -92,33 +95,34 @@ class _RangeObserver:
     def __call__(
         self, weight: Tensor, bias: Tensor | None, *, relu: bool = False
     ) -> LinearFunction:
-        """Make one."""
-        number, multiply = len(self.ranges), plain_linear(weight, bias, relu=relu)
+        """Build a linear layer that records the range of its inputs."""
+        number, linear = len(self.ranges), plain_linear(weight, bias, relu=relu)
         self.ranges.append(ActivationRange(0.0, 0.0))
 
         def observed(x: Tensor) -> Tensor:
             low, high = self.ranges[number]
+            bounds = (float(x.min()), float(x.max()))
             finite_bounds = [
-                each for each in (float(x.min()), float(x.max())) if math.isfinite(each)
+                each for each in bounds if math.isfinite(each)
             ]  # overflow has no scale
             self.ranges[number] = ActivationRange(
                 min([low, *finite_bounds]), max([high, *finite_bounds])
             )
-            return multiply(x)
+            return linear(x)
 
         return observed
 
 
 @torch.inference_mode()
-def _run_pair(frozen: TorchTransformer, src: Sequence[int], tgt: Sequence[int]) -> None:
-    """Send a source and its output through every product."""
-    state = frozen.start(frozen.encode(*pad_sources([src])))
+def _run_pair(transformer: TorchTransformer, src: Sequence[int], tgt: Sequence[int]) -> None:
+    """Run a source and its output through every linear layer."""
+    state = transformer.start(transformer.encode(*pad_sources([src])))
     for token in [BOS, *tgt]:
-        _, state = frozen.step(torch.tensor([token]), state)
+        _, state = transformer.step(torch.tensor([token]), state)
 
 
 def _random_pairs(src_vocab_size: int, tgt_vocab_size: int) -> list[TokenPair]:
-    """Draw sentences of any pieces, always the same: a bundle has few of its own, and every piece may come up."""
+    """Return sentences of random tokens, always the same: a bundle has few of its own."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(vocabulary: int) -> list[int]:

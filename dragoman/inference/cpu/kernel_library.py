@@ -1,9 +1,9 @@
 """Loading the C++ kernels: compiled ahead of time in a platform wheel, or once on this machine.
 
 A platform wheel has a library for each instruction set, and the best that the processor supports is
-loaded. Otherwise the sources are compiled for this processor with the machine's C++ compiler and kept
-in the cache directory, from which they are loaded only if they can be trusted (`storage/cache.py`).
-`DRAGOMAN_KERNELS=native` compiles even where the wheel has libraries.
+loaded. Otherwise the sources are compiled for this processor with the machine's C++ compiler and
+kept in the cache directory, from which they are loaded only if they can be trusted
+(`storage/cache.py`). `DRAGOMAN_KERNELS=native` compiles even where the wheel has libraries.
 
 Without either, PyTorch's operations run instead: the same output, more slowly. One warning says so.
 """
@@ -54,9 +54,10 @@ def load_kernel_library() -> ctypes.CDLL | None:
 
 @functools.cache
 def _load_prebuilt(directory: Path) -> ctypes.CDLL | None:
-    """Load the best library of a platform wheel that this processor can run; None where there is none.
+    """Load the best library of a platform wheel for this processor; None if there is none.
 
-    Libraries that were compiled from other sources than these are ignored: someone is changing them.
+    Libraries that were compiled from other sources than these are ignored: someone is changing
+    them.
     """
     try:
         if (directory / DIGEST_FILE).read_text("utf-8").strip() != source_digest():
@@ -75,7 +76,7 @@ def _load_prebuilt(directory: Path) -> ctypes.CDLL | None:
 
 @functools.cache
 def _load_kernel_library(folder: Path, requested: str) -> ctypes.CDLL | None:
-    """Load the library that an earlier run compiled, or compile it; the result is cached either way."""
+    """Load the library that an earlier run compiled, or compile it; cached either way."""
     compiler = next(filter(None, map(shutil.which, [requested] if requested else COMPILERS)), None)
     if compiler is None:
         logger.warning(
@@ -112,7 +113,7 @@ def _load_kernel_library(folder: Path, requested: str) -> ctypes.CDLL | None:
 
 
 def _load_cached(library: Path) -> ctypes.CDLL | None:
-    """Load a library from the cache if its bytes are as written and no other user could change them."""
+    """Load a cached library if its bytes are as written and no other user could change them."""
     if cache.read_cached(library) is None:
         return None
     try:
@@ -180,7 +181,8 @@ def _open_library(library: Path) -> ctypes.CDLL:
         found.dragoman_decode_greedy,
     ):
         function.restype = count
-    for name in ("topk", "log_sum_exp"):
+    found.dragoman_beam_step.argtypes = [pointer]
+    for name in ("topk", "log_sum_exp", "beam_step"):
         getattr(found, f"dragoman_{name}").restype = None
     return found
 

@@ -1,4 +1,4 @@
-"""Products with a fixed matrix, laid out once for the CPU that they run on: x W^T + b, in float32 or from int8."""
+"""Linear layers with packed weights for the CPU, x W^T + b: float32 by oneDNN, int8 by fbgemm."""
 
 from __future__ import annotations
 
@@ -16,27 +16,21 @@ from dragoman.errors import DivergedError
 
 LinearFunction = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
 
-PACKED_ROWS = 128  # rows that oneDNN lays a matrix out for; others run as well
-MIN_PACKED_ELEMENTS = (
-    1 << 17
-)  # numbers: a call to oneDNN takes 40 microseconds more, which a small matrix does not win back
-MIN_ONEDNN_ELEMENTS = (
-    1 << 20
-)  # numbers, from which oneDNN's product from int8 is quicker than fbgemm's
-_PACKED_TOLERANCE = (
-    1e-3  # how far a packed product may be from a plain one, on numbers of about one
-)
+PACKED_ROWS = 128  # batch rows that oneDNN packs a matrix for; others run as well
+MIN_PACKED_ELEMENTS = 1 << 17  # smaller matrices do not win back the 40 us that oneDNN's call takes
+MIN_ONEDNN_ELEMENTS = 1 << 20  # above it, oneDNN's int8 matmul is faster than fbgemm's
+_PACKED_TOLERANCE = 1e-3  # between the packed and the plain matmul, on numbers of about one
 
 
 class ActivationRange(NamedTuple):
-    """The least and the greatest number that a product met."""
+    """The smallest and the largest input of a linear layer."""
 
     low: float
     high: float
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> LinearFunction:
-    """Multiply by a matrix (E, D) as it is."""
+    """Return a linear layer with a matrix (E, D) as it is."""
 
     def multiply(x: Tensor) -> Tensor:
         found = F.linear(x, weight, bias)
@@ -46,9 +40,10 @@ def plain_linear(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> 
 
 
 def packed_linear(weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> LinearFunction:
-    """Multiply by a matrix (E, D) that oneDNN laid out once; where torch has none of that, by the matrix as it is.
+    """Return a linear layer with a matrix (E, D) packed by oneDNN, or a plain one without it.
 
-    The calls are those of torch's own compiler and not public, so the result is compared once with the plain one.
+    The operators are those of torch's compiler and not public, so the result is compared once with
+    the plain one.
     """
     reference = plain_linear(weight, bias, relu=relu)
     if weight.numel() < MIN_PACKED_ELEMENTS:
@@ -72,60 +67,60 @@ def _run_packed_linear(x: Tensor, *, weight: Tensor, bias: Tensor | None, relu: 
 
 
 def _require_finite(x: Tensor) -> Tensor:
-    """Return what a matmul in int8 is to round, or raise DivergedError if that would hide NaN or infinity."""
+    """Return the input of an int8 matmul; raise DivergedError for NaN or infinity."""
     if not math.isfinite(float(x.sum())) and not x.isfinite().all():
         raise DivergedError(
-            "what a layer computes must be finite numbers",
-            found=f"{int((~x.isfinite()).sum()):,} of {x.numel():,} numbers that are NaN or infinite",
+            "the activations of a layer must be finite numbers",
+            found=f"{int((~x.isfinite()).sum()):,} of {x.numel():,} that are NaN or infinite",
             fix="its weights are damaged or training diverged: use an earlier checkpoint",
         )
     return x
 
 
 def int8_unsupported_reason() -> str:
-    """Say why products from int8 cannot run here; empty where they can."""
+    """Return why torch cannot run int8 matmuls here; empty if it can."""
     return (
         ""
         if "fbgemm" in torch.backends.quantized.supported_engines
-        else "needs a processor that torch's fbgemm knows"
+        else "needs a processor that torch's fbgemm supports"
     )
 
 
 class QuantizationParams(NamedTuple):
-    """How numbers become whole ones: x / scale + zero."""
+    """Quantization of activations: round(x / scale) + zero_point."""
 
     scale: float
     zero_point: int
 
 
 def quantization_params(activation_range: ActivationRange, levels: int = 255) -> QuantizationParams:
-    """Spread a range, nought always within, over so many steps."""
+    """Return the quantization of a range, extended to include zero, to `levels` steps."""
     low, high = min(activation_range.low, 0.0), max(activation_range.high, 0.0)
     scale = max((high - low) / levels, 1e-8)
     return QuantizationParams(scale, round(-low / scale))
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a matrix (E, D) to whole numbers of eight bits, each row with a scale of its own (E,)."""
+    """Quantize a matrix (E, D) to int8 values and a scale for each row (E,)."""
     scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-8)
     return (weight / scales.unsqueeze(1)).round_().clamp_(-127, 127), scales
 
 
 def pack_int8_panels(int_values: Tensor, panel: int) -> Tensor:
-    """Lay whole numbers (E, D) out as the kernels in `source/` read them: (E / P, D / 4, P, 4)."""
+    """Pack int8 values (E, D) in the layout of the kernels in `csrc/`: (E / P, D / 4, P, 4)."""
     return int_values.to(torch.int8).view(-1, panel, int_values.size(1) // 4, 4).transpose(1, 2)
 
 
 def int8_linear(
     weight: Tensor, bias: Tensor | None, activation_range: ActivationRange, *, relu: bool = False
 ) -> LinearFunction:
-    r"""Multiply by a matrix (E, D) in eight bits, each of its rows with a scale of its own.
+    r"""Return a linear layer in int8 with a scale for each row of its matrix (E, D).
 
     .. math:: y = s_x s_e\, (q_x - z) \cdot q_e + b_e
 
-    The scale of the inputs is fixed, from the range that was seen before: what stands beside a row never changes it, and the
-    sums are whole numbers, so that a row's result is the same to the last bit in every batch. Processors without VNNI add pairs
-    of products in 16 bits, which inputs of 7 bits cannot fill.
+    The scale of the inputs is fixed by calibration and the sums are integers, so the result of a
+    row is bit-identical in every batch. Processors without VNNI add pairs of products in 16 bits,
+    which inputs of 7 bits cannot overflow.
     """
     levels = 255 if torch.cpu._is_vnni_supported() else 127
     low, high = min(activation_range.low, 0.0), max(activation_range.high, 0.0)
@@ -133,7 +128,7 @@ def int8_linear(
     if weight.numel() >= MIN_ONEDNN_ELEMENTS and levels == 255 and not relu:
         return _int8_linear_onednn(weight, bias, scale, zero_point)
     _, scales = quantize_rows(weight)
-    with warnings.catch_warnings():  # that torch will one day keep int8 elsewhere
+    with warnings.catch_warnings():  # deprecations of torch.ao
         warnings.simplefilter("ignore")
         quantized_weight = torch.quantize_per_channel(
             weight.float(), scales.double(), torch.zeros_like(scales).long(), 0, torch.qint8
@@ -154,14 +149,14 @@ def int8_linear(
     def multiply(x: Tensor) -> Tensor:
         return call(_require_finite(x), scale, zero_point, packed_weight)
 
-    # The product itself rounds into 8 bits: where that is too much it must not meet more than 7.
+    # The matmul quantizes to 8 bits: where only 7 are allowed its input is clamped.
     return multiply if levels == 255 else lambda x: multiply(_require_finite(x).clamp(low, high))
 
 
 def _int8_linear_onednn(
     weight: Tensor, bias: Tensor | None, scale: float, zero_point: int
 ) -> LinearFunction:
-    """Multiply through oneDNN, which for large matrices takes two thirds of fbgemm's time."""
+    """Return an int8 linear layer by oneDNN: for large matrices two thirds of fbgemm's time."""
     quantized_weight, scales = quantize_rows(weight)
     packed_weight = torch.ops.onednn.qlinear_prepack(quantized_weight.to(torch.int8), None)
     zeros = torch.zeros(weight.size(0), dtype=torch.int32)

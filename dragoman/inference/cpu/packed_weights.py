@@ -1,8 +1,7 @@
-"""Weights packed for the C++ kernels, in float32 or int8, and the int8 filter of the output projection."""
+"""Pack weights for the C++ kernels, in float32 or int8, and the int8 filter of the output."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -33,15 +32,14 @@ from dragoman.layers.residual import NoNorm, PostNorm, PreNorm, Residual
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.transformer import TransformerLayer
 
-ZERO_POINT = 128  # the whole number that stands for an input of nought
-MAX_RESCORED_FRACTION = (
-    1 / 16
-)  # of the pieces, on average, that may be scored twice before the whole product is the quicker way
-_MIN_OBSERVED_ROWS = 512  # rows, before that is judged
+ZERO_POINT = 128  # the uint8 value that stands for an input of zero
+VECTOR_WIDTH = 16  # floats of the widest SIMD vector: every width is padded to a multiple of it
+_RESIDUALS = (PreNorm, PostNorm, NoNorm)
+_NORMS = (LayerNorm, RMSNorm, T5Norm)
 
 
 class PackedInt8Filter(NamedTuple):
-    """A screen, and the tensors that it points to."""
+    """An int8 filter and the tensors that it points to."""
 
     int8_filter: CInt8Filter
     buffers: list[Tensor]
@@ -50,13 +48,16 @@ class PackedInt8Filter(NamedTuple):
 def pack_int8_filter(
     weight: Tensor, bias: Tensor | None, *, panel: int, lanes: int
 ) -> PackedInt8Filter:
-    """Lay out a matrix (E, D) and a bias (E,): rows up to whole panels, columns up to whole vectors."""
+    """Quantize an output projection (V, D) with bias (V,), and bound its rounding error.
+
+    Rows are padded to whole panels, columns to whole vectors.
+    """
     vocab_size, width = weight.shape
     padded_rows, padded_columns = -vocab_size % panel, -width % lanes
     float_weight = weight.detach().float()
-    float_weight = (
+    float_weight = (  # the model's own tensor if it needs no padding
         F.pad(float_weight, (0, padded_columns)) if padded_columns else float_weight.contiguous()
-    )  # the model's own, where it is as the kernels want it
+    )
     matrix = F.pad(float_weight, (0, 0, 0, padded_rows))
     int_values, each = quantize_rows(matrix)
     dequantized = int_values * each.unsqueeze(1)
@@ -64,7 +65,8 @@ def pack_int8_filter(
         (matrix - dequantized).double().norm(dim=1),
         dequantized.double().norm(dim=1),
     )
-    # What float32 sums of D products may be off by, in the exact ones and in the scaling of the rough ones, several times over.
+    # Several times the rounding error of float32 sums of D terms, in the float32 logits and in the
+    # scaling of the int8 ones.
     error_norms += matrix.size(1) * 2.0**-22 * (matrix.double().norm(dim=1) + weight_norms)
     added = torch.zeros(vocab_size) if bias is None else bias.detach().float()
     finite = added[added.isfinite()].abs()
@@ -89,47 +91,18 @@ def pack_int8_filter(
     return PackedInt8Filter(int8_filter, buffers)
 
 
-class AdaptiveInt8Filter:
-    """A screen that is given up where it does not pay: where many pieces are so near the best that they must be scored twice."""
-
-    def __init__(self, packed: PackedInt8Filter) -> None:
-        self._packed, self._vocab_size = packed, packed.int8_filter.quantized_linear.out_features
-        self._rows = self._rescored = 0
-        self.is_worthwhile = True
-
-    @property
-    def address(self) -> Any:
-        """Where the kernels find it."""
-        return ctypes.addressof(self._packed.int8_filter)
-
-    def record(self, rows: int, rescored: int) -> None:
-        """Add up what a step did; threads that add at once may lose some, which changes no result."""
-        self._rows += rows
-        self._rescored += rescored
-        if (
-            self._rows >= _MIN_OBSERVED_ROWS
-            and self._rescored > MAX_RESCORED_FRACTION * self._rows * self._vocab_size
-        ):
-            self.is_worthwhile = False
-
-
-VECTOR_WIDTH = 16  # the longest vector: every width is a multiple of it
-_RESIDUALS = (PreNorm, PostNorm, NoNorm)
-_NORMS = (LayerNorm, RMSNorm, T5Norm)
-
-
 class OutputSubset(NamedTuple):
-    """The part of an output that scores only some pieces."""
+    """The rows of the output projection for some token ids."""
 
-    product: Any
-    buffers: list[Any]  # what the product points to
+    linear: CLinear
+    buffers: list[Any]  # tensors that it points to
 
 
 def cpp_unsupported_reason(model: EncoderDecoder) -> str:
-    """Say why a model that can be frozen has no compiled form; empty where it has one."""
+    """Return why a standard Transformer cannot run in the C++ kernels; empty if it can."""
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for number, block in stack.blocks():
-            assert isinstance(block, TransformerLayer), "only what can be frozen"
+            assert isinstance(block, TransformerLayer), "checked by torch_unsupported_reason"
             residuals = [
                 block.self_residual,
                 block.feedforward_residual,
@@ -139,15 +112,18 @@ def cpp_unsupported_reason(model: EncoderDecoder) -> str:
             if any(type(each) not in _RESIDUALS for each in residuals) or not all(
                 each is None or type(each) in _NORMS for each in norms
             ):
-                return f"{side}.{number} is joined in another way"
+                return f"{side}.{number} has another residual connection or norm"
             if block.self.within is not None:
-                return f"{side}.{number} turns positions"
+                return f"{side}.{number} has relative or rotary positions"
             if type(block.feedforward.activation) is not ReLU:
-                return f"{side}.{number} bends by {type(block.feedforward.activation).__name__}"
+                activation = type(block.feedforward.activation).__name__
+                return f"{side}.{number} has the activation {activation}"
             if block.self.width % VECTOR_WIDTH:
-                return f"{side}.{number} is {block.self.width} wide, no multiple of {VECTOR_WIDTH}"
+                return (
+                    f"{side}.{number} has width {block.self.width}, no multiple of {VECTOR_WIDTH}"
+                )
         if stack.norm is not None and type(stack.norm) not in _NORMS:
-            return f"the {side} has another norm"
+            return f"the {side} has an unsupported norm"
     attentions: list[Any] = [
         block.self for stack in (model.encoder, model.decoder) for _, block in stack.blocks()
     ]
@@ -155,21 +131,24 @@ def cpp_unsupported_reason(model: EncoderDecoder) -> str:
     return (
         ""
         if len({(each.width, each.heads, each.head_width) for each in attentions}) == 1
-        else "layers have unlike heads"
+        else "its layers differ in heads or head width"
     )
 
 
 class PackedTransformer:
-    """A model as the kernels want it: in float32, or from the ranges of numbers that its products meet in int8.
+    """A model's weights packed for the C++ kernels: in float32, or in int8 if ranges are given.
 
-    A head is widened by noughts to whole vectors, and so is every product's inside; that changes no result.
+    `ranges` are those of the inputs of its linear layers, in the order of packing. Heads and the
+    inputs of linear layers are padded with zeros to whole vectors, which changes no result.
     """
 
     def __init__(
         self, model: EncoderDecoder, ranges: Iterator[ActivationRange] | None, *, panel: int
     ) -> None:
         self._ranges, self._panel = ranges, panel
-        self._buffers: list[Any] = []  # what the structures point to
+        self._buffers: list[Any] = []  # tensors that the structs point to
+        # Beside int8 activations, float16 is exact enough for keys and values.
+        self.kv_dtype = torch.float32 if ranges is None else torch.float16
         blocks = [
             [block for _, block in stack.blocks()] for stack in (model.encoder, model.decoder)
         ]
@@ -202,44 +181,38 @@ class PackedTransformer:
         self._output_params = None if ranges is None else quantization_params(next(ranges))
         self.model.output = self._pack_linear(*self._output, by=self._output_params)
 
-    @property
-    def kv_dtype(self) -> torch.dtype:
-        """Say how keys and values are kept: beside numbers rounded to eight bits, sixteen are exact enough."""
-        return torch.float32 if self._ranges is None else torch.float16
-
     def pack_output_rows(self, ids: Tensor) -> OutputSubset:
-        """Lay out the output's rows of some pieces (U,): what is scored with them is to the last bit what all would score."""
+        """Pack the output projection of token ids (U,); logits bit-identical to the full one."""
         weight, bias = self._output
         buffers: list[Any] = []
-        product = self._pack_linear(
+        linear = self._pack_linear(
             weight[ids],
             None if bias is None else bias[ids],
             by=self._output_params,
             buffers=buffers,
         )
-        return OutputSubset(product, buffers)
+        return OutputSubset(linear, buffers)
 
     def int8_filter(self) -> PackedInt8Filter:
-        """Lay out the output for whoever takes only the largest logit."""
+        """Pack the output projection as an int8 filter for greedy decoding."""
         return pack_int8_filter(*self._output, panel=self._panel, lanes=VECTOR_WIDTH)
 
     def _pack_embedding(self, embedding: Embedding) -> None:
-        """Lay out what target pieces are embedded by, where that is a table alone."""
+        """Set the target embedding table, if token embeddings are a plain lookup."""
         embedding_table = embedding.weight.detach()
         if (
-            embedding.wide is None
-            and embedding.length is None
+            is_plain_table(embedding)
             and embedding_table.dtype == torch.float32
             and embedding_table.is_contiguous()
         ):
-            self._buffers.append(embedding_table)  # the model's own: there is nothing to lay out
+            self._buffers.append(embedding_table)  # the model's own tensor, not a copy
             self.model.embedding_table, self.model.embedding_scale = (
                 embedding_table.data_ptr(),
                 embedding.scale,
             )
 
     def _pack_layer(self, block: Any) -> CLayer:
-        """Lay out a layer; the products in the order in which a frozen layer makes them, which is that of their ranges."""
+        """Pack a layer; its linear layers in the order of TorchTransformer's ranges."""
         attention: SelfAttention = block.self
         layer = CLayer(
             self_norms=self._pack_norms(block.self_residual),
@@ -263,22 +236,23 @@ class PackedTransformer:
         return layer
 
     def _pack_by_heads(self, linear: nn.Linear, parts: int, *, scaled: int) -> CLinear:
-        """Lay out a product that makes `parts` vectors for each head, the first `scaled` divided as their scores would be."""
+        """Pack a projection to `parts` vectors per head; `scaled` of them include 1 / sqrt(Dh)."""
         factor = torch.ones(parts, 1, 1, 1)
         factor[:scaled] = self._head_width**-0.5
 
-        def widened(x: Tensor) -> Tensor:
+        def pad_heads(x: Tensor) -> Tensor:
             split = x.detach().view(parts, self.heads, self._head_width, -1) * factor
             return F.pad(split, (0, 0, 0, self._padded_head_width - self._head_width)).reshape(
                 parts * self.inner, -1
             )
 
         return self._pack_linear(
-            widened(linear.weight), None if linear.bias is None else widened(linear.bias).squeeze(1)
+            pad_heads(linear.weight),
+            None if linear.bias is None else pad_heads(linear.bias).squeeze(1),
         )
 
     def _pack_from_heads(self, linear: nn.Linear) -> CLinear:
-        """Lay out a product of what the heads found."""
+        """Pack the output projection of an attention."""
         split = linear.weight.detach().view(-1, self.heads, self._head_width)
         return self._pack_linear(
             F.pad(split, (0, self._padded_head_width - self._head_width)).flatten(1), linear.bias
@@ -292,7 +266,7 @@ class PackedTransformer:
         by: QuantizationParams | None = None,
         buffers: list[Any] | None = None,
     ) -> CLinear:
-        """Lay out a matrix (E, D) and a bias (E,) in panels; in int8 with the next range, unless told how to round."""
+        """Pack a matrix (E, D) and a bias (E,) in panels; in int8 by the next range or `by`."""
         buffers = self._buffers if buffers is None else buffers
         rows, columns = weight.shape
         padded_columns, padded_rows = _round_up(columns, VECTOR_WIDTH), _round_up(rows, self._panel)
@@ -326,7 +300,7 @@ class PackedTransformer:
         )
 
     def _pack_norms(self, residual: Residual) -> CResidualNorms:
-        """Lay out the way around a part."""
+        """Pack the norms of a residual connection."""
         if type(residual) is NoNorm:
             return CResidualNorms()
         norm = self._pack_norm(residual.norm)
@@ -337,7 +311,7 @@ class PackedTransformer:
         )
 
     def _pack_norm(self, norm: nn.Module | None) -> CNorm:
-        """Lay out a norm: one that centres has a bias, if only of noughts."""
+        """Pack a norm; a layer norm always has a bias, zeros if need be: RMS norms have none."""
         if norm is None:
             return CNorm()
         weight: Any = norm.weight
@@ -354,13 +328,18 @@ class PackedTransformer:
         )
 
 
+def is_plain_table(embedding: Embedding) -> bool:
+    """Whether an embedding is a lookup and a scale: neither factorized nor normalized."""
+    return embedding.wide is None and embedding.length is None
+
+
 def _round_up(number: int, to: int) -> int:
     """Round up to a multiple."""
     return -(-number // to) * to
 
 
 def _copy_address(tensor: Tensor, buffers: list[Any]) -> int:
-    """Keep a copy of a tensor among others, and say where it lies."""
+    """Append a contiguous copy of a tensor to the buffers and return its address."""
     copy = tensor.clone(memory_format=torch.contiguous_format)
     copy = copy if copy.dtype == torch.int8 else copy.float()
     buffers.append(copy)

@@ -1,7 +1,8 @@
-"""A shortlist: for each source piece the target pieces that came up beside it, so that few of a vocabulary need to be scored.
+"""Lexical shortlist: target tokens that occurred with each source token; fewer logits are needed.
 
-The output layer is a quarter to a third of a translation's work. What a sentence may use are the pieces listed for its own, and the
-most frequent ones of all; so the result still does not depend on the batch, but now and then on the shortlist.
+The output projection is a quarter to a third of the work of decoding. A sentence may use the tokens
+listed for its source tokens and the most frequent ones. So the result does not depend on the batch,
+but occasionally on the shortlist.
 """
 
 from __future__ import annotations
@@ -20,36 +21,34 @@ from dragoman.inference.cpu.packed_weights import OutputSubset
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 from dragoman.text.tokenizer import Tokenizers
 
-COMMON_TOKENS, TOKENS_PER_SOURCE_TOKEN = (
-    100,
-    50,
-)  # the most frequent target pieces, and those listed for a source piece
-MAX_PAIRS = 200_000  # that are counted: more change little
-_LINES_PER_BATCH = 1024  # lines that are cut into pieces at once
-_MAX_TOKENS = 256  # pieces of a side
-_MAX_PENDING = 1 << 22  # co-occurrences that are held uncounted
+COMMON_TOKENS = 100  # the most frequent target tokens, allowed for every sentence
+TOKENS_PER_SOURCE_TOKEN = 50
+MAX_PAIRS = 200_000  # sentence pairs counted: more change little
+_LINES_PER_BATCH = 1024  # lines tokenized together
+_MAX_TOKENS = 256  # of a side; longer pairs are skipped
+_MAX_PENDING = 1 << 22  # co-occurrences collected before they are counted
 
 IntArray = NDArray[np.int64]
-TokenPair = tuple[Sequence[int], Sequence[int]]  # pieces of a source and of its translation
+TokenPair = tuple[Sequence[int], Sequence[int]]  # token ids of a source and of its translation
 
 
 class BatchShortlist(NamedTuple):
-    """What the sentences of a batch may use, list behind list."""
+    """The allowed tokens of the sentences of a batch, lists concatenated."""
 
-    output_subset: OutputSubset  # what any of them may
+    output_subset: OutputSubset  # output projection of the union of all lists
     ids: IntArray
-    subset_columns: IntArray  # where those stand in what any may
-    ends: IntArray  # (N + 1,) where each list ends, after a nought
+    subset_columns: IntArray  # column of each id in the output subset
+    ends: IntArray  # (N + 1,) zero, and the end of each list
 
 
 @dataclass(frozen=True, slots=True)
 class Shortlist:
-    """Which target pieces go with which source pieces."""
+    """The target tokens associated with each source token."""
 
-    common_tokens: IntArray  # rising
-    list_starts: IntArray  # (source pieces + 1,): where a piece's list begins
-    token_lists: IntArray  # the lists one behind another
-    vocabulary: int  # target pieces
+    common_tokens: IntArray  # ascending
+    list_starts: IntArray  # (source vocabulary size + 1,): start of each source token's list
+    token_lists: IntArray  # the lists, concatenated
+    vocabulary: int  # target vocabulary size
 
     @classmethod
     def count(
@@ -62,12 +61,12 @@ class Shortlist:
         common_tokens: int = COMMON_TOKENS,
         each: int = TOKENS_PER_SOURCE_TOKEN,
     ) -> Shortlist:
-        r"""Count how often pieces come up in one pair, and list for each source piece those it has the strongest ties to.
+        r"""Count co-occurrences in sentence pairs; keep the best targets of each source token.
 
         .. math:: 2\, n_{st} / (n_s + n_t)
 
-        Dice's coefficient, with pairs counted and not pieces. Where both sides share a vocabulary a piece is listed for itself: names
-        and numbers are copied.
+        Dice's coefficient over sentence pairs. With a shared vocabulary every token is also listed
+        for itself, because names and numbers are copied.
         """
         counted = _CooccurrenceCounts(src_vocab_size, tgt_vocab_size)
         for pair in itertools.islice(pairs, MAX_PAIRS):
@@ -77,7 +76,7 @@ class Shortlist:
             raise DataError(
                 "a shortlist is made from pairs of sentences",
                 found="none that hold tokens",
-                fix="give it the training text",
+                fix="pass the training text",
             )
         src, tgt = np.divmod(codes, tgt_vocab_size)
         dice = 2.0 * pair_counts / (counted.src[src] + counted.tgt[tgt])
@@ -100,19 +99,18 @@ class Shortlist:
         )
 
     def allowed_tokens(self, source: Sequence[int], extra_tokens: Sequence[int] = ()) -> IntArray:
-        """List what a sentence's translation may use, rising; and what else it must be able to."""
+        """Return the ids allowed in a sentence's translation, ascending, with `extra_tokens`."""
         is_allowed = np.zeros(self.vocabulary, dtype=np.bool_)
         is_allowed[self.common_tokens] = True
-        for piece in set(source):
-            is_allowed[self.token_lists[self.list_starts[piece] : self.list_starts[piece + 1]]] = (
-                True
-            )
+        for token in set(source):
+            first, last = self.list_starts[token], self.list_starts[token + 1]
+            is_allowed[self.token_lists[first:last]] = True
         is_allowed[list(extra_tokens)] = True
         return np.flatnonzero(is_allowed)
 
 
 class _CooccurrenceCounts:
-    """Counts of pairs: those that hold a source piece, a target piece, and both."""
+    """Counts of sentence pairs that hold a source token, a target token, and both."""
 
     def __init__(self, src_vocab_size: int, tgt_vocab_size: int) -> None:
         self.src, self.tgt = (
@@ -125,7 +123,7 @@ class _CooccurrenceCounts:
         self._numbers: IntArray = np.empty(0, dtype=np.int64)
 
     def add(self, pair: TokenPair) -> None:
-        """Count the different pieces of one pair."""
+        """Count the distinct tokens of one pair."""
         src, tgt = (np.unique(np.asarray(side, dtype=np.int64)) for side in pair)
         self.src[src] += 1
         self.tgt[tgt] += 1
@@ -135,12 +133,12 @@ class _CooccurrenceCounts:
             self._merge_pending()
 
     def result(self) -> tuple[IntArray, IntArray]:
-        """Give what came up together, a source piece times the target vocabulary plus a target piece, and how often."""
+        """Return codes (source id times target vocabulary size plus target id) and their counts."""
         self._merge_pending()
         return self._codes, self._numbers
 
     def _merge_pending(self) -> None:
-        """Add what waits to the counts."""
+        """Add pending co-occurrences to the counts."""
         codes, numbers = np.unique(
             np.concatenate([np.empty(0, dtype=np.int64), *self._pending]), return_counts=True
         )
@@ -153,7 +151,7 @@ class _CooccurrenceCounts:
 
 
 def build_shortlist(corpus: Corpus, tokenizers: Tokenizers) -> Shortlist:
-    """Count the pairs of a corpus, in pieces; a side that is very long says little about what goes with what, and is left out."""
+    """Build a shortlist from a corpus; very long pairs associate little and are skipped."""
     texts = ((pair.src, pair.tgt) for pair in corpus.pairs())
 
     def token_pairs() -> Iterator[TokenPair]:

@@ -1,7 +1,8 @@
-"""The state of a frozen decoder: keys and values that are written once and never moved while beams change places.
+"""KV cache of the PyTorch CPU decoder: beams of a sentence share a cache, separated by a mask.
 
-A sentence's beams share one cache. Each step adds a slot for each beam, and `seen` says which slots are a beam's own past: to
-reorder beams is to reorder the rows of that small table, where copying what they remember would cost as much as the step.
+Each step adds a slot for each beam, and `history_bias` masks the slots of other beams' pasts.
+Reordering beams reorders the rows of that small table; copying keys and values would cost as much
+as a decoding step.
 """
 
 from __future__ import annotations
@@ -13,49 +14,46 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Slots that a cache has at first, and how many more when they are full. Gaps between sentences cost as much reading as slots that
-# are filled, so room is made often and little at a time; and below 16 torch's softmax goes number by number.
+# Initial slots of a cache, and how many are added when it is full. Empty slots are read like filled
+# ones, so caches grow often and by little. Below 16 torch's softmax is not vectorized.
 INITIAL_SLOTS, GROWTH_SLOTS = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
 class TorchKVCache:
-    """N sentences with F beams each, before their next piece. Stepping writes into its caches, so the old one is spent."""
+    """Decoder state of N sentences with F beams each.
 
-    kv_cache: Sequence[
-        Tensor
-    ]  # keys and values of each layer, with room at the end: (2, N * H, slots, Dh)
-    memory: Sequence[Tensor]  # keys and values of each layer: (2, N * H, S, Dh)
+    A step writes into its tensors, so the state before a step must not be used after it.
+    """
+
+    kv_cache: Sequence[Tensor]  # self-attention, per layer: (2, N * H, slots, Dh)
+    memory: Sequence[Tensor]  # cross-attention, per layer: (2, N * H, S, Dh)
     heads: int  # H
-    padding_bias: (
-        Tensor | None
-    )  # (N * H, 1, S): minus infinity where a source is padded, else nought
-    history_bias: Tensor | None = (
-        None  # (N, F, slots): nought for a beam's own past, else minus infinity; None where all is
-    )
-    bias: Tensor | None = (
-        None  # the same for the slots that are read, at least FIRST of them: broadcastable to (N * H, F, slots)
-    )
+    padding_bias: Tensor | None  # (N * H, 1, S): -inf for source padding, else zero
+    # (N, F, slots): zero for a beam's own past, else -inf; None if there is one beam per sentence.
+    history_bias: Tensor | None = None
+    # The same for the slots that are read, at least INITIAL_SLOTS: broadcasts to (N * H, F, slots).
+    bias: Tensor | None = None
     steps: int = 0
-    slots: int = 0  # that are filled
+    slots: int = 0  # in use
 
     @property
     def sentences(self) -> int:
-        """Count the sentences, N."""
+        """The number of sentences, N."""
         return self.memory[0].size(1) // self.heads
 
     @property
     def beams_per_sentence(self) -> int:
-        """Count the beams of each sentence, F."""
+        """The number of beams of each sentence, F."""
         return 1 if self.history_bias is None else self.history_bias.size(1)
 
     @property
     def device(self) -> torch.device:
-        """Say where the tensors are."""
+        """The device of the tensors."""
         return self.memory[0].device
 
     def select(self, rows: Tensor) -> TorchKVCache:
-        """Take rows (M,) in any order, any number of times: each becomes a sentence of its own."""
+        """Select rows (M,) in any order and with repetition; each becomes a sentence of its own."""
         beams_per_sentence = self.beams_per_sentence
         taken = self._select_sentences(
             rows if beams_per_sentence == 1 else rows // beams_per_sentence
@@ -69,7 +67,7 @@ class TorchKVCache:
         )
 
     def reorder(self, rows: Tensor) -> TorchKVCache:
-        """Take rows (M,) that each go on with a row of the same sentence, M / N for each sentence in turn."""
+        """Reorder beams: row i continues row `rows[i]` (M,) of its sentence, M / N per sentence."""
         history_bias = self.history_bias
         if history_bias is None:
             history_bias = self.memory[0].new_zeros(self.sentences, 1, self.slots)
@@ -81,7 +79,7 @@ class TorchKVCache:
         )
 
     def keep(self, sentences: Tensor) -> TorchKVCache:
-        """Keep all beams of the sentences (M,) and drop the others."""
+        """Keep all beams of sentences (M,) and drop the others."""
         history_bias = self.history_bias
         return replace(
             self._select_sentences(sentences),
@@ -89,7 +87,7 @@ class TorchKVCache:
         )
 
     def advance(self) -> TorchKVCache:
-        """Make room for the next step's slots and count them as filled; each beam sees its own new one."""
+        """Assign a new slot to each beam, in a larger cache if this one is full."""
         beams_per_sentence, slots = self.beams_per_sentence, self.slots + self.beams_per_sentence
         kv_cache = self.kv_cache
         if slots > kv_cache[0].size(2):
@@ -124,7 +122,7 @@ class TorchKVCache:
         )
 
     def _select_sentences(self, sentences: Tensor) -> TorchKVCache:
-        """Take sentences with all that belongs to them but `seen`."""
+        """Select sentences with their caches and sources, but not `history_bias`."""
         rows = (
             sentences.unsqueeze(1) * self.heads + torch.arange(self.heads, device=sentences.device)
         ).flatten()
@@ -141,7 +139,7 @@ class TorchKVCache:
 def _score_bias(
     history_bias: Tensor | None, slots: int, heads: int, cache: Tensor
 ) -> Tensor | None:
-    """Give what is added to the scores of the slots that are read, some of which may not be filled yet."""
+    """Return the bias on the scores of the slots that are read; unused slots are masked."""
     if history_bias is None:
         return (
             None
@@ -161,7 +159,7 @@ def _score_bias(
 
 
 def _grow_cache(cache: Tensor, filled: int, size: int) -> Tensor:
-    """Copy what is filled into a cache with more slots."""
+    """Copy the slots in use into a larger cache."""
     grown = cache.new_zeros(*cache.shape[:2], size, cache.size(3))
     grown[:, :, :filled] = cache[:, :, :filled]
     return grown

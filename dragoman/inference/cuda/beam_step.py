@@ -1,4 +1,4 @@
-"""One step of a beam search's rule, from logits to new beams: by two launches where Triton's kernels run, else by `board.py`."""
+"""Beam search step on a GPU: logits to new beams by Triton kernels, or the PyTorch reference."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from dragoman.ops.topk import TokenConstraints, blocked_topk, mask_forbidden_tok
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 BEAM_STEP_KERNEL = GuardedKernel("beam search steps")
-MAX_KERNEL_BEAMS = 8  # beams of a sentence: one warp holds all their candidates, and the compiler writes out a round for each
+MAX_KERNEL_BEAMS = 8  # one warp holds all candidates of a sentence, in an unrolled loop over beams
 
 
 class BeamStepper:
-    """Chooses what comes next for the beams in a room, and writes it there and on a board."""
+    """Advances the beams in the static buffers and the beam state by one step."""
 
     def __init__(self, buffers: StaticBuffers, device: torch.device) -> None:
         self._buffers = buffers
-        self.min_length = torch.zeros(
-            (), dtype=torch.long, device=device
-        )  # tokens before an end is allowed
-        self._verified: set[tuple[int, int]] = (
-            set()
-        )  # beams and n best that both ways were taken for once
+        # Tokens before EOS is allowed.
+        self.min_length = torch.zeros((), dtype=torch.long, device=device)
+        # Beam size and n-best for which the kernel was compared with the reference once.
+        self._verified: set[tuple[int, int]] = set()
 
     def advance(
         self, beam_state: BeamState, count: int, logits: Tensor, bias: Tensor | None
     ) -> None:
-        """Take one step of the first `count` sentences by logits (N * K, V), to which a bias (V,) is still to be added."""
+        """Advance the first `count` sentences by logits (N * K, V) plus a bias (V,)."""
         constraints = TokenConstraints((PAD, BOS, UNK), EOS, beam_state.step, self.min_length)
         ranked = topk_log_probs(
             logits, min(beam_state.size, logits.size(1)), constraints, bias=bias
@@ -51,24 +49,20 @@ class BeamStepper:
     def _step_reference(
         self, beam_state: BeamState, count: int, log_probs: Tensor, ids: Tensor
     ) -> None:
-        """Go by the rule as it is written down."""
+        """Advance by the reference, `BeamState.advance`."""
         beams = self._buffers.beams(count)
-        new, parents = beam_state.apply_candidates(beams, log_probs, ids)
+        new, parents = beam_state.advance(beams, log_probs, ids)
         self._buffers.reorder(count, parents)
-        for place, made in zip(beams, new, strict=True):
-            if place is not made:
-                place.copy_(made)
+        for buffer, made in zip(beams, new, strict=True):
+            if buffer is not made:
+                buffer.copy_(made)
 
     def _step_fused(
         self, beam_state: BeamState, count: int, log_probs: Tensor, ids: Tensor
     ) -> bool:
-        """Go by the kernel, and say whether that could be done."""
+        """Advance by the Triton kernel; return False if it cannot run."""
         length_divisors = beam_state.length_divisors
-        if (
-            length_divisors is None
-            or beam_state.size > MAX_KERNEL_BEAMS
-            or not BEAM_STEP_KERNEL.can_run(log_probs)
-        ):
+        if beam_state.size > MAX_KERNEL_BEAMS or not BEAM_STEP_KERNEL.can_run(log_probs):
             return False
         beams, history_bias = self._buffers.beams(count), self._buffers.flat_history_bias(count)
 
@@ -92,8 +86,8 @@ class BeamStepper:
         if not BEAM_STEP_KERNEL.try_run(action):
             return False
         found = [each.clone() for each in (*beams, history_bias)]
-        for place, was in zip(changed, before, strict=True):
-            place.copy_(was)
+        for buffer, was in zip(changed, before, strict=True):
+            buffer.copy_(was)
         self._step_reference(beam_state, count, log_probs, ids)
         if not _is_same_state(found, beams, history_bias):
             BEAM_STEP_KERNEL.disable(ArithmeticError("its result differs from the reference"))
@@ -102,26 +96,37 @@ class BeamStepper:
 
 
 def _state_tensors(beam_state: BeamState) -> tuple[Tensor, ...]:
-    """Name what a step reads and writes of a board."""
+    """Return the tensors of a beam state that a step reads and writes."""
     return (
-        beam_state.step, beam_state.all_finite, beam_state.limits, beam_state.open_beams, beam_state.finished, beam_state.truncated, beam_state.truncated_at,
-        beam_state.parents, beam_state.tokens, beam_state.log_probs,
-    )  # fmt: skip
+        beam_state.step,
+        beam_state.all_finite,
+        beam_state.limits,
+        beam_state.open_beams,
+        beam_state.finished,
+        beam_state.truncated,
+        beam_state.truncated_at,
+        beam_state.parents,
+        beam_state.tokens,
+        beam_state.log_probs,
+    )
 
 
 def _is_same_state(found: Sequence[Tensor], beams: ActiveBeams, history_bias: Tensor) -> bool:
-    """Say whether what goes on is the same."""
+    """Whether two results agree for the sentences that are alive."""
     sentences, tokens, log_prob_sums, alive, flat_history_bias = found
-    going = beams.alive.unsqueeze(1)
+    alive_rows = beams.alive.unsqueeze(1)
     return bool(
         torch.equal(sentences, beams.sentences)
         and torch.equal(alive, beams.alive)
-        and torch.equal(tokens.masked_fill(~going, 0), beams.tokens.masked_fill(~going, 0))
         and torch.equal(
-            log_prob_sums.masked_fill(~going, 0.0), beams.log_prob_sums.masked_fill(~going, 0.0)
+            tokens.masked_fill(~alive_rows, 0), beams.tokens.masked_fill(~alive_rows, 0)
         )
         and torch.equal(
-            flat_history_bias.masked_fill(~going.unsqueeze(2), 0.0),
-            history_bias.masked_fill(~going.unsqueeze(2), 0.0),
+            log_prob_sums.masked_fill(~alive_rows, 0.0),
+            beams.log_prob_sums.masked_fill(~alive_rows, 0.0),
+        )
+        and torch.equal(
+            flat_history_bias.masked_fill(~alive_rows.unsqueeze(2), 0.0),
+            history_bias.masked_fill(~alive_rows.unsqueeze(2), 0.0),
         )
     )

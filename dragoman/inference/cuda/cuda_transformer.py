@@ -1,4 +1,4 @@
-"""A Transformer for decoding on GPUs: matmuls in half precision, residual stream and norms in float32."""
+"""Transformer for GPU inference: half-precision matmuls, float32 residual stream and norms."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ from dragoman.ops.fused_norm import AddNormOutput, NormParameters, add_norm
 
 
 class FusedResidual:
-    """A copy of the way around one layer, in float32 whatever the model's weights are kept in."""
+    """A residual connection in float32, fused with the norm before or after it."""
 
     def __init__(self, residual: Residual, dtype: torch.dtype) -> None:
         self._residual = copy.deepcopy(residual).float().eval()
         self._dtype = dtype
         scale = _norm_parameters(getattr(self._residual, "norm", None))
-        self._pre_norm = (
-            scale if type(residual) is PreNorm else None
-        )  # what may be computed with the sum before it
+        # The norm that can be fused with the sum before it.
+        self._pre_norm = scale if type(residual) is PreNorm else None
         self._post_norm = scale if type(residual) is PostNorm else None
         self._is_plain_sum = type(residual) in (PreNorm, NoNorm)
 
     @classmethod
     def for_output(cls, norm: nn.Module | None, dtype: torch.dtype) -> FusedResidual:
-        """Make what stands behind a stack: its last norm, if it has one."""
+        """Return the final norm of a stack as a residual connection."""
         return cls(NoNorm() if norm is None else PreNorm(norm), dtype)
 
     def first_input(self, x: Tensor) -> AddNormOutput:
-        """Enter the first layer."""
+        """Return the residual stream and the input of the first layer."""
         x = x.contiguous()
         if self._pre_norm is not None:
             return add_norm(x, None, self._pre_norm, self._dtype, post_norm=False)
@@ -50,7 +49,7 @@ class FusedResidual:
     def add_output(
         self, x: Tensor, sublayer_output: Tensor, next_residual: FusedResidual
     ) -> AddNormOutput:
-        """Join what a product made to the stream (..., D), and make what the next one, behind another way, reads of it."""
+        """Add a sublayer's output to the residual stream (..., D); return the next input too."""
         if self._is_plain_sum and next_residual._pre_norm is not None:
             return add_norm(
                 x, sublayer_output, next_residual._pre_norm, self._dtype, post_norm=False
@@ -61,13 +60,13 @@ class FusedResidual:
         return AddNormOutput(x, next_residual._layer_input(x))
 
     def _layer_input(self, x: Tensor) -> Tensor:
-        """Make what a product reads of the stream."""
+        """Return the input of a sublayer from the residual stream."""
         layer_input: Tensor = self._residual.prepare_input(x).to(self._dtype)
         return layer_input
 
 
 def _norm_parameters(norm: nn.Module | None) -> NormParameters | None:
-    """Read a norm that can be computed with the sum before it; None for others."""
+    """Return the parameters of a norm that can be fused with a sum; None for others."""
     if type(norm) is LayerNorm and norm.weight is not None:
         return NormParameters(norm.weight.detach(), norm.bias.detach(), norm.eps, True)
     if type(norm) is RMSNorm and norm.weight is not None and norm.eps is not None:
@@ -79,21 +78,19 @@ LinearFunction = Callable[[Tensor], Tensor]  # (N, D) gives (N, E)
 
 
 class DecodeStepInputs(NamedTuple):
-    """What one step of N sentences with K beams each reads, and where it writes its keys and values."""
+    """Inputs of a decoder step of N sentences with K beams, and the KV cache that it writes to."""
 
-    kv_cache: Tensor  # (N, L, 2, H, slots, Dh): the keys and values of each layer; those of step t are the slots from t * K
-    history_bias: (
-        Tensor  # (N, 1, K, slots): nought for a beam's own past with this step, else minus infinity
-    )
-    memory: Tensor  # (N, L, 2, H, S, Dh)
-    padding_bias: Tensor  # (N, 1, 1, S): minus infinity where a source is padded, else nought
+    kv_cache: Tensor  # (N, L, 2, H, slots, Dh): step t of beam k is in slot t * K + k
+    history_bias: Tensor  # (N, 1, K, slots): zero for a beam's own past and this step, else -inf
+    memory: Tensor  # (N, L, 2, H, S, Dh) cross-attention keys and values
+    padding_bias: Tensor  # (N, 1, 1, S): -inf for source padding, else zero
     step: Tensor  # ()
-    slots: Tensor  # (K,) those of this step
-    max_steps: int  # steps that there may be at the most
+    slots: Tensor  # (K,) of this step
+    max_steps: int
 
 
 def cuda_unsupported_reason(model: EncoderDecoder) -> str:
-    """Say why a model has no such form; empty where it has one."""
+    """Return why a model cannot be converted; empty if it can."""
     shapes = {
         (block.self.heads, block.self.head_width, block.cross.heads, block.cross.head_width)
         for block in _transformer_layers(model.decoder)
@@ -104,7 +101,7 @@ def cuda_unsupported_reason(model: EncoderDecoder) -> str:
 
 
 class CudaTransformer:
-    """What a model computes, from copies of its weights in one number format."""
+    """A Transformer with copies of a model's weights in one dtype."""
 
     def __init__(self, model: EncoderDecoder, dtype: torch.dtype) -> None:
         self.dtype, self.device = dtype, model.output_weight.device
@@ -119,9 +116,8 @@ class CudaTransformer:
             None if model.output.narrow is None else _cast_linear(model.output.narrow, dtype)
         )
         self._output = _output_linear(model.output_weight.detach().to(dtype))
-        self.bias = (
-            None if model.output_bias is None else model.output_bias.detach().float()
-        )  # (V,) of the logits
+        # (V,) bias of the logits, added by the beam search step.
+        self.bias = None if model.output_bias is None else model.output_bias.detach().float()
         cross_attentions = [block.cross for block in _transformer_layers(model.decoder)]
         self._memory = _concat_linears([cross.key_value for cross in cross_attentions], dtype)
         self.layers, self.heads, self.head_width = (
@@ -131,7 +127,7 @@ class CudaTransformer:
         )
 
     def encode(self, src: Tensor, padding_bias: Tensor | None) -> Tensor:
-        """Read sources (B, S), `hidden` added to scores as in `Standing`; give keys and values for all layers: (B, L, 2, H, S, Dh)."""
+        """Encode sources (B, S); return cross-attention keys and values, (B, L, 2, H, S, Dh)."""
         x = self._src_input(self._src(src)).float()
         first, *others = self._encoder
         activations = first.self_residual.first_input(x)
@@ -147,7 +143,7 @@ class CudaTransformer:
         )
 
     def step(self, tokens: Tensor, step_inputs: DecodeStepInputs) -> Tensor:
-        """Take one more token of every beam, (N, K), and score what comes next: logits (N * K, V) in float32, without their bias."""
+        """Append one token per beam (N, K); return float32 logits (N * K, V) without their bias."""
         x = self._embed_tokens(tokens.reshape(-1, 1), step_inputs).view(*tokens.shape, -1)
         first, *others = self._decoder
         activations = first.self_residual.first_input(x)
@@ -163,7 +159,7 @@ class CudaTransformer:
         return self._output(x if self._narrow is None else self._narrow(x))
 
     def _embed_tokens(self, tokens: Tensor, step_inputs: DecodeStepInputs) -> Tensor:
-        """Embed tokens (N * K, 1), all of which stand at one place that only the device knows."""
+        """Embed tokens (N * K, 1), all at one position that only the device knows."""
         positions = self._tgt_input.positions
         most = (
             min(step_inputs.max_steps, positions.max_positions)
@@ -176,7 +172,7 @@ class CudaTransformer:
 
 
 class _CudaLayer:
-    """One layer, over a stream in float32."""
+    """One layer; the residual stream is float32."""
 
     def __init__(self, block: TransformerLayer, dtype: torch.dtype) -> None:
         attention = block.self
@@ -207,7 +203,7 @@ class _CudaLayer:
     def encode(
         self, activations: AddNormOutput, padding_bias: Tensor | None, next_residual: FusedResidual
     ) -> AddNormOutput:
-        """Change every position of (B, S, D): an encoder's layer."""
+        """Run an encoder layer on all positions (B, S, D)."""
         made = self.query_key_value(activations.layer_input)
         query, key, value = made.view(*made.shape[:2], 3, self.heads, self.head_width).permute(
             2, 0, 3, 1, 4
@@ -227,7 +223,7 @@ class _CudaLayer:
         number: int,
         next_residual: FusedResidual,
     ) -> AddNormOutput:
-        """Take one more position of every beam, (N, K, D): a decoder's layer."""
+        """Run a decoder layer on the next position of every beam (N, K, D)."""
         count, beams_per_sentence, _ = activations.residual.shape
         made = self.query_key_value(activations.layer_input).view(
             count, beams_per_sentence, 3, self.heads, self.head_width
@@ -271,24 +267,24 @@ class _CudaLayer:
     def _feed_forward(
         self, activations: AddNormOutput, next_residual: FusedResidual
     ) -> AddNormOutput:
-        """Widen, bend, narrow."""
+        """Run the feed-forward network with its residual connection."""
         return self.ffn_residual.add_output(
             activations.residual, self.outer(self.inner(activations.layer_input)), next_residual
         )
 
 
 def _transformer_layers(stack: Stack) -> list[TransformerLayer]:
-    """Read the layers of a stack that has nothing else."""
+    """Return the Transformer layers of a stack."""
     return [block for _, block in stack.blocks() if isinstance(block, TransformerLayer)]
 
 
 def _cast_linear(linear: nn.Linear, dtype: torch.dtype) -> LinearFunction:
-    """Multiply by a copy of a matrix in another number format."""
+    """Return a linear layer with a copy of the weights in another dtype."""
     return _concat_linears([linear], dtype)
 
 
 def _linear_activation(feedforward: FeedForward, dtype: torch.dtype) -> LinearFunction:
-    """Widen and bend; a GPU takes the positive part while it writes the product, where torch lets it."""
+    """Return the first linear layer with its activation; fused linear-ReLU on a GPU."""
     inner, activation = feedforward.inner, feedforward.activation
     plain = _cast_linear(inner, dtype)
     if type(activation) is not ReLU or inner.bias is None or not inner.weight.is_cuda:
@@ -312,7 +308,7 @@ def _linear_activation(feedforward: FeedForward, dtype: torch.dtype) -> LinearFu
 
 
 def _concat_linears(linears: list[nn.Linear], dtype: torch.dtype) -> LinearFunction:
-    """Multiply by several matrices at once, what they make side by side."""
+    """Return several linear layers of one input as one, outputs concatenated."""
     weight = torch.cat([each.weight.detach() for each in linears]).to(dtype)
     biases = [each.bias.detach() for each in linears if each.bias is not None]
     bias = torch.cat(biases).to(dtype) if biases else None
@@ -320,7 +316,7 @@ def _concat_linears(linears: list[nn.Linear], dtype: torch.dtype) -> LinearFunct
 
 
 def _output_linear(weight: Tensor) -> LinearFunction:
-    """Multiply (N, D) by the matrix (V, D) of the vocabulary; what comes out is float32, which a GPU's products sum in anyway."""
+    """Return the output projection (V, D) to float32 logits, in which a GPU accumulates anyway."""
     can_widen = _can_output_float32(weight)
     return lambda x: (
         torch.mm(x, weight.t(), out_dtype=torch.float32)
@@ -330,7 +326,7 @@ def _output_linear(weight: Tensor) -> LinearFunction:
 
 
 def _can_output_float32(weight: Tensor) -> bool:
-    """Say whether a product of half precision can come out in float32 here, by trying."""
+    """Whether a half-precision matmul can return float32 here, by a trial."""
     if weight.dtype == torch.float32 or not weight.is_cuda:
         return False
     try:

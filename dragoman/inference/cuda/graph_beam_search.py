@@ -1,8 +1,9 @@
-"""Beam search on a GPU whose every step, model and rule together, is one launch.
+"""Beam search by CUDA graphs: decoder step and beam step of each shape are captured and replayed.
 
-A step launched kernel by kernel takes the host milliseconds, most of which the GPU stands idle. Here a step of each shape runs once as
-it is, is recorded when it comes again, and replayed from then on. The host asks every few steps how many sentences are left, and moves
-those that are to the front when a smaller shape will do.
+Launching a step kernel by kernel takes the host milliseconds, in which the GPU is mostly idle. Here
+a step of each shape runs eagerly once, is captured the second time, and replayed from then on. The
+host reads every few steps how many sentences are left, and compacts the batch if a smaller shape
+will do.
 """
 
 from __future__ import annotations
@@ -19,24 +20,23 @@ from torch import Tensor
 from dragoman.decoding.beam_state import BeamState
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
-from dragoman.decoding.search import non_finite_error
+from dragoman.decoding.search import SearchRequest, non_finite_error
 from dragoman.inference.cuda.beam_step import BeamStepper
 from dragoman.inference.cuda.cuda_transformer import CudaTransformer
 from dragoman.inference.cuda.static_buffers import StaticBuffers, round_batch, round_length
-from dragoman.inference.engine import SearchRequest
 from dragoman.runtime.cuda_graph_capture import GraphReplay, build_graph_capturer
 from dragoman.text.special_tokens import EOS, PAD
 
 logger = logging.getLogger(__name__)
 
-SYNC_EVERY_STEPS = 4  # steps
-COMPACT_BELOW = 0.75  # of the sentences or fewer: then the others are dropped
-ENCODER_CHUNK_POSITIONS = 32_768  # padded source positions that go through the encoder at once
-MAX_GRAPHS = 512  # some hundred kilobytes each; beyond that all are made anew
+SYNC_EVERY_STEPS = 4
+COMPACT_BELOW = 0.75  # fraction of active sentences at which finished ones are dropped
+ENCODER_CHUNK_POSITIONS = 32_768  # padded source positions encoded together
+MAX_GRAPHS = 512  # some hundred kilobytes each; beyond that all are captured again
 
 
 class GraphBeamSearch:
-    """Searches with one model, one batch at a time; beams of one are greedy."""
+    """Beam search with one model, one batch at a time; a beam of one is greedy search."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class GraphBeamSearch:
 
     @property
     def num_graphs(self) -> int:
-        """Count what is recorded."""
+        """The number of captured graphs."""
         return sum(each is not None for each in self._graphs.values())
 
     def release(self) -> None:
-        """Give back all memory but the weights'."""
+        """Free all device memory but the weights."""
         self._drop_graphs()
         self._beam_states.clear()
         self._buffers.release()
@@ -69,7 +69,7 @@ class GraphBeamSearch:
     def run(
         self, request: SearchRequest, *, size: int, nbest: int, penalty: LengthPenalty
     ) -> list[list[Hypothesis]]:
-        """Search for every row, as `Beam` does."""
+        """Search for every row; the hypotheses are those of `BeamSearch`."""
         order = sorted(range(len(request.sources)), key=lambda row: -len(request.sources[row]))
         limits = np.maximum([request.limits[row] for row in order], 1).astype(np.int64)
         longest = int(limits.max())
@@ -83,18 +83,18 @@ class GraphBeamSearch:
         beam_state = self._get_beam_state(count, size=size, nbest=nbest, penalty=penalty)
         self._encode_sources([request.sources[row] for row in order], count)
         self._beam_stepper.min_length.fill_(request.min_length)
-        for place, new in zip(
+        for buffer, new in zip(
             self._buffers.beams(count),
             beam_state.reset(limits, beams_per_sentence=size, rows=count),
             strict=True,
         ):
-            place.copy_(new)
+            buffer.copy_(new)
         num_steps = self._search(beam_state, count, longest)
         found = beam_state.results(len(order), num_steps)
         return [found[place] for place in np.argsort(order).tolist()]
 
     def _search(self, beam_state: BeamState, count: int, longest: int) -> int:
-        """Take steps until no sentence goes on, and count them."""
+        """Run steps until no sentence is active; return their number."""
         num_steps, num_active = 0, count
         while num_active:
             self._run_step(beam_state, count, self._buffers.readable_steps(num_steps))
@@ -105,7 +105,7 @@ class GraphBeamSearch:
                 [self._buffers.beams(count).alive.sum(), beam_state.all_finite.long()]
             ).tolist()  # waits for the device
             if not all_finite:
-                self._buffers.release()  # what is no number must not stay where masks hide it
+                self._buffers.release()  # NaN must not stay in buffers: masks do not remove it
                 raise non_finite_error(num_steps - 1)
             new_count = round_batch(max(num_active, 1))
             if num_active and new_count <= COMPACT_BELOW * count:
@@ -114,7 +114,7 @@ class GraphBeamSearch:
         return num_steps
 
     def _compact(self, beam_state: BeamState, count: int, new_count: int, num_steps: int) -> None:
-        """Move what goes on to the front; a place that is left over works for nobody."""
+        """Move active sentences to the front; rows left over become padding."""
         order = torch.sort((~self._buffers.beams(count).alive).byte(), stable=True).indices[
             :new_count
         ]
@@ -123,7 +123,7 @@ class GraphBeamSearch:
         beams.sentences.masked_fill_(~beams.alive, beam_state.sentences)
 
     def _run_step(self, beam_state: BeamState, count: int, num_steps_read: int) -> None:
-        """Take one step: as it is the first time, recorded the second time, replayed from then on."""
+        """Run one step: eagerly the first time, captured the second time, then replayed."""
         buffers = self._buffers
         key = (
             count,
@@ -148,8 +148,8 @@ class GraphBeamSearch:
         self._graphs[key] = None
 
     def _capture(self, action: Callable[[], None]) -> GraphReplay | None:
-        """Record an action; where that fails, say so once and never try again."""
-        assert self._capturer is not None, "only where something can record"
+        """Capture an action; if that fails, log it and never try again."""
+        assert self._capturer is not None, "only if graphs can be captured"
         try:
             return self._capturer(action)
         except torch.OutOfMemoryError:
@@ -158,13 +158,13 @@ class GraphBeamSearch:
             self._capturer = None
             self._graphs.clear()
             logger.warning(
-                "steps are launched kernel by kernel, which takes longer: %s",
+                "CUDA graphs are not used, steps are launched kernel by kernel (slower): %s",
                 " ".join(str(error).split())[:160],
             )
             return None
 
     def _step(self, beam_state: BeamState, count: int, num_steps_read: int) -> None:
-        """Score what comes next, choose, and leave everything ready for the next step."""
+        """Run the decoder step and the beam step; all buffers are then ready for the next."""
         beams = self._buffers.beams(count)
         logits = self._model.step(
             beams.tokens, self._buffers.step_inputs(count, num_steps_read, beam_state.step)
@@ -174,19 +174,19 @@ class GraphBeamSearch:
     def _get_beam_state(
         self, count: int, *, size: int, nbest: int, penalty: LengthPenalty
     ) -> BeamState:
-        """Give the board of a way of searching, a larger one where it is too small; see that what is recorded still holds."""
-        way, max_steps = (size, nbest, penalty), self._buffers.max_steps
-        known = self._beam_states.get(way)
+        """Return the beam state of these settings, larger if needed; drop invalid graphs."""
+        key, max_steps = (size, nbest, penalty), self._buffers.max_steps
+        known = self._beam_states.get(key)
         if known is None or known.sentences < count or known.steps < max_steps:
             if known is not None:
                 self._drop_graphs()
-            # Twice what is needed: it is small, and what is recorded is lost when it must grow.
+            # Twice what is needed: it is small, and graphs are lost when it grows.
             sentences, steps = (
                 (2 * count, 2 * max_steps)
                 if known is None
                 else (2 * max(count, known.sentences), 2 * max(max_steps, known.steps))
             )
-            known = self._beam_states[way] = BeamState(
+            known = self._beam_states[key] = BeamState(
                 sentences=sentences,
                 steps=steps,
                 size=size,
@@ -200,13 +200,13 @@ class GraphBeamSearch:
         return known
 
     def _drop_graphs(self) -> None:
-        """Let go of what is recorded; the memory that recordings shared goes with the last of them, and the next need another."""
+        """Drop all graphs, and with them their shared memory pool: the next ones need a new one."""
         self._graphs.clear()
         if self._capturer is not None:
             self._capturer = self._new_capturer()
 
     def _encode_sources(self, sources: Sequence[Sequence[int]], count: int) -> None:
-        """Encode sources, the longest first, in groups of like lengths; what is left of the room gets sources of nothing but an end."""
+        """Encode sources, longest first, in chunks of similar lengths; padding rows are EOS."""
         lengths = np.ones(count, dtype=np.int64)
         lengths[: len(sources)] = [len(source) + 1 for source in sources]
         width = self._buffers.source
@@ -238,6 +238,6 @@ class GraphBeamSearch:
 
 
 def _copy_to_device(array: Any, device: torch.device) -> Tensor:
-    """Copy an array to the device, without waiting for a GPU."""
+    """Copy an array to the device, asynchronously to a GPU."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

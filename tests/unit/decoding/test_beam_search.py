@@ -192,7 +192,7 @@ def test_neighbours_change_nothing(name: str, sources: list[int], data) -> None:
         STRATEGIES[name],
         limit=[limits[i] for i in order],
         prefixes=[prefixes[i] for i in order],
-        lines=order,
+        sample_ids=order,
     )
     for row, i in enumerate(order):
         [alone] = run(
@@ -201,7 +201,7 @@ def test_neighbours_change_nothing(name: str, sources: list[int], data) -> None:
             STRATEGIES[name],
             limit=[limits[i]],
             prefixes=[prefixes[i]],
-            lines=[i],
+            sample_ids=[i],
         )
         assert together[row] == alone
 

@@ -130,8 +130,8 @@ def test_a_wrong_beam_is_seen(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> 
     class Second(BeamSearch):
         """Gives the second best."""
 
-        def run(self, model: Any, state: Any, rows: Any) -> list[list[Hypothesis]]:
-            return [hypotheses[1:] for hypotheses in BeamSearch(2, 2).run(model, state, rows)]
+        def run(self, *arguments: Any) -> list[list[Hypothesis]]:
+            return [hypotheses[1:] for hypotheses in BeamSearch(2, 2).run(*arguments)]
 
     monkeypatch.setattr(model_checks, "BeamSearch", Second)
     assert failed(parts.verdicts()) == {"beam 1 = greedy"}

@@ -142,7 +142,7 @@ def request(tokenizers: Tokenizers, **more: Any) -> SearchRequest:
         "limits": [3, 30, 7, 12, 1],
         "prefixes": [[]] * 5,
         "strategy": GreedySearch(),
-        "lines": range(5),
+        "sample_ids": range(5),
     }
     return SearchRequest(sources=sources, **{**asked, **more})
 
@@ -217,7 +217,7 @@ def test_a_beam_ranks_by_our_penalty_and_scores_as_the_model_does(
                 limits=[len(each.tokens)],
                 prefixes=[each.tokens],
                 strategy=GreedySearch(penalty),
-                lines=[0],
+                sample_ids=[0],
             )
             [[again]] = native.generate(forced)
             assert each.log_probs[: len(each.tokens)] == pytest.approx(

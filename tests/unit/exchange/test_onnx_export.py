@@ -99,7 +99,7 @@ def test_the_engine_over_the_graphs_is_ours_with_limits_and_prefixes(
             limits=[3, 20, 7, 12, 1],
             prefixes=prefixes,
             strategy=GreedySearch(),
-            lines=range(5),
+            sample_ids=range(5),
             min_length=min_length,
         )
         for [ours], [theirs] in zip(native.generate(asked), engine.generate(asked), strict=True):

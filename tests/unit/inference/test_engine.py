@@ -133,7 +133,7 @@ def test_what_an_engine_cannot_do_the_native_one_does_and_that_is_said_once(
         if record.getMessage().startswith("the engine")
     ]
     assert len(said) == 3
-    assert "the engine echo cannot sample: the native engine does it" in said
+    assert "the engine echo cannot sample: the native engine is used" in said
 
 
 def test_a_native_engine_loads_its_model_when_it_is_needed(
@@ -159,7 +159,7 @@ def test_longest_counts_prefixes_sources_and_an_end() -> None:
         limits=[3, 1],
         prefixes=[[], [8] * 9],
         strategy=GreedySearch(),
-        lines=[0, 1],
+        sample_ids=[0, 1],
     )
     assert request.longest == 10
 

@@ -1,4 +1,4 @@
-"""Which engine is the quickest: measured once, remembered, and said; and what is refused of a precision."""
+"""Engine benchmark: measured once, cached and logged; and invalid precisions."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ def test_auto_takes_and_names_the_quickest(
         native, engine = open_engines(bundle, cpu, benchmark_strategy=GreedySearch())
         open_engines(bundle, cpu, benchmark_strategy=GreedySearch())
     assert engine is native
-    [said] = [record.getMessage() for record in caplog.records if "quickest" in record.getMessage()]
+    [said] = [record.getMessage() for record in caplog.records if "fastest" in record.getMessage()]
     assert said.startswith("native (")
-    assert "is the quickest here; sentences a second: native (" in said
+    assert "is the fastest here; sentences per second: native (" in said
     assert "exported (1 x " in said
 
 

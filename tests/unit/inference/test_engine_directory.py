@@ -24,8 +24,8 @@ from dragoman.errors import BundleError, ConfigError, CorruptError
 from dragoman.exchange import export
 from dragoman.exchange.export import export_ctranslate2
 from dragoman.inference import Engine, Translator, engine_selection, engine_trust
+from dragoman.inference.engine_benchmark import list_engines
 from dragoman.inference.engine_directory import engine_digest, list_engine_names, publish_engine
-from dragoman.inference.engine_listing import list_engines
 from dragoman.inference.engine_selection import choose_engine, open_engine
 from dragoman.storage.atomic import FileRecord, hash_file
 from dragoman.storage.manifest import read_manifest, write_manifest
@@ -69,9 +69,9 @@ def test_a_trial_searches_for_the_first_golden_sentence_alone() -> None:
     for cases in ([{"src": [5, 6]}, {"src": [7]}], []):
         bundle: Any = SimpleNamespace(golden={"cases": cases})
         engine_selection.decode_golden(engine, bundle)
-    assert [(each.sources, each.limits, each.prefixes, len(each.lines)) for each in requests] == [
-        ([[5, 6]], [12], [[]], 1)
-    ]
+    assert [
+        (each.sources, each.limits, each.prefixes, len(each.sample_ids)) for each in requests
+    ] == [([[5, 6]], [12], [[]], 1)]
 
 
 def test_an_engine_is_durable_before_it_is_visible(
@@ -167,8 +167,8 @@ def test_an_engine_that_nobody_named_leaves_beams_to_the_native_one(
     with caplog.at_level(logging.INFO, logger="dragoman"):
         assert translator.translate(LINES, beam=3) == before
     assert (
-        "ctranslate2-float32 ends a beam search by another rule, and nobody asked for it: the native engine does it"
-        in caplog.text
+        "ctranslate2-float32 stops a beam search by another rule, and was not requested by name: "
+        "the native engine is used" in caplog.text
     )
 
 
@@ -213,7 +213,7 @@ def test_an_engine_of_a_stranger_is_not_opened_unless_named(
     assert translator.engine.name == "native"
     assert translator.translate(LINES)
     assert (
-        "the engine ctranslate2-float32 must be made on this machine to be opened; found one that came with the model"
+        "the engine ctranslate2-float32 must be exported on this machine to be opened; found one that came with the model"
         in caplog.text
     )
     assert (
@@ -222,11 +222,11 @@ def test_an_engine_of_a_stranger_is_not_opened_unless_named(
     )
     rows = {finding.name: finding for finding in run_checks(load_model_under_test(bundle))}
     assert rows["ctranslate2-float32"].passed is None
-    assert "must be made on this machine" in rows["ctranslate2-float32"].note
+    assert "must be exported on this machine" in rows["ctranslate2-float32"].note
     assert all(check.ok for check in verify_directory(bundle))
     with pytest.raises(
         BundleError,
-        match="must pass a trial in a process of its own; found a crash with SIGFPE; use --engine native",
+        match="must pass a trial in a child process; found a crash with SIGFPE; use --engine native",
     ):
         Translator.load(bundle, engine="ctranslate2")
     assert not engine_trust.is_trusted(engine_digest(stranger))
@@ -237,7 +237,7 @@ def test_an_engine_of_a_stranger_is_tried_in_a_child_once(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="dragoman"):
         assert Translator.load(bundle, engine="ctranslate2").engine.name == "ctranslate2-float32"
-    assert "was not made on this machine: trying it in a process of its own, once" in caplog.text
+    assert "was not exported on this machine: trying it in a child process, once" in caplog.text
     monkeypatch.setattr(
         engine_selection, "run_in_child", lambda *_, **__: pytest.fail("tried twice")
     )
@@ -277,7 +277,7 @@ def test_an_engine_is_used_by_name_where_no_record_can_be_written(
 ) -> None:
     (tmp_path / "trusted").write_text("in the way")
     assert Translator.load(bundle, engine="ctranslate2").engine.name == "ctranslate2-float32"
-    assert "no record that this engine may be opened could be written" in caplog.text
+    assert "could not be recorded as trusted" in caplog.text
 
 
 def test_an_engine_that_is_not_there_is_told_with_the_command_that_makes_it(bundle: Path) -> None:
@@ -444,7 +444,7 @@ def test_an_interrupted_export_leaves_nothing(
         raise KeyboardInterrupt
 
     before = sorted(path.name for path in bundle.rglob("*"))
-    monkeypatch.setattr(export, "compare", interrupt)
+    monkeypatch.setattr(export, "compare_engine", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export_ctranslate2(bundle)
     assert sorted(path.name for path in bundle.rglob("*") if path.name != "engines") == before

@@ -88,7 +88,7 @@ def numbered(count: int) -> list[str]:
 def sizes(lines: object, first: int = FIRST_WINDOW_LINES, max_lines: int = MOST) -> list[list[int]]:
     """Go through all windows, and give how many lines each has, row by row."""
     return [
-        [len(window.texts) for window in row]
+        [len(window) for window in row]
         for row in LineWindows(lines, first=first, max_lines=max_lines)
     ]  # type: ignore[arg-type]
 
@@ -122,13 +122,13 @@ def test_lines_of_which_nobody_knows_grow_window_by_window() -> None:
 def test_lines_that_are_written_are_read_and_no_others_are_waited_for() -> None:
     pen = Pen(numbered(300))
     rows = iter(LineWindows(pen, first=FIRST_WINDOW_LINES, max_lines=MOST))
-    assert [len(window.texts) for window in next(rows)] == [300]
+    assert [len(window) for window in next(rows)] == [300]
     assert pen.waited == 0, "whoever wrote them may want their answers first"
     pen.written.extend(numbered(40))
     row = next(rows)
-    assert len(next(row).texts) == 40
+    assert len(next(row)) == 40
     pen.written.extend(numbered(3))
-    assert [window.texts for window in row] == [numbered(3)], (
+    assert list(row) == [numbered(3)], (
         "what came meanwhile goes on in the same row, however little it is"
     )
     assert pen.waited == 0
@@ -149,11 +149,8 @@ def test_windows_hold_every_line_once_in_order_and_no_more_than_they_may(
         for row in LineWindows(kind(numbered(count)), first=first, max_lines=max_lines)
         for window in row
     ]  # type: ignore[arg-type]
-    assert [text for window in found for text in window.texts] == numbered(count)
-    assert all(0 < len(window.texts) <= max_lines for window in found)
-    assert [window.first for window in found] == [
-        sum(len(each.texts) for each in found[:at]) for at in range(len(found))
-    ]
+    assert [text for window in found for text in window] == numbered(count)
+    assert all(0 < len(window) <= max_lines for window in found)
 
 
 def test_long_lines_make_shorter_windows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,13 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import SearchStrategy, log_sum_exp, non_finite_error, search
+from dragoman.decoding.search import (
+    SearchRequest,
+    SearchStrategy,
+    log_sum_exp,
+    non_finite_error,
+    search,
+)
 from dragoman.errors import DivergedError
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu.conversion import FLOAT32, INT8, _calibrate_ranges, convert_model
@@ -30,7 +36,6 @@ from dragoman.inference.cpu.linear import (
     plain_linear,
 )
 from dragoman.inference.cpu.torch_transformer import TorchTransformer, torch_unsupported_reason
-from dragoman.inference.engine import SearchRequest
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 
@@ -151,7 +156,7 @@ def request(
         limits=[8] * many,
         prefixes=[[]] * many,
         strategy=strategy,
-        lines=range(many),
+        sample_ids=range(many),
         return_scores=return_scores,
     )
 
@@ -258,7 +263,7 @@ def test_what_overflows_in_int8_alone_is_computed_by_the_model(
     expected = plainly.generate(request(BeamSearch(3)))
     for each in found:
         assert [row[0].tokens for row in each] == [row[0].tokens for row in expected]
-    assert caplog.text.count("int8 is too narrow for this model, which goes on in float32") == 1
+    assert caplog.text.count("int8 overflows for this model: it runs in float32") == 1
 
 
 @needs_kernels
@@ -277,7 +282,7 @@ def test_a_form_that_overflows_where_the_model_does_not_is_given_up(
     for each in found:
         assert [row[0].tokens for row in each] == [row[0].tokens for row in expected]
     assert (
-        caplog.text.count("packed weights overflow where the model does not, which runs as it is")
+        caplog.text.count("packed weights overflow where the model does not: the model itself runs")
         == 1
     )
 
@@ -286,10 +291,10 @@ def test_a_form_that_overflows_where_the_model_does_not_is_given_up(
 @pytest.mark.parametrize("damage", [NAN, INF])
 @pytest.mark.parametrize("at", [0, 17, 63, 129])
 def test_normalisers_of_rows_that_are_not_finite_are_nan(at: int, damage: float) -> None:
-    logits_backend = CppTransformer(make(), load_kernel_library()).logits_backend  # type: ignore[arg-type]
+    backend = CppTransformer(make(), load_kernel_library()).search_backend  # type: ignore[arg-type]
     x = torch.linspace(3.0, 0.0, 130).repeat(3, 1)
     x[1, at] = damage
-    found = logits_backend.log_sum_exp(x)
+    found = backend.log_sum_exp(x)
     assert (x[1].amax() - found[1]).isnan().all()
     torch.testing.assert_close(found[::2], log_sum_exp(x)[::2])
 
@@ -306,7 +311,7 @@ def test_int8_matmuls_refuse_what_rounding_would_hide(value: float, size: int) -
     x[1, 5] = value
     with pytest.raises(
         DivergedError,
-        match=f"found 1 of {3 * size:,} numbers that are NaN or infinite; its weights",
+        match=f"found 1 of {3 * size:,} that are NaN or infinite; its weights",
     ):
         multiply(x)
 

@@ -120,9 +120,7 @@ def test_explain_shows_what_translate_did(translator: Translator) -> None:
     for path, weights in explanation.attentions.items():
         rows = sizes["src"] if path.startswith("encoder") else sizes["tgt"]
         columns = (
-            sizes["tgt"]
-            if path.endswith("transformer") and path.startswith("decoder")
-            else sizes["src"]
+            sizes["tgt"] if path.endswith("self") and path.startswith("decoder") else sizes["src"]
         )
         assert weights.shape == (2, rows, columns), path
         np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-5)
@@ -189,9 +187,9 @@ def test_options_become_the_strategy_that_does_the_work() -> None:
         seed=9, samples=3, penalty=WuLengthPenalty(0.6)
     )
     assert [
-        TranslationOptions().rows_per_sentence(decode),
-        TranslationOptions(nbest=7).rows_per_sentence(decode),
-        TranslationOptions(sample=True, nbest=2).rows_per_sentence(decode),
+        TranslationOptions().strategy(decode).rows_per_sentence,
+        TranslationOptions(nbest=7).strategy(decode).rows_per_sentence,
+        TranslationOptions(sample=True, nbest=2).strategy(decode).rows_per_sentence,
     ] == [4, 7, 2]
     with pytest.raises(ConfigError, match="found 5"):
         TranslationOptions(beam=2, nbest=5).strategy(decode)

@@ -75,7 +75,7 @@ def test_an_empty_answer_is_asked_for_once_more_and_noted(tokenizers: Tokenizers
     """A short line must not vanish (OpenNMT-py#2039)."""
     [found, blank] = copying(tokenizers, silent=True).stream(["7", ""])
     assert found.text.strip()
-    assert any("first answer was empty" in note for note in found.notes)
+    assert any("first output was empty" in note for note in found.notes)
     assert (blank.text, blank.notes) == ("", ())
 
 
@@ -97,7 +97,7 @@ def test_an_output_that_meets_its_limit_is_noted(tokenizers: Tokenizers) -> None
 def test_an_output_that_goes_round_in_circles_is_noted(tokenizers: Tokenizers) -> None:
     """Endless repetition does not pass for a translation (LibreTranslate#46, #183, argos-translate#428, EasyNMT#38)."""
     [found] = copying(tokenizers, stutter=True).stream(["Zwei Kinder"])
-    assert any("goes round in circles" in note for note in found.notes)
+    assert any("repeats itself" in note for note in found.notes)
     [found] = copying(tokenizers).stream(["7 " * 15])  # what the source repeats may be repeated
     assert not found.notes
 
@@ -159,7 +159,8 @@ def test_a_line_is_cut_where_it_has_one_token_too_many(tokenizers: Tokenizers) -
         == text
     )
     assert cut.notes == [
-        f"{count:,} pieces are more than the {count - 1:,} that the model was trained on: translated in 2 parts"
+        f"{count:,} tokens are more than the {count - 1:,} that the model was trained on: "
+        "translated in 2 segments"
     ]
 
 
@@ -207,7 +208,7 @@ def test_learned_positions_hold_a_source_and_its_end_and_no_more(
     translator = copying(tokenizers, config, stutter=True)
     [found] = translator.stream([text])
     assert (sum(rows for rows, _ in translator.model.batches) == 1) is (spare == 0)
-    assert ("parts" in " ".join(found.notes)) is (spare < 0)
+    assert ("segments" in " ".join(found.notes)) is (spare < 0)
     if spare == 0:
         assert len(found.tokens) == count  # of an output too, the last position is for its end
 
@@ -245,7 +246,7 @@ def test_long_lines_are_split_and_joined_and_noted(tokenizers: Tokenizers) -> No
     before, found, after = translator.stream(["ab", text, "7"])
     assert (before.text, after.text) == ("ab", "7")
     assert found.text == text
-    assert any("parts" in note and "40" in note for note in found.notes)
+    assert any("segments" in note and "40" in note for note in found.notes)
     assert max(width for _, width in translator.model.batches) <= CONFIG.data.max_length + 1
 
 
@@ -277,7 +278,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(
     monkeypatch.setattr(translator.model, "encode", tight)
     lines = [f"ab {number}" for number in range(9)]
     assert translator.translate(lines) == lines
-    assert caplog.text.count("out of memory with 9 sentences at once") == 1
+    assert caplog.text.count("out of memory with a batch of 9 sentences") == 1
     with pytest.raises(torch.OutOfMemoryError):
         translator.translate(["x" * 35])
 
@@ -318,7 +319,7 @@ def test_halves_of_a_batch_remember_which_answers_were_empty(
     assert {
         at
         for at, each in enumerate(found)
-        if any("first answer was empty" in note for note in each.notes)
+        if any("first output was empty" in note for note in each.notes)
     } == quiet
 
 
@@ -410,7 +411,7 @@ def test_control_characters_of_a_model_never_reach_a_terminal(tokenizers: Tokeni
 def test_a_note_on_many_parts_is_said_once(tokenizers: Tokenizers) -> None:
     [found] = copying(tokenizers, silent=True).stream(["0123456789. " * 40])
     assert len(found.notes) == len(set(found.notes)) <= 3
-    assert any(note.endswith(" parts)") for note in found.notes)
+    assert any(note.endswith(" segments)") for note in found.notes)
 
 
 def test_unknown_characters_are_counted(tokenizers: Tokenizers) -> None:
@@ -420,7 +421,7 @@ def test_unknown_characters_are_counted(tokenizers: Tokenizers) -> None:
     )
     plain = train_tokenizers(["abc def"] * 20, ["abc def"] * 20, config.text)
     [found] = copying(plain, config).stream(["abc ж def"])
-    assert any("1 of its pieces is unknown" in note for note in found.notes)
+    assert any("1 of its tokens is unknown" in note for note in found.notes)
 
 
 def test_texts_of_a_repr_are_cut_past_sixty_characters() -> None:

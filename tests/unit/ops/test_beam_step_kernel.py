@@ -226,7 +226,7 @@ def found_by(
         limits=[limit] * count,
         prefixes=[[]] * count,
         strategy=BeamSearch(size),
-        lines=range(count),
+        sample_ids=range(count),
         min_length=limit - 1,
     )
     search = GraphBeamSearch(

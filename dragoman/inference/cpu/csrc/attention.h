@@ -1,20 +1,21 @@
-// Attention from single positions to keys and values that lie wherever they were written.
+// Attention of one query position over keys and values at arbitrary addresses.
 #pragma once
 
 #include <limits>
 
 #include "simd.h"
 
-constexpr int64_t VALUE_VECTORS = 8;  // vectors of values whose sums are kept in registers
+constexpr int64_t VALUE_VECTORS = 8;  // vectors of the context accumulated in registers
 
-// Ask for `count` numbers before they are needed: keys and values of many sentences are more than the nearest caches hold.
+// Prefetch `count` numbers: keys and values of many sentences exceed the L1 and L2 caches.
 template <class Cell>
 static inline void prefetch(const Cell* from, int64_t count) {
     for (int64_t at = 0; at < count; at += 64 / (int64_t)sizeof(Cell)) __builtin_prefetch(from + at, 0, 2);
 }
 
-// Attend from (H, Dh) to `length` places, a head's width a multiple of 16. `key(t)` and `value(t)` point to (H, Dh), `ahead(t)` may fetch
-// what the next call will read. `weights` has room for H times the length, rounded up to 16.
+// Attend from a query (H, Dh) to `length` positions; Dh is a multiple of 16. `key(t)` and `value(t)`
+// return pointers to (H, Dh), `prefetch_next(t)` may prefetch for the next call. `weights` is scratch for
+// H times the length, rounded up to a multiple of 16.
 template <class Key, class Value, class Ahead>
 static inline void attend(const float* query, float* context, int64_t heads, int64_t head_width, int64_t length, float* weights, Key key,
                           Value value, Ahead prefetch_next) {
@@ -41,7 +42,7 @@ static inline void attend(const float* query, float* context, int64_t heads, int
             store(row + t, exp_scores);
             total += exp_scores;
         }
-        // Queries are divided by the root of a head's width before they meet the keys, in torch scores are: those overflow sooner.
+        // Queries include 1 / sqrt(Dh), in torch the scores are divided and overflow sooner: the same NaN.
         const float unscaled_max = reduce_max(most) * root;
         const float inv_sum = 1.0f / reduce_add(total) + (unscaled_max - unscaled_max);
         for (int64_t t = 0; t < padded_length; t += LANES) store(row + t, load(row + t) * inv_sum);

@@ -1,24 +1,25 @@
-// Products with a fixed matrix: y = x W^T + b, rows of x one after the other.
+// GEMM with a packed weight matrix: y = x W^T + b, in float32 or int8.
 //
-// The matrix lies in panels of two vectors, so that one pass over a panel serves many rows. A row's sums go through its numbers in order,
-// whatever stands beside it: its result is the same to the last bit in every batch.
+// The matrix is packed in panels of two vectors, so that one pass over a panel serves many rows. The
+// sums of a row are in the order of its inputs whatever the batch: results are bit-identical in every batch.
 #pragma once
 
 #include "simd.h"
 
 constexpr int64_t PANEL = 2 * LANES;
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int MAX_TILE_ROWS = 8;  // rows at a time: as many of 4,096 bytes as one set of the nearest cache holds lines, and sums enough not to wait
+// Rows of 4,096 bytes that one set of the L1 cache holds; enough independent sums to hide latency.
+constexpr int MAX_TILE_ROWS = 8;
 #else
-constexpr int MAX_TILE_ROWS = 6;  // of 16 registers
+constexpr int MAX_TILE_ROWS = 6;  // sums fit into 16 registers
 #endif
 
 struct Linear {
     const void* weight;  // panels: (E / P, D, P) in float32, (E / P, D / 4, P, 4) in int8; P is PANEL
-    const float* scale;  // (E,) what a whole number of the sums is worth; none in float32
+    const float* scale;  // (E,) scale of the integer sums; null in float32
     const float* bias;   // (E,)
-    int64_t in_features, out_features;     // D, a multiple of 16, and E
-    float inv_scale, zero_point;  // what makes whole numbers of the inputs: x * inverse + zero
+    int64_t in_features, out_features;  // D, a multiple of 16, and E
+    float inv_scale, zero_point;        // quantization of the inputs: round(x * inv_scale + zero_point)
 };
 
 #if defined(__AVX512VNNI__)
@@ -37,7 +38,8 @@ static inline IntVec dot(IntVec sum, const uint8_t* four, IntVec weight) {
 }
 #endif
 
-// Some rows times some panels, in float32, into (PANELS, ROWS, PANEL). `ahead` is fetched meanwhile, a vector for each number of a row.
+// Multiply ROWS rows by PANELS panels in float32, into (PANELS, ROWS, PANEL). `prefetch_from` is
+// prefetched meanwhile, one vector for each input of a row.
 template <int ROWS, int PANELS, bool PREFETCH = false>
 static void tile(const Linear& p, const float* x, int64_t panel, float* tile_out, const float* prefetch_from = nullptr) {
     FloatVec sums[PANELS][ROWS][2] = {};
@@ -62,7 +64,7 @@ static void tile(const Linear& p, const float* x, int64_t panel, float* tile_out
     }
 }
 
-// The same from eight bits: the sums are whole numbers.
+// The same in int8: the sums are integers.
 template <int ROWS, int PANELS, bool PREFETCH = false>
 static void tile(const Linear& p, const uint8_t* x, int64_t panel, float* tile_out, const float* = nullptr) {
     IntVec sums[PANELS][ROWS][2] = {};
@@ -70,7 +72,8 @@ static void tile(const Linear& p, const uint8_t* x, int64_t panel, float* tile_o
     for (int64_t k = 0; k < p.in_features; k += 4) {
         for (int j = 0; j < PANELS; ++j) {
             const int8_t* here = weight + (j * p.in_features + k) * PANEL;
-            __builtin_prefetch(here + PANELS * p.in_features * PANEL, 0, 2);  // the next panel, which these rows reach too late to wait for it
+            // The next panel: these few rows are done before it would arrive.
+            __builtin_prefetch(here + PANELS * p.in_features * PANEL, 0, 2);
             __builtin_prefetch(here + PANELS * p.in_features * PANEL + 4 * LANES, 0, 2);
             IntVec left = load_int(here), right = load_int(here + 4 * LANES);
             keep_in_register(left), keep_in_register(right);
@@ -90,7 +93,7 @@ static void tile(const Linear& p, const uint8_t* x, int64_t panel, float* tile_o
     }
 }
 
-// At most ROWS rows times a panel.
+// Multiply at most ROWS rows by one panel.
 template <int ROWS, class Number>
 static void tile_rows(const Linear& p, const Number* x, int64_t rows, int64_t panel, float* tile_out, const float* prefetch_from) {
     if constexpr (ROWS > 0) {
@@ -99,26 +102,28 @@ static void tile_rows(const Linear& p, const Number* x, int64_t rows, int64_t pa
     }
 }
 
-// Where half of the next panel begins: two runs over a panel fetch the next one. In eight bits every run does so by itself.
+// The start of a half of the next panel: two passes over a panel prefetch the next one. In int8 every
+// pass prefetches by itself.
 static inline const float* next_half_panel(const Linear& p, const float*, int64_t panel, int64_t half) {
     return (const float*)p.weight + (panel + 1) * p.in_features * PANEL + half * p.in_features * LANES;
 }
 
 static inline const float* next_half_panel(const Linear&, const uint8_t*, int64_t, int64_t) { return nullptr; }
 
-// Multiply (rows, D), as float32 or as whole numbers of eight bits; `end(row, column, lanes)` gets what comes of it.
+// Multiply (rows, D) in float32 or uint8 by the packed matrix; `end(row, column, vector)` receives the
+// results.
 template <class Number, class End>
 static void matmul(const Linear& p, const Number* x, int64_t rows, End end) {
     const int64_t panels = (p.out_features + PANEL - 1) / PANEL;
     alignas(64) float tile_out[MAX_TILE_ROWS * PANEL];
     int64_t panel = 0;
-    if (rows == 1) {  // a single row's sums would wait for each other: four panels at once
+    if (rows == 1) {  // four panels at a time: the sums of one row and panel would wait for one another
         for (; panel + 4 <= panels; panel += 4) {
             tile<1, 4>(p, x, panel, tile_out);
             for (int64_t at = 0; at < 4 * PANEL && panel * PANEL + at < p.out_features; at += LANES) end(0, panel * PANEL + at, load(tile_out + at));
         }
     }
-    const int64_t blocks = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS, rows_per_tile = (rows + blocks - 1) / blocks;  // of like heights
+    const int64_t blocks = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS, rows_per_tile = (rows + blocks - 1) / blocks;  // tiles of equal height
     for (; panel < panels; ++panel) {
         for (int64_t row = 0; row < rows; row += rows_per_tile) {
             const int64_t many = rows - row < rows_per_tile ? rows - row : rows_per_tile;

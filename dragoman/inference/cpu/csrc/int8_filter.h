@@ -1,11 +1,13 @@
-// The largest of each row's products, exactly, without multiplying by the whole matrix in float32. Included once, by transformer.cpp.
+// Exact argmax of the output projection by an int8 filter: few logits are computed in float32.
+// Included once, by transformer.cpp.
 //
-// A matrix and its inputs in eight bits give every product w.x roughly. With w = w' + e and x = x' + d, the primes what rounding kept,
+// Quantized weights and inputs approximate every logit w.x. With w = w' + e and x = x' + d, where primes
+// are the quantized values,
 //
 //     |w.x - w'.x'|  =  |e.x + w'.d|  <=  |e| |x| + |w'| |d|
 //
-// by Cauchy and Schwarz, so that a product whose rough value is below the largest by more than both bounds cannot be the largest. Few are
-// left, and those are multiplied in float32, in the order of `product.h`: to the last bit what it gives.
+// by Cauchy-Schwarz. A logit whose upper bound is below the largest lower bound cannot be the maximum. The
+// others are computed in float32 in the order of gemm.h: bit-identical to its result.
 #pragma once
 
 #include <vector>
@@ -14,20 +16,21 @@
 #include "topk.h"
 
 struct Int8Filter {
-    Linear quantized_linear;       // whole numbers of eight bits; its scale is a row's own, its bias takes away what inputs above nought add
-    const float* bias;   // (E,), and noughts on to a whole panel
-    const float *error_norms, *weight_norms;  // (E,) the same; the lengths |e| and |w'|, and in `lost` what float32 itself may round away
-    const float* float_weight;  // (E, D) the matrix, a row after the other
-    float bias_slack;         // what adding the bias may round away
+    Linear quantized_linear;  // int8 weights with a scale for each row; its bias corrects the zero point
+    const float* bias;        // (E,), padded with zeros to a whole panel
+    // (E,), padded alike: |e| with the rounding error of float32 sums, and |w'|.
+    const float *error_norms, *weight_norms;
+    const float* float_weight;  // (E, D) row-major
+    float bias_slack;           // rounding error of adding the bias
 };
 
 struct QuantizedRow {
-    float scale, length, error_norms;  // what a whole number is worth, |x| and |d|, both a little enlarged
-    FloatVec least;                // in each lane the largest of what products are at least
+    float scale, length, error_norms;  // of the quantization; |x| and |d|, both slightly enlarged
+    FloatVec least;                    // per lane, the largest lower bound of a logit
 };
 
-constexpr float ZERO_POINT = 128.0f;  // stands for nought
-constexpr int RESCORE_BATCH = 8;          // sums that go through their numbers side by side: each waits for itself
+constexpr float ZERO_POINT = 128.0f;  // the uint8 value of zero
+constexpr int RESCORE_BATCH = 8;      // logits computed together: independent sums hide latency
 
 static inline FloatVec load_bytes(const uint8_t* from) {
     typedef uint8_t Bytes __attribute__((vector_size(LANES)));
@@ -50,22 +53,23 @@ static QuantizedRow quantize_row(const float* x, int64_t width, uint8_t* int_val
         const FloatVec apart = v - (load_bytes(int_values + i) - ZERO_POINT) * scale;
         error_norms += apart * apart;
     }
-    const float enlarged = 1.0001f;  // float32 sums of squares are exact to less than that
+    const float enlarged = 1.0001f;  // more than the rounding error of float32 sums of squares
     return {scale, std::sqrt(reduce_add(squares)) * enlarged, std::sqrt(reduce_add(error_norms)) * enlarged, broadcast(-std::numeric_limits<float>::infinity())};
 }
 
-// Multiply a row by some rows of the matrix in float32, and offer what comes of it.
+// Compute some logits of a row in float32, and update the argmax with them.
 static void rescore(const Int8Filter& s, const float* x, const int64_t* columns, int64_t count, Argmax& first) {
     float sums[RESCORE_BATCH] = {};
     const float* weights[RESCORE_BATCH];
     for (int j = 0; j < RESCORE_BATCH; ++j) weights[j] = s.float_weight + columns[j < count ? j : 0] * s.quantized_linear.in_features;
     for (int64_t k = 0; k < s.quantized_linear.in_features; ++k)
-        for (int j = 0; j < RESCORE_BATCH; ++j) sums[j] = std::fma(weights[j][k], x[k], sums[j]);  // as the vectors of `tile` are fused
+        for (int j = 0; j < RESCORE_BATCH; ++j) sums[j] = std::fma(weights[j][k], x[k], sums[j]);  // fused multiply-add, as in `tile`
     for (int64_t j = 0; j < count; ++j) first.update(sums[j] + s.bias[columns[j]], columns[j]);
 }
 
-// Find the largest of each row's products among those that may be taken. What cannot be bounded, NaN say, is multiplied in float32 as well.
-// Gives how many were. There is room for (rows, D) in `whole` and for (rows, E), up to whole panels, in `values`.
+// Write the argmax of each row over the allowed tokens. Logits without a bound, such as NaN, are computed
+// in float32 as well. Return how many were. `int_values` is scratch for (rows, D), `values` for (rows, E)
+// padded to whole panels.
 static int64_t filtered_argmax(const Int8Filter& s, const float* x, int64_t rows, const ArgmaxOutput& argmax, uint8_t* int_values, float* values) {
     const Linear& p = s.quantized_linear;
     const int64_t wide = (p.out_features + PANEL - 1) / PANEL * PANEL;
@@ -78,7 +82,7 @@ static int64_t filtered_argmax(const Int8Filter& s, const float* x, int64_t rows
         QuantizedRow& r = rounded[row];
         const FloatVec rough_scores = argmax.mask(v * r.scale + load(s.bias + column), column), least = rough_scores - apart(r, column);
         store(values + row * wide + column, rough_scores);
-        r.least = least > r.least ? least : r.least;  // a NaN is not larger
+        r.least = least > r.least ? least : r.least;  // false for NaN
     });
 
     int64_t rescored = 0;

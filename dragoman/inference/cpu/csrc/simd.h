@@ -1,4 +1,4 @@
-// Several numbers at a time, in the compiler's own vectors: as many as the processor takes in one instruction.
+// SIMD vectors of floats and ints, as wide as the processor's, by the compiler's vector extensions.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ constexpr int64_t LANES = 4;
 
 typedef float FloatVec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
-typedef uint16_t Half;  // the bits of a float16, or of a float32's upper half where nothing turns it into a float16
+typedef uint16_t Half;  // float16 with AVX-512, else bfloat16: the upper half of a float32
 
 static inline FloatVec load(const float* from) {
     FloatVec x;
@@ -37,11 +37,11 @@ static inline void store(float* to, FloatVec x) { std::memcpy(to, &x, sizeof x);
 
 static inline FloatVec broadcast(float x) { return FloatVec{} + x; }
 
-// The larger of two, and the second where either is NaN: what must not lose its NaN comes second.
+// Element-wise maximum; the second operand if either is NaN, so NaN propagates from the second.
 static inline FloatVec vec_max(FloatVec a, FloatVec b) { return a > b ? a : b; }
 
 #if defined(__AVX512F__)
-// Keep what was loaded in a register: for few rows a compiler would load it anew for each of them.
+// Keep a loaded vector in a register: for few rows the compiler would load it again for each.
 template <class Vector>
 static inline void keep_in_register(Vector& x) {
     __asm__("" : "+v"(x));
@@ -57,10 +57,10 @@ static inline float reduce_add(FloatVec x) { return _mm512_reduce_add_ps((__m512
 
 static inline float reduce_max(FloatVec x) { return _mm512_reduce_max_ps((__m512)x); }
 
-// Say whether a comparison holds in every lane.
+// Whether a comparison holds in every lane.
 static inline bool all_true(IntVec condition) { return _mm512_movepi32_mask((__m512i)condition) == 0xffff; }
 
-// Round into 0 to 255, to the even one of two that are equally near. Beyond 2^31 the conversion would give its least number.
+// Round half to even and saturate to 0..255. Clamped first: beyond 2^31 the conversion overflows.
 static inline void store_uint8(uint8_t* to, FloatVec x) {
     const __m512 bounded = _mm512_min_ps((__m512)x, _mm512_set1_ps(255.0f));
     const __m512i whole = _mm512_max_epi32(_mm512_cvtps_epi32(bounded), _mm512_setzero_si512());
@@ -105,7 +105,7 @@ static inline void store_uint8(uint8_t* to, FloatVec x) {
 }
 #endif
 
-// e to the x, for x at most 88: 2^n times a polynomial of what is left (Cephes, expf), within two units of the last place; NaN of NaN.
+// exp(x) for x <= 88: 2^n times a polynomial of the remainder (Cephes, expf), within 2 ulp; NaN for NaN.
 static inline FloatVec vec_exp(FloatVec x) {
     x = vec_max(broadcast(-87.0f), x);
     const float to_whole = 12582912.0f;  // 1.5 * 2^23: adding it rounds

@@ -1,23 +1,23 @@
-// The largest numbers of each row, and what makes log-probabilities of logits. Included once, by transformer.cpp.
+// Argmax, top-k and log-sum-exp of rows of logits. Included once, by transformer.cpp.
 #pragma once
 
 #include <limits>
 
 #include "simd.h"
 
-constexpr int64_t TOPK_BLOCK = 4 * LANES;  // numbers that are looked at one by one only where one of them is large enough
+constexpr int64_t TOPK_BLOCK = 4 * LANES;  // skipped unless its maximum is among the largest so far
 
-// The largest of what is offered, the first of equal ones; NaN once one was offered.
+// The maximum of the values so far, the first of equal ones; NaN after a NaN.
 struct Argmax {
     float value = -std::numeric_limits<float>::infinity();
     int64_t id = 0;
 
     void update(float x, int64_t at) {
-        if (x > value || x != x) value = x, id = at;  // nothing is larger than NaN
+        if (x > value || x != x) value = x, id = at;  // nothing compares larger than NaN
     }
 };
 
-// The same for whole vectors of a row, whatever their order.
+// The same for vectors of a row, in any order.
 struct VecArgmax {
     FloatVec values = broadcast(-std::numeric_limits<float>::infinity());
     IntVec ids = {}, has_nan = {};
@@ -40,17 +40,18 @@ struct VecArgmax {
     }
 };
 
-// What a search takes of each row: the largest of what may be taken, which is all past the first few, and among these the end, if it may come.
+// Where greedy decoding writes the argmax of each row, over all tokens but the special ones, and EOS if
+// it is allowed.
 struct ArgmaxOutput {
     float* values;  // (rows,)
     int64_t* ids;   // (rows,)
-    int64_t num_special, eos, vocab_size;  // -1: no end
+    int64_t num_special, eos, vocab_size;  // eos -1: not allowed
 
     void write(int64_t row, Argmax first) const { values[row] = first.value, ids[row] = first.id; }
 
     bool is_allowed(int64_t id) const { return (id >= num_special || id == eos) && id < vocab_size; }
 
-    // Push out of sight what may not be taken.
+    // Set the logits of tokens that are not allowed to -inf.
     FloatVec mask(FloatVec x, int64_t column) const {
         if (column >= num_special && column + LANES <= vocab_size) return x;
         for (int64_t i = 0; i < LANES; ++i)
@@ -61,7 +62,8 @@ struct ArgmaxOutput {
 
 extern "C" {
 
-// Find the `count` largest of each row of (rows, width), in falling order and of equal ones the first; where a row holds NaN, that.
+// Find the `count` largest of each row of (rows, width), in descending order, of equal ones the first. If
+// a row holds NaN, its first value is NaN.
 void dragoman_topk(const float* x, int64_t rows, int64_t width, int64_t count, float* values, int64_t* ids) {
     for (int64_t row = 0; row < rows; ++row, x += width, values += count, ids += count) {
         std::fill(values, values + count, -std::numeric_limits<float>::infinity());
@@ -86,7 +88,7 @@ void dragoman_topk(const float* x, int64_t rows, int64_t width, int64_t count, f
                 most = vec_max(most, next);
                 sums += next;
             }
-            // A sum is NaN where one of its terms is, or where infinities of both signs meet: then each is looked at.
+            // The sum is NaN if a term is, or for infinities of both signs: then every value is tested.
             const float all_of_them = reduce_add(sums);
             if (held < count || reduce_max(most) > values[count - 1] || all_of_them != all_of_them) update(at, at + TOPK_BLOCK);
         }
@@ -95,7 +97,7 @@ void dragoman_topk(const float* x, int64_t rows, int64_t width, int64_t count, f
     }
 }
 
-// Give the logarithm of the sum of each row's exponentials: (rows,).
+// Write the log-sum-exp of each row: (rows,).
 void dragoman_log_sum_exp(const float* x, int64_t rows, int64_t width, float* out) {
     for (int64_t row = 0; row < rows; ++row, x += width) {
         float top = x[0];

@@ -1,22 +1,25 @@
-// A Transformer's layers, called from dragoman/engines/cpu/compiled.py, which lays out what they read: the two must agree on every struct.
+// Transformer inference kernels: encoder, decoder step, greedy decoding. Called from cpp_transformer.py;
+// c_structs.py mirrors the structs, and fields and their order must agree.
 //
-// Letters: D the stream's width, I = H * Dh the width of all heads together, E a product's outputs. Each thread has scratch of its own.
+// Shape letters: D model width, I = H * Dh width of all heads, E output features of a linear layer, V
+// vocabulary, N sentences, F beams per sentence. Each thread has its own scratch buffers.
 
 #include <algorithm>
 #include <vector>
 
 #include "attention.h"
+#include "beam_step.h"
 #include "gemm.h"
 #include "topk.h"
 #include "int8_filter.h"
 
 struct Norm {
-    const float *weight, *bias;  // (D,); a norm without a weight changes nothing, one without a bias leaves the mean
+    const float *weight, *bias;  // (D,); identity without a weight, RMS norm without a bias
     float epsilon;
 };
 
 struct ResidualNorms {
-    Norm pre_norm, post_norm;  // of what goes into a part, of what is left when its change was added
+    Norm pre_norm, post_norm;  // of the sublayer's input, of the sum after it
 };
 
 struct Layer {
@@ -28,40 +31,42 @@ struct Model {
     const Layer *encoder, *decoder;
     int64_t encoder_layers, decoder_layers;
     Norm encoder_norm, decoder_norm;
-    Linear narrow, output;  // `narrow` without a matrix where there is none
-    const float* embedding_table;      // (V, D) what pieces of the target are embedded by; none where that takes more than looking up
+    Linear narrow, output;         // `narrow` (factorized output) has no matrix if unused
+    const float* embedding_table;  // (V, D) of the target; null if embedding is more than a lookup
     float embedding_scale;
     int64_t width, heads, head_width;
 };
 
-// Keys and values of the positions so far, a slot each, and of the sources: both (2, ..., I) for each layer.
+// One decoder step of all rows: KV cache with a slot for each step and beam, and cross-attention keys and
+// values of the sources, both (2, ..., I) for each layer.
 struct DecodeStep {
-    float* hidden_states;                        // (N * F, D), which is used up; none where the next two tell it
-    const int64_t* tokens;                // (N * F,)
-    const float* position;                   // (D,) added to what they are embedded by, if anything
-    float* logits;                        // (N * F, V)
-    void* kv_cache;                            // (layers, caches, 2, slots, I)
-    const void* memory;                   // (layers, 2, source places, I)
-    const int64_t *cache_ids, *source_starts, *lengths;  // (N,): which cache a sentence has, where its source begins, how long it is
-    const int32_t* past_slots;                  // (N * F, past_room): the slots of a row's past, its new one last
-    const Linear* output_subset;                  // only some of the vocabulary's rows, U; none where all are scored
-    const int64_t *ids, *subset_columns;         // the pieces that each sentence may use, and where they stand among the U, list behind list
-    const int64_t *subset_ends, *sentence_ids;   // where each list ends, after a nought; (N,) which list a sentence has
-    ArgmaxOutput argmax;                          // what is wanted of the logits, which are then not written; without `ids` all are
-    const Int8Filter* int8_filter;                 // what finds that quickly; none where there is nothing of the kind
+    float* hidden_states;   // (N * F, D), overwritten; null if tokens and position are embedded here
+    const int64_t* tokens;  // (N * F,)
+    const float* position;  // (D,) position vector added to the embeddings; null for none
+    float* logits;          // (N * F, V)
+    void* kv_cache;         // (layers, caches, 2, slots, I)
+    const void* memory;     // (layers, 2, source positions, I)
+    // (N,): cache of each sentence, first source position, source length.
+    const int64_t *cache_ids, *source_starts, *lengths;
+    const int32_t* past_slots;    // (N * F, past_stride): slots of each row's past, its new one last
+    const Linear* output_subset;  // output projection of a shortlist's U tokens; null for all tokens
+    const int64_t *ids, *subset_columns;        // allowed tokens of each sentence, and their columns in U
+    const int64_t *subset_ends, *sentence_ids;  // zero and the end of each list; (N,) list of a sentence
+    ArgmaxOutput argmax;            // with `ids`, the argmax is written instead of the logits
+    const Int8Filter* int8_filter;  // computes the argmax faster; null if unused
     int64_t rows, beams_per_sentence, steps, past_stride, cache_count, slots, source_positions;
 };
 
-// Several steps of a search that takes the largest logit each time: of every row as it goes on, until its end or its limit.
+// Several steps of greedy decoding: every row continues until EOS or its limit.
 struct GreedyRun {
-    DecodeStep step;                   // before the first of them; its tokens, sentences and `taken` are written over, one for each living row
-    const float* position_table;         // (most, D) what each step adds to what pieces are embedded by, if anything
-    const int64_t* limits;       // (N,)
-    int64_t* rows;               // (N,) the living rows, and afterwards those that live on
-    int64_t* ids;                // (most, N) what each row took, -1 where it took nothing
-    float* logits;               // (most, N)
-    int64_t num_rows, first_step, max_steps, min_length, eos;  // N; the number of the first step, steps at most, and before which nothing may end
-    int64_t rows_stepped, rescored;    // how many rows were taken a step further, and how many scores of theirs were computed twice
+    DecodeStep step;              // the first step; its per-row arrays are overwritten for active rows
+    const float* position_table;  // (max_steps, D) position vectors; null for none
+    const int64_t* limits;        // (N,) maximum output lengths
+    int64_t* rows;                // (N,) active rows before, and those still active after
+    int64_t* ids;                 // (max_steps, N) tokens; -1 for rows that are finished
+    float* logits;                // (max_steps, N)
+    int64_t num_rows, first_step, max_steps, min_length, eos;  // EOS is allowed from step min_length on
+    int64_t rows_stepped, rescored;  // decoder rows computed, and logits recomputed in float32
 };
 
 namespace {
@@ -69,7 +74,7 @@ namespace {
 struct Scratch {
     std::vector<float> hidden_states, floats, hidden, weights, scores;
     std::vector<uint8_t> bytes, hidden_bytes;
-    bool met_nonfinite = false;  // whether this call rounded NaN or infinity to eight bits, which hides it
+    bool met_nonfinite = false;  // this call quantized NaN or infinity, which hides it
 };
 
 Scratch& scratch() {
@@ -83,12 +88,12 @@ Number* scratch_buffer(std::vector<Number>& in, int64_t count) {
     return in.data();
 }
 
-// Note NaN: what sums of numbers times nought are where one of them is not finite.
+// Record values that are not finite: their sum times zero is NaN.
 inline void note_nonfinite(FloatVec zeros) {
     if (reduce_add(zeros) != 0.0f) scratch().met_nonfinite = true;
 }
 
-// Normalise a row (D,) and hand each vector of it to `put(at, lanes)`.
+// Normalize a row (D,) and pass each vector of it to `put(at, vector)`.
 template <class Put>
 inline void normalize(const Norm& norm, const float* x, int64_t width, Put put) {
     if (!norm.weight) {
@@ -107,7 +112,7 @@ inline void normalize(const Norm& norm, const float* x, int64_t width, Put put) 
         squares += apart * apart;
     }
     const float variance = reduce_add(squares) / (float)width;
-    // A variance that overflowed makes NaN, as torch's norm does, not nought; without a mean torch's has nought too.
+    // A layer norm whose variance overflows is NaN, as in torch, not zero; torch's RMS norm is zero too.
     const float scale = 1.0f / std::sqrt(variance + norm.epsilon) + (norm.bias ? variance - variance : 0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
         const FloatVec scaled = (load(x + i) - mean) * scale * load(norm.weight + i);
@@ -120,7 +125,7 @@ void normalize_rows(const Norm& norm, float* x, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; ++row) normalize(norm, x + row * width, width, [&](int64_t i, FloatVec v) { store(x + row * width + i, v); });
 }
 
-// Multiply rows, normalised first, in the product's own precision.
+// Normalize rows and apply a linear layer in its precision.
 template <class End>
 void norm_linear(const Linear& p, const Norm& norm, const float* x, int64_t rows, End end) {
     if (p.scale) {
@@ -150,7 +155,7 @@ auto add_to(float* x, int64_t width) {
     };
 }
 
-// Widen, keep the positive part, narrow, add. In int8 the positive part is rounded as it is made.
+// Feed-forward network: linear, ReLU, linear, residual sum. In int8 the ReLU's output is quantized directly.
 void feed_forward(const Layer& layer, float* x, int64_t rows, int64_t width) {
     const Linear &inner = layer.inner, &outer = layer.outer;
     const int64_t wide = outer.in_features;
@@ -236,7 +241,7 @@ void project_memory(const Linear& p, const float* values, int64_t rows, Cell* me
     });
 }
 
-// Embed the newest pieces, all of which stand at one place; nothing where one is none of the vocabulary.
+// Embed the last tokens, all at one position; null if an id is outside the vocabulary.
 float* embed(const Model& model, const DecodeStep& step) {
     const int64_t width = model.width;
     float* hidden_states = scratch_buffer(scratch().hidden_states, step.rows * width);
@@ -250,7 +255,7 @@ float* embed(const Model& model, const DecodeStep& step) {
     return hidden_states;
 }
 
-// Write the logits of what comes next: all, or only those of each sentence's list.
+// Write the logits of the next token: all, or those of each sentence's shortlist.
 void compute_logits(const Model& model, const DecodeStep& step, const Norm& norm, const float* decoder_output) {
     const Linear& scores = step.output_subset ? *step.output_subset : model.output;
     const int64_t vocab_size = model.output.out_features;
@@ -267,7 +272,7 @@ void compute_logits(const Model& model, const DecodeStep& step, const Norm& norm
     }
 }
 
-// Find what a search takes, without writing the logits.
+// Write the argmax without the logits.
 void compute_argmax(const Model& model, const DecodeStep& step, const Norm& norm, const float* decoder_output) {
     thread_local std::vector<VecArgmax> best;
     best.assign(step.rows, VecArgmax());
@@ -285,8 +290,8 @@ int64_t dragoman_has_int8() { return HAS_INT8; }
 
 int64_t dragoman_panel_width() { return PANEL; }
 
-// Send whole sentences (rows, D), one behind the other, through the encoder: `ends` says where each ends. Gives -2 where int8 met what is
-// not finite, else 0; in float32 that shows in what is computed.
+// Encode sentences (rows, D), concatenated; `ends` are their ends. Return -2 if int8 met NaN or infinity,
+// else 0; in float32 they propagate.
 int64_t dragoman_encode(const Model* model, float* x, const int64_t* ends, int64_t sentences) {
     scratch().met_nonfinite = false;
     const int64_t inner = model->heads * model->head_width, width = model->width, rows = ends[sentences - 1];
@@ -314,8 +319,8 @@ int64_t dragoman_encode(const Model* model, float* x, const int64_t* ends, int64
     return scratch().met_nonfinite ? -2 : 0;
 }
 
-// Make the keys and values of encoded sources (rows, D) for every layer of the decoder: into (layers, 2, places, I), from place `first`.
-// Gives what `dragoman_read` does.
+// Project encoder outputs (rows, D) to cross-attention keys and values of every decoder layer, into
+// (layers, 2, places, I) from position `first` on. Returns as `dragoman_encode`.
 int64_t dragoman_project_memory(const Model* model, const float* values, int64_t first, int64_t rows, void* memory, int64_t places) {
     scratch().met_nonfinite = false;
     const int64_t inner = model->heads * model->head_width;
@@ -330,8 +335,8 @@ int64_t dragoman_project_memory(const Model* model, const float* values, int64_t
     return scratch().met_nonfinite ? -2 : 0;
 }
 
-// Take one more position of every row, and score what comes next or find what a search takes of it; gives how many scores were
-// computed twice, -1 where a piece is none of the vocabulary, or -2 where int8 met what is not finite.
+// Run one decoder step of every row, and write logits or their argmax. Return the number of logits that
+// were recomputed in float32, -1 if a token id is outside the vocabulary, -2 if int8 met NaN or infinity.
 int64_t dragoman_decode_step(const Model* model, const DecodeStep* request) {
     DecodeStep step = *request;
     scratch().met_nonfinite = false;
@@ -364,8 +369,8 @@ int64_t dragoman_decode_step(const Model* model, const DecodeStep* request) {
     return scratch().met_nonfinite ? -2 : 0;
 }
 
-// Go some steps; gives how many rows live on, or -1 less the number of a step where a logit is NaN or infinite. Its pieces are the
-// kernels' own.
+// Run greedy decoding steps. Return the number of active rows, or -1 minus the number of the step whose
+// logits are NaN or infinite.
 int64_t dragoman_decode_greedy(const Model* model, GreedyRun* run) {
     DecodeStep& step = run->step;
     int64_t *cache_ids = (int64_t*)step.cache_ids, *source_starts = (int64_t*)step.source_starts, *lengths = (int64_t*)step.lengths, *tokens = (int64_t*)step.tokens;

@@ -9,8 +9,7 @@ import torch
 from dragoman.config import Config
 from dragoman.decoding.search import apply_constraints
 from dragoman.inference.cpu.cpp_kv_cache import CppKVCache
-from dragoman.inference.cpu.cpp_transformer import CppTransformer
-from dragoman.inference.cpu.kernel_library import load_kernel_library
+from dragoman.inference.cpu.cpp_transformer import PositionTable
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
@@ -54,7 +53,6 @@ def test_each_beam_writes_into_a_slot_of_its_own(beams_per_sentence: int) -> Non
     assert further.kv_cache.size(3) >= 2 * beams_per_sentence
 
 
-@pytest.mark.skipif(load_kernel_library() is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -66,7 +64,7 @@ def test_each_beam_writes_into_a_slot_of_its_own(beams_per_sentence: int) -> Non
         {"scale_embeddings": False},
     ],
 )
-def test_a_step_begins_with_what_the_entrance_gives(settings: dict[str, object]) -> None:
+def test_position_table_adds_what_the_model_adds(settings: dict[str, object]) -> None:
     torch.manual_seed(0)
     shape = {
         "encoder": ["transformer"],
@@ -84,6 +82,6 @@ def test_a_step_begins_with_what_the_entrance_gives(settings: dict[str, object])
             expected = model.tgt_entrance(
                 model._embedding("tgt")(tokens[:, None]), first=place
             ).squeeze(1)
-            assert torch.equal(
-                CppTransformer(model, load_kernel_library())._embed_tokens(tokens, place), expected
-            )
+            embedded = model._embedding("tgt")(tokens)
+            added = PositionTable(model.tgt_entrance.positions).vectors(place, 1)
+            assert torch.equal(embedded if added is None else embedded + added, expected)

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 from model_kit import shaken
+from search_kit import search_with_own_backend as search
 
 from dragoman.config import Config
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import search
+from dragoman.decoding.search import SearchRequest
 from dragoman.inference import NativeEngine
 from dragoman.inference.cpu import kernel_compiler, kernel_library
 from dragoman.inference.cpu.conversion import FLOAT32, INT8, PRECISIONS, convert_model
@@ -27,7 +28,6 @@ from dragoman.inference.cpu.cpp_transformer import ENCODER_CHUNK_POSITIONS, CppT
 from dragoman.inference.cpu.kernel_library import load_kernel_library
 from dragoman.inference.cpu.packed_weights import cpp_unsupported_reason
 from dragoman.inference.cpu.torch_transformer import TorchTransformer
-from dragoman.inference.engine import SearchRequest
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 
@@ -72,7 +72,7 @@ def make(**settings: Any) -> EncoderDecoder:
 
 
 def compiled(model: EncoderDecoder, precision: str = FLOAT32) -> CppTransformer:
-    found = convert_model(model, precision).frozen
+    found = convert_model(model, precision).model
     if not isinstance(found, CppTransformer):
         pytest.skip(f"this processor has no compiled {precision}")
     return found
@@ -232,7 +232,7 @@ def test_int8_is_close_to_the_model_and_to_what_torch_makes_of_it(
     model = make()
     form = compiled(model, INT8)
     monkeypatch.setattr("dragoman.inference.cpu.conversion.load_kernel_library", lambda: None)
-    plainly = convert_model(model, INT8).frozen
+    plainly = convert_model(model, INT8).model
     assert isinstance(plainly, TorchTransformer)
 
     def after_two(each: Any) -> torch.Tensor:
@@ -250,7 +250,7 @@ def test_int8_is_close_to_the_model_and_to_what_torch_makes_of_it(
 @needs_kernels
 @pytest.mark.parametrize("width", [3, 16, 63, 64, 130, 4001])
 def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
-    logits_backend = compiled(make()).logits_backend
+    backend = compiled(make()).search_backend
     torch.manual_seed(width)
     x = 5.0 * torch.randn(9, width)
     x[1, :2], x[2, 1:3], x[3, : width // 2], x[4] = (
@@ -260,15 +260,15 @@ def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
         x[4].round(),
     )
     torch.testing.assert_close(
-        logits_backend.log_sum_exp(x), x.logsumexp(dim=-1, keepdim=True), atol=1e-5, rtol=1e-6
+        backend.log_sum_exp(x), x.logsumexp(dim=-1, keepdim=True), atol=1e-5, rtol=1e-6
     )
     for count in (1, 2, 3):
-        values, ids = logits_backend.topk(x, count)
+        values, ids = backend.topk(x, count)
         assert torch.equal(values, x.topk(count).values)
         assert torch.equal(
             ids, x.sort(dim=-1, descending=True, stable=True).indices[:, :count]
         )  # of equal ones the first
-    first = logits_backend.argmax(x)
+    first = backend.argmax(x)
     assert torch.equal(first.values, x.amax(dim=-1))
     assert torch.equal(first.ids, ids[:, 0])
 
@@ -276,11 +276,11 @@ def test_rows_are_ranked_as_torch_ranks_them(width: int) -> None:
 @needs_kernels
 @pytest.mark.parametrize("at", [0, 70, 129])
 def test_what_is_no_number_is_told(at: int) -> None:
-    logits_backend = compiled(make()).logits_backend
+    backend = compiled(make()).search_backend
     x = torch.linspace(3.0, 0.0, 130).repeat(2, 1)
     x[1, at] = torch.nan
     for count in (1, 4):
-        values = logits_backend.topk(x, count).values
+        values = backend.topk(x, count).values
         assert values.isnan().any(dim=1).tolist() == [False, True]
 
 
@@ -288,17 +288,20 @@ def test_what_is_no_number_is_told(at: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ({"activation": "swiglu"}, "encoder.0 bends by SwiGLU"),
-        ({"positions": "rotary"}, "encoder.0 turns positions"),
-        ({"residual": "scaled"}, "encoder.0 is joined in another way"),
-        ({"residual": "pre_norm", "norm": "scale"}, "encoder.0 is joined in another way"),
-        ({"width": 36}, "encoder.0 is 36 wide, no multiple of 16"),
+        ({"activation": "swiglu"}, "encoder.0 has the activation SwiGLU"),
+        ({"positions": "rotary"}, "encoder.0 has relative or rotary positions"),
+        ({"residual": "scaled"}, "encoder.0 has another residual connection or norm"),
+        (
+            {"residual": "pre_norm", "norm": "scale"},
+            "encoder.0 has another residual connection or norm",
+        ),
+        ({"width": 36}, "encoder.0 has width 36, no multiple of 16"),
     ],
 )
 def test_what_the_kernels_do_not_know_is_frozen(settings: dict[str, Any], found: str) -> None:
     model = make(**settings)
     assert cpp_unsupported_reason(model) == found
-    assert isinstance(convert_model(model, FLOAT32).frozen, TorchTransformer)
+    assert isinstance(convert_model(model, FLOAT32).model, TorchTransformer)
 
 
 def request() -> SearchRequest:
@@ -308,7 +311,7 @@ def request() -> SearchRequest:
         limits=[24] * many,
         prefixes=[[]] * many,
         strategy=GreedySearch(),
-        lines=range(many),
+        sample_ids=range(many),
     )
 
 

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 from model_kit import shaken
+from search_kit import search_with_own_backend as search
 
 from dragoman.config import Config
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import apply_constraints, search
+from dragoman.decoding.search import apply_constraints
 from dragoman.errors import DivergedError, DragomanError
-from dragoman.inference.cpu import packed_weights
+from dragoman.inference.cpu import cpp_transformer
 from dragoman.inference.cpu.conversion import FLOAT32, INT8, convert_model
-from dragoman.inference.cpu.cpp_transformer import CppTransformer
+from dragoman.inference.cpu.cpp_transformer import AdaptiveInt8Filter, CppTransformer
 from dragoman.inference.cpu.kernel_library import load_kernel_library
-from dragoman.inference.cpu.packed_weights import ZERO_POINT, AdaptiveInt8Filter, pack_int8_filter
+from dragoman.inference.cpu.packed_weights import ZERO_POINT, pack_int8_filter
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.ops.topk import blocked_argmax
@@ -60,7 +61,7 @@ def make(vocabulary: int = VOCABULARY, **settings: Any) -> EncoderDecoder:
 
 
 def compiled(model: EncoderDecoder, precision: str = FLOAT32) -> CppTransformer:
-    found = convert_model(model, precision).frozen
+    found = convert_model(model, precision).model
     if not isinstance(found, CppTransformer):
         pytest.skip(f"this processor has no compiled {precision}")
     return found
@@ -211,7 +212,7 @@ def test_of_equal_ones_the_first_is_taken_and_of_nearly_equal_ones_the_larger() 
 def test_where_all_pieces_are_nearly_as_good_the_screen_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed_weights, "_MIN_OBSERVED_ROWS", 50)
+    monkeypatch.setattr(cpp_transformer, "_MIN_OBSERVED_ROWS", 50)
     model = make(tie_embeddings="none")
     with torch.no_grad():
         weight: Any = model.output_weight
@@ -229,13 +230,13 @@ def test_a_screen_is_judged_when_enough_is_known() -> None:
     held = AdaptiveInt8Filter(
         pack_int8_filter(torch.randn(64, 16), torch.randn(64), panel=32, lanes=16)
     )
-    held.record(packed_weights._MIN_OBSERVED_ROWS - 1, 64 * packed_weights._MIN_OBSERVED_ROWS)
+    held.record(cpp_transformer._MIN_OBSERVED_ROWS - 1, 64 * cpp_transformer._MIN_OBSERVED_ROWS)
     assert held.is_worthwhile
     held.record(1, 0)
     assert not held.is_worthwhile
     fine = AdaptiveInt8Filter(pack_int8_filter(torch.randn(64, 16), None, panel=32, lanes=16))
     fine.record(
-        10 * packed_weights._MIN_OBSERVED_ROWS, 10 * packed_weights._MIN_OBSERVED_ROWS * 4
+        10 * cpp_transformer._MIN_OBSERVED_ROWS, 10 * cpp_transformer._MIN_OBSERVED_ROWS * 4
     )  # a sixteenth of 64
     assert fine.is_worthwhile
 
@@ -483,5 +484,5 @@ def test_sampling_gets_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("piece", [-1, VOCABULARY])
 def test_a_piece_that_there_is_not_is_an_error(piece: int) -> None:
     form = compiled(make())
-    with torch.inference_mode(), pytest.raises(IndexError, match=f"one of the {VOCABULARY}"):
+    with torch.inference_mode(), pytest.raises(IndexError, match=f"vocabulary size, {VOCABULARY}"):
         form.step(torch.tensor([4, piece]), begun(form, 2))

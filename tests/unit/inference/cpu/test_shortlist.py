@@ -83,7 +83,7 @@ def request(numbers: Any = range(5), **more: Any) -> SearchRequest:
         "limits": [24] * many,
         "prefixes": [[]] * many,
         "strategy": BeamSearch(3),
-        "lines": list(numbers),
+        "sample_ids": list(numbers),
     }
     return SearchRequest(**{**given, **more})
 
@@ -158,7 +158,7 @@ def test_texts_are_cut_into_pieces_and_counted(tmp_path: Path) -> None:
 def test_what_is_listed_is_scored_to_the_last_bit_and_the_rest_is_not(
     precision: str, settings: dict[str, Any]
 ) -> None:
-    form = convert_model(make(**settings), precision).frozen
+    form = convert_model(make(**settings), precision).model
     if not isinstance(form, CppTransformer):
         pytest.skip(f"this processor has no compiled {precision}")
     short = counted()

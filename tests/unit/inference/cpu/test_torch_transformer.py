@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from model_kit import shaken
+from search_kit import search_with_own_backend as search
 
 from dragoman.attention.recorder import edit, record
 from dragoman.config import Config
@@ -17,7 +18,6 @@ from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import search
 from dragoman.inference import NativeEngine, SearchRequest
 from dragoman.inference.cpu.conversion import INT8, convert_model
 from dragoman.inference.cpu.linear import (
@@ -78,7 +78,7 @@ def request(**more: Any) -> SearchRequest:
         "limits": [24] * many,
         "prefixes": [[]] * many,
         "strategy": GreedySearch(),
-        "lines": range(many),
+        "sample_ids": range(many),
     }
     return SearchRequest(**{**given, **more})
 
@@ -160,11 +160,11 @@ def test_rows_of_beams_become_sentences_of_their_own() -> None:
     ("settings", "found"),
     [
         ({"decoder": ["lstm"], "encoder": ["bilstm"]}, "is a"),
-        ({"positions": "t5"}, "measures distances"),
-        ({"window": 3}, "measures distances"),
-        ({"kv_heads": 2}, "heads of another kind"),
-        ({"talking_heads": True}, "heads of another kind"),
-        ({"qk_norm": "layer"}, "heads of another kind"),
+        ({"positions": "t5"}, "relative position bias or an attention window"),
+        ({"window": 3}, "relative position bias or an attention window"),
+        ({"kv_heads": 2}, "another kind of attention heads"),
+        ({"talking_heads": True}, "another kind of attention heads"),
+        ({"qk_norm": "layer"}, "another kind of attention heads"),
     ],
 )
 def test_what_has_no_frozen_form_runs_as_it_is(
@@ -174,7 +174,7 @@ def test_what_has_no_frozen_form_runs_as_it_is(
     assert found in torch_unsupported_reason(model)
     with caplog.at_level(logging.WARNING, logger="dragoman"):
         [ours] = NativeEngine(lambda: model, precision=INT8).generate(
-            request(sources=SOURCES[:1], limits=[9], prefixes=[[]], lines=[0])
+            request(sources=SOURCES[:1], limits=[9], prefixes=[[]], sample_ids=[0])
         )
     assert found in caplog.text
     [[plainly]] = search(
@@ -276,7 +276,7 @@ def test_int8_does_not_depend_on_neighbours() -> None:
     together = native.generate(request())
     for number, source in enumerate(SOURCES):
         [alone] = native.generate(
-            request(sources=[source], limits=[24], prefixes=[[]], lines=[number])
+            request(sources=[source], limits=[24], prefixes=[[]], sample_ids=[number])
         )
         assert alone[0].tokens == together[number][0].tokens
 
@@ -284,7 +284,7 @@ def test_int8_does_not_depend_on_neighbours() -> None:
 @needs_int8
 def test_int8_is_close_to_the_model() -> None:
     model = make()
-    frozen = convert_model(model, INT8).frozen
+    frozen = convert_model(model, INT8).model
     assert frozen is not None
     with torch.inference_mode():
         states = [each.start(each.encode(*pad_sources(SOURCES))) for each in (model, frozen)]

@@ -81,7 +81,7 @@ def request(rows: list[list[int]], strategy: Any = None, **more: Any) -> SearchR
         "limits": limits,
         "prefixes": [[]] * many,
         "strategy": strategy or BeamSearch(4),
-        "lines": range(many),
+        "sample_ids": range(many),
     }
     return SearchRequest(**{**given, **more})
 
@@ -370,7 +370,7 @@ def test_a_model_that_half_precision_is_too_narrow_for_goes_on_in_float32(
             found = on_device(model, FLOAT16, asked, form)
             assert found is not None
             same(found, plainly(model, asked), within=1e-2)
-    assert caplog.text.count("float16 is too narrow") == 1
+    assert caplog.text.count("float16 overflows") == 1
 
 
 @pytest.mark.parametrize("factor", [float("nan"), 1e30])
@@ -397,7 +397,7 @@ def test_weights_past_half_precision_are_kept_in_float32(caplog: pytest.LogCaptu
         found = on_device(model, FLOAT16, asked)
     assert found is not None
     same(found, plainly(model, asked))
-    assert "float16 is too narrow for this model" in caplog.text
+    assert "float16 overflows for this model" in caplog.text
 
 
 def test_a_form_that_fails_is_said_once_and_the_model_does_it(

@@ -1,9 +1,10 @@
-"""Beam search on the device against beam search on the host, which is tested against slow references: the same."""
+"""The fast search backends, C++ and GPU, against the reference backend: the same hypotheses."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,34 +16,24 @@ from kernel_kit import needs_gpu
 from torch import Tensor
 
 from dragoman.config import ModelConfig
-from dragoman.decoding import device_beam_search
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.beam_state import BeamState
-from dragoman.decoding.device_beam_search import DeviceBeamSearch
 from dragoman.decoding.greedy import GreedySearch
-from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.padded_batch import pad_sources
-from dragoman.decoding.search import IncrementalDecoder, SearchConstraints, search
+from dragoman.decoding.search import SearchBackend, search
 from dragoman.errors import DivergedError
+from dragoman.inference.cpu.cpp_transformer import CppSearchBackend
+from dragoman.inference.cpu.kernel_library import load_kernel_library
+from dragoman.inference.cuda.cuda_backend import EagerSearchBackend
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import EOS
 
 
-@dataclass(frozen=True)
-class Resident:
-    """The strategy that `Beam` becomes on a GPU, here on any device."""
-
-    size: int = 4
-    nbest: int = 1
-    penalty: WuLengthPenalty = field(default_factory=WuLengthPenalty)
-
-    def run(
-        self, model: IncrementalDecoder, state: Any, rows: SearchConstraints
-    ) -> list[list[Hypothesis]]:
-        return DeviceBeamSearch(
-            rows, size=self.size, nbest=self.nbest, penalty=self.penalty, device=state.device
-        ).run(model, state)
+def backends() -> list[SearchBackend]:
+    """The fast backends of a CPU and of a GPU; both run on the CPU."""
+    library = load_kernel_library()
+    return [EagerSearchBackend(), *([] if library is None else [CppSearchBackend(library)])]
 
 
 @dataclass(frozen=True)
@@ -99,7 +90,7 @@ class HashModel:
         return values
 
 
-def both(
+def compare_backends(
     model: Any,
     memory: Any,
     limits: list[int],
@@ -107,40 +98,29 @@ def both(
     size: int,
     nbest: int,
     alpha: float = 0.6,
-    within: float = 1e-9,
+    within: float = 2e-6,
     **options: Any,
 ) -> None:
-    """Search on the host and as on a device, and compare everything."""
-    penalty = WuLengthPenalty(alpha)
-    expected = search(
-        model,
-        memory,
-        limits=torch.tensor(limits),
-        strategy=BeamSearch(size=size, nbest=nbest, penalty=penalty),
-        **options,
-    )
-    found = search(
-        model,
-        memory,
-        limits=torch.tensor(limits),
-        strategy=Resident(size=size, nbest=nbest, penalty=penalty),
-        **options,
-    )
-    assert [[h.tokens for h in row] for row in found] == [
-        [h.tokens for h in row] for row in expected
-    ]
-    for row, other in zip(found, expected, strict=True):
-        for one, two in zip(row, other, strict=True):
-            assert one.finished == two.finished
-            assert one.score == pytest.approx(two.score, abs=within)
-            assert one.log_probs == pytest.approx(two.log_probs, abs=within)
+    """Search with the reference backend and with each fast one, and compare everything."""
+    strategy = BeamSearch(size=size, nbest=nbest, penalty=WuLengthPenalty(alpha))
+    expected = search(model, memory, limits=limits, strategy=strategy, **options)
+    for backend in backends():
+        found = search(model, memory, limits=limits, strategy=strategy, backend=backend, **options)
+        assert [[h.tokens for h in row] for row in found] == [
+            [h.tokens for h in row] for row in expected
+        ]
+        for row, other in zip(found, expected, strict=True):
+            for one, two in zip(row, other, strict=True):
+                assert one.finished == two.finished
+                assert one.score == pytest.approx(two.score, abs=within)
+                assert one.log_probs == pytest.approx(two.log_probs, abs=within)
 
 
 @given(data=some.data())
-def test_the_device_finds_what_the_host_finds(data: Any) -> None:
+def test_backends_return_the_hypotheses_of_the_reference(data: Any) -> None:
     count = data.draw(some.integers(1, 6))
     size = data.draw(some.integers(1, 5))
-    both(
+    compare_backends(
         HashModel(end=data.draw(some.sampled_from([-2.0, 0.0, 2.0, 4.0]))),
         torch.arange(count) + data.draw(some.integers(0, 50)),
         [data.draw(some.integers(1, 11)) for _ in range(count)],
@@ -152,7 +132,7 @@ def test_the_device_finds_what_the_host_finds(data: Any) -> None:
 
 
 def test_prefixes_are_forced_row_by_row() -> None:
-    both(
+    compare_backends(
         HashModel(end=1.0),
         torch.arange(3),
         [6, 2, 7],
@@ -164,16 +144,18 @@ def test_prefixes_are_forced_row_by_row() -> None:
 
 def test_equal_candidates_go_to_the_lower_token() -> None:
     """In bfloat16 many logits are equal, and `topk` may take any of them."""
-    both(HashModel(coarse=True, vocabulary=7), torch.arange(4), [4, 5, 3, 6], size=3, nbest=3)
+    compare_backends(
+        HashModel(coarse=True, vocabulary=7), torch.arange(4), [4, 5, 3, 6], size=3, nbest=3
+    )
 
 
 def test_ties_of_several_parents_go_to_the_lower_token_then_to_the_better_parent() -> None:
     model = HashModel(vocabulary=7)
-    model.logits = lambda source, history: [0.0] * 7  # type: ignore[method-assign]  # three words, equally likely
-    for size in (3, 4, 5, 9):
-        strategy = Resident(size=size, nbest=size, penalty=WuLengthPenalty(0.0))
+    model.logits = lambda source, history: [0.0] * 7  # type: ignore[method-assign]  # three tokens, equally probable
+    for size, backend in itertools.product((3, 4, 5, 9), backends()):
+        strategy = BeamSearch(size=size, nbest=size, penalty=WuLengthPenalty(0.0))
         [found] = search(
-            model, torch.arange(1), limits=torch.tensor([2]), strategy=strategy, min_length=2
+            model, torch.arange(1), limits=[2], strategy=strategy, min_length=2, backend=backend
         )
         assert [h.tokens for h in found] == [
             [first, second] for second in (4, 5, 6) for first in (4, 5, 6)
@@ -182,21 +164,23 @@ def test_ties_of_several_parents_go_to_the_lower_token_then_to_the_better_parent
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 def test_limits_are_met_exactly_with_and_without_a_prefix(limit: int) -> None:
-    found = search(
-        HashModel(end=-1000.0),
-        torch.arange(2),
-        limits=torch.tensor([limit] * 2),
-        strategy=Resident(size=2),
-        prefixes=[[], [4, 5]],
-    )
-    assert [len(row[0].tokens) for row in found] == [limit, max(limit, 2)]
+    for backend in backends():
+        found = search(
+            HashModel(end=-1000.0),
+            torch.arange(2),
+            limits=[limit] * 2,
+            strategy=BeamSearch(size=2),
+            prefixes=[[], [4, 5]],
+            backend=backend,
+        )
+        assert [len(row[0].tokens) for row in found] == [limit, max(limit, 2)]
 
 
 def test_a_beam_wider_than_the_vocabulary_works() -> None:
-    both(HashModel(vocabulary=6), torch.arange(2), [3, 4], size=9, nbest=2)
+    compare_backends(HashModel(vocabulary=6), torch.arange(2), [3, 4], size=9, nbest=2)
 
 
-def test_a_board_has_rows_for_nobody_past_its_sentences() -> None:
+def test_reset_pads_the_batch_with_sentences_that_are_not_alive() -> None:
     beam_state = BeamState(
         sentences=5, steps=4, size=2, nbest=1, penalty=WuLengthPenalty(), device=torch.device("cpu")
     )
@@ -207,21 +191,31 @@ def test_a_board_has_rows_for_nobody_past_its_sentences() -> None:
     assert beam_state.limits.tolist() == [3, 2, 0, 0, 0, 0]
 
 
-def test_done_sentences_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_beam_search, "SYNC_EVERY_STEPS", 2)
-    model = HashModel(end=-9.0)  # goes on to the limit
+@pytest.mark.parametrize("sync_every_steps", [1, 2])
+def test_finished_sentences_leave_the_batch(sync_every_steps: int) -> None:
+    backend = EagerSearchBackend()
+    backend.sync_every_steps = sync_every_steps
+    model = HashModel(end=-9.0)  # continues to the limit
     limits = [2] * 9 + [30]
-    search(model, torch.arange(10), limits=torch.tensor(limits), strategy=Resident(size=2))
+    search(model, torch.arange(10), limits=limits, strategy=BeamSearch(size=2), backend=backend)
     assert model.rows < 10 * 2 * 8 + 2 * 31, "nine of ten sentences must not be computed to the end"
 
 
-def test_outputs_that_are_not_numbers_are_an_error() -> None:
+def test_empty_places_of_the_beam_leave_the_batch() -> None:
+    model = HashModel(end=5.0)
+    search(model, torch.arange(4), limits=[30] * 4, strategy=BeamSearch(size=4, nbest=4))
+    full = 4 * 4 * 31
+    assert model.rows < full / 4, "finished hypotheses must not be computed on"
+
+
+def test_nan_outputs_raise_diverged_error() -> None:
     class Broken(HashModel):
         def logits(self, source: int, history: list[int]) -> list[float]:
             return [float("nan")] * self.vocabulary
 
-    with pytest.raises(DivergedError, match="NaN at output position"):
-        search(Broken(), torch.arange(2), limits=torch.tensor([5, 5]), strategy=Resident())
+    for backend in (SearchBackend(), *backends()):
+        with pytest.raises(DivergedError, match="NaN at output position"):
+            search(Broken(), torch.arange(2), limits=[5, 5], strategy=BeamSearch(), backend=backend)
 
 
 SOURCES = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9], [7, 7]]
@@ -251,18 +245,18 @@ def models(name: str, device: str = "cpu") -> tuple[Any, Any]:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(2.0)  # so that it has opinions, and beams change places
+                parameter.mul_(2.0)  # so that beams are reordered
         model.to(device)
         return model, model.encode(*pad_sources(SOURCES, device))
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [1, 4])
-def test_caches_of_every_family_follow_the_beams(name: str, size: int) -> None:
+def test_decoder_states_of_every_family_follow_the_beams(name: str, size: int) -> None:
     model, memory = models(name)
-    both(
+    compare_backends(
         model, memory, [6, 9, 3, 12, 1], size=size, nbest=size, within=1e-5
-    )  # products round differently when done rows stay
+    )  # matmuls round differently if finished rows stay
 
 
 @needs_gpu
@@ -275,7 +269,13 @@ def test_a_gpu_finds_what_a_cpu_finds(name: str, strategy: Any) -> None:
     for device in ("cpu", "cuda"):
         model, memory = models(name, device)
         found.append(
-            search(model, memory, limits=torch.tensor([6, 9, 3, 12, 1]), strategy=strategy)
+            search(
+                model,
+                memory,
+                limits=[6, 9, 3, 12, 1],
+                strategy=strategy,
+                backend=EagerSearchBackend() if device == "cuda" else SearchBackend(),
+            )
         )
     assert [[h.tokens for h in row] for row in found[0]] == [
         [h.tokens for h in row] for row in found[1]
