@@ -1,4 +1,4 @@
-"""The members of the family as the benchmark trains them: every recipe at one size, with one text and one way of training."""
+"""Configurations of architectures.py: every recipe at one size, with one training setup."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dragoman.registry import catalogue
 NARROW, WIDE = (
     128,
     256,
-)  # self-attention and feed-forward layers have four to six times a recurrence's weights at a width
-DEPTH = {"transformer": 4, "conv": 4, "reformer": 4, "lstm": 2, "gru": 2}  # at most, of one kind
-SKIPPED = {"tiny", "small", "vaswani2017_big"}  # sizes of a member that is in the table
+)  # a Transformer layer has four to six times the parameters of an RNN layer
+DEPTH = {"transformer": 4, "conv": 4, "reformer": 4, "lstm": 2, "gru": 2}  # maximum, of one kind
+SKIPPED = {"tiny", "small", "vaswani2017_big"}  # other sizes of a listed architecture
 
 
 class Task(NamedTuple):
-    """A corpus and how its outputs are judged."""
+    """A corpus and how its outputs are scored."""
 
     folder: str
     sides: tuple[str, str]
@@ -46,12 +46,12 @@ class Architecture(NamedTuple):
     name: str
     group: str
     config: Config
-    headline: bool = False  # with three seeds
+    headline: bool = False  # trained with three seeds
     task: Task = TRANSLATION
 
 
 def list_architectures() -> Iterator[Architecture]:
-    """List every recipe, and every score and alignment that no recipe uses, in the attention of one recurrent model."""
+    """Yield every recipe, and an RNN with each score and alignment that no recipe uses."""
     recipes = catalogue("recipe")
     used: set[str] = set()
     for name in recipes:
@@ -62,26 +62,24 @@ def list_architectures() -> Iterator[Architecture]:
         yield Architecture(
             name, recipes[name].family, scale_recipe(recipe), headline=name in HEADLINES
         )
-    base: Config = recipes.load(
-        "luong2015_concat"
-    )()  # an additive score, which every alignment can use
+    base: Config = recipes.load("luong2015_concat")()  # additive, which every alignment supports
     for kind, option in (("score", "attention"), ("alignment", "alignment")):
         for name in catalogue(kind):
-            if name not in used and name != "softmax":  # which is used without being named
+            if name not in used and name != "softmax":  # the default
                 decoder = tuple(
                     str(_with_option(spec, option, name))
                     for spec in parse_blocks(base.model.decoder)
                 )
                 yield Architecture(
                     f"luong2015 with {name}",
-                    "recurrent",
+                    "RNN",
                     scale_recipe(base.replace(model={"decoder": decoder})),
                 )
-    for name in ("monotonic", "softmax", "mocha"):  # the same network, which attends in three ways
+    for name in ("monotonic", "softmax", "mocha"):  # the same RNN with three alignments
         raffel: Config = recipes.load("raffel2017")()
-        # For all three: an encoder that knows what follows a letter, on which its sound depends; and the plain additive score, whose
-        # length starts at about 1.4. From the recipe's 1 / sqrt(width) stops are late to be clear-cut: after 500 updates hard
-        # decoding still lost 0.19 nats a phoneme on expected weights, 0.05 from here.
+        # For all three: a bidirectional encoder, because pronunciation depends on the next letters,
+        # and the plain additive score. With the recipe's smaller initialization hard decoding lost
+        # 0.19 nats per phoneme against expected alignments after 500 steps, with this one 0.05.
         decoder = tuple(
             str(_with_option(_with_option(spec, "attention", "additive"), "alignment", name))
             for spec in parse_blocks(raffel.model.decoder)
@@ -92,9 +90,8 @@ def list_architectures() -> Iterator[Architecture]:
             ),
             PRONUNCIATION,
         )
-        config = config.replace(
-            train={"learning_rate": 8e-3}
-        )  # by validation: better than 4e-3, and that than 2e-3, for both ways
+        # best of 2e-3, 4e-3 and this on the validation set
+        config = config.replace(train={"learning_rate": 8e-3})
         yield Architecture(
             f"pronunciation with {name}",
             "pronunciation",
@@ -130,16 +127,15 @@ HEADLINES = {
 
 
 def scale_recipe(recipe: Config, task: Task = TRANSLATION) -> Config:
-    """Bring a recipe to the common size, text and training; its blocks and how they are joined stay."""
+    """Return a recipe at the common size, vocabulary and training settings."""
     model = recipe.model
     has_self_attention = any(
         spec.name in ("transformer", "reformer", "ffn", "cross_attention")
         for spec in _specs(recipe)
     )
     width = NARROW if has_self_attention else WIDE
-    reversible = any(
-        spec.name == "reformer" for spec in _specs(recipe)
-    )  # with dropout its launches cannot be replayed: 5 times slower
+    # with dropout it supports no CUDA graphs: 5 times slower
+    reversible = any(spec.name == "reformer" for spec in _specs(recipe))
     heads = 1 if model.heads == 1 else 4
     group = model.heads // model.kv_heads if model.kv_heads else 0
     return recipe.replace(
@@ -197,7 +193,7 @@ def _with_option(spec: BlockSpec, option: str, value: str) -> BlockSpec:
 
 
 def _reduce_depth(blocks: tuple[str, ...]) -> tuple[str, ...]:
-    """Cut runs of one block, and layers within a block, to the common depth; mixed lists stay as they are."""
+    """Return block lists cut to the common depth; mixed lists are not changed."""
     if not blocks:
         return blocks
     specs = parse_blocks(blocks)

@@ -1,13 +1,14 @@
-"""Train every member of the family on Multi30k German-English for equally long on one GPU, and write the table.
+"""Compare all recipes on Multi30k at equal training time on one GPU: BLEU and decoding speed.
 
-python bench/architectures.py --data ../shared/data --work /tmp/family                  # train what is not trained yet
-python bench/architectures.py --work /tmp/family --speed                                # then: decode with each, alone
-python bench/architectures.py --work /tmp/family --table                                # then: the table, as Markdown
+    python bench/architectures.py --data DIR --work /tmp/architectures    train what is missing
+    python bench/architectures.py --work /tmp/architectures --speed       then time decoding
+    python bench/architectures.py --work /tmp/architectures --table       then print the table
 
-Every member is a recipe at one size (width 128; 256 for networks without self-attention), on the same 5,500 pieces and with the
-same optimiser, schedule, smoothing and dropout: what differs is the architecture. `--at-once` members share the GPU at any
-time, the same number for each, in an order drawn once. The clock counts training, validation and checkpoints, from the
-first update on. Everything is judged on validation sentences; the test set is translated once, at the end.
+DIR has multi30k/ and cmudict_g2p/. Every recipe is scaled to one size (width 128; 256 for networks
+without self-attention) and trained with the same vocabulary of 5,500, optimizer, schedule, label
+smoothing and dropout: only the architecture differs. `--parallel` runs share the GPU, in random
+order. The time includes validation and checkpoints. Models are selected on the validation set; the
+test set is translated once, at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import os
 import random
 import statistics
 import subprocess
@@ -31,11 +33,11 @@ from architecture_configs import PRONUNCIATION, TRANSLATION, Architecture, Task,
 from dragoman.config import Config
 
 HEADLINE_SEEDS = (1, 2, 3)
-VALIDATION_SENTENCES = 500  # sentences that are translated for the validation column
+VALIDATION_SENTENCES = 500  # translated for the validation column
 
 
 def add_files(architecture: Architecture, work: Path) -> Config:
-    """Name the files of a member's task."""
+    """Return a configuration with the files of its task."""
     files = {
         f"{prefix}{side}": str(work / architecture.task.folder / f"{split}.{ending}")
         for split, prefix in (("train", ""), ("dev", "valid_"))
@@ -45,7 +47,7 @@ def add_files(architecture: Architecture, work: Path) -> Config:
 
 
 def prepare_all(chosen: list[Architecture], work: Path) -> None:
-    """Make vocabularies and prepared pairs before any clock runs."""
+    """Train tokenizers and prepare the data before timing."""
     from dragoman.runs.data_preparation import prepare_data
     from dragoman.training.progress import QuietProgress
 
@@ -62,7 +64,7 @@ def prepare_all(chosen: list[Architecture], work: Path) -> None:
 def train_architecture(
     architecture: Architecture, *, seed: int, seconds: float, work: Path
 ) -> dict[str, Any]:
-    """Train, judge and keep one model; returns its row."""
+    """Train and score one model; return its row."""
     import torch
 
     from dragoman.bundle import Card, write_bundle
@@ -88,15 +90,14 @@ def train_architecture(
     data = work / task.folder
     prepared = prepare_data(config, out / "text", QuietProgress())
     with RunDirectory(out / "training", keep_checkpoints=2) as run:
-        pace = (
+        step_time = (
             RunBuilder(config, prepared, device=device, progress=QuietProgress())
             .build_trainer(run, world=ProcessGroup(), deadline=None, replan=None)
             .measure_throughput(2.0)
         )
-        updates = max(50, int(seconds / pace.seconds_per_step))
-        config = apply_step_count(config, updates).replace(
-            train={"warmup_steps": max(1, updates // 8)}
-        )  # norms behind the layers need it
+        steps = max(50, int(seconds / step_time.seconds_per_step))
+        # post-norm needs it
+        config = apply_step_count(config, steps).replace(train={"warmup_steps": max(1, steps // 8)})
         parts = RunBuilder(config, prepared, device=device, progress=QuietProgress())
         time_budget = TimeBudget((seconds + CLOSING_SECONDS) / (1 - CLOSING_FRACTION))
         trainer = parts.build_trainer(
@@ -119,7 +120,7 @@ def train_architecture(
     )
     row: dict[str, Any] = {
         "parameters": count_parameters(translator.model),
-        "updates": result.step,
+        "steps": result.step,
         "seconds": round(took, 1),
         "tokens": tokens,
         "tokens_a_second": round(tokens / took),
@@ -147,7 +148,7 @@ def train_architecture(
 
 
 def score_outputs(task: Task, split: str, data: Path, outputs: list[str]) -> float:
-    """Score translations by BLEU, pronunciations by phonemes in error against the nearest that is listed, in percent."""
+    """Return BLEU, or for pronunciations the phoneme error rate in percent."""
     if task is TRANSLATION:
         import sacrebleu
 
@@ -164,7 +165,7 @@ def score_outputs(task: Task, split: str, data: Path, outputs: list[str]) -> flo
 
 
 def edit_distance(one: str, other: str) -> int:
-    """Count the insertions, deletions and substitutions between two strings."""
+    """Return the Levenshtein distance of two strings."""
     row = list(range(len(other) + 1))
     for place, letter in enumerate(one, 1):
         above, row[0] = row[0], place
@@ -177,12 +178,12 @@ def edit_distance(one: str, other: str) -> int:
 
 
 def read(path: Path) -> list[str]:
-    """Read a file's lines."""
+    """Return the lines of a file."""
     return path.read_text(encoding="utf-8").splitlines()
 
 
 def unpack_corpora(data: Path, work: Path) -> None:
-    """Write both corpora as plain files; in pronunciations every letter and every phoneme becomes one character."""
+    """Write both corpora as text files, with one character per letter or phoneme."""
     for task in (TRANSLATION, PRONUNCIATION):
         out = work / task.folder
         out.mkdir(parents=True, exist_ok=True)
@@ -214,28 +215,27 @@ def unpack_corpora(data: Path, work: Path) -> None:
 
 
 def _encode_phones(phones: str) -> str:
-    """Write each phoneme, such as AH0, as one character."""
+    """Return phonemes such as AH0 as one character each."""
     return "".join(chr(0x4E00 + PHONES.setdefault(phone, len(PHONES))) for phone in phones.split())
 
 
-PHONES: dict[str, int] = {}  # in the order of the training pronunciations, which are unpacked first
+PHONES: dict[str, int] = {}  # in the order of the training set, which is unpacked first
 
 
 def training_jobs(chosen: list[Architecture]) -> list[tuple[Architecture, int]]:
-    """List members and seeds, in an order drawn once, so that no kind meets only its own kind on the GPU."""
+    """Return architectures and seeds in random order."""
     every = [
         (architecture, seed)
         for architecture in chosen
         for seed in (HEADLINE_SEEDS if architecture.headline else (1,))
     ]
     random.Random(0).shuffle(every)
-    return sorted(
-        every, key=lambda job: not job[0].headline
-    )  # the headline first, should time run out
+    # headline rows first, in case time runs out
+    return sorted(every, key=lambda job: not job[0].headline)
 
 
 def train_all(options: argparse.Namespace, chosen: list[Architecture]) -> None:
-    """Give every job a process of its own, `--at-once` at a time; what has a row already is left as it is."""
+    """Run each job in a process, `--parallel` at a time; skip those that have a row."""
     rows = options.work / "rows.jsonl"
     done = {(row["name"], row["seed"]) for row in read_rows(rows)}
     waiting = [
@@ -273,24 +273,24 @@ def train_all(options: argparse.Namespace, chosen: list[Architecture]) -> None:
         print(
             {
                 key: row[key]
-                for key in ("name", "seed", "dev", "parameters", "updates", "failed")
+                for key in ("name", "seed", "dev", "parameters", "steps", "failed")
                 if key in row
             },
             flush=True,
         )
 
-    with ThreadPoolExecutor(options.at_once) as pool:
+    with ThreadPoolExecutor(options.parallel) as pool:
         list(pool.map(work, waiting))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows that have been written so far, failures left out."""
+    """Return the rows written so far, without failures."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [row for row in map(json.loads, lines) if "failed" not in row]
 
 
 def measure_speed(work: Path) -> None:
-    """Translate the test set greedily with every kept model, one after the other and nothing beside it."""
+    """Time greedy decoding of the test set with each model, one after another."""
     import torch
 
     from dragoman.inference import Translator
@@ -311,9 +311,12 @@ def measure_speed(work: Path) -> None:
 
 
 def table(work: Path) -> Iterator[str]:
-    """Write the rows as Markdown, best first within each group."""
+    """Return the rows as a Markdown table, best first in each group."""
     rows = read_rows(work / "rows.jsonl")
-    yield "| member | weights | passes | tokens/s | BLEU, test 2016 | validation | greedy sentences/s |"
+    yield (
+        "| recipe | parameters | epochs | tokens/s | BLEU, test 2016 | validation | "
+        "greedy sentences/s |"
+    )
     yield "|---|---|---|---|---|---|---|"
     names = dict.fromkeys(row["name"] for row in rows)
     groups = dict.fromkeys(row["group"] for row in rows)
@@ -332,49 +335,50 @@ def table(work: Path) -> Iterator[str]:
             speed = work / "models" / f"{slug(name)}-1" / "speed.json"
             rate = json.loads(speed.read_text())["sentences_a_second"] if speed.exists() else None
             tokens = statistics.mean(row["tokens"] for row in mine)
-            pace = statistics.mean(row["tokens_a_second"] for row in mine)
+            tokens_s = statistics.mean(row["tokens_a_second"] for row in mine)
             validation = statistics.mean(row["dev"] for row in mine)
             yield (
-                f"| {name} | {mine[0]['parameters'] / 1e6:.1f} M | {tokens / TOKENS_PER_EPOCH:.0f} | {pace:,.0f} | {mean[name]:.1f}{spread} | "
+                f"| {name} | {mine[0]['parameters'] / 1e6:.1f} M | "
+                f"{tokens / TOKENS_PER_EPOCH:.0f} | {tokens_s:,.0f} | {mean[name]:.1f}{spread} | "
                 f"{validation:.1f} | {'' if rate is None else f'{rate:,}'} |"
             )
 
 
-TOKENS_PER_EPOCH = (
-    908_000  # pieces of both sides, ends included, in one pass over the training pairs
-)
+TOKENS_PER_EPOCH = 908_000  # tokens of both sides in one epoch, EOS included
 
 
 def slug(name: str) -> str:
-    """Make a folder's name of a member's."""
+    """Return a directory name for an architecture's name."""
     return "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
 def main() -> None:
-    """Read the options and do what they ask for."""
+    """Parse the arguments; train, time decoding or print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--data", type=Path, default=Path("../shared/data"), help="where multi30k/ is"
+        "--data",
+        type=Path,
+        default=os.environ.get("DRAGOMAN_DATA"),
+        metavar="DIR",
+        help="directory of multi30k/ and cmudict_g2p/; default: DRAGOMAN_DATA",
     )
-    parser.add_argument(
-        "--work", type=Path, required=True, help="where rows and models are kept between calls"
-    )
-    parser.add_argument("--seconds", type=float, default=60.0, help="of training, for each")
-    parser.add_argument("--at-once", type=int, default=6, help="members that share the GPU")
-    parser.add_argument("--only", nargs="*", default=None, help="names of members")
+    parser.add_argument("--work", type=Path, required=True, help="directory of results and models")
+    parser.add_argument("--seconds", type=float, default=60.0, help="training time of each run")
+    parser.add_argument("--parallel", type=int, default=6, help="runs that share the GPU")
+    parser.add_argument("--only", nargs="*", default=None, help="names of architectures")
     parser.add_argument(
         "--trials",
         type=Path,
-        help="a JSON list of [name, member, {section: {setting: value}}] to compare on validation sentences",
+        help="JSON list of [name, architecture, {section: {setting: value}}] to compare",
     )
     parser.add_argument(
-        "--stop-after", type=float, default=0.0, help="begin no member after so many seconds"
+        "--stop-after", type=float, default=0.0, help="start no run after this many seconds"
     )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--speed", action="store_true", help="measure decoding")
+    parser.add_argument("--speed", action="store_true", help="time decoding")
     parser.add_argument("--table", action="store_true", help="print the table")
     options = parser.parse_args()
     every = {architecture.name: architecture for architecture in list_architectures()}
@@ -403,6 +407,8 @@ def main() -> None:
             sys.exit(1)
         print(json.dumps(row))
     else:
+        if options.data is None:
+            parser.error("--data DIR is required; found none; give it or set DRAGOMAN_DATA")
         unpack_corpora(options.data, options.work)
         chosen = [
             architecture

@@ -1,4 +1,4 @@
-"""A contender in the race on a CPU: it gets ready in every way that it can use the cores, and translates whenever a line asks it to."""
+"""Worker process of one system in decode_cpu.py: load, tune the batch size, translate."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from typing import Any
 from bench.core_layouts import CoreLayout, OwnThreading, ProcessPerCore, SingleProcess
 from bench.workload import SHAPES, VOCABULARIES, TranslateBatch, batch_by_length, layers, sentences
 
-BATCHES = (16, 32, 64, 128)  # rows tried, beams counted
-TRIALS, SHORT_SECONDS = (
-    3,
-    1.0,
-)  # times that a batch size is tried, the best counting, and seconds past which once is enough
-TRIAL_ROWS = 32  # rows for choosing between threads and processes
+BATCHES = (16, 32, 64, 128)  # batch sizes tried, in hypotheses
+TRIALS = 3  # of each batch size; the best counts
+SHORT_SECONDS = 1.0  # a longer trial is not repeated
+TRIAL_ROWS = 32  # batch size for choosing a core layout
 PACKAGES = {
     "exported": "ctranslate2",
     "torch.nn.Transformer": "torch",
     "native": "dragoman",
     "JoeyNMT": "joeynmt",
-}  # others have theirs
+}  # others are named like their package
 
 
 def core_layouts(
     name: str, size: str, beam: int, cores: int, folder: Path
 ) -> list[Callable[[], CoreLayout]]:
-    """Give the ways in which a contender can use the cores."""
+    """Return the ways in which a system can use the cores, as functions that load it."""
     from bench import local_systems
 
     program, precision, *split = name.split()
@@ -54,15 +52,14 @@ def core_layouts(
     load = peer_loader(program, size, precision, beam, folder)
     threads: Callable[[], CoreLayout] = functools.partial(SingleProcess, load, cores)
     processes: Callable[[], CoreLayout] = functools.partial(ProcessPerCore, load, cores)
-    return (
-        [threads] if cores == 1 else [processes, threads]
-    )  # in this order: they must be forked before torch is here
+    # processes first: they must be forked before torch is imported
+    return [threads] if cores == 1 else [processes, threads]
 
 
 def peer_loader(
     program: str, size: str, precision: str, beam: int, folder: Path
 ) -> Callable[[], TranslateBatch]:
-    """Give what loads a contender that translates one batch at a time."""
+    """Return the function that loads a peer, which translates one batch per call."""
     from bench import local_systems
     from bench.toolkit_configs import SPECIALS
     from bench.toolkit_translators import TOOLKIT_TRANSLATORS, TranslationJob, train_toolkit_model
@@ -73,9 +70,9 @@ def peer_loader(
         }
         translation_job = TranslationJob(shape, VOCABULARIES[size], beam, folder)
         assert min(min(source) for source in sentences(10, VOCABULARIES[size])) >= SPECIALS, (
-            "sources must hold no special tokens"
+            "sources must have no special tokens"
         )
-        if program != "JoeyNMT":  # whose model is made without its command
+        if program != "JoeyNMT":  # its model is built without its command
             train_toolkit_model(program, translation_job)
         return functools.partial(TOOLKIT_TRANSLATORS[program], translation_job)
     peers = {
@@ -86,9 +83,9 @@ def peer_loader(
 
 
 def run_worker(name: str, arguments: argparse.Namespace) -> None:
-    """Be a contender: numbers of arrangements come in, lines of JSON go out."""
+    """Run as a worker: read layout numbers from stdin, write lines of JSON to stdout."""
     with os.fdopen(os.dup(1), "w") as replies_file:
-        os.dup2(2, 1)  # what toolkits print is not for who reads this
+        os.dup2(2, 1)  # stdout is for replies only
         for reply in worker_replies(name, arguments, map(int, sys.stdin)):
             print(json.dumps(reply), file=replies_file, flush=True)
 
@@ -96,10 +93,10 @@ def run_worker(name: str, arguments: argparse.Namespace) -> None:
 def worker_replies(
     name: str, arguments: argparse.Namespace, numbers: Iterable[int]
 ) -> Iterator[dict[str, Any]]:
-    """Load, find each arrangement's best batch size and say so; then translate by each arrangement that is asked for."""
+    """Load and tune every core layout and report it; then time each layout that is requested."""
     size, beam, count = arguments.size, arguments.beam, arguments.sentences
     sources = sentences(count, VOCABULARIES[size])
-    some = batch_by_length(sources, max(1, count // 4))[min(1, count - 1)]  # of middling length
+    some = batch_by_length(sources, max(1, count // 4))[min(1, count - 1)]  # of medium length
 
     def seconds(translate: CoreLayout, rows: int) -> float:
         batches = batch_by_length(some, max(1, rows // beam))
@@ -109,37 +106,35 @@ def worker_replies(
             begin = time.perf_counter()
             translate(batches)
             best = min(best, time.perf_counter() - begin)
-            if (
-                best > SHORT_SECONDS
-            ):  # a second trial is for those whom a moment's disturbance would mislead
+            if best > SHORT_SECONDS:
                 break
         return best
 
-    arranged = [
+    layouts = [
         begin() for begin in core_layouts(name, size, beam, arguments.cores, arguments.folder)
     ][::-1]
-    if arguments.arrangements == "better" and len(arranged) > 1:
-        tried = {each.label: seconds(each, TRIAL_ROWS) for each in arranged}
-        arranged.sort(key=lambda each: tried[each.label])
-        while len(arranged) > 1:
-            arranged.pop().close()
+    if arguments.layouts == "best" and len(layouts) > 1:
+        tried = {each.label: seconds(each, TRIAL_ROWS) for each in layouts}
+        layouts.sort(key=lambda each: tried[each.label])
+        while len(layouts) > 1:
+            layouts.pop().close()
     ready: list[dict[str, Any]] = []
-    for each in arranged:
+    for each in layouts:
         by_rows: dict[int, float] = {}
         for rows in BATCHES:
             if sum(by_rows.values()) < arguments.patience:
                 by_rows[rows] = seconds(each, rows)
         ready.append(
             {
-                "arrangement": each.label,
-                "words": each.words,
+                "layout": each.label,
+                "description": each.description,
                 "rows": min(by_rows, key=lambda rows: by_rows[rows]),
             }
         )
     yield {"version": version(name), "core_layouts": ready}
     for number in numbers:
         chosen, batches = (
-            arranged[number],
+            layouts[number],
             batch_by_length(sources, max(1, ready[number]["rows"] // beam)),
         )
         begin = time.perf_counter()
@@ -148,7 +143,7 @@ def worker_replies(
 
 
 def version(name: str) -> str:
-    """Say which release of a contender this is."""
+    """Return the installed version of a system's package."""
     program = name.split()[0]
     try:
         return metadata.version(PACKAGES.get(program, program))

@@ -1,6 +1,6 @@
-"""Time a checkpoint: publishing against a plain write of the same bytes, and verifying at a resume.
+"""Measure checkpoint writing and verification against a plain write of the same bytes.
 
-python bench/checkpoint_write.py --megabytes 500 --folder /var/tmp
+Run it as `python bench/checkpoint_write.py --megabytes 500 --folder /var/tmp`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dragoman.checkpoint.run_directory import RunDirectory
 
 
 def main() -> None:
-    """Alternate the two ways in one run, so that both meet the same disk, and print medians."""
+    """Alternate both on the same disk; print medians, their ratio and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--folder", default=None, help="where to write; the disk under it is what is measured"
+        "--folder", default=None, help="directory to write to; its disk is measured"
     )
     options = parser.parse_args()
     torch.manual_seed(0)
-    # A third weights and two thirds moments, as with Adam, in matrices of a middling model.
+    # One third weights and two thirds Adam moments, in matrices of 1024 x 1024.
     side = 1024
     count = max(3, options.megabytes * 1_000_000 // (4 * side * side))
     tensors = {f"layer.{number}.weight": torch.randn(side, side) for number in range(count)}
@@ -55,9 +55,10 @@ def main() -> None:
             run.prune()
     first, second, third = (statistics.median(times[1:]) for times in (plain, published, verified))
     print(
-        f"{len(data) / 1e6:.0f} MB: plain write and fsync {first:.2f} s, publish {second:.2f} s, verify {third:.2f} s"
+        f"{len(data) / 1e6:.0f} MB: plain write and fsync {first:.2f} s, "
+        f"checkpoint {second:.2f} s, verification {third:.2f} s"
     )
-    print(f"publishing takes {second / first:.2f} times a plain write")
+    print(f"a checkpoint takes {second / first:.2f} times a plain write")
     print(
         json.dumps(
             {

@@ -1,7 +1,7 @@
-"""How a program that has no say in it uses the cores: one process with a thread for each, or a process of one thread for each.
+"""Core layouts of peers without batch parallelism of their own.
 
-Both are there for programs that translate one batch at a time with torch. The processes are forked before torch is loaded, load the
-program each for itself, and take a batch whenever they are free.
+One process with a thread per core, or one single-threaded process per core. The processes are
+forked before torch is imported; each loads the system and takes the next batch when it is free.
 """
 
 from __future__ import annotations
@@ -16,70 +16,70 @@ from bench.workload import Batch, TranslateBatch, TranslateBatches, output_lengt
 
 
 class CoreLayout(Protocol):
-    """A program on some cores."""
+    """A system running on some cores."""
 
     label: str  # processes x threads
-    words: str  # the same for people, where there was a choice
+    description: str  # for the table, if there was a choice
 
     def __call__(self, batches: Sequence[Batch]) -> None:
-        """Translate some batches."""
+        """Translate batches."""
 
     def peak_mib(self) -> int:
-        """Say how much memory it has taken at most."""
+        """Return the peak memory."""
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the system."""
 
 
 class OwnThreading:
-    """A program that spreads its batches itself."""
+    """A system that distributes batches over the cores itself."""
 
-    words = ""
+    description = ""
 
     def __init__(self, translate: TranslateBatches, label: str) -> None:
         self._translate, self.label = translate, label
 
     def __call__(self, batches: Sequence[Batch]) -> None:
-        """Leave it to the program."""
+        """Translate batches."""
         self._translate(batches)
 
     def peak_mib(self) -> int:
-        """Look at this process."""
+        """Return the peak memory of this process."""
         return _peak_mib()
 
     def close(self) -> None:
-        """Do nothing: it ends with the process."""
+        """Do nothing: the system ends with the process."""
 
 
 class SingleProcess:
-    """One process, which uses all cores for each batch: what torch does where nobody says otherwise."""
+    """One process with all cores for each batch: torch's default."""
 
     def __init__(self, load: Callable[[], TranslateBatch], cores: int) -> None:
         self._translate = _load_with_threads(load, cores)
         self.label = f"1 x {cores}"
-        self.words = f"as it comes ({cores} threads)" if cores > 1 else ""
+        self.description = f"1 process, {cores} threads" if cores > 1 else ""
 
     def __call__(self, batches: Sequence[Batch]) -> None:
-        """Translate one after the other."""
+        """Translate batches one after another."""
         for batch in batches:
             translate_checked(self._translate, batch)
 
     def peak_mib(self) -> int:
-        """Look at this process."""
+        """Return the peak memory of this process."""
         return _peak_mib()
 
     def close(self) -> None:
-        """Forget the model."""
+        """Release the model."""
         del self._translate
 
 
 class ProcessPerCore:
-    """A process of one thread for each core."""
+    """One single-threaded process per core."""
 
     def __init__(self, load: Callable[[], TranslateBatch], cores: int) -> None:
         context = multiprocessing.get_context("fork")
         self.label = f"{cores} x 1"
-        self.words = f"{cores} processes"
+        self.description = f"{cores} processes"
         self._connections: list[Connection] = []
         self._peaks: dict[int, int] = {}
         for _ in range(cores):
@@ -91,7 +91,7 @@ class ProcessPerCore:
             self._receive(end)
 
     def __call__(self, batches: Sequence[Batch]) -> None:
-        """Hand out the batches, the next one to who is free first."""
+        """Translate batches, each in the first free process."""
         waiting, busy = list(reversed(batches)), set[Any]()
         free: list[Any] = list(self._connections)
         while waiting or busy:
@@ -105,11 +105,11 @@ class ProcessPerCore:
                 free.append(done)
 
     def peak_mib(self) -> int:
-        """Add up the processes."""
+        """Return the sum of the peak memory of the processes."""
         return sum(self._peaks.values())
 
     def close(self) -> None:
-        """Let the processes end."""
+        """End the processes."""
         for end in self._connections:
             end.close()
 
@@ -124,11 +124,11 @@ class ProcessPerCore:
 
 
 def translate_checked(translate: TranslateBatch, batch: Batch) -> None:
-    """Translate a batch, and see that every output is as long as it should be, or what is timed would not be the same work."""
+    """Translate a batch; raise RuntimeError unless every output has the required length."""
     lengths = {len(found) for found in translate(batch, output_length(batch))}
     if lengths != {output_length(batch)}:
         raise RuntimeError(
-            f"outputs must be {output_length(batch)} pieces long, found {sorted(lengths)}"
+            f"outputs must be {output_length(batch)} tokens long; found {sorted(lengths)}"
         )
 
 
@@ -141,7 +141,7 @@ def _worker_main(load: Callable[[], TranslateBatch], end: Connection) -> None:
             end.send(_peak_mib())
     except EOFError:
         return
-    except Exception as problem:  # whatever it is, the parent tells it in a line
+    except Exception as problem:  # the parent reports it
         end.send(f"{type(problem).__name__}: {problem}")
 
 
@@ -149,7 +149,7 @@ def _load_with_threads(load: Callable[[], TranslateBatch], threads: int) -> Tran
     translate = load()
     import torch
 
-    torch.set_num_threads(threads)  # afterwards, for a program may set it as it starts
+    torch.set_num_threads(threads)  # after loading, because a system may set it
     return translate
 
 

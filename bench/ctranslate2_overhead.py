@@ -1,14 +1,13 @@
-"""The exported engine beside CTranslate2 used directly: ids to ids, and text to text, in one process and in turns.
+"""Measure the overhead of Dragoman's CTranslate2 engine against CTranslate2 used directly.
 
     python bench/ctranslate2_overhead.py --size small --precision int8
     python bench/ctranslate2_overhead.py --size base --precision float32 --sentences 200
 
-Both use one loaded model, two workers of one thread each on two cores, on the same drawn sentences; weights are random, so every output
-is as long as its limit and all ways do the same steps. Directly means as CTranslate2's documentation does it: sentences sorted by length,
-batches of the best size tried, all in its queue at once; for text, SentencePiece before and after. Ours are the face of our engines (ids),
-`translate` on a list, and `stream` as `dragoman translate` reads its standard input, from a file, from a pipe that another program fills,
-and from a generator, of which nobody knows whether more lines are there. Wall time says how quick they are, and the seconds that the
-process computed say it where others use the machine too.
+Both share one loaded model and run in turns, on ids and on text. The table has sentences/s and the
+ratio to direct use, by wall time and by CPU time. Direct use follows CTranslate2's documentation:
+sentences sorted by length, the best of several batch sizes, all batches queued asynchronously, and
+SentencePiece for text. Ours are the engine (ids), `translate` on a list, and `stream` on a file, a
+pipe and a generator. Weights are random, so every output has its maximum length.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 VOCABULARIES = {"tiny": 500, "small": 8_000, "base": 32_000}
 WORDS = 40_000
-BATCHES = (32, 64, 128)  # rows tried, beams counted
+BATCHES = (32, 64, 128)  # batch sizes tried, in hypotheses
 KINDS = ("ids", "text")
 
 
 def synthetic_lines(count: int, seed: int) -> list[str]:
-    """Draw sentences of 4 to 40 words, which Zipf's law chooses from made-up ones."""
+    """Return sentences of 4 to 40 made-up words with Zipfian frequencies."""
     rng = np.random.default_rng(7)
     letters = np.array(list("etaoinshrdlu"))
     words = np.array(["".join(rng.choice(letters, size)) for size in rng.integers(2, 9, WORDS)])
@@ -80,7 +79,7 @@ def synthetic_lines(count: int, seed: int) -> list[str]:
 
 
 def make_translator(folder: Path, size: str, precision: str) -> Translator:
-    """Write a model of random weights, export it, and open the engine."""
+    """Export a model with random weights and return its translator."""
     config = Config().replace(
         model=SHAPES[size],
         text={"vocab_size": VOCABULARIES[size]},
@@ -101,7 +100,7 @@ def make_translator(folder: Path, size: str, precision: str) -> Translator:
 
 
 class DirectCTranslate2:
-    """CTranslate2 without us, on the model that our engine has loaded."""
+    """CTranslate2 used directly, with the model that our engine has loaded."""
 
     def __init__(self, translator: Translator, lines: Sequence[str], beam: int) -> None:
         engine: Any = translator.engine
@@ -112,7 +111,7 @@ class DirectCTranslate2:
             beam,
         )
         self._ids = {
-            piece: number for number, piece in enumerate(self._tgt.tokens(range(len(self._tgt))))
+            token: number for number, token in enumerate(self._tgt.tokens(range(len(self._tgt))))
         }
         self.src_tokens = [self._src.tokens(row) for row in self._src.encode_batch(list(lines))]
         tried = [
@@ -123,7 +122,7 @@ class DirectCTranslate2:
         self.rows = min(tried)[1]
 
     def batches(self, src_tokens: Sequence[list[str]], rows: int = 0) -> list[list[str]]:
-        """Translate spelt sentences: all batches queued at once, the answers in the order of the input."""
+        """Translate token lists: queue all batches, return results in input order."""
         order = sorted(range(len(src_tokens)), key=lambda number: -len(src_tokens[number]))
         rows = max(1, (rows or self.rows) // self._beam)
         waiting = []
@@ -153,17 +152,17 @@ class DirectCTranslate2:
         return [found[number] for number in range(len(src_tokens))]
 
     def text(self) -> list[str]:
-        """Cut lines into pieces, translate and join."""
+        """Tokenize, translate and detokenize the lines."""
         found = self.batches(
             [self._src.tokens(row) for row in self._src.encode_batch(list(self._lines))]
         )
-        return self._tgt.decode_batch([[self._ids[piece] for piece in row] for row in found])
+        return self._tgt.decode_batch([[self._ids[token] for token in row] for row in found])
 
 
 def engine_translator(
     translator: Translator, direct: DirectCTranslate2, lines: Sequence[str], beam: int
 ) -> Callable[[], None]:
-    """Make the way from ids to ids through the face of our engines, in the batches of the other."""
+    """Return a function that translates ids with our engine in the same batches."""
     engine, rows = translator.engine, max(1, direct.rows // beam)
     ids = sorted(translator.tokenizers.src.encode_batch(list(lines)), key=len, reverse=True)
 
@@ -182,14 +181,14 @@ def engine_translator(
     def run() -> None:
         requests = (build_request(ids[first : first + rows]) for first in range(0, len(ids), rows))
         assert all(map_in_threads(engine.generate, requests, engine.client_threads)), (
-            "an engine must answer"
+            "an engine must return hypotheses"
         )
 
     return run
 
 
 def time_call(work: Callable[[], Any]) -> float:
-    """Time one call."""
+    """Return the seconds of one call."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
@@ -198,7 +197,7 @@ def time_call(work: Callable[[], Any]) -> float:
 def streaming_systems(
     translator: Translator, lines: Sequence[str], path: Path, beam: int
 ) -> dict[tuple[str, str], Callable[[], list[str]]]:
-    """Make the ways that translate lines as they come."""
+    """Return the functions that translate streams: a file, a pipe, a generator."""
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
     def through(source: Iterable[str]) -> list[str]:
@@ -223,12 +222,12 @@ def streaming_systems(
 def run_benchmark(
     translator: Translator, lines: Sequence[str], *, beam: int, rounds: int, folder: Path
 ) -> list[dict[str, Any]]:
-    """Run all ways in turns, and give a row for each."""
+    """Time all systems in turns; return one row for each."""
     direct = DirectCTranslate2(translator, lines, beam)
     systems: dict[tuple[str, str], Callable[[], Any]] = {
-        ("ids", "directly"): lambda: direct.batches(direct.src_tokens),
+        ("ids", "direct"): lambda: direct.batches(direct.src_tokens),
         ("ids", "ours, engine"): engine_translator(translator, direct, lines, beam),
-        ("text", "directly"): direct.text,
+        ("text", "direct"): direct.text,
         ("text", "ours, translate"): lambda: translator.translate(lines, beam=beam),
         **streaming_systems(translator, lines, folder / "lines", beam),
     }
@@ -248,29 +247,34 @@ def run_benchmark(
 
 
 def print_table(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Print the table, with how many times as fast as directly each is, and a line of JSON."""
+    """Print the table with the ratios to direct use, and one line of JSON."""
     count = arguments.sentences
-    about = f"{arguments.size}, {arguments.precision}, beam {arguments.beam}, {count} sentences, {arguments.workers} workers"
+    about = (
+        f"{arguments.size}, {arguments.precision}, beam {arguments.beam}, {count} sentences, "
+        f"{arguments.workers} workers"
+    )
     print(f"{about}, {arguments.rounds} rounds in turns")
     print(
-        f"{'':5s}{'system':18s} {'sentences/s':>12s} {'median':>8s} {'times':>6s} {'CPU s':>7s} {'times':>6s}"
+        f"{'':5s}{'system':18s} {'sentences/s':>12s} {'median':>8s} {'ratio':>6s} "
+        f"{'CPU s':>7s} {'ratio':>6s}"
     )
     for row in rows:
         base = next(
-            each for each in rows if each["kind"] == row["kind"] and each["system"] == "directly"
+            each for each in rows if each["kind"] == row["kind"] and each["system"] == "direct"
         )
-        quickest, middle, cpu = (
+        best, median, cpu = (
             count / min(row["wall"]),
             count / statistics.median(row["wall"]),
             statistics.median(row["cpu"]),
         )
-        # The ratio of each turn, so that a machine that is busy for a while is so for both.
-        times = statistics.median(
+        # The median of the ratios of each round, which is robust against other load.
+        ratio = statistics.median(
             there / here for there, here in zip(base["wall"], row["wall"], strict=True)
         )
-        works = statistics.median(base["cpu"]) / cpu
+        cpu_ratio = statistics.median(base["cpu"]) / cpu
         print(
-            f"{row['kind']:5s}{row['system']:18s} {quickest:12.1f} {middle:8.1f} {times:6.2f} {cpu:7.2f} {works:6.2f}"
+            f"{row['kind']:5s}{row['system']:18s} {best:12.1f} {median:8.1f} {ratio:6.2f} "
+            f"{cpu:7.2f} {cpu_ratio:6.2f}"
         )
     signature = {
         name: getattr(arguments, name)
@@ -289,7 +293,7 @@ def print_table(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -
 
 
 def main() -> None:
-    """Parse, make the model, and race."""
+    """Parse the arguments and run the benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,13 +1,13 @@
-"""Time the preparation of a corpus: text in, the store of piece ids out, with one core and with all.
+"""Measure data preparation throughput of `dragoman train` against SentencePiece's batch encoder.
 
-python bench/data_preparation.py                          200,000 generated pairs, half a minute
-python bench/data_preparation.py --pairs 2000000          the size for claims about memory
-python bench/data_preparation.py --pairs 2000000 --train  the peak memory of a whole `dragoman train`, vocabulary and a few steps included
+    python bench/data_preparation.py                          200,000 generated pairs, half a minute
+    python bench/data_preparation.py --pairs 2000000          large enough to measure memory
+    python bench/data_preparation.py --pairs 2000000 --train  peak memory of `dragoman train`
 
-The text is drawn: made-up words with Zipf's frequencies, lengths like those of sentences. The peer is a plain loop over
-SentencePiece's own batch encoder that reads the same files and throws the ids away: it neither checks nor stores anything.
-A core's rate is pieces for each second of CPU time, of all processes together, which others on the machine change little.
-Memory is the resident memory of the preparing process and all below it, added up, sampled twenty times a second.
+The text is synthetic: made-up words with Zipfian frequencies and the lengths of real sentences.
+The peer is a plain loop over SentencePiece's batch encoder that reads the same files and neither
+checks nor stores anything. Rates are tokens/s by wall time and per CPU second, with the ratio to
+the peer. Memory is the resident memory of the process tree, sampled twenty times a second.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import numpy as np
 
 from dragoman.config import DataConfig, TextConfig
@@ -34,13 +32,13 @@ from dragoman.data.token_store import TokenStore
 from dragoman.text.tokenizer import load_tokenizers, save_tokenizers, train_tokenizers
 
 WORDS = 50_000
-SAMPLE = 20_000  # pairs that the vocabulary is learnt from
+SAMPLE = 20_000  # pairs that the tokenizers are trained on
 PEER = "peer: SentencePiece's batch encoder"
-CHUNK = 20_000  # pairs drawn at once
+CHUNK = 20_000  # pairs generated at a time
 
 
 def main() -> None:
-    """Generate, learn, prepare; print a table and one line of JSON."""
+    """Generate text, train a tokenizer, prepare the data; print a table and one line of JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,15 +50,15 @@ def main() -> None:
         type=int,
         nargs="+",
         default=sorted({0, 1, len(os.sched_getaffinity(0))}),
-        help="0 is the peer",
+        help="numbers of cores; 0 is the peer",
     )
     parser.add_argument(
-        "--folder", default=None, help="where to write; some 700 bytes a pair, store included"
+        "--folder", default=None, help="working directory; about 700 bytes per pair"
     )
     parser.add_argument(
         "--train",
         action="store_true",
-        help="measure the memory of the whole command, and nothing else",
+        help="only measure the peak memory of the whole command",
     )
     parser.add_argument("--kind", default="bpe", help="text.tokenizer of --train")
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "CORES"), help=argparse.SUPPRESS)
@@ -85,12 +83,13 @@ def main() -> None:
             train_tokenizers(sample.src_texts(), sample.tgt_texts(), text), folder / "text"
         )
         print(
-            f"{options.pairs:,} pairs, {size / 2**20:.0f} MiB of text, {options.vocabulary:,} pieces; best of {options.repeats}",
+            f"{options.pairs:,} pairs, {size / 2**20:.0f} MiB of text, vocabulary of "
+            f"{options.vocabulary:,}; best of {options.repeats}",
             flush=True,
         )
         rows = [measure_preparation(folder, cores, options.repeats) for cores in options.cores]
     stores = {row["digest"] for row in rows if row["system"] != PEER}
-    print(f"stores of all runs alike: {'yes' if len(stores) == 1 else 'NO'}")
+    print(f"identical stores in all runs: {'yes' if len(stores) == 1 else 'NO'}")
     signature = {
         "pairs": options.pairs,
         "text_bytes": size,
@@ -111,7 +110,7 @@ def main() -> None:
 
 
 def generate(folder: Path, pairs: int) -> int:
-    """Write src and tgt, and a sample of their first lines; returns the bytes of the former two."""
+    """Write source, target and a sample of both; return the size of source and target in bytes."""
     random = np.random.default_rng(1)
     sides = {}
     for side, letters in (
@@ -119,20 +118,19 @@ def generate(folder: Path, pairs: int) -> int:
         ("tgt", "eeeettaaoooiinnsshhrrdlucmwfgypbvk"),
     ):
         alphabet = np.array(list(letters))
-        lengths = np.clip(
-            random.poisson(np.linspace(2.0, 8.0, WORDS)), 1, 20
-        )  # frequent words are short
+        # frequent words are shorter
+        lengths = np.clip(random.poisson(np.linspace(2.0, 8.0, WORDS)), 1, 20)
         flat = "".join(random.choice(alphabet, int(lengths.sum())))
         ends = np.cumsum(lengths).tolist()
         sides[side] = np.array(
             [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)], dtype=object
         )
-    shares = 1.0 / np.arange(3, WORDS + 3)
-    bounds = np.cumsum(shares / shares.sum())
+    weights = 1.0 / np.arange(3, WORDS + 3)
+    bounds = np.cumsum(weights / weights.sum())
     for name in ("src", "tgt"):
         with (folder / name).open("w") as file, (folder / f"sample.{name}").open("w") as sample:
             for start in range(0, pairs, CHUNK):
-                # Both sides draw the same lengths from the same seed, so that a pair's sides are about as long as one another.
+                # The same seed for both sides, so that the sides of a pair have similar lengths.
                 lengths = np.clip(
                     np.random.default_rng(start)
                     .lognormal(2.55, 0.55, min(CHUNK, pairs - start))
@@ -155,7 +153,7 @@ def generate(folder: Path, pairs: int) -> int:
 
 
 def measure_preparation(folder: Path, cores: int, repeats: int) -> dict[str, Any]:
-    """Run in a process of its own, several times, and show the best."""
+    """Prepare the data in a subprocess several times; print and return the best run."""
     name = f"prepared with {cores} core{'s' * (cores > 1)}" if cores else PEER
     runs = [
         run_json_command([sys.executable, __file__, "--one", str(folder), str(cores)])
@@ -163,17 +161,18 @@ def measure_preparation(folder: Path, cores: int, repeats: int) -> dict[str, Any
     ]
     best = min(runs, key=lambda run: run.report["seconds"])
     seconds = [run.report["seconds"] for run in runs]
-    rate = best.report["pieces"] / best.report["seconds"]
+    rate = best.report["tokens"] / best.report["seconds"]
     row = {
         "system": name,
         "cores": max(1, cores),
         **best.report,
         "spread": [min(seconds), max(seconds)],
     }
-    core = max(run.report["pieces"] / run.report["cpu"] for run in runs)
-    row |= {"pieces_s": rate, "pieces_cpu_s": core, "MiB": max(run.peak for run in runs) / 2**20}
+    core = max(run.report["tokens"] / run.report["cpu"] for run in runs)
+    row |= {"tokens_s": rate, "tokens_cpu_s": core, "MiB": max(run.peak for run in runs) / 2**20}
     print(
-        f"  {name:40s} {best.report['seconds']:7.2f} s ({min(seconds):.2f} to {max(seconds):.2f})  {rate / 1e6:6.2f}M pieces/s  "
+        f"  {name:40s} {best.report['seconds']:7.2f} s "
+        f"({min(seconds):.2f} to {max(seconds):.2f})  {rate / 1e6:6.2f}M tokens/s  "
         f"{core / 1e6:6.2f}M a core  {row['MiB']:6.0f} MiB",
         flush=True,
     )
@@ -181,7 +180,7 @@ def measure_preparation(folder: Path, cores: int, repeats: int) -> dict[str, Any
 
 
 def measure_training_memory(folder: Path, pairs: int, kind: str, vocabulary: int) -> dict[str, Any]:
-    """Run `dragoman train` for a few steps of a small model and return the peak memory of its processes."""
+    """Run `dragoman train` for a few steps; return the peak memory of its processes."""
     command = [
         sys.executable,
         "-m",
@@ -213,20 +212,20 @@ def measure_training_memory(folder: Path, pairs: int, kind: str, vocabulary: int
 
 
 class MemoryRun(NamedTuple):
-    """What a process reported, and the most memory that it and its children had together."""
+    """Report of a process, and the peak memory of its process tree."""
 
     report: dict[str, Any]
     peak: int
 
 
 def run_json_command(command: list[str]) -> MemoryRun:
-    """Run a command that ends with a line of JSON, sampling the memory of its tree."""
+    """Run a command that prints a line of JSON, sampling the memory of its process tree."""
     out, peak = watch(command)
     return MemoryRun(json.loads(out.strip().splitlines()[-1]), peak)
 
 
 def watch(command: list[str]) -> tuple[str, int]:
-    """Run a command to its end; return its output and the most memory that its processes had together."""
+    """Run a command; return its output and the peak memory of its process tree."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak, ended = 0, threading.Event()
 
@@ -246,7 +245,7 @@ def watch(command: list[str]) -> tuple[str, int]:
 
 
 def process_tree(root: int) -> list[int]:
-    """List a process and all below it; empty parts where one has just ended."""
+    """Return the ids of a process and its descendants."""
     found = [root]
     for each in found:
         for path in Path(f"/proc/{each}/task").glob("*/children"):
@@ -258,7 +257,7 @@ def process_tree(root: int) -> list[int]:
 
 
 def resident_bytes(process: int) -> int:
-    """Say how many bytes of a process are in memory."""
+    """Return the resident memory of a process."""
     try:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf(
             "SC_PAGE_SIZE"
@@ -268,7 +267,7 @@ def resident_bytes(process: int) -> int:
 
 
 def prepare_once(folder: Path, cores: int) -> dict[str, Any]:
-    """Prepare with so many cores, or with 0 go through the peer's loop."""
+    """Prepare the data with a number of cores; 0 runs the peer."""
     tokenizers = load_tokenizers(folder / "text")
     if not cores:
         return sentencepiece_loop(folder, tokenizers.src.model)
@@ -281,29 +280,29 @@ def prepare_once(folder: Path, cores: int) -> dict[str, Any]:
         took = {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - busy}
         manifest = json.loads((store.folder / "manifest.json").read_text())
         digest = "-".join(record["sha256"][:8] for _, record in sorted(manifest["files"].items()))
-        pieces = store.report.src_tokens + store.report.tgt_tokens
-        return {**took, "pieces": pieces, "pairs": store.report.pairs, "digest": digest}
+        tokens = store.report.src_tokens + store.report.tgt_tokens
+        return {**took, "tokens": tokens, "pairs": store.report.pairs, "digest": digest}
 
 
 def cpu_seconds() -> float:
-    """Add up the CPU time of this process and of the children that have ended."""
+    """Return the CPU time of this process and its finished children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def sentencepiece_loop(folder: Path, model: bytes, rows: int = 8192) -> dict[str, Any]:
-    """Encode both files by batches, as one would write it in five lines."""
+    """Encode both files with SentencePiece's batch encoder."""
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    pieces, began, busy = 0, time.monotonic(), cpu_seconds()
+    tokens, began, busy = 0, time.monotonic(), cpu_seconds()
     for name in ("src", "tgt"):
         with (folder / name).open() as file:
             while lines := [line for _, line in zip(range(rows), file, strict=False)]:
-                pieces += sum(
+                tokens += sum(
                     map(len, processor.encode([line.rstrip("\n") for line in lines], num_threads=1))
                 )
-    return {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - busy, "pieces": pieces}
+    return {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - busy, "tokens": tokens}
 
 
 if __name__ == "__main__":

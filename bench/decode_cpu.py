@@ -1,15 +1,16 @@
-"""Translating on a CPU: our native engine and our exported one beside their peers, on the same work.
+"""Measure CPU translation throughput of Dragoman's engines against CTranslate2 and other peers.
 
     python bench/decode_cpu.py --size small --beam 1 --sentences 1000
-    python bench/decode_cpu.py --peers all --sentences 400      # with OpenNMT-py, eole and JoeyNMT, each installed for it
-    python bench/decode_cpu.py --only native eole               # some, by the beginnings of their names
+    python bench/decode_cpu.py --peers all --sentences 400    # also OpenNMT-py, eole and JoeyNMT
+    python bench/decode_cpu.py --only native eole             # systems by prefix of their names
 
-Random weights of a fixed seed; sentences of like lengths go together, and every output is as long as its batch's longest source and two
-more, so that all do the same steps. Each contender lives in a process of its own, which loads, finds its best batch size and warms up
-before anything is timed; the rounds then go from one to the next, one at a time, so that a busy machine is busy for all. The best of the
-rounds counts, in sentences a second of wall time, with the worst beside it and the process's peak memory. Programs that do not spread
-their batches over the cores themselves run twice in every round: as they come, in one process with a thread for each core, and in a
-process of one thread for each core (`--arrangements better`: only what was quicker when it got ready). One that fails is told of in a line.
+The table has sentences/s (best and worst round), peak memory, the ratio to CTranslate2, and the
+ratio of our native engine to each system. Weights are random. Sentences are batched by length, and
+every output has the length of its batch's longest source plus two, so all systems decode the same
+number of steps. Each system runs in its own process, which loads the model, tunes its batch size
+and warms up before timing; rounds alternate between the systems. Systems that do not distribute
+batches over the cores run in two layouts: one process with a thread per core, and one process per
+core (`--layouts best`: the faster of the two).
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ TOOLKIT_SYSTEMS = ("OpenNMT-py float32", "eole float32", "JoeyNMT float32")
 
 
 class RunningSystem(NamedTuple):
-    """A contender's process, and what is known of it: a row for each of its arrangements."""
+    """A system's worker process, and one result row for each of its core layouts."""
 
     process: Any
     error_log: Path
     rows: list[dict[str, Any]]
 
     def ask(self, line: str = "") -> dict[str, Any]:
-        """Send a line, if any, and read the answer; what it says last before it fails is the error."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
+        """Send a line, if any; return the reply, or the last line of stderr after a crash."""
+        with contextlib.suppress(BrokenPipeError):  # the process has ended
             self.process.stdin.write(line)
             self.process.stdin.flush()
         line = self.process.stdout.readline()
@@ -65,13 +66,13 @@ class RunningSystem(NamedTuple):
             return json.loads(line)
         self.process.wait()
         reply = self.error_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return {"error": (reply or ["it ended without a word"])[-1][:300]}
+        return {"error": (reply or ["it ended without output"])[-1][:300]}
 
 
 def start_system(
     name: str, arguments: argparse.Namespace, folder: Path
 ) -> RunningSystem | dict[str, Any]:
-    """Start a contender and let it get ready; a failure is a row too, and all that there is."""
+    """Start a system and wait until it is ready; return a row with the error if it fails."""
     python = sys.executable
     if name in TOOLKIT_SYSTEMS:
         from bench.toolkit_environments import InstallError, toolkit_python
@@ -80,16 +81,16 @@ def start_system(
             python = str(toolkit_python(name.split()[0], metadata.version("torch")))
         except InstallError as problem:
             return {"system": name, "error": str(problem)}
-    command = [python, __file__, "--be", name, "--folder", str(folder)]
-    for each in ("size", "beam", "sentences", "cores", "patience", "arrangements"):
+    command = [python, __file__, "--worker", name, "--folder", str(folder)]
+    for each in ("size", "beam", "sentences", "cores", "patience", "layouts"):
         command += [f"--{each}", str(getattr(arguments, each))]
     error_log = folder / f"{name}.txt"
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
-    with error_log.open("w") as words:
+    with error_log.open("w") as log:
         pipes: dict[str, Any] = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,
-            "stderr": words,
+            "stderr": log,
         }
         process = subprocess.Popen(command, **pipes, text=True, env=environment)
     running = RunningSystem(process, error_log, [])
@@ -98,8 +99,8 @@ def start_system(
         process.communicate()
         return {"system": name, **reply}
     for each in reply["core_layouts"]:
-        words = each.pop("words")
-        full = f"{name}, {words}" if words else name
+        description = each.pop("description")
+        full = f"{name}, {description}" if description else name
         running.rows.append(
             {"system": full, "program": name, "version": reply["version"], **each, "rounds": []}
         )
@@ -107,7 +108,7 @@ def start_system(
 
 
 def run_round(running: RunningSystem, number: int, row: dict[str, Any], count: int) -> None:
-    """Let one arrangement of a contender run once, and note how it did."""
+    """Time one round of one core layout and append it to its row."""
     reply = running.ask(f"{number}\n")
     if "error" in reply:
         row["error"] = reply["error"]
@@ -120,16 +121,16 @@ def run_round(running: RunningSystem, number: int, row: dict[str, Any], count: i
 def run_benchmark(
     names: Sequence[str], arguments: argparse.Namespace, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """Run the rounds and give a row for each contender and arrangement."""
+    """Run all rounds; return one row for each system and core layout."""
     started: list[RunningSystem | dict[str, Any]] = []
     for name in names:
         each = start_system(name, arguments, folder)
         if isinstance(each, RunningSystem):
             reply = "ready, " + " and ".join(
-                f"{row['arrangement']} cores with {row['rows']} rows" for row in each.rows
+                f"{row['layout']} cores with {row['rows']} rows" for row in each.rows
             )
         else:
-            reply = f"left out: {each['error']}"
+            reply = f"skipped: {each['error']}"
         print(f"{name}: {reply}", file=sys.stderr, flush=True)
         started.append(each)
     running = [each for each in started if isinstance(each, RunningSystem)]
@@ -140,13 +141,13 @@ def run_benchmark(
                 if "error" not in row and spent <= arguments.patience:
                     run_round(each, number, row, arguments.sentences)
     for each in running:
-        each.process.communicate()  # no more lines: it ends
+        each.process.communicate()  # closing stdin ends the worker
     for each in started:
         yield from each.rows if isinstance(each, RunningSystem) else [each]
 
 
 def add_ratios(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Add to each row how it compares: with CTranslate2's best of its precision, and how many times as fast ours is, in each precision."""
+    """Yield the rows with their ratio to CTranslate2 and our native engine's ratio to them."""
     best = {row["system"]: max(row["rounds"]) for row in rows if row.get("rounds")}
     ours = {
         precision: best[f"native {precision}"]
@@ -170,16 +171,21 @@ def add_ratios(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def print_table(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Print the table, how many times as fast we are, and a line of JSON."""
+    """Print the table of throughput and ratios, and one line of JSON."""
     print(
-        f"{arguments.size}, beam {arguments.beam}, {arguments.sentences} sentences, {arguments.cores} cores, best of {arguments.rounds}"
+        f"{arguments.size}, beam {arguments.beam}, {arguments.sentences} sentences, "
+        f"{arguments.cores} cores, best of {arguments.rounds}"
     )
     rows = list(add_ratios(rows))
     wide = max(len(row["system"]) for row in rows)
     print(
-        f"{'':{wide}s} {'':>11s} {'worst':>8s} {'':>6s} {'':>5s} {'peak':>6s} {'times':>11s}  native is, in"
+        f"{'':{wide}s} {'':>11s} {'worst':>8s} {'':>6s} {'':>5s} {'peak':>6s} {'ratio to':>11s}"
+        "  native's ratio"
     )
-    names = f"{'system':{wide}s} {'sentences/s':>11s} {'round':>8s} {'cores':>6s} {'rows':>5s} {'MiB':>6s}"
+    names = (
+        f"{'system':{wide}s} {'sentences/s':>11s} {'round':>8s} {'cores':>6s} {'rows':>5s} "
+        f"{'MiB':>6s}"
+    )
     print(f"{names} {'CTranslate2':>11s} {'float32':>8s} {'int8':>6s}")
     for row in rows:
         if row.get("rounds"):
@@ -189,7 +195,10 @@ def print_table(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -
                 row["native_is"].get("int8"),
             ]
             reply = [f"{ratio:.2f}" if ratio else "-" for ratio in ratios]
-            numbers = f"{row['best']:11.1f} {min(row['rounds']):8.1f} {row['arrangement']:>6s} {row['rows']:5d} {row['peak_mib']:6d}"
+            numbers = (
+                f"{row['best']:11.1f} {min(row['rounds']):8.1f} {row['layout']:>6s} "
+                f"{row['rows']:5d} {row['peak_mib']:6d}"
+            )
             print(
                 f"{row['system']:{wide}s} {numbers} {reply[0]:>11s} {reply[1]:>8s} {reply[2]:>6s}"
             )
@@ -216,7 +225,7 @@ def print_table(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -
 
 
 def select_systems(arguments: argparse.Namespace) -> list[str]:
-    """Choose the contenders; what is not installed here is told of in a line."""
+    """Return the selected systems; warn about those that are not installed."""
     names = (
         [*LOCAL_SYSTEMS, *TOOLKIT_SYSTEMS]
         if arguments.peers == "all" or arguments.only
@@ -232,13 +241,13 @@ def select_systems(arguments: argparse.Namespace) -> list[str]:
     for name in list(names):
         program = needs.get(name.split()[0])
         if program and importlib.util.find_spec(program) is None:
-            print(f"{name}: left out: {program} is not installed", file=sys.stderr)
+            print(f"{name}: skipped: {program} is not installed", file=sys.stderr)
             names.remove(name)
     return names
 
 
 def main() -> None:
-    """Parse, and race or be raced."""
+    """Parse the arguments and run the benchmark, or one worker of it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -251,31 +260,32 @@ def main() -> None:
         "--peers",
         choices=["some", "all"],
         default="some",
-        help="all: other toolkits too, which takes installations",
+        help="all: also install and run OpenNMT-py, eole and JoeyNMT",
     )
-    parser.add_argument("--only", nargs="*", help="contenders, by the beginning of their names")
+    parser.add_argument("--only", nargs="*", help="systems, by prefix of their names")
     parser.add_argument(
-        "--arrangements",
-        choices=["both", "better"],
+        "--layouts",
+        choices=["both", "best"],
         default="both",
-        help="of programs that have no say in how they use the cores",
+        help="core layouts of systems that do not distribute batches",
     )
     parser.add_argument(
         "--patience",
         type=float,
         default=40.0,
-        help="no further round, or batch size, after so many seconds",
+        help="seconds after which no further round or batch size is run",
     )
-    parser.add_argument("--be", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.be:
-        run_worker(arguments.be, arguments)
+    if arguments.worker:
+        run_worker(arguments.worker, arguments)
         return
     names = select_systems(arguments)
     if not names:
         parser.error(
-            f"--only must name contenders by their beginnings; found {arguments.only}; there are: {'; '.join(LOCAL_SYSTEMS + TOOLKIT_SYSTEMS)}"
+            f"--only must name systems by prefix; found {arguments.only}; "
+            f"choose from: {'; '.join(LOCAL_SYSTEMS + TOOLKIT_SYSTEMS)}"
         )
     with tempfile.TemporaryDirectory() as folder:
         print_table(list(run_benchmark(names, arguments, Path(folder))), arguments)

@@ -1,14 +1,14 @@
-"""Time decoding on a GPU: the translator's native engine against `transformers.generate` with the same weights.
+"""Measure GPU translation throughput of Dragoman's native engine against `transformers.generate`.
 
-python bench/decode_gpu.py --data ../shared/data            about three minutes: Multi30k, learnt for half a minute; unseen sentences
-python bench/decode_gpu.py                                  the same on drawn text, which cannot be learnt: outputs end by chance
-python bench/decode_gpu.py --size tiny --sentences 8 --updates 2 --batches 0 --peer-batches 8 --beams 1 --dtypes float32      on a CPU
+    python bench/decode_gpu.py --data DIR      Multi30k in DIR; about three minutes
+    python bench/decode_gpu.py                 synthetic text, on which outputs end by chance
+    python bench/decode_gpu.py --size tiny --sentences 8 --train-steps 2 --dtypes float32
 
-"ours" goes from text to text, tokenising and spelling included; "ours, ids" and the peer go from ready-made ids in batches of like
-lengths to ids. Each is timed at several batch sizes, after rounds that are not counted, and judged by its best. All search by the
-sum of log-probabilities, without a length penalty, which they define differently. The peer searches twice: until nothing unfinished
-can win, as ours does, and with its `early_stopping`, which ends sooner; the quicker counts. Outputs are compared with those of its
-first search in float32, which half precision of either side rounds away from.
+Both have the same weights. "ours" translates text to text; "ours, ids" and the peer translate token
+ids in batches of similar length. Each runs at several batch sizes after warm-up; the best counts,
+and the ratio to the best peer is printed. All search without a length penalty, which they define
+differently. The peer runs with and without `early_stopping`; the faster counts. Outputs are
+compared with the peer's in float32.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ TEST_SETS = (
     "test_2016_flickr",
     "test_2017_flickr",
     "dev",
-)  # of Multi30k: 3,014 sentences that are not trained on
+)  # of Multi30k: 3,014 unseen sentences
 
 
 def main() -> None:
-    """Train a little, then time both at every setting, printing each as it is done, then ratios and one line of JSON."""
+    """Train briefly, time every system and setting, print the ratios and one line of JSON."""
     options = parse_arguments()
     began = time.monotonic()
     device = torch.device(options.device)
@@ -73,9 +73,8 @@ def main() -> None:
         corpus = load_corpus(options, folder)
         texts, references = sentences(options, corpus)
         model = train_briefly(options, corpus, device, folder / "run")
-        torch.set_float32_matmul_precision(
-            "highest"
-        )  # training may round products of float32; what others are compared with must not
+        # training may allow TF32; the reference outputs must not
+        torch.set_float32_matmul_precision("highest")
         config = Config(
             text=TextConfig(tokenizer=corpus.tokenizers.src.kind),
             model=model_config(options.size),
@@ -84,8 +83,9 @@ def main() -> None:
         (folder / "theirs").mkdir()
         save_hugging_face(model, corpus.tokenizers, config, folder / "theirs")
         print(
-            f"{device_name(device)}, torch {torch.__version__}; {options.size}, {len(corpus.tokenizers.tgt):,} pieces, "
-            f"{len(texts):,} sentences, best of {options.rounds}; ready after {time.monotonic() - began:.0f} s",
+            f"{device_name(device)}, torch {torch.__version__}; {options.size}, "
+            f"vocabulary of {len(corpus.tokenizers.tgt):,}, {len(texts):,} sentences, "
+            f"best of {options.rounds}; ready after {time.monotonic() - began:.0f} s",
             flush=True,
         )
         rows: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the options; what is not given follows from the size."""
+    """Parse the arguments; defaults depend on the size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -133,7 +133,7 @@ def parse_arguments() -> argparse.Namespace:
         type=int,
         nargs="+",
         default=[0, 1536],
-        help="sentences together; 0 as the translator chooses",
+        help="batch sizes; 0 for the translator's choice",
     )
     parser.add_argument("--peer-batches", type=int, nargs="+", default=[384, 768])
     parser.add_argument(
@@ -141,19 +141,24 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--updates", type=int, default=1000, help="of training before, so that outputs end"
+        "--train-steps",
+        type=int,
+        default=1000,
+        help="training steps before timing, so that outputs end",
     )
     parser.add_argument(
-        "--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing"
+        "--data", type=Path, metavar="DIR", help="directory of multi30k/; default: synthetic text"
     )
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument(
-        "--stretch",
+        "--length-factor",
         type=float,
         default=1.0,
-        help="times which drawn sentences are longer than Multi30k's",
+        help="length of synthetic sentences relative to Multi30k's",
     )
-    parser.add_argument("--seconds", type=float, default=200.0, help="begin nothing after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=200.0, help="start no measurement after this long"
+    )
     options = parser.parse_args()
     tiny = options.size == "tiny"
     options.vocabulary = options.vocabulary or (512 if tiny else 32_768)
@@ -163,7 +168,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def sentences(options: argparse.Namespace, corpus: Corpus) -> tuple[list[str], list[str]]:
-    """Choose what is translated, with references: unseen text where there is any."""
+    """Return the sentences to translate and their references, unseen in training if possible."""
     chosen = list(zip(corpus.src, corpus.tgt, strict=True))
     if options.data:
         folder = options.data / "multi30k"
@@ -182,20 +187,20 @@ def sentences(options: argparse.Namespace, corpus: Corpus) -> tuple[list[str], l
 def train_briefly(
     options: argparse.Namespace, corpus: Corpus, device: torch.device, folder: Path
 ) -> EncoderDecoder:
-    """Train for a moment, gently since the norm is behind the layers: random weights end no sentence, and say nothing about agreement."""
+    """Train for a few steps, so that the model ends its sentences."""
     plan = BenchmarkPlan(
         corpus.store,
         batch_tokens=options.batch_tokens,
         max_shapes=8,
-        steps=options.updates,
+        steps=options.train_steps,
         rounds=1,
     )
     config = TrainConfig(
-        steps=options.updates,
+        steps=options.train_steps,
         batch_tokens=options.batch_tokens,
         checkpoint_every=10**6,
         learning_rate=3e-4,
-        warmup_steps=options.updates // 2,
+        warmup_steps=options.train_steps // 2,
         compile="off",
         keep_checkpoints=1,
     )
@@ -211,7 +216,7 @@ def train_briefly(
 def benchmark_system(
     kind: Any, inputs: BenchmarkInputs, beam: int, dtype: str, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Time one contender at all its batch sizes; whatever happens to it, the others go on."""
+    """Time a system at all its batch sizes; report errors and continue."""
     rows: list[dict[str, Any]] = []
     try:
         system = kind(inputs, dtype)
@@ -230,7 +235,7 @@ def benchmark_system(
 def time_system(
     system: Any, size: int, beam: int, dtype: str, device: torch.device, rounds: int
 ) -> dict[str, Any]:
-    """Time one setting and show it."""
+    """Time one setting; print and return its row."""
     row: dict[str, Any] = {"system": system.name, "beam": beam, "dtype": dtype, "batch": size}
     try:
         reset_peak(device)
@@ -245,16 +250,17 @@ def time_system(
     row["MiB"] = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
     print(
-        f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s (slowest {row['slowest']:.1f}){memory}",
+        f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s "
+        f"(slowest {row['slowest']:.1f}){memory}",
         flush=True,
     )
     return row
 
 
 def _batch_independence(system: OurTranslator, row: dict[str, Any], beam: int) -> dict[str, Any]:
-    """Say how many of some sentences come out alike alone and in small batches."""
+    """Return the fraction of outputs equal to those of batch sizes 1 and 64."""
     try:
-        shares = {
+        equal = {
             size: _equal_fraction(
                 system.translate_in_small_batches(beam, size), row["ids"][:SMALL_BATCH_SENTENCES]
             )
@@ -264,33 +270,33 @@ def _batch_independence(system: OurTranslator, row: dict[str, Any], beam: int) -
         _failure_row(row, error)
         return {}
     print(
-        f"  {_label(row)}  as alone {shares[1]:.1%}, as in batches of 64 {shares[64]:.1%}",
+        f"  {_label(row)}  equal to batch size 1: {equal[1]:.1%}, to 64: {equal[64]:.1%}",
         flush=True,
     )
-    return {"as_alone": shares[1], "as_in_64": shares[64]}
+    return {"equal_to_batch_1": equal[1], "equal_to_batch_64": equal[64]}
 
 
 def _failure_row(row: dict[str, Any], error: Exception) -> dict[str, Any]:
-    """Show what failed."""
+    """Print and return the error of a row."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     print(f"  {_label(row)}  failed: {reason}", flush=True)
     return row | {"error": reason}
 
 
 def _label(row: dict[str, Any]) -> str:
-    """Name a row."""
+    """Return the label of a row."""
     return f"{row['system']:19s} beam {row['beam']}  {row['dtype']:9s} batch {row['batch']:5d}"
 
 
 def _equal_fraction(one: Sequence[str], other: Sequence[str]) -> float:
-    """Count equal outputs."""
+    """Return the fraction of equal outputs."""
     return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
 def _seconds(
     action: Callable[[], Any], device: torch.device, rounds: int
 ) -> tuple[list[float], Any]:
-    """Time an action after runs that are not counted: one to see the shapes, and on a GPU one more to have them all recorded."""
+    """Time an action after warm-up: one call, and on a GPU another one to capture CUDA graphs."""
     for _ in range(2 if device.type == "cuda" else 1):
         found = action()
     took = []
@@ -306,7 +312,7 @@ def _seconds(
 def report(
     rows: Sequence[dict[str, Any]], references: list[str], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Compare the best batch size of each with the peer's best in the same format and in any, and outputs with the reference."""
+    """Print and return the best batch size of each system and its ratio to the peer."""
     results = []
     print("\nbest batch size of each:")
     for beam in options.beams:
@@ -334,17 +340,19 @@ def report(
                 "bleu": sacrebleu.corpus_bleu(row["ids"], [references]).score,
             }
             print(
-                f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s  BLEU {result['bleu']:.2f}",
+                f"  {_label(row)}  {row['sentences_s']:9.1f} sentences/s"
+                f"  BLEU {result['bleu']:.2f}",
                 end="",
             )
             print(
-                f"  as {reference_row['system']} {reference_row['dtype']} {result['same_outputs']:.2%}",
+                f"  equal to {reference_row['system']} {reference_row['dtype']}: "
+                f"{result['same_outputs']:.2%}",
                 end="",
             )
             if not system.startswith(TransformersPeer.name):
                 result |= _ratios(row, peers)
                 print(
-                    f"  {result['ratio_to_best']:.2f} times the best of transformers ({result['best']})",
+                    f"  {result['ratio_to_best']:.2f} times the best peer ({result['best']})",
                     end="",
                 )
             print()
@@ -353,7 +361,7 @@ def report(
 
 
 def _ratios(row: dict[str, Any], peers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Say how many times as quick as the quickest peer a row is, and as each in its own format."""
+    """Return the ratios of a row to the fastest peer and to each peer of its dtype."""
     quickest = max(peers, key=lambda peer: float(peer["sentences_s"]))
     alike = {
         f"ratio to {peer['system']}": row["sentences_s"] / peer["sentences_s"]

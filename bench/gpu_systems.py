@@ -1,4 +1,4 @@
-"""Who decodes in `decode_gpu.py`: the translator, its native engine by itself, and `transformers.generate`."""
+"""Systems of decode_gpu.py: Dragoman's translator, its engine and `transformers.generate`."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.text.special_tokens import BOS, EOS, PAD
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-SMALL_BATCH_SENTENCES = 200  # sentences that are also translated one by one
+SMALL_BATCH_SENTENCES = 200  # sentences also translated in small batches
 
 
 class BenchmarkInputs(NamedTuple):
-    """What every contender is made from."""
+    """Model, data and settings of all systems."""
 
     model: EncoderDecoder
     corpus: Corpus
     config: Config
     texts: list[str]
-    folder: Path  # the same weights as transformers reads them
+    folder: Path  # the same weights in transformers' format
     device: torch.device
 
 
 class OurTranslator:
-    """The translator, native engine, from text to text."""
+    """The translator with the native engine, text to text."""
 
     name = "ours"
 
     def __init__(self, inputs: BenchmarkInputs, dtype: str) -> None:
-        # A CPU has no half precision to show here.
+        # Half precision is for GPUs.
         precision = dtype if inputs.device.type == "cuda" else "float32"
         self._translator = Translator(
             NativeEngine(lambda: inputs.model, precision=precision),
@@ -48,24 +48,24 @@ class OurTranslator:
         self._texts = inputs.texts
 
     def __call__(self, size: int, beam: int) -> list[str]:
-        """Translate everything."""
+        """Translate all sentences."""
         return self._translator.translate(
             self._texts, beam=beam, batch_size=size or None, window=len(self._texts)
         )
 
     def detokenize(self, found: list[str]) -> list[str]:
-        """Leave text as it is."""
+        """Return the text unchanged."""
         return found
 
     def translate_in_small_batches(self, beam: int, size: int) -> list[str]:
-        """Translate some of them in small batches."""
+        """Translate a few sentences in small batches."""
         return self._translator.translate(
             self._texts[:SMALL_BATCH_SENTENCES], beam=beam, batch_size=size
         )
 
 
 class OurEngine:
-    """The native engine by itself, from ids to ids, as the peer."""
+    """The native engine, ids to ids."""
 
     name = "ours, ids"
 
@@ -79,7 +79,7 @@ class OurEngine:
         self._tokenizer, self._decode = inputs.corpus.tokenizers.tgt, inputs.config.decode
 
     def __call__(self, size: int, beam: int) -> list[list[int]]:
-        """Search for everything."""
+        """Translate all sentences."""
         lengths = [len(source) + 1 for source in self._sources]
         made: dict[int, list[int]] = {}
         for group in group_by_length(
@@ -109,12 +109,12 @@ class OurEngine:
         return [made[number] for number in range(len(lengths))]
 
     def detokenize(self, found: list[list[int]]) -> list[str]:
-        """Turn ids into text as the translator does."""
+        """Return the text of token ids."""
         return [replace_control_chars(text) for text in self._tokenizer.decode_batch(found)]
 
 
 class TransformersPeer:
-    """`transformers.generate`, by batches of like lengths; searches until nothing unfinished can still win, as ours does."""
+    """`transformers.generate` on batches of similar length, without early stopping."""
 
     name = "transformers"
     early_stopping = False
@@ -146,7 +146,7 @@ class TransformersPeer:
 
     @torch.inference_mode()
     def __call__(self, size: int, beam: int) -> list[list[int]]:
-        """Generate for everything, and bring the ids to the host."""
+        """Translate all sentences and copy the ids to the host."""
         made: dict[int, list[int]] = {}
         for first in range(0, len(self._order), size):
             numbers = self._order[first : first + size]
@@ -174,8 +174,8 @@ class TransformersPeer:
         return [made[number] for number in range(len(self._order))]
 
     def detokenize(self, found: list[list[int]]) -> list[str]:
-        """Turn ids into text as ours does."""
-        # It knows one limit for a batch; an output that does not end is compared up to its own.
+        """Return the text of token ids."""
+        # `generate` has one length limit per batch; cut unfinished outputs at their own.
         limits = [
             int(self._decode.max_length_ratio * (len(source) - 1)) + self._decode.max_length_extra
             for source in self._sources
@@ -184,14 +184,14 @@ class TransformersPeer:
             ids[: ids.index(EOS)] if EOS in ids else ids[:limit]
             for ids, limit in zip(found, limits, strict=True)
         ]
-        spelt = self._tokenizer.decode_batch(
+        texts = self._tokenizer.decode_batch(
             [[each for each in ids if each not in (PAD, BOS)] for ids in cut]
         )
-        return [replace_control_chars(text) for text in spelt]
+        return [replace_control_chars(text) for text in texts]
 
 
 class TransformersEarlyStopping(TransformersPeer):
-    """The same, ending a sentence when as many hypotheses are finished as the beam is wide: quicker, not always the best found."""
+    """The same with `early_stopping`: faster, not always the best hypothesis."""
 
     name = "transformers, early"
     early_stopping = True

@@ -1,20 +1,18 @@
-"""Hugging Face's own trainer, on batches that it makes itself: what its user gets, where bench/peers.py has a model on our batches.
+"""Hugging Face's `Seq2SeqTrainer` as a training peer, with its own batches and data loading.
 
-`Seq2SeqTrainer` (transformers, with accelerate) trains the Marian of bench/peers.py on the same prepared pairs, set up as well as its
-documentation lets a user: bfloat16, fused AdamW, label smoothing, worker processes, pinned memory copied without waiting, no cache of
-keys, no look at each loss for what is not finite, nothing saved, logged or evaluated. It compiles by its own option, told that shapes
-change. Marian draws a number before every layer to decide whether to leave it out, with layer drop off too, where the compiler stops:
-it gets the layers one by one, and the loss stays outside.
+It trains the Marian model of bench/peers.py on the same sentence pairs, configured for speed as its
+documentation allows: bfloat16, fused AdamW, label smoothing, worker processes, pinned memory, no
+checkpoints, logs or evaluation, torch.compile with dynamic shapes. Marian draws a random number
+before every layer (LayerDrop), which breaks the graph: its layers are compiled one by one.
 
-Batches: it wants sentences, not slots, so a batch has as many as fill our slots at the mean length of the pairs' longer sides. Its sampler
-sorts 50 batches' pairs at a time by length, where a pass has four times as many. It measures the source's, which leaves 26 % padding in the
-drawn corpus. Whoever thinks of it can give a column of lengths of their own: "told lengths" has the longer side's, and 10 % padding.
-The pairs are gone through again until there are enough for this; a round is one such sorting, of --steps batches, and has more padding
-below 50.
+Batches: the trainer counts sentences, so a batch has as many as fill our padded tokens at the mean
+length. Its sampler sorts the pairs of 50 batches by source length, which leaves 26 % padding on the
+synthetic corpus; "by length" gives it a column with the longer side's length: 10 % padding. The
+pairs are repeated until there are enough for that; a round has --steps batches.
 
-Memory: a logit takes 16 bytes at the peak: its float32, the logarithm of its probability, that negated or its gradient, and another. The
-worst batch has the longest target. With 32,768 pieces, 1,534 pairs of 61 and 52 pieces are 42 GB of logits and 25 GB of layers, as
-PyTorch's memory tracker counts without a GPU. Logits may take half of a device's memory; where they would take more, batches are smaller.
+Memory: logits take 16 bytes each at the peak. With a vocabulary of 32,768, 1,534 pairs of 61 and 52
+tokens need 42 GB for logits and 25 GB for layers. Batches are reduced until the logits fit into
+half of the device's memory.
 """
 
 from __future__ import annotations
@@ -38,22 +36,22 @@ from dragoman.data.token_store import TokenStore
 from dragoman.text.special_tokens import EOS, PAD
 from dragoman.training.mixed_precision import choose_precision
 
-GIVEN_LENGTHS = "told lengths"
+GIVEN_LENGTHS = "by length"
 TRAINERS = [
     "Hugging Face Trainer",
     "Hugging Face Trainer, compiled",
     f"Hugging Face Trainer, {GIVEN_LENGTHS}",
     f"Hugging Face Trainer, {GIVEN_LENGTHS}, compiled",
 ]
-IGNORE_INDEX = -100  # what its losses pass over
-ROUNDS = 2  # after one to warm up; with that, no more than SORTINGS
-SORTS_PER_EPOCH = 4  # a pass has at least so many, or its sampler sorts fewer batches at a time
+IGNORE_INDEX = -100  # ignored by its losses
+ROUNDS = 2  # after a warm-up round; at most SORTINGS in all
+SORTS_PER_EPOCH = 4  # per epoch at least, so that its sampler sorts 50 batches at a time
 BYTES_PER_LOGIT = 16
-WORKERS = 4  # more would not pay: one makes a batch of 1,534 pairs in 6 ms
+WORKERS = 4  # one worker makes a batch of 1,534 pairs in 6 ms
 
 
 class PairDataset(torch.utils.data.Dataset[dict[str, NDArray[np.int64]]]):
-    """A store's pairs in memory, with their ends, gone through again until there are enough."""
+    """Sentence pairs in memory, repeated until there are enough."""
 
     def __init__(self, store: TokenStore, count: int) -> None:
         self._count = count
@@ -65,27 +63,28 @@ class PairDataset(torch.utils.data.Dataset[dict[str, NDArray[np.int64]]]):
             }
             for place in range(min(count, len(store)))
         ]
+        # (N, 2)
         self.sizes = np.array([[len(ids) for ids in row.values()] for row in self._rows])[
             np.arange(count) % len(self._rows)
-        ]  # (N, 2)
+        ]
 
     def __len__(self) -> int:
-        """Count the pairs, those that come again too."""
+        """Return the number of pairs, repetitions included."""
         return self._count
 
     def __getitem__(self, place: int) -> dict[str, NDArray[np.int64]]:
-        """Return a pair by number."""
+        """Return a pair."""
         return self._rows[place % len(self._rows)]
 
 
 class PaddingCollator:
-    """Pads as `DataCollatorForSeq2Seq` does, which would want a tokenizer for it."""
+    """Pads as `DataCollatorForSeq2Seq` does, without a tokenizer."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def __call__(self, pairs: Sequence[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
-        """Put pairs side by side: (B, S) and (B, T)."""
+        """Return padded sources (B, S) and targets (B, T)."""
         src, labels = (
             _table([pair[name] for pair in pairs], fill)
             for name, fill in (("input_ids", PAD), ("labels", IGNORE_INDEX))
@@ -107,45 +106,48 @@ def _table(rows: list[NDArray[np.int64]], fill: int) -> Tensor:
 
 
 class RecordingSampler(torch.utils.data.Sampler[int]):
-    """Hands on a sampler's order, and keeps it: batches are made in other processes, where nothing can be counted."""
+    """Wraps a sampler and stores its order, to count tokens afterwards."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self.order: list[int] = []
 
     def __len__(self) -> int:
-        """Count a pass's pairs."""
+        """Return the number of pairs in an epoch."""
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[int]:
-        """Draw a pass's order."""
+        """Yield an epoch's order."""
         drawn = list(self._sampler)
         self.order += drawn
         return iter(drawn)
 
 
 def sentences_per_batch(
-    store: TokenStore, *, slots: int, vocabulary: int, room: float = float("inf")
+    store: TokenStore, *, padded_tokens: int, vocabulary: int, max_bytes: float = float("inf")
 ) -> int:
-    """Choose how many sentences fill so many slots of the longer side on average; the longest targets' logits must fit into room."""
+    """Return the sentences that fill a batch of padded tokens, limited by the memory of logits."""
     longer = np.maximum(store.src_lengths, store.tgt_lengths).astype(np.int64) + 1
     worst = (int(store.tgt_lengths.max()) + 1) * vocabulary * BYTES_PER_LOGIT
-    return max(1, int(min(slots / longer.mean(), room / worst)))
+    return max(1, int(min(padded_tokens / longer.mean(), max_bytes / worst)))
 
 
 def time_trainer(
     system: str, model: Any, store: TokenStore, options: Any, device: torch.device, folder: Path
 ) -> dict[str, Any]:
-    """Train through Hugging Face's trainer, and read the clock where a round ends."""
+    """Train with Hugging Face's trainer; return a row with its throughput."""
     began = time.perf_counter()
     reset_peak(device)
-    room = (
+    max_bytes = (
         torch.cuda.get_device_properties(device).total_memory / 2
         if device.type == "cuda"
         else float("inf")
     )
     sentences = sentences_per_batch(
-        store, slots=options.batch_tokens, vocabulary=options.vocabulary, room=room
+        store,
+        padded_tokens=options.batch_tokens,
+        vocabulary=options.vocabulary,
+        max_bytes=max_bytes,
     )
     steps = options.steps
     data = PairDataset(store, SORTS_PER_EPOCH * steps * sentences)
@@ -153,7 +155,7 @@ def time_trainer(
         settings = arguments(
             folder,
             sentences=sentences,
-            updates=(1 + ROUNDS) * steps,
+            steps=(1 + ROUNDS) * steps,
             half=choose_precision(options.precision, device).dtype == torch.bfloat16,
             cpu=device.type == "cpu",
             compiled=system.endswith("compiled"),
@@ -176,7 +178,7 @@ def time_trainer(
     tokens = [each for each, _ in counted]
     means = torch.stack(losses[: len(clock) * steps]).view(-1, steps).mean(dim=1).tolist()
     more = {
-        "padding": 1.0 - sum(tokens) / sum(slots for _, slots in counted),
+        "padding": 1.0 - sum(tokens) / sum(padded for _, padded in counted),
         "sentences": sentences,
         "losses": means,
     }
@@ -185,7 +187,7 @@ def time_trainer(
 
 @contextmanager
 def dynamic_shapes() -> Iterator[None]:
-    """Have its option to compile do so once for all shapes, by the setting that its documentation has for this."""
+    """Make its torch.compile option use dynamic shapes, by the documented environment setting."""
     name = "ACCELERATE_DYNAMO_USE_DYNAMIC"
     before = os.environ.get(name)
     os.environ[name] = "true"
@@ -198,16 +200,16 @@ def dynamic_shapes() -> Iterator[None]:
 
 
 def arguments(
-    folder: Path, *, sentences: int, updates: int, half: bool, cpu: bool, compiled: bool
+    folder: Path, *, sentences: int, steps: int, half: bool, cpu: bool, compiled: bool
 ) -> Any:
-    """Set the trainer up; the optimiser's numbers are those of the other peers, and clipping is ours."""
+    """Return the trainer's arguments, with the optimizer settings of the other peers."""
     import transformers
 
     library: Any = transformers
     workers = 0 if cpu else WORKERS
     return library.Seq2SeqTrainingArguments(
         output_dir=str(folder),
-        max_steps=updates,
+        max_steps=steps,
         per_device_train_batch_size=sentences,
         train_sampling_strategy="group_by_length",
         label_smoothing_factor=SMOOTHING,
@@ -224,7 +226,7 @@ def arguments(
         dataloader_num_workers=workers,
         dataloader_pin_memory=not cpu,
         accelerator_config={"non_blocking": not cpu},
-        logging_nan_inf_filter=False,  # it waits for the device at every update
+        logging_nan_inf_filter=False,  # it would synchronize at every step
         remove_unused_columns=False,
         save_strategy="no",
         eval_strategy="no",
@@ -238,7 +240,7 @@ def arguments(
 def build_hf_trainer(
     model: Any, data: PairDataset, settings: Any, *, given_lengths: bool
 ) -> tuple[Any, RecordingSampler]:
-    """Put its trainer together, with the order in which it will go through the pairs, sorted by their sources or as it was told."""
+    """Return the trainer and its sampler, sorting by source or by the given lengths."""
     import transformers
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -251,7 +253,7 @@ def build_hf_trainer(
     trainer = library.Seq2SeqTrainer(
         model=model, args=settings, train_dataset=data, data_collator=PaddingCollator(model)
     )
-    trainer._get_train_sampler = lambda *_: sampler  # what it makes itself, but remembered
+    trainer._get_train_sampler = lambda *_: sampler  # its own sampler, recorded
     trainer.remove_callback(library.PrinterCallback)
     return trainer, sampler
 
@@ -259,7 +261,7 @@ def build_hf_trainer(
 def record_timing(
     trainer: Any, *, every: int, device: torch.device
 ) -> tuple[list[float], list[Tensor]]:
-    """Return lists that will have the time after every so many updates, and each update's loss."""
+    """Add a callback; return the lists that it fills with times and losses."""
     import transformers
 
     library: Any = transformers
@@ -267,10 +269,10 @@ def record_timing(
     losses: list[Tensor] = []
 
     class Clock(library.TrainerCallback):  # type: ignore[misc]  # a class of Any
-        """Reads the clock, the device having finished."""
+        """Callback that reads the clock after synchronizing the device."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            """Look after every update whether a round has ended."""
+            """Read the clock at the end of each round."""
             if state.global_step % every == 0:
                 synchronize(device)
                 clock.append(time.perf_counter())
@@ -279,7 +281,7 @@ def record_timing(
 
     def training_step(*given: Any, **named: Any) -> Tensor:
         loss: Tensor = plain(*given, **named)
-        losses.append(loss)  # on its device: nothing waits
+        losses.append(loss)  # stays on the device
         return loss
 
     trainer.training_step = training_step
@@ -290,7 +292,7 @@ def record_timing(
 def count(
     data: PairDataset, order: Sequence[int], sentences: int, first: int, last: int
 ) -> tuple[int, int]:
-    """Count the real tokens of both sides, ends included, and the slots of some updates."""
+    """Return the tokens without padding, and the padded tokens, of some steps."""
     sizes = data.sizes[np.array(order[first * sentences : last * sentences])].reshape(
         last - first, sentences, 2
     )

@@ -1,4 +1,4 @@
-"""Those that translate in this interpreter: our native engine and our exported one, CTranslate2, transformers, torch.nn.Transformer."""
+"""Systems of decode_cpu.py that run in this environment: Dragoman's engines and four peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.workload import (
 
 
 class NumberTokenizer:
-    """Stands for a tokenizer: pieces spelt by their numbers, for programs that want them spelt."""
+    """Tokenizer stub whose tokens are the numbers of their ids."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -27,14 +27,14 @@ class NumberTokenizer:
         return self._size
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Spell some."""
+        """Return the tokens of ids."""
         from dragoman.text.special_tokens import SPECIAL_TOKENS
 
         return [SPECIAL_TOKENS[each] if each < len(SPECIAL_TOKENS) else f"p{each}" for each in ids]
 
 
 def build_model_and_config(size: str) -> Any:
-    """Build the model and its configuration."""
+    """Return the model of a size and its configuration."""
     import torch
 
     from dragoman.config import Config
@@ -49,7 +49,7 @@ def build_model_and_config(size: str) -> Any:
 
 
 def exported_model(size: str, precision: str, folder: Path) -> Path:
-    """Export the model to CTranslate2, once for all who want it."""
+    """Export the model to CTranslate2 once and return its directory."""
     from dragoman.exchange.ctranslate2_export import save_ctranslate2
     from dragoman.text.tokenizer import Tokenizers
 
@@ -65,7 +65,7 @@ def exported_model(size: str, precision: str, folder: Path) -> Path:
 
 
 def engine_translator(engine: Any, beam: int) -> TranslateBatches:
-    """Translate through the face of our engines."""
+    """Return a function that translates batches with one of our engines."""
     from dragoman.decoding.beam_search import BeamSearch
     from dragoman.decoding.greedy import GreedySearch
     from dragoman.inference import SearchRequest
@@ -77,7 +77,7 @@ def engine_translator(engine: Any, beam: int) -> TranslateBatches:
         many, length = (
             len(batch),
             output_length(batch) - 1,
-        )  # an end is a step that we do not count: all do as many steps
+        )  # EOS is one more step; all decode the same number
         return SearchRequest(
             sources=batch,
             limits=[length] * many,
@@ -98,7 +98,7 @@ def engine_translator(engine: Any, beam: int) -> TranslateBatches:
 
 
 def native(size: str, precision: str, beam: int, cores: int) -> TranslateBatches:
-    """Ours, a worker of one thread for each core."""
+    """Return our native engine with one single-threaded worker per core."""
     from dragoman.inference import NativeEngine
 
     model, _ = build_model_and_config(size)
@@ -108,7 +108,7 @@ def native(size: str, precision: str, beam: int, cores: int) -> TranslateBatches
 def exported_engine(
     size: str, precision: str, beam: int, cores: int, folder: Path
 ) -> TranslateBatches:
-    """CTranslate2 behind the face of our engines."""
+    """Return our CTranslate2 engine."""
     from dragoman.inference.ctranslate2_engine import CTranslate2Engine
     from dragoman.text.tokenizer import Tokenizers
 
@@ -129,7 +129,7 @@ def exported_engine(
 def ctranslate2_direct(
     size: str, precision: str, beam: int, cores: int, folder: Path, *, workers: bool
 ) -> TranslateBatches:
-    """CTranslate2 as its own documentation uses it: a queue of batches, or all threads on each."""
+    """Return CTranslate2 as documented: several workers, or all threads for each batch."""
     from ctranslate2 import Translator
 
     split = (
@@ -160,7 +160,7 @@ def ctranslate2_direct(
 
 
 def transformers(size: str, precision: str, beam: int) -> TranslateBatch:
-    """Marian's model of the same shape through `generate`."""
+    """Return transformers' Marian model of the same size with `generate`."""
     import torch
 
     from bench.peers import build_marian
@@ -182,13 +182,13 @@ def transformers(size: str, precision: str, beam: int) -> TranslateBatch:
                 min_new_tokens=length,
                 max_new_tokens=length,
             )
-        return found[:, 1:].tolist()  # without the start
+        return found[:, 1:].tolist()  # without BOS
 
     return translate
 
 
 def torch_transformer_peer(size: str, precision: str, beam: int) -> TranslateBatch:
-    """`torch.nn.Transformer` with the search that its user writes: it has no cache, so every step goes over the whole prefix."""
+    """Return `torch.nn.Transformer` with a plain search; it has no KV cache."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -209,9 +209,8 @@ def torch_transformer_peer(size: str, precision: str, beam: int) -> TranslateBat
         ).repeat_interleave(beam, 0)
         padding_mask = padding_mask.repeat_interleave(beam, 0)
         prefix = torch.full((len(batch) * beam, 1), BOS)
-        scores = torch.tensor([0.0] + [-torch.inf] * (beam - 1)).repeat(
-            len(batch), 1
-        )  # at first all beams are alike
+        # the beams start equal
+        scores = torch.tensor([0.0] + [-torch.inf] * (beam - 1)).repeat(len(batch), 1)
         starts = torch.arange(len(batch))[:, None] * beam
         for _ in range(length):
             causal = nn.Transformer.generate_square_subsequent_mask(prefix.shape[1]).isinf()
@@ -228,16 +227,16 @@ def torch_transformer_peer(size: str, precision: str, beam: int) -> TranslateBat
                 prefix = torch.cat([prefix, logits.argmax(-1, keepdim=True)], dim=1)
                 continue
             extended = scores[:, :, None] + logits.log_softmax(-1).view(len(batch), beam, -1)
-            scores, places = extended.flatten(1).topk(beam)
-            rows, pieces = starts + places // logits.shape[1], places % logits.shape[1]
-            prefix = torch.cat([prefix[rows.flatten()], pieces.view(-1, 1)], dim=1)
+            scores, indices = extended.flatten(1).topk(beam)
+            rows, tokens = starts + indices // logits.shape[1], indices % logits.shape[1]
+            prefix = torch.cat([prefix[rows.flatten()], tokens.view(-1, 1)], dim=1)
         return prefix[::beam, 1:].tolist()
 
     return translate
 
 
 def pad_with_eos(batch: Batch) -> Any:
-    """Put a batch into one tensor, an end behind each sentence."""
+    """Return a padded tensor of the sources, each with EOS."""
     import torch
 
     from dragoman.text.special_tokens import EOS, PAD

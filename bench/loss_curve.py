@@ -1,16 +1,15 @@
-"""Train as users do and in plain float32, each with several dropout seeds, and say whether their losses differ by more than seeds do.
+"""Compare the losses of default mixed-precision training with plain float32, over several seeds.
 
-`python bench/train_gpu.py --loss-curve` makes two comparisons, for each sees what the other cannot.
+`python bench/train_gpu.py --loss-curve` makes two comparisons.
 
-Curves: all runs have the same initial weights and the same batches, and differ in who computes and in dropout. Once the rate is high,
-above all with the norm behind the layers, runs part chaotically, by up to tenths of a nat and whatever computes them: one run of
-each way says nothing, so the noise is that between seeds. The standard error comes from both groups' spreads and is rough itself: with
-three runs each, two that do not differ at all are more than two errors apart in 12 % of the windows (Student's t with four degrees of
-freedom; up to 18 % where one group spreads and the other does not), and one run's windows are not independent of each other. Where
-both ways draw the same dropout from a seed, as without a compiler, it cancels in the difference and not in the error, which is too large.
+Curves: all runs have the same initial weights and batches, and differ in computation and dropout.
+At high learning rates, above all with post-norm, runs diverge chaotically by up to tenths of a nat,
+so a difference is compared with the spread between seeds. The standard error is rough: with three
+runs each, equal setups differ by more than two standard errors in 12 % of the windows (Student's t,
+four degrees of freedom), and windows of one run are not independent.
 
-Weights held still: nothing can part, so every way sees the same weights and the same batches, and loss and gradient norm are compared
-update by update. What errs in the same direction everywhere shows here long before a curve shows it; what only adds up does not.
+Frozen weights: with a learning rate of 0, loss and gradient norm are compared step by step on the
+same weights and batches. This shows systematic errors early, but not accumulated ones.
 """
 
 from __future__ import annotations
@@ -38,25 +37,22 @@ from dragoman.config import ModelConfig, TrainConfig
 
 REFERENCE = "plain float32"
 WINDOWS = 10
-MIN_ERROR = 1e-9  # nats: keeps runs without any spread from a division by zero
+MIN_ERROR = 1e-9  # nats; avoids division by zero for runs without spread
 REPORTED_OPTIONS = (
     "size",
-    "updates",
+    "curve_steps",
     "seeds",
     "rate",
     "warm_up",
-    "still",
+    "frozen_steps",
     "batch_tokens",
     "vocabulary",
 )
 
 
 def compared_setups(device: torch.device) -> dict[str, dict[str, Any]]:
-    """Name what is compared: what a GPU's users get (on a CPU, bfloat16 alone), and float32 without compiler or recordings.
-
-    The trainer lets a GPU multiply float32 in TensorFloat-32, here as ever.
-    """
-    mode = "compiled+replay" if device.type == "cuda" else "eager"
+    """Return the compared settings: the default (bfloat16 only, on a CPU), and plain float32."""
+    mode = "compiled+cuda_graphs" if device.type == "cuda" else "eager"
     return {
         f"{mode} bfloat16": {**MODES[mode], "precision": "bfloat16"},
         REFERENCE: {**MODES["eager"], "precision": "float32"},
@@ -64,15 +60,15 @@ def compared_setups(device: torch.device) -> dict[str, dict[str, Any]]:
 
 
 class Run(NamedTuple):
-    """What one run leaves: figures of every update, and its last weights."""
+    """Metrics of every step of a run, and its final weights."""
 
     nll: list[float]
-    norm: list[float]  # of the gradient
+    norm: list[float]  # gradient norm
     weights: dict[str, Tensor]
 
 
 class LossCurveRunner:
-    """Where all runs start and what they run over; a run differs from another in its way and its dropout seed only."""
+    """Common initial weights and batches; runs differ in settings and dropout seed."""
 
     def __init__(
         self,
@@ -91,7 +87,7 @@ class LossCurveRunner:
         )
 
     def config(self, setup: Mapping[str, Any], seed: int, **more: Any) -> TrainConfig:
-        """Settle a run's settings; the seed reaches dropout only, for initial weights and batches have their own."""
+        """Return a run's settings; the seed changes dropout only."""
         tokens = self._options.batch_tokens
         return TrainConfig(
             **setup,
@@ -103,35 +99,34 @@ class LossCurveRunner:
         )
 
     def train(self, name: str, setup: Mapping[str, Any], seed: int) -> Run:
-        """Train from the initial weights over the wanted updates."""
+        """Train from the initial weights."""
         options = self._options
         config = self.config(
             setup,
             seed,
-            steps=options.updates,
+            steps=options.curve_steps,
             learning_rate=options.rate,
             warmup_steps=options.warm_up,
         )
-        return self._run(f"{name}, seed {seed}", config, self.plan(options.updates))
+        return self._run(f"{name}, seed {seed}", config, self.plan(options.curve_steps))
 
     def run_frozen(
         self, name: str, setup: Mapping[str, Any], seed: int, weights: Mapping[str, Tensor]
     ) -> Run:
-        """Go over some batches with weights that stay as they are: at a rate of 0 an update computes all and moves nothing.
-
-        Each batch comes a few times, with other dropout each time, as a GPU replays a shape only when it comes again.
-        """
-        config = self.config(setup, seed, steps=self._options.still, learning_rate=0.0)
-        plan = self.plan(math.ceil(self._options.still / WARMUP_BATCHES), rounds=WARMUP_BATCHES)
-        run = self._run(f"{name}, seed {seed}, held still", config, plan, weights)
+        """Run steps with a learning rate of 0, each batch a few times, to replay CUDA graphs."""
+        config = self.config(setup, seed, steps=self._options.frozen_steps, learning_rate=0.0)
+        plan = self.plan(
+            math.ceil(self._options.frozen_steps / WARMUP_BATCHES), rounds=WARMUP_BATCHES
+        )
+        run = self._run(f"{name}, seed {seed}, frozen", config, plan, weights)
         moved = max(
             float((run.weights[key] - weight).abs().max()) for key, weight in weights.items()
         )
-        assert moved == 0.0, f"weights that are held still must not move; found a change of {moved}"
+        assert moved == 0.0, f"frozen weights must not change; found a change of {moved}"
         return run
 
     def plan(self, steps: int, rounds: int = 1) -> BenchmarkPlan:
-        """Plan the same batches for every run, without those that only warm up."""
+        """Return the batches of every run."""
         options = self._options
         return BenchmarkPlan(
             self._corpus.store,
@@ -149,10 +144,10 @@ class LossCurveRunner:
         plan: BenchmarkPlan,
         weights: Mapping[str, Tensor] | None = None,
     ) -> Run:
-        """Run the library's trainer, from given weights or the initial ones, and print how it went."""
+        """Run the trainer and print a summary line."""
         began = time.perf_counter()
         records: list[Mapping[str, Any]] = []
-        # Its own folder, gone afterwards: a checkpoint of each run would fill a disk.
+        # A temporary directory, because the checkpoints of all runs would fill a disk.
         with (
             tempfile.TemporaryDirectory(dir=self._folder) as name,
             RunDirectory(Path(name) / "run", keep_checkpoints=1) as run,
@@ -169,11 +164,12 @@ class LossCurveRunner:
             for key in ("nll", "grad_norm")
         )
         assert len(nll) == config.steps, (
-            f"a run must log each of its {config.steps} updates once; found {len(nll)}"
+            f"a run must log each of its {config.steps} steps once; found {len(nll)}"
         )
         last = {key: tensor.cpu() for key, tensor in trainer.model.state_dict().items()}
         print(
-            f"  {label:48s} {len(nll)} updates in {time.perf_counter() - began:.0f} s, last loss {nll[-1]:.4f}",
+            f"  {label:48s} {len(nll)} steps in {time.perf_counter() - began:.0f} s, "
+            f"last loss {nll[-1]:.4f}",
             flush=True,
         )
         del trainer
@@ -188,7 +184,7 @@ def loss_curve(
     device: torch.device,
     folder: Path,
 ) -> None:
-    """Make both comparisons, and print them as tables and as one line of JSON."""
+    """Make both comparisons; print tables and one line of JSON."""
     runner = LossCurveRunner(options, corpus, model, device, folder)
     both = compared_setups(device)
     ours = next(iter(both))
@@ -213,19 +209,19 @@ def loss_curve(
     signature = {"data": data, "device": device_name(device), "torch": torch.__version__} | {
         name: getattr(options, name) for name in REPORTED_OPTIONS
     }
-    found = {"ours": ours, "loss_curve": windows, "largest": largest, "held_still": held}
+    found = {"ours": ours, "loss_curve": windows, "largest": largest, "frozen": held}
     print(json.dumps({"bench": "train_gpu"} | found | signature))
 
 
 def compare(
     ours: Sequence[Sequence[float]], plain: Sequence[Sequence[float]]
 ) -> list[dict[str, Any]]:
-    """Compare two groups of curves over tenths of the run: a run's mean over a tenth is one observation, seeds make the spread."""
+    """Compare two groups of curves in ten windows; a run's mean over a window is an observation."""
     length = len(plain[0])
     bounds = [length * part // WINDOWS for part in range(WINDOWS + 1)]
     windows = []
     for start, stop in pairwise(bounds):
-        if start == stop:  # fewer updates than windows
+        if start == stop:  # fewer steps than windows
             continue
         our_means, plain_means = (
             [fmean(curve[start:stop]) for curve in group] for group in (ours, plain)
@@ -248,12 +244,14 @@ def compare(
 
 
 def print_windows(ours: str, windows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Print the windows and, in one line, the worst of them."""
+    """Print the windows and the largest difference."""
     print(
-        f"\nmean nll in nats a piece: {REFERENCE}, its standard deviation over seeds, and {ours} less {REFERENCE}, with its standard error"
+        f"\nmean NLL in nats per token: {REFERENCE}, its standard deviation over seeds, "
+        f"and {ours} - {REFERENCE} with its standard error"
     )
     print(
-        f"{'updates':>11s} {'float32':>10s} {'deviation':>10s} {'less':>10s} {'error':>10s} {'in errors':>10s}"
+        f"{'steps':>11s} {'float32':>10s} {'deviation':>10s} {'difference':>10s} {'error':>10s} "
+        f"{'in errors':>10s}"
     )
     for window in windows:
         cells = "".join(
@@ -265,7 +263,8 @@ def print_windows(ours: str, windows: Sequence[Mapping[str, Any]]) -> dict[str, 
     largest |= {"in_errors": max(abs(window["in_errors"]) for window in windows)}
     within = sum(abs(window["in_errors"]) <= 2 for window in windows)
     print(
-        f"largest difference {largest['nats']:.4f} nats, largest in standard errors {largest['in_errors']:.1f}; "
+        f"largest difference {largest['nats']:.4f} nats, "
+        f"largest in standard errors {largest['in_errors']:.1f}; "
         f"{within} of {len(windows)} windows within two standard errors",
         flush=True,
     )
@@ -273,7 +272,7 @@ def print_windows(ours: str, windows: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def paired_differences(run: Run, base: Run) -> dict[str, float]:
-    """Compare update by update: batches differ far more from each other than two ways on one batch, and that cancels."""
+    """Return the mean of step-by-step differences and its standard error."""
     losses = [ours - plain for ours, plain in zip(run.nll, base.nll, strict=True)]
     ratios = [ours / plain for ours, plain in zip(run.norm, base.norm, strict=True)]
     root = math.sqrt(len(losses))
@@ -282,9 +281,10 @@ def paired_differences(run: Run, base: Run) -> dict[str, float]:
 
 
 def print_frozen(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Print what was found with weights held still."""
+    """Print the comparison with frozen weights."""
     print(
-        f"\nweights held still, each update against {REFERENCE}, seed 1: nll less its nll, and the gradient's norm over its norm"
+        f"\nfrozen weights, each step against {REFERENCE}, seed 1: difference of the NLL, "
+        "ratio of the gradient norms"
     )
     for name, row in rows.items():
         loss, norm = (

@@ -1,23 +1,20 @@
-"""Measure the Reformer's parts: hashed against full attention, rounds against error, reversible against plain layers.
+"""Measure LSH attention against full attention, and reversible against plain layers.
 
-python bench/lsh.py                                         on a GPU where there is one: 1k, 4k and 16k tokens in bfloat16
-python bench/lsh.py --lengths 16384 65536 --compiled        with the compiled form, half a minute for each length and direction
-python bench/lsh.py --device cpu --lengths 512 1024         times only: a CPU does not say what its peak of memory was
+    python bench/lsh.py                                     1k, 4k and 16k tokens, bfloat16 on a GPU
+    python bench/lsh.py --lengths 16384 65536 --compiled    with torch.compile as well
+    python bench/lsh.py --device cpu --lengths 512 1024     times only
 
-"Replayed" is the time of the same launches recorded once as a CUDA graph, which is how the trainer runs them.
+It prints the ratio to full attention, the error by number of rounds, and the memory by depth. "CUDA
+graph" is the time of the captured kernels, which is how the trainer runs them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from torch import Tensor
@@ -38,7 +35,7 @@ ROUNDS = (1, 2, 4, 8, 16, 32)
 
 
 def main() -> None:
-    """Run the three measurements and print a table each, then one line of JSON."""
+    """Run the three measurements; print a table for each and one line of JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--window", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--compiled", action="store_true", help="also the compiled form")
+    parser.add_argument("--compiled", action="store_true", help="also with torch.compile")
     options = parser.parse_args()
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -63,7 +60,8 @@ def main() -> None:
         else f"CPU, {torch.get_num_threads()} threads"
     )
     print(
-        f"{where}, torch {torch.__version__}, {str(dtype).removeprefix('torch.')}, batch 1, {HEADS} heads of {WIDTH}, forward and backward"
+        f"{where}, torch {torch.__version__}, {str(dtype).removeprefix('torch.')}, batch 1, "
+        f"{HEADS} heads of {WIDTH}, forward and backward"
     )
     settings = {"rounds": options.rounds, "window": options.window}
     left_out = set() if options.compiled else {"hashed, compiled"}
@@ -103,7 +101,7 @@ def time_attention(
     repeats: int,
     left_out: set[str],
 ) -> list[dict[str, Any]]:
-    """Time hashed attention, from hashing on, and both kinds of full attention on the same tensors, in turns."""
+    """Time LSH attention, hashing included, and full attention on the same tensors."""
     query, key, value = (
         torch.randn(1, HEADS, length, WIDTH, device=device, dtype=dtype, requires_grad=True)
         for _ in range(3)
@@ -130,7 +128,8 @@ def time_attention(
         "full, fused": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=causal),
     }
     print(
-        f"\n{length:,} tokens, {'causal' if causal else 'two-sided'}; {buckets} buckets, {rounds} rounds, window {window}"
+        f"\n{length:,} tokens, {'causal' if causal else 'bidirectional'}; {buckets} buckets, "
+        f"{rounds} rounds, window {window}"
     )
     rows: list[dict[str, Any]] = []
     for name, system in (
@@ -150,23 +149,26 @@ def time_attention(
                 )
             )
         except torch.OutOfMemoryError:
-            rows.append(row | {"ms": None, "replayed ms": None, "MiB": None})
+            rows.append(row | {"ms": None, "cuda_graph_ms": None, "MiB": None})
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     for row in rows:
         ratios = "".join(
-            f"{_ratio(row[unit], rows[0][unit])}" for unit in ("ms", "replayed ms", "MiB")
+            f"{_ratio(row[unit], rows[0][unit])}" for unit in ("ms", "cuda_graph_ms", "MiB")
         )
-        figures = f"{_number(row['ms'], 'ms')} {_number(row['replayed ms'], 'ms replayed')} {_number(row['MiB'], 'MiB')}"
-        print(f"  {row['system']:20s} {figures}   times hashed:{ratios}", flush=True)
+        figures = (
+            f"{_number(row['ms'], 'ms')} {_number(row['cuda_graph_ms'], 'ms CUDA graph')} "
+            f"{_number(row['MiB'], 'MiB')}"
+        )
+        print(f"  {row['system']:20s} {figures}   ratio to LSH:{ratios}", flush=True)
     return rows
 
 
 def measure_action(
     action: Callable[[], object], device: torch.device, repeats: int
 ) -> dict[str, float | None]:
-    """Give the best of several times, and the peak of memory above what was there before."""
-    action()  # so that kernels are chosen and caches warm
+    """Return the best time of several, and the peak memory above the baseline."""
+    action()  # warm-up
     action()
     peak = None
     if device.type == "cuda":
@@ -177,17 +179,17 @@ def measure_action(
         torch.cuda.synchronize(device)
         peak = (torch.cuda.max_memory_allocated(device) - before) / 2**20
     best = _best_ms(action, device, repeats)
-    replayed = None
+    cuda_graph_ms = None
     if device.type == "cuda":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             action()
-        replayed = _best_ms(graph.replay, device, repeats)
-    return {"ms": best, "replayed ms": replayed, "MiB": peak}
+        cuda_graph_ms = _best_ms(graph.replay, device, repeats)
+    return {"ms": best, "cuda_graph_ms": cuda_graph_ms, "MiB": peak}
 
 
 def _best_ms(action: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Give the shortest of several times, in milliseconds."""
+    """Return the best time of several, in milliseconds."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -202,13 +204,14 @@ def _best_ms(action: Callable[[], object], device: torch.device, repeats: int) -
 def measure_errors(
     device: torch.device, length: int = 256, buckets: int = 4, window: int = 256
 ) -> list[dict[str, float]]:
-    """Compare with full attention over shared queries and keys: random vectors, so that no key matters more than others."""
+    """Compare with full attention over shared queries and keys, on random vectors."""
     query, value = (torch.randn(1, HEADS, length, WIDTH, device=device) for _ in range(2))
     key = F.normalize(query, dim=-1)
     itself = torch.eye(length, dtype=torch.bool, device=device)
     wanted = (query @ key.mT).masked_fill(itself, -torch.inf).softmax(-1) @ value
     print(
-        f"\nerror against full attention with shared queries and keys, {length} tokens, {buckets} buckets, window {window}, float32"
+        f"\nerror against full attention with shared queries and keys, {length} tokens, "
+        f"{buckets} buckets, window {window}, float32"
     )
     rows = []
     for rounds in ROUNDS:
@@ -222,11 +225,12 @@ def measure_errors(
 
 
 def measure_depths(device: torch.device) -> list[dict[str, Any]]:
-    """Compare the memory of reversible and plain layers while training: on a GPU its peak, on a CPU what waits for the way back."""
+    """Compare the memory of reversible and plain layers in training."""
     length, width = (2048, 512) if device.type == "cuda" else (256, 64)
-    unit = "peak" if device.type == "cuda" else "kept for the way back"
+    unit = "peak" if device.type == "cuda" else "saved for the backward pass"
     print(
-        f"\nmemory of layers, MiB, {unit}: {length} tokens, width {width}, hashed attention, feed-forward {4 * width} in 4 chunks"
+        f"\nmemory of layers, MiB, {unit}: {length} tokens, width {width}, LSH attention, "
+        f"ffn_width {4 * width} in 4 chunks"
     )
     rows = []
     for depth in DEPTHS:
@@ -254,7 +258,8 @@ def measure_depths(device: torch.device) -> list[dict[str, Any]]:
         }
         rows.append({"depth": depth, **found})
         print(
-            f"  {depth:3d} layers  reversible {found['reversible']:9.1f}  plain {found['plain']:9.1f}"
+            f"  {depth:3d} layers  reversible {found['reversible']:9.1f}"
+            f"  plain {found['plain']:9.1f}"
         )
     return rows
 
@@ -262,9 +267,9 @@ def measure_depths(device: torch.device) -> list[dict[str, Any]]:
 def _memory(
     system: Callable[[], Tensor], weights: list[torch.nn.Parameter], device: torch.device
 ) -> float:
-    """Measure in MiB what one run needs beside weights and their gradients."""
+    """Return the memory of one run in MiB, without weights and their gradients."""
     if device.type == "cuda":
-        for _ in range(2):  # the first so that kernels are chosen and caches warm
+        for _ in range(2):  # the first is warm-up
             for weight in weights:
                 weight.grad = None
             torch.cuda.synchronize(device)

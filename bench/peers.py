@@ -1,4 +1,4 @@
-"""The models that ours is timed against, with the loss and the optimiser that their users write."""
+"""Training peers on our batches: `torch.nn.Transformer` and Marian with a plain training loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMOOTHING = 0.1
 
 
 class TorchTransformer(nn.Module):
-    """`torch.nn.Transformer` between a tied embedding and its output."""
+    """`torch.nn.Transformer` with tied embeddings and output projection."""
 
     def __init__(
         self, model: ModelConfig, layers: int, vocabulary: int, longest: int = 512
@@ -42,7 +42,7 @@ class TorchTransformer(nn.Module):
         self.register_buffer("positions", torch.cat([place.sin(), place.cos()], dim=1))
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
-        """Give logits (B, T, V)."""
+        """Return logits (B, T, V)."""
         causal = nn.Transformer.generate_square_subsequent_mask(
             tgt_in.shape[1], device=tgt_in.device
         ).isinf()
@@ -57,27 +57,27 @@ class TorchTransformer(nn.Module):
         return F.linear(hidden, self.embedding.weight)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Turn ids (B, T) into vectors (B, T, D) that know their places."""
+        """Return embeddings (B, T, D) with positions."""
         embedded = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
         return self.dropout(embedded + self.positions[: ids.shape[1]])
 
 
 class Marian(nn.Module):
-    """Hugging Face's Marian, with weights of its own."""
+    """Hugging Face's Marian model with random weights."""
 
     def __init__(self, model: ModelConfig, layers: int, vocabulary: int) -> None:
         super().__init__()
         self.hf_model = build_marian(model, layers, vocabulary)
 
     def forward(self, src: Tensor, src_mask: Tensor, tgt_in: Tensor) -> Tensor:
-        """Give logits (B, T, V)."""
+        """Return logits (B, T, V)."""
         return self.hf_model(
             input_ids=src, attention_mask=src_mask, decoder_input_ids=tgt_in, use_cache=False
         ).logits
 
 
 def build_marian(model: ModelConfig, layers: int, vocabulary: int) -> Any:
-    """Build Hugging Face's Marian at a size."""
+    """Return Hugging Face's Marian model of a size."""
     import transformers
 
     library: Any = transformers
@@ -111,7 +111,7 @@ def build_marian(model: ModelConfig, layers: int, vocabulary: int) -> Any:
 
 
 class PeerStep:
-    """One update as these models' users write it: autocast, cross-entropy over all slots, fused Adam."""
+    """One training step of a peer: autocast, cross-entropy, fused Adam."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class PeerStep:
         )
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Make one update; nothing waits for the device."""
+        """Run one training step without synchronizing the device."""
         batch = batch.to(self.device)
         src_mask = torch.arange(batch.src.shape[1], device=self.device) < batch.src_lengths[:, None]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):

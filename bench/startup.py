@@ -1,9 +1,9 @@
-"""How long `dragoman translate` takes for one sentence, beside `python -c "import torch"` in the same run.
+"""Measure the time of `dragoman translate` for one sentence against `python -c "import torch"`.
 
     python bench/startup.py -m MODEL [--repeats 7]
 
-The two commands alternate, so that whatever else the machine does falls on both alike. A table for people and one line of JSON
-for scripts: seconds of the median with its quartiles, and the ratio of the medians, which should stay at or below 1.6.
+The two commands alternate. It prints the median seconds with quartiles, the ratio of the medians,
+which should be at most 1.6, and one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-GOAL = 1.6  # of the ratio
+GOAL = 1.6  # largest ratio
 SENTENCE = "Guten Morgen."
 
 
 def main() -> None:
-    """Time both commands and print what was found."""
+    """Time both commands; print the ratio."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "-m",
         "--model",
         type=Path,
-        help="a model directory; by default a small one with random weights",
+        help="model directory; default: a small one with random weights",
     )
-    parser.add_argument("--repeats", type=int, default=7, help="measured runs of each command")
+    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each command")
     parser.add_argument(
         "--warmups",
         type=int,
         default=2,
-        help="runs before that, which fill the disk cache and compile the kernels",
+        help="untimed runs, which fill caches and compile kernels",
     )
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def write_random_model(path: Path) -> Path:
-    """Write a tiny model: how long it takes to load does not depend on what it has learnt."""
+    """Write a tiny model with random weights and return its directory."""
     import torch
 
     from dragoman.bundle import write_bundle

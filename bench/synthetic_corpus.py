@@ -1,4 +1,4 @@
-"""A corpus for timing models: real text, or text drawn with real lengths, prepared by the library's own code."""
+"""Corpora of the training benchmarks: Multi30k, or synthetic text with its lengths."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from dragoman.data.corpus import ParallelFiles
 from dragoman.data.token_store import TokenStore
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
-# Pieces of Multi30k's German and English with 8,000 pieces, the end included: log-normal, means 15.9 and 15.4.
+# Lengths of Multi30k's German and English with a vocabulary of 8,000, EOS included: log-normal,
+# means 15.9 and 15.4.
 MEANS, DEVIATIONS, CORRELATION = (2.709, 2.687), (0.331, 0.297), 0.859
-NUM_SPECIAL_TOKENS = 5  # pad, start, end, unknown and the space
+NUM_SPECIAL_TOKENS = 5  # PAD, BOS, EOS, UNK and the space
 LETTERS = [
     chr(code)
     for first, last in ((0x4E00, 0x9FA5), (0xAC00, 0xD7A3), (0x3400, 0x4DB5))
     for code in range(first, last + 1)
 ]
-WARMUP_BATCHES = (
-    3  # batches of each shape before the clock starts: on a GPU seen, recorded, replayed
-)
+WARMUP_BATCHES = 3  # batches of each shape before timing: on a GPU run, captured, replayed
 
 
 class Corpus(NamedTuple):
-    """Prepared pairs, and what cuts text into their pieces."""
+    """Prepared sentence pairs and their tokenizers."""
 
     store: TokenStore
     tokenizers: Tokenizers
@@ -39,18 +38,20 @@ class Corpus(NamedTuple):
     tgt: list[str]
 
 
-def synthetic_corpus(folder: Path, pairs: int, *, vocabulary: int, stretch: float = 1.0) -> Corpus:
-    """Draw text of which every letter is a piece, so that lengths are as wanted; the target is the source in other letters."""
+def synthetic_corpus(
+    folder: Path, pairs: int, *, vocabulary: int, length_factor: float = 1.0
+) -> Corpus:
+    """Return a corpus in which every letter is a token; targets are sources in other letters."""
     random = np.random.default_rng(1)
     cross = CORRELATION * DEVIATIONS[0] * DEVIATIONS[1]
     logarithms = random.multivariate_normal(
         MEANS, [[DEVIATIONS[0] ** 2, cross], [cross, DEVIATIONS[1] ** 2]], pairs
     )
-    # The space before a text and its end are not drawn.
-    lengths = np.clip(np.rint(stretch * np.exp(logarithms)).astype(int) - 2, 1, 198)
+    # The leading space and EOS are not generated.
+    lengths = np.clip(np.rint(length_factor * np.exp(logarithms)).astype(int) - 2, 1, 198)
     letters = np.array(LETTERS[: vocabulary - NUM_SPECIAL_TOKENS])
-    shares = 1.0 / np.arange(3, len(letters) + 3)  # Zipf's
-    ids = random.choice(len(letters), int(lengths.max(axis=1).sum()), p=shares / shares.sum())
+    weights = 1.0 / np.arange(3, len(letters) + 3)  # Zipf
+    ids = random.choice(len(letters), int(lengths.max(axis=1).sum()), p=weights / weights.sum())
     other = random.permutation(len(letters))
     ends = np.cumsum(lengths.max(axis=1))
     rows = [ids[end - length : end] for end, length in zip(ends, lengths.max(axis=1), strict=True)]
@@ -69,7 +70,7 @@ def synthetic_corpus(folder: Path, pairs: int, *, vocabulary: int, stretch: floa
 def multi30k_corpus(
     folder: Path, data: Path, *, vocabulary: int, pairs: int | None = None
 ) -> Corpus:
-    """Take Multi30k's German and English from a folder of corpora."""
+    """Return the German-English Multi30k corpus in a data directory."""
     files = ParallelFiles(data / "multi30k" / "train.de.xz", data / "multi30k" / "train.en.xz")
     read = [(pair.src, pair.tgt) for pair in files.pairs()][:pairs]
     src, tgt = [pair[0] for pair in read], [pair[1] for pair in read]
@@ -91,7 +92,7 @@ def _prepare_corpus(folder: Path, src: list[str], tgt: list[str], tokenizers: To
 
 
 class BenchmarkPlan(BatchPlan):
-    """A plan's own full batches: each shape a few times to warm up, then the same ones in every round."""
+    """Full batches of a plan: warm-up batches of each shape, then the same ones every round."""
 
     def __init__(
         self,
@@ -115,19 +116,19 @@ class BenchmarkPlan(BatchPlan):
 
     @cached_property
     def _full(self) -> list[NDArray[np.int64]]:
-        """Leave out what remains of a shape at the end of a pass, a shape of its own for a compiler; a small corpus is little else."""
+        """Return the full batches only, because partial ones have shapes of their own."""
         every = self.epoch(0)
         full = [batch for batch in every if len(batch) == self.shape(batch).rows(self.batch_tokens)]
         return full if 2 * len(full) > len(every) else every
 
     @cached_property
     def timed(self) -> list[NDArray[np.int64]]:
-        """The batches of one round."""
+        """Return the batches of one round."""
         return [self._full[place % len(self._full)] for place in range(self.steps)]
 
     @cached_property
     def warmup_batches(self) -> list[NDArray[np.int64]]:
-        """Batches that have every shape of a round."""
+        """Return batches with every shape of a round."""
         by_shape: dict[BatchShape, NDArray[np.int64]] = {
             self.shape(batch): batch for batch in self.timed
         }
@@ -135,7 +136,7 @@ class BenchmarkPlan(BatchPlan):
 
     @property
     def used(self) -> int:
-        """Count the shapes that come up."""
+        """Return the number of shapes in a round."""
         return len({self.shape(batch) for batch in self.timed})
 
     @cached_property
@@ -143,24 +144,24 @@ class BenchmarkPlan(BatchPlan):
         return [*self.warmup_batches, *(batch for _ in range(self.rounds) for batch in self.timed)]
 
     def batches(self, epoch: int) -> int:
-        """Count what is gone through."""
+        """Return the number of batches."""
         return len(self._order)
 
     def batch(self, cursor: Cursor) -> NDArray[np.int64]:
-        """Return one batch of the order."""
+        """Return one batch."""
         return self._order[cursor.batch]
 
     def collate(self, examples: NDArray[np.int64], seed: int = 0) -> Batch:
-        """Pad a batch as training does."""
+        """Return a padded batch, as in training."""
         return collate(self.store, examples, shapes=self.shapes)
 
     def padding(self) -> float:
-        """Say which share of a round's slots is padding."""
+        """Return the fraction of a round's padded tokens that are padding."""
         slots = sum(len(batch) * sum(self.shape(batch)) for batch in self.timed)
         return 1.0 - self.tokens() / slots
 
     def tokens(self) -> int:
-        """Count the real tokens of a round, both sides, ends included."""
+        """Return the tokens of a round without padding, both sides, EOS included."""
         return sum(
             int(
                 (

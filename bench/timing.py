@@ -1,4 +1,4 @@
-"""What every timed way of training needs: a limit of time, a device that has finished, and times turned into a row."""
+"""Helpers of the training benchmarks: time limit, synchronization, result rows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-ALARM_INTERVAL = 5.0  # seconds between rings; leaving takes less
+ALARM_INTERVAL = 5.0  # seconds between alarms
 
 
 class OutOfTimeError(BaseException):
-    """A way has had its seconds; nothing on its way up takes this for a failure that it could do without."""
+    """A system exceeded its time limit; not an Exception, so that no handler swallows it."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Leave what runs within after so long, where the system has an alarm.
+    """Raise OutOfTimeError in the block after some seconds, where the platform has alarms.
 
-    It rings until it is heard: an error raised in what Python calls by itself, as a dying object's callback, is only printed.
+    The alarm repeats, because an error raised inside a destructor is only printed.
     """
 
     def raise_out_of_time(signal_number: int, frame: object) -> None:
@@ -43,7 +43,7 @@ def timing_row(
     warmup_seconds: float,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Turn each round's useful tokens and time into a row."""
+    """Return a row with the throughput of the rounds."""
     rates = [count / each for count, each in zip(tokens, seconds, strict=True)]
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     return {
@@ -56,7 +56,7 @@ def timing_row(
 
 
 def device_name(device: torch.device) -> str:
-    """Name what is measured."""
+    """Return the name of the device."""
     return (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -65,19 +65,19 @@ def device_name(device: torch.device) -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Let the device finish."""
+    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget the peak of memory so far."""
+    """Reset the peak memory counter."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def free_memory(device: torch.device) -> None:
-    """Give the last way's memory back."""
+    """Release cached memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

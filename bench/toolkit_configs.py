@@ -1,6 +1,6 @@
-"""What is trained, in each toolkit's own words: the settings that its command reads, and the rates that it logs.
+"""Training configurations of OpenNMT-py, eole and JoeyNMT, and the parsers of their logs.
 
-Nothing here needs this library, for the toolkits' own interpreters import it too.
+Nothing here imports Dragoman, because the environments of the toolkits import this module.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SPECIALS = 4  # each adds unknown, padding, start and end to the pieces that it is given
+SPECIALS = 4  # unknown, padding, BOS and EOS, which each toolkit adds
 _BOTH_SIDES = re.compile(r"(\d+)/\s*(\d+) tok/s")
 _ONE_SIDE = re.compile(r"Tokens per Sec:\s+(\d+)")
 
 
 class TrainingJob(NamedTuple):
-    """A model's shape, and how long it is trained on what; files lie in `folder` and are called src, tgt and vocabulary."""
+    """Model size, training length and the directory of src, tgt and vocabulary."""
 
     width: int
     heads: int
@@ -26,46 +26,46 @@ class TrainingJob(NamedTuple):
     folder: Path
     dropout: float = 0.1
     batch_tokens: int = 2048
-    updates: int = 1
+    steps: int = 1
     report_every: int = 1
     bucket: int = 20_000
 
-    def write(self, pieces: list[str], src: list[list[str]], tgt: list[list[str]]) -> None:
-        """Write texts cut at spaces and the pieces that they are made of."""
+    def write(self, tokens: list[str], src: list[list[str]], tgt: list[list[str]]) -> None:
+        """Write the texts, as space-separated tokens, and the vocabulary."""
         for name, texts in (("train.src", src), ("train.tgt", tgt)):
             (self.folder / name).write_text(
                 "".join(" ".join(text) + "\n" for text in texts), encoding="utf-8"
             )
         (self.folder / "vocabulary").write_text(
-            "".join(f"{piece}\t1\n" for piece in pieces), encoding="utf-8"
+            "".join(f"{token}\t1\n" for token in tokens), encoding="utf-8"
         )
-        (self.folder / "pieces").write_text(
-            "".join(f"{piece}\n" for piece in pieces), encoding="utf-8"
+        (self.folder / "tokens").write_text(
+            "".join(f"{token}\n" for token in tokens), encoding="utf-8"
         )
 
 
 class ToolkitConfig(NamedTuple):
-    """How a toolkit is told to train, and how its log is read."""
+    """A toolkit's training command and log format."""
 
     settings: Callable[[TrainingJob], dict[str, Any]]
-    arguments: tuple[str, ...]  # what follows its interpreter; the file of settings comes last
+    arguments: tuple[str, ...]  # arguments of Python; the configuration file follows
     rates: Callable[[str], list[float]]
-    sides: int  # whose tokens its log counts: both, or the target's alone
+    sides: int  # sides whose tokens its log counts: 2, or 1 for the target
 
     def command(self, python: Path, job: TrainingJob, name: str) -> list[str]:
-        """Write the settings, and give the command that reads them."""
+        """Write the configuration and return the training command."""
         place = job.folder / f"{name}.yaml"
         place.write_text(json.dumps(self.settings(job)), encoding="utf-8")  # JSON is YAML too
         return [str(python), *self.arguments, str(place)]
 
 
 def opennmt_config(job: TrainingJob) -> dict[str, Any]:
-    """Word it for OpenNMT-py 3."""
+    """Return the configuration of OpenNMT-py 3."""
     return _files(job) | {
         "share_vocab": True,
         "save_model": str(job.folder / "OpenNMT-py"),
-        "train_steps": job.updates,
-        "save_checkpoint_steps": job.updates,
+        "train_steps": job.steps,
+        "save_checkpoint_steps": job.steps,
         "report_every": job.report_every,
         "world_size": 1,
         "gpu_ranks": [],
@@ -96,15 +96,15 @@ def opennmt_config(job: TrainingJob) -> dict[str, Any]:
 
 
 def eole_config(job: TrainingJob) -> dict[str, Any]:
-    """Word it for eole."""
+    """Return the configuration of eole."""
     return _files(job) | {
         "share_vocab": True,
         "overwrite": True,
         "report_every": job.report_every,
         "training": {
             "model_path": str(job.folder / "eole"),
-            "train_steps": job.updates,
-            "save_checkpoint_steps": job.updates,
+            "train_steps": job.steps,
+            "save_checkpoint_steps": job.steps,
             "world_size": 1,
             "gpu_ranks": [],
             "num_workers": 0,
@@ -119,7 +119,7 @@ def eole_config(job: TrainingJob) -> dict[str, Any]:
             "learning_rate": 1e-4,
             "max_grad_norm": 0,
             "compute_dtype": "fp32",
-            "log_attention_entropy": False,  # takes time, and nobody else computes it
+            "log_attention_entropy": False,  # slow, and the others do not compute it
         },
         "model": {
             "architecture": "transformer",
@@ -141,13 +141,13 @@ def eole_config(job: TrainingJob) -> dict[str, Any]:
 
 
 def joeynmt_config(job: TrainingJob) -> dict[str, Any]:
-    """Word it for JoeyNMT, which takes sentences in the order that it finds them: it would not put like lengths together."""
+    """Return the configuration of JoeyNMT, which does not batch by length."""
     sides = {
         side: {
             "lang": language,
             "level": "word",
             "max_length": 512,
-            "voc_file": str(job.folder / "pieces"),
+            "voc_file": str(job.folder / "tokens"),
         }
         for side, language in (("src", "src"), ("trg", "tgt"))
     }
@@ -177,14 +177,14 @@ def joeynmt_config(job: TrainingJob) -> dict[str, Any]:
             "optimizer": "adam",
             "learning_rate": 1e-4,
             "learning_rate_min": 0.0,
-            "scheduling": "noam",  # one must be named, and `plateau` fails with today's torch
+            "scheduling": "noam",  # required; `plateau` fails with this torch
             "label_smoothing": 0.1,
             "normalization": "tokens",
             "batch_type": "token",
             "batch_size": job.batch_tokens,
             "shuffle": False,
             "epochs": 10**6,
-            "updates": job.updates,
+            "updates": job.steps,
             "logging_freq": job.report_every,
             "validation_freq": job.report_every * 10**6,
         },
@@ -211,12 +211,12 @@ def _files(job: TrainingJob) -> dict[str, Any]:
 
 
 def parse_both_sides(log: str) -> list[float]:
-    """Find the tokens a second of each report, both sides together."""
+    """Return the source plus target tokens/s of each report."""
     return [float(src) + float(tgt) for src, tgt in _BOTH_SIDES.findall(log)]
 
 
 def parse_target_side(log: str) -> list[float]:
-    """Find the target's tokens a second of each report."""
+    """Return the target tokens/s of each report."""
     return [float(rate) for rate in _ONE_SIDE.findall(log)]
 
 

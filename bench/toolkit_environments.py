@@ -1,7 +1,7 @@
-"""Other toolkits, each installed into an environment of its own: OpenNMT-py, eole and JoeyNMT.
+"""Virtual environments of the peer toolkits: OpenNMT-py, eole and JoeyNMT.
 
-An environment is made once, under the cache folder, and found again as long as nothing that goes into it changes. All get this
-interpreter's version of torch, so that all multiply alike. To be rid of them, delete the folder that `environments` names.
+An environment is created once in the cache directory and reused until its packages change. All use
+the torch version of this environment. To remove them, delete `environments_directory()`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dragoman.storage.cache import cache_dir
 
 
 class InstallError(Exception):
-    """A toolkit's environment could not be made; the message says why, in a line."""
+    """A toolkit's environment could not be created."""
 
 
 class Toolkit(NamedTuple):
-    """What is installed for one: versions that run with this Python and this torch."""
+    """Packages of a toolkit, in versions that run with this Python and torch."""
 
     packages: tuple[str, ...]
-    no_deps: tuple[str, ...] = ()  # installed after them, without what they ask for themselves
+    no_deps: tuple[str, ...] = ()  # installed last, without their dependencies
 
     @property
     def release(self) -> str:
-        """Say which release of the toolkit itself this is."""
+        """Return the version of the toolkit itself."""
         return [*self.no_deps, *self.packages][0].split("==")[1]
 
 
 TOOLKITS = {
-    # It asks for torch below 2.3, and runs with 2.13 all the same; given its wish, pip takes 3.0.4, which is slower.
+    # Requires torch < 2.3 but runs with 2.13; with dependencies pip would choose the slower 3.0.4.
     "OpenNMT-py": Toolkit(
         (
             "configargparse==1.9.0",
@@ -50,19 +50,20 @@ TOOLKITS = {
         ),
         no_deps=("OpenNMT-py==3.5.1",),
     ),
-    "eole": Toolkit(("eole==0.6.4", "aiohttp==3.14.5")),  # which it imports, but does not ask for
-    "JoeyNMT": Toolkit(("joeynmt==2.3.0", "importlib_metadata==10.2.0")),  # the same
+    "eole": Toolkit(("eole==0.6.4", "aiohttp==3.14.5")),  # imported but not declared
+    # imported but not declared
+    "JoeyNMT": Toolkit(("joeynmt==2.3.0", "importlib_metadata==10.2.0")),
 }
-"""What is timed in an environment of its own, by name."""
+"""Packages of each toolkit's environment."""
 
 
 def environments_directory() -> Path:
-    """Give the folder that holds them all."""
+    """Return the directory of all environments."""
     return cache_dir() / "bench"
 
 
 def toolkit_python(name: str, torch_version: str) -> Path:
-    """Give the toolkit's own Python; its environment is made the first time, which takes one to three minutes."""
+    """Return the Python of a toolkit's environment, creating it if needed (1 to 3 minutes)."""
     toolkit = TOOLKITS[name]
     torch = f"torch=={torch_version.split('+')[0]}"
     wanted = "\n".join([sys.version, torch, *toolkit.packages, *toolkit.no_deps])
@@ -71,7 +72,7 @@ def toolkit_python(name: str, torch_version: str) -> Path:
     complete = folder / "complete"
     if complete.exists():
         return python
-    shutil.rmtree(folder, ignore_errors=True)  # a run that was stopped half-way
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
     print(f"{name}: installing it into {folder}", file=sys.stderr, flush=True)
     _run([sys.executable, "-m", "venv", str(folder)], name)
     pip = [
@@ -84,7 +85,7 @@ def toolkit_python(name: str, torch_version: str) -> Path:
         "--retries",
         "1",
     ]
-    _run([*pip, torch], name)  # first, so that what comes later is chosen to go with it
+    _run([*pip, torch], name)  # first, so that later packages match it
     _run([*pip, torch, *toolkit.packages], name)
     if toolkit.no_deps:
         _run([*pip, "--no-deps", *toolkit.no_deps], name)
@@ -95,11 +96,12 @@ def toolkit_python(name: str, torch_version: str) -> Path:
 def _run(command: list[str], name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        told = [
+        errors = [
             line
             for line in (done.stderr or done.stdout).strip().splitlines()
             if "ERROR" in line or "rror:" in line
         ]
         raise InstallError(
-            f"{name} could not be installed: {(told or ['no word of why'])[-1].removeprefix('ERROR: ')[:200]}"
+            f"{name} could not be installed: "
+            f"{(errors or ['pip gave no reason'])[-1].removeprefix('ERROR: ')[:200]}"
         )

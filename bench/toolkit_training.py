@@ -1,8 +1,9 @@
-"""Time other toolkits' own training commands, each in the environment that is made for it.
+"""Time the training commands of OpenNMT-py, eole and JoeyNMT, each in its own environment.
 
-They cut batches of their own from the same sentences; OpenNMT-py and eole put no end on the source, which makes about 3 % fewer tokens.
-JoeyNMT would mix all lengths, so it gets the sentences in our plan's order. All train in float32: none of them computes in bfloat16 on a
-CPU. What a toolkit logs is what counts: the first report warms up.
+They make their own batches of the same sentences. OpenNMT-py and eole have no source EOS: about 3 %
+fewer tokens. JoeyNMT does not batch by length, so it gets the sentences in the order of our plan.
+All train in float32, because none supports bfloat16 on a CPU. Throughput is what a toolkit logs;
+the first report is warm-up.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dragoman.data.collate import BatchPlan
 def time_toolkit(
     name: str, corpus: Corpus, model: ModelConfig, layers: int, options: Any, folder: Path
 ) -> dict[str, Any]:
-    """Train through a toolkit's command, and read the rates that it logs and the memory that it took."""
+    """Train with a toolkit's command; return a row with its logged throughput and memory."""
     row: dict[str, Any] = {
         "system": name,
         "precision": "float32",
@@ -42,26 +43,28 @@ def time_toolkit(
         folder=folder,
         dropout=model.dropout,
         batch_tokens=options.batch_tokens,
-        updates=options.steps * (options.rounds + 1),
+        steps=options.steps * (options.rounds + 1),
         report_every=options.steps,
         bucket=options.pairs,
     )
-    share = write_corpus(corpus, job, options.vocabulary, options.shapes)
+    target_fraction = write_corpus(corpus, job, options.vocabulary, options.shapes)
     toolkit_config = TOOLKIT_CONFIGS[name]
     log = folder / "log"
     status, peak = run_logged(toolkit_config.command(python, job, name), log, options.threads)
-    told = log.read_text(encoding="utf-8", errors="replace")
+    log_text = log.read_text(encoding="utf-8", errors="replace")
     rates = [
-        rate if toolkit_config.sides == 2 else rate / share
-        for rate in toolkit_config.rates(told)[1:]
+        rate if toolkit_config.sides == 2 else rate / target_fraction
+        for rate in toolkit_config.rates(log_text)[1:]
     ]
     if status or not rates:
-        return row | {"error": (told.strip().splitlines() or ["it logged no rate"])[-1][:200]}
+        return row | {
+            "error": (log_text.strip().splitlines() or ["it logged no throughput"])[-1][:200]
+        }
     return row | {"tokens_s": max(rates), "slowest": min(rates), "MiB": peak}
 
 
 def write_corpus(corpus: Corpus, job: TrainingJob, vocabulary: int, shapes: int) -> float:
-    """Write the sentences batch by batch, cut at spaces, for every drawn letter is a piece; give the target's share of all tokens."""
+    """Write the sentences batch by batch; return the fraction of target tokens."""
     plan = BatchPlan(
         corpus.store.src_lengths,
         corpus.store.tgt_lengths,
@@ -72,12 +75,12 @@ def write_corpus(corpus: Corpus, job: TrainingJob, vocabulary: int, shapes: int)
     order = [int(place) for batch in plan.epoch(0) for place in batch]
     src, tgt = ([list(texts[place]) for place in order] for texts in (corpus.src, corpus.tgt))
     job.write(LETTERS[: vocabulary - NUM_SPECIAL_TOKENS], src, tgt)
-    many = [sum(len(text) + 1 for text in texts) for texts in (src, tgt)]  # ends included
+    many = [sum(len(text) + 1 for text in texts) for texts in (src, tgt)]  # EOS included
     return many[1] / sum(many)
 
 
 def run_logged(command: list[str], log: Path, threads: int) -> tuple[int, float]:
-    """Run a command, its words in a file; give its exit status and its largest memory in MiB."""
+    """Run a command with its output in a file; return its exit code and peak memory in MiB."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     with log.open("w", encoding="utf-8") as words:
         process = subprocess.Popen(command, stdout=words, stderr=subprocess.STDOUT, env=variables)

@@ -1,10 +1,11 @@
-"""Toolkits that translate in interpreters of their own: eole, OpenNMT-py and JoeyNMT, loaded as their commands load them.
+"""Translators of eole, OpenNMT-py and JoeyNMT, run in the environments of these toolkits.
 
-Each builds a model of the asked shape with weights of its own and gives a function that translates one batch of piece ids; the shortest
-and the longest output that it may give are the same, so that all make the same steps. This library is not there to be imported.
+Each builds a model of the given size with random weights and translates batches of token ids. The
+minimum and maximum output lengths are equal, so all decode the same number of steps. Dragoman is
+not installed in these environments.
 
-All compute in float32: eole 0.6.4 refuses int8 on a CPU (its check reads a setting that is gone), OpenNMT-py 3.5.1 takes it and
-computes in float32 (it compares a name with a type), JoeyNMT has none.
+All compute in float32: eole 0.6.4 rejects int8 on CPUs, OpenNMT-py 3.5.1 accepts it and computes
+in float32, JoeyNMT does not support it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any, NamedTuple
 from bench.toolkit_configs import SPECIALS, TOOLKIT_CONFIGS, TrainingJob
 
 Batch = list[list[int]]
-UNKNOWN, PAD, START, END = range(SPECIALS)  # all three number them so
+UNKNOWN, PAD, START, END = range(SPECIALS)  # the same ids in all three
 
 
 class TranslationJob(NamedTuple):
-    """What is loaded, and how it searches."""
+    """Size of the model, and beam size."""
 
     shape: dict[str, Any]  # width, heads, ffn_width, layers
     vocabulary: int
@@ -34,15 +35,15 @@ class TranslationJob(NamedTuple):
 
 
 def train_toolkit_model(name: str, translation_job: TranslationJob) -> Path:
-    """Let a toolkit's own command make a model in one update, once, and give the folder that it is saved in."""
+    """Create a model with a toolkit's training command, once, in one step; return its directory."""
     folder = translation_job.folder / name
     if (folder / "done").exists():
         return folder
     folder.mkdir(parents=True)
     job = TrainingJob(**translation_job.shape, folder=folder, batch_tokens=64)
-    pieces = [f"p{each}" for each in range(SPECIALS, translation_job.vocabulary)]
-    text = [pieces[at : at + 8] for at in range(0, 80, 8)]
-    job.write(pieces, text, text)
+    tokens = [f"p{each}" for each in range(SPECIALS, translation_job.vocabulary)]
+    text = [tokens[at : at + 8] for at in range(0, 80, 8)]
+    job.write(tokens, text, text)
     done = subprocess.run(
         TOOLKIT_CONFIGS[name].command(Path(sys.executable), job, name),
         capture_output=True,
@@ -56,7 +57,7 @@ def train_toolkit_model(name: str, translation_job: TranslationJob) -> Path:
 
 
 def pad_batch(batch: Batch, *, end: bool) -> tuple[Any, Any]:
-    """Put a batch into one tensor, and its lengths into another; OpenNMT-py and eole know no end of a source."""
+    """Return padded sources and their lengths; OpenNMT-py and eole have no source EOS."""
     import torch
 
     rows = [[*source, END] if end else source for source in batch]
@@ -66,10 +67,8 @@ def pad_batch(batch: Batch, *, end: bool) -> tuple[Any, Any]:
 
 
 def opennmt_translator(translation_job: TranslationJob) -> Callable[[Batch, int], Any]:
-    """Load OpenNMT-py's translator, which has a cache."""
-    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = (
-        "1"  # its checkpoints hold its options, pickled
-    )
+    """Return OpenNMT-py's translator, which has a KV cache."""
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # its checkpoints contain pickled options
     from onmt.opts import translate_opts
     from onmt.translate.translator import build_translator
     from onmt.utils.parse import ArgumentParser
@@ -105,7 +104,7 @@ def opennmt_translator(translation_job: TranslationJob) -> Callable[[Batch, int]
 
 
 def eole_translator(translation_job: TranslationJob) -> Callable[[Batch, int], Any]:
-    """Load eole's translator, which has a cache."""
+    """Return eole's translator, which has a KV cache."""
     from eole.config.run import PredictConfig
     from eole.predict import build_predictor
 
@@ -140,7 +139,7 @@ def eole_translator(translation_job: TranslationJob) -> Callable[[Batch, int], A
 
 
 def joeynmt_translator(translation_job: TranslationJob) -> Callable[[Batch, int], Any]:
-    """Build JoeyNMT's model and search, which computes every prefix anew."""
+    """Return JoeyNMT's search, which recomputes the prefix at every step."""
     import torch
     from joeynmt.batch import Batch as TheirBatch
     from joeynmt.config import parse_global_args
@@ -153,12 +152,12 @@ def joeynmt_translator(translation_job: TranslationJob) -> Callable[[Batch, int]
             TrainingJob(**translation_job.shape, folder=translation_job.folder)
         )
     )
-    pieces = Vocabulary(
+    vocabulary = Vocabulary(
         [f"p{each}" for each in range(SPECIALS, translation_job.vocabulary)],
         settings.data["special_symbols"],
     )
     torch.manual_seed(0)
-    model = build_model(settings.model, src_vocab=pieces, trg_vocab=pieces).eval()
+    model = build_model(settings.model, src_vocab=vocabulary, trg_vocab=vocabulary).eval()
 
     def translate(batch: Batch, steps: int) -> Any:
         src, lengths = pad_batch(batch, end=True)
@@ -179,4 +178,4 @@ TOOLKIT_TRANSLATORS = {
     "eole": eole_translator,
     "JoeyNMT": joeynmt_translator,
 }
-"""How each is loaded, by its name."""
+"""Translator of each toolkit."""

@@ -1,13 +1,13 @@
-"""Time training on a CPU at the small size: the library's own trainer against its peers on the same batches.
+"""Measure CPU training throughput of Dragoman's trainer against its peers on the same batches.
 
-python bench/train_cpu.py                                   some minutes; best on a machine that does nothing else
-python bench/train_cpu.py --peers all                       with the commands of OpenNMT-py, eole and JoeyNMT too, installed for it
-python bench/train_cpu.py --size tiny --steps 2 --rounds 1 --precisions float32      the same in seconds, without meaning
+    python bench/train_cpu.py                   some minutes, on an otherwise idle machine
+    python bench/train_cpu.py --peers all       also OpenNMT-py, eole and JoeyNMT
+    python bench/train_cpu.py --size tiny --steps 2 --rounds 1 --precisions float32    a smoke test
 
-Width 256, feed-forward 1024, 4+4 layers, 8,000 pieces, batches of 2,048 padded slots a side, dropout and smoothing 0.1, Adam. Each way
-runs in a process of its own, so that its peak of memory is its own; every shape is gone through once before the clock starts. The rate by
-CPU time says what the code costs where others use the machine too; the rate by the clock says what a person waits. Toolkits with
-commands of their own train in float32 and are timed by the clock, as they log it; one that fails is told of in a line.
+Width 256, ffn 1024, 4+4 layers, vocabulary of 8,000, batches of 2,048 padded tokens, dropout and
+label smoothing 0.1, Adam. Each system runs in its own process, after a warm-up over all shapes. It
+prints tokens/s by wall time and by CPU time, peak memory, and our ratio to each peer. Other
+toolkits train in float32 with their own commands; their throughput is the one they log.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ OURS = "ours"
 
 
 def main() -> None:
-    """Run every way in turn, then print ratios and one line of JSON."""
+    """Run every system, print the ratios and one line of JSON."""
     options = parse_arguments()
     if options.one:
         print(json.dumps(time_one(*options.one, options)))
         return
     where = f"{os.cpu_count()} cores, {options.threads} threads, torch {torch.__version__}"
     print(
-        f"{where}; {options.size}, {options.vocabulary:,} pieces, {options.batch_tokens:,} slots a side; best of {options.rounds}",
+        f"{where}; {options.size}, vocabulary of {options.vocabulary:,}, "
+        f"{options.batch_tokens:,} padded tokens per batch; best of {options.rounds}",
         flush=True,
     )
     rows = []
@@ -61,8 +62,10 @@ def main() -> None:
                 print(f"  {system:24s} {precision:9s} failed: {row['error']}", flush=True)
                 continue
             print(
-                f"  {system:24s} {precision:9s} {row['tokens_s']:8,.0f} useful tokens/s (slowest round {row['slowest']:,.0f})  "
-                f"{row['tokens_cpu_s']:8,.0f} a CPU second  {row['MiB']:6,.0f} MiB  padding {row['padding']:.1%}",
+                f"  {system:24s} {precision:9s} {row['tokens_s']:8,.0f} tokens/s "
+                f"(slowest round {row['slowest']:,.0f})  "
+                f"{row['tokens_cpu_s']:8,.0f} per CPU second  {row['MiB']:6,.0f} MiB  "
+                f"padding {row['padding']:.1%}",
                 flush=True,
             )
     if options.peers == "all" and "float32" in options.precisions:
@@ -87,7 +90,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the options; what is not given follows from the size."""
+    """Parse the arguments; defaults depend on the size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,34 +100,34 @@ def parse_arguments() -> argparse.Namespace:
         nargs="+",
         choices=[OURS, *PEERS],
         default=[OURS, *PEERS],
-        metavar="WAY",
+        metavar="SYSTEM",
         help=f"ours; {'; '.join(PEERS)}",
     )
     parser.add_argument(
         "--peers",
         choices=["some", "all"],
         default="some",
-        help="all: other toolkits too, which takes installations",
+        help="all: also install and run OpenNMT-py, eole and JoeyNMT",
     )
     parser.add_argument(
         "--precisions", nargs="+", choices=["bfloat16", "float32"], default=["bfloat16", "float32"]
     )
-    parser.add_argument("--steps", type=int, default=6, help="updates a round")
+    parser.add_argument("--steps", type=int, default=6, help="training steps per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shapes", type=int, default=24)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=8000)
-    parser.add_argument("--pairs", type=int, default=20_000, help="drawn pairs")
+    parser.add_argument("--pairs", type=int, default=20_000, help="synthetic pairs")
     parser.add_argument(
-        "--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing"
+        "--data", type=Path, metavar="DIR", help="directory of multi30k/; default: synthetic text"
     )
-    parser.add_argument("--one", nargs=2, metavar=("WAY", "PRECISION"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, metavar=("SYSTEM", "PRECISION"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def run_one(system: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Time a way in a process of its own."""
+    """Time a system in a subprocess."""
     command = [sys.executable, __file__, "--one", system, precision]
     for name in (
         "size",
@@ -151,23 +154,24 @@ def run_one(system: str, precision: str, options: argparse.Namespace) -> dict[st
 
 
 def run_toolkit(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Time a toolkit's own command on drawn sentences, by the clock alone."""
+    """Time a toolkit's training command on synthetic sentences, by wall time."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = synthetic_corpus(Path(folder), options.pairs, vocabulary=options.vocabulary)
         row = time_toolkit(
             name, corpus, model_config(options.size), SIZES[options.size][0], options, Path(folder)
         )
-    told = (
+    result = (
         f"failed: {row['error']}"
         if "error" in row
-        else f"{row['tokens_s']:8,.0f} useful tokens/s (slowest round {row['slowest']:,.0f})  {row['MiB']:31,.0f} MiB"
+        else f"{row['tokens_s']:8,.0f} tokens/s (slowest round {row['slowest']:,.0f})  "
+        f"{row['MiB']:31,.0f} MiB"
     )
-    print(f"  {name:24s} {row['precision']:9s} {told}", flush=True)
+    print(f"  {name:24s} {row['precision']:9s} {result}", flush=True)
     return row
 
 
 def time_one(system: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Time the rounds of one way, by the clock and by CPU time."""
+    """Time the rounds of one system, by wall time and CPU time."""
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -205,7 +209,7 @@ def _now() -> tuple[float, float]:
 def _ours(
     system: str, precision: str, plan: BenchmarkPlan, options: argparse.Namespace, folder: Path
 ) -> list[tuple[float, float]]:
-    """Train through the trainer, and read the clocks as its log is written."""
+    """Train with our trainer, reading the clocks at its log lines."""
     warmup_batches = len(plan.warmup_batches)
     config = TrainConfig(
         steps=warmup_batches + plan.rounds * options.steps,
@@ -237,7 +241,7 @@ def _ours(
 def _peer(
     system: str, precision: str, plan: BenchmarkPlan, options: argparse.Namespace, folder: Path
 ) -> list[tuple[float, float]]:
-    """Make the same updates with a peer's model."""
+    """Train a peer's model on the same batches."""
     torch.manual_seed(1)
     device = torch.device("cpu")
     peer = PEERS[system](model_config(options.size), SIZES[options.size][0], options.vocabulary)
@@ -253,7 +257,7 @@ def _peer(
 
 
 def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Print how many times as fast ours is, by the clock and by CPU time."""
+    """Print and return our ratio to each peer, by wall time and CPU time."""
     good = [row for row in rows if "error" not in row]
     ratios = []
     for row in good:
@@ -272,9 +276,10 @@ def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ratios.append(
             {"against": row["system"], "precision": row["precision"], "clock": ratio, "cpu": busy}
         )
-        told = "" if busy is None else f", {busy:5.2f} by CPU time"
+        cpu_ratio = "" if busy is None else f", {busy:5.2f} by CPU time"
         print(
-            f"  ours against {row['system']:24s} {row['precision']:9s} {ratio:5.2f} times by the clock{told}"
+            f"  ours against {row['system']:24s} {row['precision']:9s} "
+            f"{ratio:5.2f} times by wall time{cpu_ratio}"
         )
     return ratios
 

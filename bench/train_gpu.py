@@ -1,20 +1,18 @@
-"""Time training on a GPU: the library's own trainer, data loading included, against its peers in the same run.
+"""Measure GPU training throughput of Dragoman's trainer, data loading included, against its peers.
 
-python bench/train_gpu.py                                   about five minutes, most of them the compiler's
-python bench/train_gpu.py --only eager compiled             other ways of ours
-python bench/train_gpu.py --shapes 3 --static               peers compiled for each of a few shapes, which pads more
-python bench/train_gpu.py --loss-curve                      500 updates, bfloat16 against plain float32, three seeds of each
-python bench/train_gpu.py --loss-curve --rate 7e-4 --warm-up 200         at a harsher rate, at which runs part by themselves
-python bench/train_gpu.py --size tiny --steps 4 --only eager             everything but the figures, on a CPU
+    python bench/train_gpu.py                          about five minutes, mostly torch.compile
+    python bench/train_gpu.py --only eager compiled    other modes of ours
+    python bench/train_gpu.py --shapes 3 --static      peers compiled for each of a few shapes
+    python bench/train_gpu.py --loss-curve             loss of mixed precision against float32
+    python bench/train_gpu.py --size tiny --steps 4 --only eager    a smoke test on a CPU
 
-Useful tokens are those of both sides that are not padding, ends included. Each way first goes through every shape a few times,
-which is reported apart, then some times through a round of --steps updates: the best round counts, with the slowest beside it. Ours
-reads a prepared store through the trainer's feed. Peers are met twice. Models "on our batches" are trained by a loop that gets our
-plan's batches, which have little padding, ready-made in pinned memory, for nothing: the hardest comparison, and nobody's daily life.
-"Hugging Face Trainer" is what its user gets from the same pairs: their trainer, their batches, their data loading
-(bench/hf_trainer.py); with "told lengths" its user has thought of the targets' lengths too. Lengths are Multi30k's, drawn, or
-with --data the real text's. Compiled peers are compiled once for all shapes, as ours is; --static compiles models for each shape, half
-a minute each. A way that fails or takes longer than --seconds is told of and left; the others go on.
+Throughput counts tokens of both sides without padding, EOS included. Each system warms up on every
+shape, then runs rounds of --steps steps; the best round counts, and our ratio to each peer is
+printed. Peers run in two forms. "On our batches": a plain training loop gets our batches, which
+have little padding, ready in pinned memory. "Hugging Face Trainer": its own batches and data
+loading (bench/hf_trainer.py); "by length" gives it a length column. Lengths are Multi30k's, or with
+--data the real text. Compiled peers use dynamic shapes unless --static. A system that fails or
+exceeds --seconds is reported and skipped.
 """
 
 from __future__ import annotations
@@ -66,19 +64,19 @@ SIZES = {
     "tiny": (2, 64, 4, 128),
     "small": (4, 256, 4, 1024),
     "base": (6, 512, 8, 2048),
-}  # layers, width, heads, feed-forward
+}  # layers, width, heads, ffn_width
 MODES = {
     "eager": {"compile": "off", "cuda_graphs": "off"},
-    "replay": {"compile": "off", "cuda_graphs": "auto"},
+    "cuda_graphs": {"compile": "off", "cuda_graphs": "auto"},
     "compiled": {"compile": "on", "cuda_graphs": "off"},
-    "compiled+replay": {"compile": "on", "cuda_graphs": "auto"},
+    "compiled+cuda_graphs": {"compile": "on", "cuda_graphs": "auto"},
 }
 PEERS_ON_OUR_BATCHES = [system for name in PEERS for system in (name, f"{name}, compiled")]
-SLOW = "torch.nn.Transformer, compiled"  # more than a minute of compiling
+SLOW = "torch.nn.Transformer, compiled"  # takes over a minute to compile
 SYSTEMS = [*MODES, *TRAINERS, *PEERS_ON_OUR_BATCHES]
 DEFAULT_SYSTEMS = [
-    "replay",
-    "compiled+replay",
+    "cuda_graphs",
+    "compiled+cuda_graphs",
     *TRAINERS,
     *(system for system in PEERS_ON_OUR_BATCHES if system != SLOW),
 ]
@@ -86,19 +84,19 @@ PEER_ROUNDS = 2
 
 
 def main() -> None:
-    """Time every way in turn, printing each as it is done, then ratios and one line of JSON."""
+    """Time every system, print the ratios and one line of JSON."""
     options = parse_arguments()
-    if options.keep_compiled:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(options.keep_compiled).resolve())
+    if options.compile_cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(options.compile_cache).resolve())
     device = torch.device(options.device)
     configure_backends(device, deterministic=False)
     if any("compiled" in system for system in options.only):
-        torch._dynamo.config.recompile_limit = 256  # type: ignore[attr-defined]  # torch gives up quietly past its own 8
+        torch._dynamo.config.recompile_limit = 256  # type: ignore[attr-defined]  # torch's default of 8 falls back to eager silently
     model = model_config(options.size)
     with tempfile.TemporaryDirectory() as name:
         corpus = load_corpus(options, Path(name))
         if options.loss_curve:
-            from bench.loss_curve import loss_curve  # which imports this
+            from bench.loss_curve import loss_curve  # imports this module
 
             loss_curve(options, corpus, model, device, Path(name))
             return
@@ -110,9 +108,12 @@ def main() -> None:
         )
         precision = choose_precision(options.precision, device)
         print(
-            f"{device_name(device)}, torch {torch.__version__}, {precision.name}; {options.size}, {options.vocabulary:,} pieces, "
-            f"{options.batch_tokens:,} slots a batch, {plan.used} shapes, {plan.padding():.1%} padding, "
-            f"{plan.tokens() / options.steps:,.0f} useful tokens an update, {options.steps} updates a round",
+            f"{device_name(device)}, torch {torch.__version__}, {precision.name}; {options.size}, "
+            f"vocabulary of {options.vocabulary:,}, "
+            f"{options.batch_tokens:,} padded tokens per batch, "
+            f"{plan.used} shapes, {plan.padding():.1%} padding, "
+            f"{plan.tokens() / options.steps:,.0f} tokens per step, "
+            f"{options.steps} steps per round",
             flush=True,
         )
         rows: list[dict[str, Any]] = []
@@ -125,7 +126,7 @@ def main() -> None:
             except (
                 Exception,
                 OutOfTimeError,
-            ) as error:  # a peer that is not installed, a compiler that fails: the others go on
+            ) as error:  # such as a peer that is not installed
                 row = {
                     "system": system,
                     "error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
@@ -153,7 +154,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the options; what is not given follows from the size."""
+    """Parse the arguments; defaults depend on the size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -164,69 +165,65 @@ def parse_arguments() -> argparse.Namespace:
         nargs="+",
         choices=SYSTEMS,
         default=DEFAULT_SYSTEMS,
-        metavar="WAY",
+        metavar="SYSTEM",
         help=f"some of: {'; '.join(SYSTEMS)}",
     )
     parser.add_argument(
         "--steps",
         type=int,
         default=50,
-        help="updates a round; Hugging Face's Trainer pads more below 50",
+        help="training steps per round; Hugging Face's Trainer pads more below 50",
     )
-    parser.add_argument("--shapes", type=int, default=MAX_SHAPES, help="at most")
-    parser.add_argument(
-        "--static", action="store_true", help="compile peers for each shape by itself"
-    )
-    parser.add_argument("--batch-tokens", type=int, help="slots of the longer side")
+    parser.add_argument("--shapes", type=int, default=MAX_SHAPES, help="most batch shapes")
+    parser.add_argument("--static", action="store_true", help="compile peers for static shapes")
+    parser.add_argument("--batch-tokens", type=int, help="padded tokens of the longer side")
     parser.add_argument("--vocabulary", type=int)
-    parser.add_argument("--pairs", type=int, help="drawn pairs")
+    parser.add_argument("--pairs", type=int, help="synthetic pairs")
     parser.add_argument(
-        "--stretch",
+        "--length-factor",
         type=float,
         default=1.0,
-        help="times which drawn sentences are longer than Multi30k's",
+        help="length of synthetic sentences relative to Multi30k's",
     )
     parser.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto")
     parser.add_argument(
-        "--data", type=Path, help="a folder of corpora: takes multi30k from it instead of drawing"
+        "--data", type=Path, metavar="DIR", help="directory of multi30k/; default: synthetic text"
     )
+    parser.add_argument("--compile-cache", help="cache directory of torch.compile, for later calls")
     parser.add_argument(
-        "--keep-compiled", help="a folder that keeps compiled kernels for the next call"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=80.0, help="most that each way may take, warm-up included"
+        "--seconds", type=float, default=80.0, help="time limit of each system, warm-up included"
     )
     curve = parser.add_argument_group(
         "loss curve", "compares losses instead of timing (bench/loss_curve.py)"
     )
     curve.add_argument("--loss-curve", action="store_true")
-    curve.add_argument("--updates", type=int, default=500, help="of each run")
+    curve.add_argument("--curve-steps", type=int, default=500, help="training steps of each run")
     curve.add_argument(
         "--seeds",
         type=int,
         default=3,
-        help="of dropout, for each of the two ways; at least 2, to have a spread",
+        help="dropout seeds of each setup; at least 2",
     )
-    parting = "with the norm behind the layers a high one makes runs part by up to tenths of a nat, whatever computes them"
     curve.add_argument(
         "--rate",
         type=float,
         default=TrainConfig().learning_rate,
-        help=f"highest learning rate; {parting}",
+        help="peak learning rate; at high rates post-norm runs diverge by up to tenths of a nat",
     )
     curve.add_argument(
         "--warm-up",
         type=int,
         default=TrainConfig().warmup_steps,
-        help="updates over which the rate rises; fewer are harsher",
+        help="warm-up steps",
     )
     curve.add_argument(
-        "--still", type=int, default=60, help="updates with the weights held still; at least 2"
+        "--frozen-steps", type=int, default=60, help="steps with frozen weights; at least 2"
     )
     options = parser.parse_args()
-    if options.seeds < 2 or options.still < 2:
+    if options.seeds < 2 or options.frozen_steps < 2:
         parser.error(
-            f"--seeds and --still must be at least 2, to have a spread; found {options.seeds} and {options.still}"
+            "--seeds and --frozen-steps must be at least 2; "
+            f"found {options.seeds} and {options.frozen_steps}"
         )
     tiny = options.size == "tiny"
     options.batch_tokens = options.batch_tokens or (256 if tiny else 25_600)
@@ -236,7 +233,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def model_config(size: str) -> ModelConfig:
-    """Make the paper's model at a size; the peers' have biases in attention, so ours has."""
+    """Return the configuration of a size, with biases in attention as the peers have."""
     layers, width, heads, ffn_width = SIZES[size]
     return ModelConfig(
         encoder=(f"transformer*{layers}",),
@@ -248,11 +245,11 @@ def model_config(size: str) -> ModelConfig:
 
 
 def load_corpus(options: argparse.Namespace, folder: Path) -> Corpus:
-    """Prepare what is trained on."""
+    """Return the training corpus."""
     if options.data:
         return multi30k_corpus(folder, options.data, vocabulary=options.vocabulary)
     return synthetic_corpus(
-        folder, options.pairs, vocabulary=options.vocabulary, stretch=options.stretch
+        folder, options.pairs, vocabulary=options.vocabulary, length_factor=options.length_factor
     )
 
 
@@ -264,7 +261,7 @@ def time_system(
     device: torch.device,
     folder: Path,
 ) -> dict[str, Any]:
-    """Time one way, whoever's it is."""
+    """Time one system."""
     if system in MODES:
         return time_ours(system, plan, model, options, device, folder)
     if system in TRAINERS:
@@ -281,19 +278,19 @@ def time_system(
 
 
 class TimedFeed:
-    """A feed that adds up how long the trainer waited for it."""
+    """Data loader that measures how long the trainer waits for it."""
 
     def __init__(self, feed: DataLoader, warmup_batches: int) -> None:
-        self._data_loader, self._warmup_updates, self.wait_seconds = feed, warmup_batches, 0.0
+        self._data_loader, self._warmup_steps, self.wait_seconds = feed, warmup_batches, 0.0
 
     def batches(self, number: int, cursor: Cursor) -> Generator[GlobalBatch, None, None]:
-        """Hand on the feed's updates."""
+        """Yield the batches."""
         batches = self._data_loader.batches(number, cursor)
         try:
             while True:
                 began = time.perf_counter()
                 update = next(batches)
-                if update.step > self._warmup_updates:
+                if update.step > self._warmup_steps:
                     self.wait_seconds += time.perf_counter() - began
                 yield update
         finally:
@@ -308,7 +305,7 @@ def time_ours(
     device: torch.device,
     folder: Path,
 ) -> dict[str, Any]:
-    """Train through the library's trainer, and read the clock as its log is written."""
+    """Train with our trainer, reading the clock at its log lines."""
     began = time.perf_counter()
     warmup_batches, steps = len(plan.warmup_batches), len(plan.timed)
     config = TrainConfig(
@@ -350,7 +347,7 @@ def time_ours(
         mode, [plan.tokens()] * len(rounds), seconds, clock[warmup_batches] - began, device
     ) | {
         "ours": True,
-        "idle_share": wait_seconds,
+        "data_wait": wait_seconds,
     }
 
 
@@ -363,7 +360,7 @@ def build_trainer(
     vocabulary: int,
     **more: Any,
 ) -> Trainer:
-    """Put the library's trainer together as a run does."""
+    """Build the trainer as a run does."""
     torch.manual_seed(1)
     built = build_model(model, src_vocab_size=vocabulary, tgt_vocab_size=vocabulary).to(device)
     task = TranslationTask(smoothing=config.label_smoothing)
@@ -386,7 +383,7 @@ def time_peer(
     options: argparse.Namespace,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Time a peer's updates."""
+    """Time a peer's training steps."""
     began = time.perf_counter()
     name = system.removesuffix(", compiled")
     dtype = choose_precision(options.precision, device).dtype
@@ -414,42 +411,43 @@ def time_peer(
         synchronize(device)
         seconds.append(time.perf_counter() - started)
     return timing_row(system, [plan.tokens()] * PEER_ROUNDS, seconds, warmup_seconds, device) | {
-        "lent": True
+        "on_our_batches": True
     }
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """Name a row so that its batches' maker is known."""
+    """Return the label of a row, with the origin of its batches."""
     return (
         f"ours, {row['system']}"
         if "ours" in row
         else f"{row['system']}, on our batches"
-        if "lent" in row
+        if "on_our_batches" in row
         else str(row["system"])
     )
 
 
 def show(row: Mapping[str, Any]) -> None:
-    """Print a row at once."""
+    """Print a row."""
     if "error" in row:
         print(f"  {label(row):46s} failed: {row['error']}", flush=True)
         return
     memory = "" if row["MiB"] is None else f"  {row['MiB']:8,.0f} MiB"
-    idle = f"  waiting for data {row['idle_share']:.1%}" if "idle_share" in row else ""
+    idle = f"  waiting for data {row['data_wait']:.1%}" if "data_wait" in row else ""
     own = (
-        f"  {row['sentences']:,} sentences a batch, {row['padding']:.1%} padding"
+        f"  {row['sentences']:,} sentences per batch, {row['padding']:.1%} padding"
         if "sentences" in row
         else ""
     )
     print(
-        f"  {label(row):46s} {row['tokens_s']:12,.0f} useful tokens/s "
-        f"(slowest round {row['slowest']:,.0f})  warm-up {row['warm_up_s']:6.1f} s{memory}{idle}{own}",
+        f"  {label(row):46s} {row['tokens_s']:12,.0f} tokens/s "
+        f"(slowest round {row['slowest']:,.0f})  warm-up {row['warm_up_s']:6.1f} s"
+        f"{memory}{idle}{own}",
         flush=True,
     )
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Print how many times as fast our fastest way is."""
+    """Print the ratio of our fastest mode to every other system."""
     good = [row for row in rows if "error" not in row]
     ours = [row for row in good if "ours" in row]
     if not ours:

@@ -1,4 +1,4 @@
-"""The work that all who translate get: the same ids in the same batches, and outputs whose lengths nobody may choose."""
+"""Workload of the CPU decoding benchmark: random sources and fixed output lengths."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ VOCABULARIES = {"tiny": 500, "small": 8_000, "base": 32_000}
 Batch = list[list[int]]
 TranslateBatches = Callable[[Sequence[Batch]], None]
 TranslateBatch = Callable[[Batch, int], Sequence[Sequence[int]]]
-"""Translates one batch, and gives the best output of each sentence, as long as it is told."""
+"""Translates a batch to a given output length; returns the best hypothesis of each sentence."""
 
 
 def layers(size: str) -> int:
-    """Count the layers of each side."""
+    """Return the number of layers per stack."""
     return int(SHAPES[size]["encoder"][0].split("*")[1])
 
 
 def sentences(count: int, vocabulary: int) -> Batch:
-    """Draw sources, as long as those of a general corpus: 3 to 60 pieces, 14 on average."""
+    """Return random sources of 3 to 60 tokens, 14 on average."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -50,11 +50,11 @@ def sentences(count: int, vocabulary: int) -> Batch:
 
 
 def batch_by_length(sources: Batch, rows: int) -> list[Batch]:
-    """Put sentences of like lengths together, the longest first."""
+    """Return batches of sentences of similar length, longest first."""
     ordered = sorted(sources, key=len, reverse=True)
     return [ordered[at : at + rows] for at in range(0, len(ordered), rows)]
 
 
 def output_length(batch: Batch) -> int:
-    """Say how long every output of a batch is."""
+    """Return the length of every output of a batch."""
     return max(map(len, batch)) + 2

@@ -141,7 +141,7 @@ def trainer_on(bench, corpus, folder: Path, *, sentences: int) -> tuple[Any, Any
     model = bench("peers").build_marian(bench("train_gpu").model_config("tiny"), 2, 512)
     data = module.PairDataset(corpus.store, 4 * 3 * sentences)
     settings = module.arguments(
-        folder, sentences=sentences, updates=6, half=False, cpu=True, compiled=False
+        folder, sentences=sentences, steps=6, half=False, cpu=True, compiled=False
     )
     return (*module.build_hf_trainer(model, data, settings, given_lengths=True), data)
 
@@ -275,7 +275,7 @@ def test_prepare(bench, monkeypatch, capsys, tmp_path):
     found = run(bench("data_preparation"), monkeypatch, capsys, *options)
     assert found["alike"]
     assert [row["pieces"] for row in found["rows"]] == [found["rows"][0]["pieces"]] * 3
-    assert all(row["MiB"] > 10 and row["pieces_cpu_s"] > 0 for row in found["rows"])
+    assert all(row["MiB"] > 10 and row["tokens_cpu_s"] > 0 for row in found["rows"])
 
 
 def test_train_gpu(bench, monkeypatch, capsys):
@@ -295,13 +295,13 @@ def test_train_gpu(bench, monkeypatch, capsys):
     )
     assert [row["system"] for row in found["rows"]] == list(ways)
     assert all(row["tokens_s"] >= row["slowest"] > 0 for row in found["rows"])
-    assert 0 <= found["rows"][0]["idle_share"] < 1
+    assert 0 <= found["rows"][0]["data_wait"] < 1
     assert 0 < found["padding"] < 1
 
 
 def test_train_gpu_with_hugging_faces_trainer(bench, monkeypatch, capsys):
     pytest.importorskip("accelerate", reason="Hugging Face's trainer needs accelerate")
-    ways = ("Hugging Face Trainer", "Hugging Face Trainer, told lengths")
+    ways = ("Hugging Face Trainer", "Hugging Face Trainer, by length")
     options = (
         "--device",
         "cpu",
@@ -369,8 +369,8 @@ def test_train_gpu_says_whose_batches_are_timed(bench, capsys):
     row = {"tokens_s": 2.0, "slowest": 1.0, "warm_up_s": 1.0, "MiB": None}
     own = {"system": "Hugging Face Trainer", "padding": 0.125, "sentences": 1534}
     rows = [
-        {"system": "replay", "ours": True},
-        {"system": "Hugging Face Marian", "lent": True},
+        {"system": "cuda_graphs", "ours": True},
+        {"system": "Hugging Face Marian", "on_our_batches": True},
         own,
     ]
     rows = [row | each for each in rows]

@@ -95,9 +95,9 @@ def test_the_table_and_the_line(
     *table, line = capsys.readouterr().out.strip().splitlines()
     told = json.loads(line)
     assert [(row["kind"], row["system"]) for row in told["rows"]] == [
-        ("ids", "directly"),
+        ("ids", "direct"),
         ("ids", "ours, engine"),
-        ("text", "directly"),
+        ("text", "direct"),
         ("text", "ours, translate"),
         ("text", "ours, file"),
         ("text", "ours, pipe"),

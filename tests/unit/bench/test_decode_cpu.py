@@ -1,4 +1,4 @@
-"""The race of engines on a CPU runs at its smallest size, and gives all contenders the same work."""
+"""decode_cpu.py runs at its smallest size and gives all systems the same work."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_outputs_of_another_length_are_not_timed(bench: Any) -> None:
     from bench.core_layouts import translate_checked
 
     translate_checked(lambda batch, length: [[1] * length] * len(batch), [[5, 6], [7]])
-    with pytest.raises(RuntimeError, match=r"must be 4 pieces long, found \[3, 4\]"):
+    with pytest.raises(RuntimeError, match=r"must be 4 tokens long; found \[3, 4\]"):
         translate_checked(lambda batch, length: [[1] * length, [1] * 3], [[5, 6], [7]])
 
 
@@ -146,15 +146,15 @@ def load():
         return [[1] * length for _ in batch]
     return translate
 for kind in (ProcessPerCore, SingleProcess):
-    arranged = kind(load, 2)
-    arranged([[[5, 6]]] * 6)
-    assert arranged.peak_mib() > 1
-    print(arranged.label, arranged.words)
+    layouts = kind(load, 2)
+    layouts([[[5, 6]]] * 6)
+    assert layouts.peak_mib() > 1
+    print(layouts.label, layouts.description)
     try:
-        arranged([[[13]]])
+        layouts([[[13]]])
     except (RuntimeError, ValueError) as problem:
         print(problem)
-    arranged.close()
+    layouts.close()
 def broken():
     raise ImportError("no such toolkit")
 try:
@@ -170,7 +170,7 @@ def test_batches_are_spread_over_processes_or_threads(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "2 x 1 2 processes",
         "ValueError: unlucky",
-        "1 x 2 as it comes (2 threads)",
+        "1 x 2 1 process, 2 threads",
         "unlucky",
         "ImportError: no such toolkit",
     ], done.stderr
@@ -182,14 +182,14 @@ def test_batches_are_spread_over_processes_or_threads(tmp_path: Path) -> None:
 STAND_IN = """
 import argparse, json, sys
 parser = argparse.ArgumentParser()
-parser.add_argument("--be")
-name = parser.parse_known_args()[0].be
+parser.add_argument("--worker")
+name = parser.parse_known_args()[0].worker
 if name.startswith("eole"):
     raise SystemExit("ImportError: no module named aiohttp")
 seconds = {"native float32": [0.5], "native int8": [0.25], "ctranslate2 float32 workers": [0.8]}
 seconds |= {"OpenNMT-py float32": [1.0], "transformers float32": [2.0, 1.25], "JoeyNMT float32": [30.0]}
-shown = [("1 x 2", "as it comes (2 threads)"), ("2 x 1", "2 processes")] if len(seconds[name]) > 1 else [("2 x 1", "")]
-ways = [{"arrangement": label, "words": words, "rows": 32} for label, words in shown]
+shown = [("1 x 2", "1 process, 2 threads"), ("2 x 1", "2 processes")] if len(seconds[name]) > 1 else [("2 x 1", "")]
+ways = [{"layout": label, "description": words, "rows": 32} for label, words in shown]
 print(json.dumps({"version": "1.0", "core_layouts": ways}), flush=True)
 for number, line in enumerate(sys.stdin):
     if name.startswith("OpenNMT") and number == 1:
@@ -200,7 +200,7 @@ for number, line in enumerate(sys.stdin):
 
 @pytest.fixture
 def stand_ins(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Let a script speak for every contender."""
+    """Replace every worker by a script."""
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     monkeypatch.setattr(bench, "__file__", str(tmp_path / "stand_in.py"))
     toolkits = importlib.import_module("bench.toolkit_environments")
@@ -213,7 +213,7 @@ def stand_ins(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
     return run
 
 
-def test_a_contender_that_fails_is_a_line_and_the_race_goes_on(
+def test_a_failing_system_is_reported_and_the_others_run(
     stand_ins: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_ins("--only", "native float32", "OpenNMT-py", "eole", "JoeyNMT", "--patience", "40")
@@ -224,7 +224,7 @@ def test_a_contender_that_fails_is_a_line_and_the_race_goes_on(
     assert found["OpenNMT-py float32"]["error"] == "out of memory"
     assert found["eole float32"]["error"] == "ImportError: no module named aiohttp"
     assert len(found["JoeyNMT float32"]["rounds"]) == 2  # no patience for a third
-    assert "eole float32: left out: ImportError: no module named aiohttp\n" in told.err
+    assert "eole float32: skipped: ImportError: no module named aiohttp\n" in told.err
     assert "OpenNMT-py float32: failed: out of memory\n" in told.err
     assert (
         "OpenNMT-py float32        10.0     10.0  2 x 1    32    100           -     2.00      -\n"
@@ -232,23 +232,23 @@ def test_a_contender_that_fails_is_a_line_and_the_race_goes_on(
     )
 
 
-def test_both_arrangements_run_in_every_round_and_are_compared_with_ours(
+def test_both_core_layouts_run_in_every_round_with_ratios(
     stand_ins: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_ins("--only", "native", "ctranslate2 float32 workers", "transformers float32")
     told = capsys.readouterr()
     found = {row["system"]: row for row in json.loads(told.out.splitlines()[-1])["rows"]}
     assert list(found)[3:] == [
-        "transformers float32, as it comes (2 threads)",
+        "transformers float32, 1 process, 2 threads",
         "transformers float32, 2 processes",
     ]
-    rates = {"as it comes (2 threads)": 5.0, "2 processes": 8.0}
+    rates = {"1 process, 2 threads": 5.0, "2 processes": 8.0}
     for words, rate in rates.items():
         row = found[f"transformers float32, {words}"]
         assert row["rounds"] == [rate] * 3
         assert row["native_is"] == {"float32": 20 / rate, "int8": 40 / rate}
         assert row["times_ctranslate2"] == pytest.approx(rate / 12.5)
-        assert f"{row['system']:45s}         {rate}" in told.out
+        assert f"{row['system']:42s}         {rate}" in told.out
     assert found["native float32"]["times_ctranslate2"] == pytest.approx(1.6)
     assert found["native int8"]["times_ctranslate2"] is None
 
@@ -264,7 +264,7 @@ def test_a_toolkit_that_cannot_be_installed_is_left_out(
     monkeypatch.setattr(toolkits, "toolkit_python", fail)
     stand_ins("--only", "native float32", "JoeyNMT")
     told = capsys.readouterr()
-    assert "JoeyNMT float32: left out: JoeyNMT could not be installed: no network\n" in told.err
+    assert "JoeyNMT float32: skipped: JoeyNMT could not be installed: no network\n" in told.err
     assert "JoeyNMT float32 failed: JoeyNMT could not be installed: no network\n" in told.out
     assert "native float32         20.0" in told.out
 
@@ -278,18 +278,23 @@ def test_toolkits_take_part_when_all_peers_are_asked_for(
     assert bench.select_systems(argparse.Namespace(peers="some", only=["eole"])) == ["eole float32"]
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
     assert bench.select_systems(argparse.Namespace(peers="some", only=["transformers int8"])) == []
-    assert capsys.readouterr().err == "transformers int8: left out: transformers is not installed\n"
+    assert capsys.readouterr().err == "transformers int8: skipped: transformers is not installed\n"
 
 
 def entered(
-    monkeypatch: pytest.MonkeyPatch, arrangements: str, numbers: Iterable[int]
+    monkeypatch: pytest.MonkeyPatch, layouts: str, numbers: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """Be a contender that can be arranged in two ways, of which stand-ins take the places, on a clock of their own."""
+    """Be a contender that can be layouts in two ways, of which stand-ins take the places, on a clock of their own."""
     from bench import benchmark_worker
 
     class Arranged:
         def __init__(self, label: str, quick: bool) -> None:
-            self.label, self.words, self.quick, self.closed = label, f"as {label}", quick, False
+            self.label, self.description, self.quick, self.closed = (
+                label,
+                f"as {label}",
+                quick,
+                False,
+            )
 
         def __call__(self, batches: Any) -> None:
             assert not self.closed
@@ -317,30 +322,30 @@ def entered(
         cores=2,
         folder=None,
         patience=1e3,
-        arrangements=arrangements,
+        layouts=layouts,
     )
     return list(benchmark_worker.worker_replies("native float32", given, numbers))
 
 
-def test_an_entrant_gets_every_arrangement_ready_and_runs_the_one_that_it_is_asked_for(
+def test_a_worker_tunes_every_layout_and_runs_the_requested_one(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready, quick, slow = entered(monkeypatch, "both", [0, 1])
-    assert [each["arrangement"] for each in ready["core_layouts"]] == [
+    assert [each["layout"] for each in ready["core_layouts"]] == [
         "quick",
         "slow",
     ]  # what is begun last comes first
-    assert [each["words"] for each in ready["core_layouts"]] == ["as quick", "as slow"]
+    assert [each["description"] for each in ready["core_layouts"]] == ["as quick", "as slow"]
     assert [each["rows"] for each in ready["core_layouts"]] == [32, 32]
     assert quick == {"seconds": 5.0, "peak_mib": 7}
     assert slow == {"seconds": 10.0, "peak_mib": 8}
 
 
-def test_an_entrant_keeps_the_better_arrangement_if_asked(
+def test_a_worker_keeps_the_best_layout_if_requested(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready, quick = entered(monkeypatch, "better", [0])
-    assert [each["arrangement"] for each in ready["core_layouts"]] == ["quick"]
+    ready, quick = entered(monkeypatch, "best", [0])
+    assert [each["layout"] for each in ready["core_layouts"]] == ["quick"]
     assert quick == {"seconds": 5.0, "peak_mib": 7}
 
 

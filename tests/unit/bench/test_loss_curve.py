@@ -33,7 +33,16 @@ def timing(curves: ModuleType) -> ModuleType:
 @pytest.fixture
 def track(curves: Any, timing: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     options = parse_arguments(
-        timing, monkeypatch, "--updates", "4", "--still", "5", "--rate", "0.01", "--warm-up", "2"
+        timing,
+        monkeypatch,
+        "--curve-steps",
+        "4",
+        "--frozen-steps",
+        "5",
+        "--rate",
+        "0.01",
+        "--warm-up",
+        "2",
     )
     return curves.LossCurveRunner(
         options,
@@ -135,7 +144,7 @@ def test_the_table_has_a_line_a_window_and_tells_the_worst(
         {"from": 51, "to": 100, "difference": -0.25, "error": 0.125, "in_errors": -2.0, **spread},
         {"from": 101, "to": 150, "difference": 0.2, "error": 0.08, "in_errors": 2.5, **spread},
     ]
-    largest = curves.print_windows("compiled+replay bfloat16", windows)
+    largest = curves.print_windows("compiled+cuda_graphs bfloat16", windows)
     assert largest == {"nats": 0.25, "in_errors": 2.5, "within_two": 2, "windows": 3}
     *_, header, first, second, third, last = capsys.readouterr().out.splitlines()
     assert header.split() == ["updates", "float32", "deviation", "less", "error", "in", "errors"]
@@ -167,9 +176,9 @@ def test_options_reach_the_runs(curves: Any, timing: Any, monkeypatch: pytest.Mo
         "0.003",
         "--warm-up",
         "7",
-        "--updates",
+        "--curve-steps",
         "11",
-        "--still",
+        "--frozen-steps",
         "5",
         "--batch-tokens",
         "99",
@@ -202,7 +211,9 @@ def test_options_reach_the_runs(curves: Any, timing: Any, monkeypatch: pytest.Mo
     assert (held.learning_rate, held.steps, held.seed, held.precision) == (0.0, 5, 5, "bfloat16")
 
 
-@pytest.mark.parametrize(("option", "found"), [("--seeds", "1 and 60"), ("--still", "3 and 1")])
+@pytest.mark.parametrize(
+    ("option", "found"), [("--seeds", "1 and 60"), ("--frozen-steps", "3 and 1")]
+)
 def test_one_run_or_update_has_no_spread(
     timing: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -217,9 +228,13 @@ def test_one_run_or_update_has_no_spread(
 
 def test_a_gpus_users_are_compared_with_float32_alone(curves: Any) -> None:
     on_gpu, on_cpu = (curves.compared_setups(torch.device(kind)) for kind in ("cuda", "cpu"))
-    plain = {"compile": "off", "replay": "off", "precision": "float32"}
+    plain = {"compile": "off", "cuda_graphs": "off", "precision": "float32"}
     assert on_gpu == {
-        "compiled+replay bfloat16": {"compile": "on", "replay": "auto", "precision": "bfloat16"},
+        "compiled+cuda_graphs bfloat16": {
+            "compile": "on",
+            "cuda_graphs": "auto",
+            "precision": "bfloat16",
+        },
         "plain float32": plain,
     }
     assert on_cpu == {"eager bfloat16": plain | {"precision": "bfloat16"}, "plain float32": plain}
@@ -346,7 +361,7 @@ def test_the_command(
     monkeypatch.setattr(
         sys,
         "argv",
-        ["bench/train_gpu.py", *TINY, "--updates", "20", "--seeds", "2", "--still", "6"],
+        ["bench/train_gpu.py", *TINY, "--curve-steps", "20", "--seeds", "2", "--frozen-steps", "6"],
     )
     timing.main()
     lines = capsys.readouterr().out.splitlines()
@@ -355,7 +370,7 @@ def test_the_command(
         f"{name}, seed {seed}" for name in ("eager bfloat16", "plain float32") for seed in (1, 2)
     ]
     held = [
-        f"{name}, held still"
+        f"{name}, frozen"
         for name in ("plain float32, seed 1", "eager bfloat16, seed 1", "plain float32, seed 2")
     ]
     assert runs == trained + held
@@ -367,12 +382,12 @@ def test_the_command(
         == max(abs(window["difference"]) for window in found["loss_curve"])
         < 0.02
     )
-    assert set(found["held_still"]) == {"eager bfloat16, seed 1", "plain float32, seed 2"}
-    ours, noise = found["held_still"].values()
+    assert set(found["frozen"]) == {"eager bfloat16, seed 1", "plain float32, seed 2"}
+    ours, noise = found["frozen"].values()
     assert 0.0 < abs(ours["nll"]) < 0.01
     assert ours["nll_error"] < noise["nll_error"], "with the same dropout only rounding is left"
     assert ours["norm_ratio"] == pytest.approx(1.0, abs=0.01)
-    told = ("bench", "data", "size", "updates", "seeds", "rate", "warm_up", "still", "torch")
+    told = ("bench", "data", "size", "updates", "seeds", "rate", "warm_up", "frozen_steps", "torch")
     assert [found[name] for name in told] == [
         "train_gpu",
         "drawn",

@@ -86,7 +86,7 @@ def test_a_failure_without_a_reason_says_so(bench, commands):
     commands.failing = "venv"
     with pytest.raises(
         bench("toolkit_environments").InstallError,
-        match="JoeyNMT could not be installed: no word of why",
+        match="JoeyNMT could not be installed: pip gave no reason",
     ):
         bench("toolkit_environments").toolkit_python("JoeyNMT", "2.13.0")
 
@@ -96,7 +96,7 @@ def test_a_failure_without_a_reason_says_so(bench, commands):
 
 def job(bench, folder: Path):
     return bench("toolkit_configs").TrainingJob(
-        width=48, heads=6, ffn_width=96, layers=3, folder=folder, batch_tokens=77, updates=8
+        width=48, heads=6, ffn_width=96, layers=3, folder=folder, batch_tokens=77, steps=8
     )
 
 
@@ -134,7 +134,7 @@ def test_texts_are_cut_at_spaces_and_pieces_are_listed(bench, tmp_path):
     assert (tmp_path / "train.src").read_text() == "a b\nb\n"
     assert (tmp_path / "train.tgt").read_text() == "b\na\n"
     assert (tmp_path / "vocabulary").read_text() == "a\t1\nb\t1\n"
-    assert (tmp_path / "pieces").read_text() == "a\nb\n"
+    assert (tmp_path / "tokens").read_text() == "a\nb\n"
 
 
 LOGS = {
@@ -197,7 +197,7 @@ def test_a_command_that_fails_is_a_line(timed):
         timed("eole", "raise SystemExit('no such option: heads')")["error"]
         == "no such option: heads"
     )
-    assert timed("eole", "")["error"] == "it logged no rate"
+    assert timed("eole", "")["error"] == "it logged no throughput"
 
 
 def test_a_toolkit_that_cannot_be_installed_is_a_line(timed, bench, monkeypatch):
@@ -215,7 +215,7 @@ def test_sentences_are_written_in_the_order_of_our_batches(bench, corpus, tmp_pa
     found = [line.split() for line in (tmp_path / "train.src").read_text().splitlines()]
     assert sorted(found) == sorted(list(text) for text in corpus.src)
     assert 0.4 < write_corpus < 0.6
-    assert len((tmp_path / "pieces").read_text().splitlines()) == 295
+    assert len((tmp_path / "tokens").read_text().splitlines()) == 295
 
 
 def test_train_cpu_goes_on_after_a_toolkit_that_failed(bench, monkeypatch, capsys):
@@ -277,7 +277,7 @@ def test_a_model_is_made_by_the_toolkits_command_once(bench, monkeypatch, tmp_pa
     monkeypatch.setitem(visitors.TOOLKIT_CONFIGS, "eole", toolkit_config)
     folder = visitors.train_toolkit_model("eole", translation_job)
     assert (folder / "eole.yaml.saved").exists()
-    assert len((folder / "pieces").read_text().splitlines()) == 100 - visitors.SPECIALS
+    assert len((folder / "tokens").read_text().splitlines()) == 100 - visitors.SPECIALS
     assert (
         visitors.train_toolkit_model("eole", translation_job) == folder
     )  # a second time it would fail
