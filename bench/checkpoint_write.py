@@ -51,7 +51,7 @@ def main() -> None:
                     lambda step=step, parts=parts: run.save_checkpoint(step, parts, {"step": step})
                 )
             )
-            verified.append(_seconds(run.newest))
+            verified.append(_seconds(run.latest))
             run.prune()
     first, second, third = (statistics.median(times[1:]) for times in (plain, published, verified))
     print(

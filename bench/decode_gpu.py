@@ -76,7 +76,7 @@ def main() -> None:
         # training may allow TF32; the reference outputs must not
         torch.set_float32_matmul_precision("highest")
         config = Config(
-            text=TextConfig(tokenizer=corpus.tokenizers.src.kind),
+            text=TextConfig(tokenizer=corpus.tokenizers.src.algorithm),
             model=model_config(options.size),
             decode=DecodeConfig(beam=4, length_penalty=0.0),
         )

@@ -64,7 +64,7 @@ def main() -> None:
         f"{HEADS} heads of {WIDTH}, forward and backward"
     )
     settings = {"rounds": options.rounds, "window": options.window}
-    left_out = set() if options.compiled else {"hashed, compiled"}
+    left_out = set() if options.compiled else {"LSH, compiled"}
     attention = [
         row
         for causal in (True, False)
@@ -118,12 +118,12 @@ def time_attention(
                 window,
             )
         return attend_sorted(
-            query, unit, value, tokens, window=window, causal=causal, compiled=compiled
+            query, unit, value, tokens, window=window, causal=causal, torch_compile=compiled
         )
 
     systems: dict[str, Callable[[], Tensor]] = {
-        "hashed": hashed,
-        "hashed, compiled": lambda: hashed(compiled=True),
+        "LSH": hashed,
+        "LSH, compiled": lambda: hashed(compiled=True),
         "full, materialised": lambda: attend_reference(query, key, value, causal=causal).context,
         "full, fused": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=causal),
     }
@@ -137,7 +137,7 @@ def time_attention(
     ):
         row = {"system": name, "length": length, "causal": causal, "buckets": buckets}
         try:
-            inputs = [query, value] if name.startswith("hashed") else [query, key, value]
+            inputs = [query, value] if name.startswith("LSH") else [query, key, value]
             rows.append(
                 row
                 | measure_action(
@@ -238,7 +238,7 @@ def measure_depths(device: torch.device) -> list[dict[str, Any]]:
             width=width, heads=8, ffn_width=4 * width, dropout=0.1, max_positions=length
         )
         block = Reformer.build(
-            BuildContext(config=config, causal=False, memory_width=None), layers=depth, chunks=4
+            BuildContext(config=config, causal=False, memory_width=None), layers=depth, ffn_chunks=4
         ).to(device)
         x = torch.randn(1, length, width, device=device, requires_grad=True)
         sublayers = [

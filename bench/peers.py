@@ -150,4 +150,4 @@ class PeerStep:
 
 
 PEERS = {"Hugging Face Marian": Marian, "torch.nn.Transformer": TorchTransformer}
-"""What is timed beside ours, by name."""
+"""Training peers by name."""

@@ -147,7 +147,15 @@ def test_the_table_has_a_line_a_window_and_tells_the_worst(
     largest = curves.print_windows("compiled+cuda_graphs bfloat16", windows)
     assert largest == {"nats": 0.25, "in_errors": 2.5, "within_two": 2, "windows": 3}
     *_, header, first, second, third, last = capsys.readouterr().out.splitlines()
-    assert header.split() == ["updates", "float32", "deviation", "less", "error", "in", "errors"]
+    assert header.split() == [
+        "steps",
+        "float32",
+        "deviation",
+        "difference",
+        "error",
+        "in",
+        "errors",
+    ]
     assert first.split() == ["1-50", "5.0000", "0.1000", "0.0100", "0.0200", "0.5"]
     assert second.split() == ["51-100", "5.0000", "0.1000", "-0.2500", "0.1250", "-2.0"]
     assert third.split()[0] == "101-150"
@@ -162,7 +170,7 @@ def test_the_table_has_a_line_a_window_and_tells_the_worst(
 
 def test_options_reach_the_runs(curves: Any, timing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = parse_arguments(timing, monkeypatch)
-    assert (usual.updates, usual.seeds, usual.still, usual.rate, usual.warm_up) == (
+    assert (usual.curve_steps, usual.seeds, usual.frozen_steps, usual.rate, usual.warm_up) == (
         500,
         3,
         60,
@@ -223,7 +231,7 @@ def test_one_run_or_update_has_no_spread(
 ) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(timing, monkeypatch, option, "1")
-    assert f"must be at least 2, to have a spread; found {found}" in capsys.readouterr().err
+    assert f"must be at least 2; found {found}" in capsys.readouterr().err
 
 
 def test_a_gpus_users_are_compared_with_float32_alone(curves: Any) -> None:
@@ -266,7 +274,7 @@ def test_runs_differ_in_dropout_only(
         "a run moves its weights"
     )
     assert [line.split(",")[1].split()[:4] for line in capsys.readouterr().out.splitlines()] == [
-        ["seed", seed, "4", "updates"] for seed in "112"
+        ["seed", seed, "4", "steps"] for seed in "112"
     ]
     assert [
         path.name
@@ -302,7 +310,7 @@ def test_held_weights_reach_the_rounded_copies_that_a_gpu_computes_with(
     first, weights = track.train("plain", plain, 1).nll[0], track.train("plain", plain, 1).weights
     base, rounded = (
         track.run_frozen("any", setup, 1, weights)
-        for setup in (plain, {"precision": "bfloat16", "weights": "bfloat16"})
+        for setup in (plain, {"precision": "bfloat16", "param_dtype": "bfloat16"})
     )
     found = curves.paired_differences(rounded, base)
     assert 0.0 < abs(found["nll"]) < 0.01 < abs(first - base.nll[0]), (
@@ -351,7 +359,7 @@ def test_a_run_that_skips_updates_is_refused(
         "build_trainer",
         lambda *more, on_record: build_trainer(*more, on_record=lambda record: None),
     )
-    with pytest.raises(AssertionError, match="each of its 4 updates once; found 0"):
+    with pytest.raises(AssertionError, match="each of its 4 steps once; found 0"):
         track.train("plain", curves.compared_setups(torch.device("cpu"))["plain float32"], 1)
 
 
@@ -387,7 +395,17 @@ def test_the_command(
     assert 0.0 < abs(ours["nll"]) < 0.01
     assert ours["nll_error"] < noise["nll_error"], "with the same dropout only rounding is left"
     assert ours["norm_ratio"] == pytest.approx(1.0, abs=0.01)
-    told = ("bench", "data", "size", "updates", "seeds", "rate", "warm_up", "frozen_steps", "torch")
+    told = (
+        "bench",
+        "data",
+        "size",
+        "curve_steps",
+        "seeds",
+        "rate",
+        "warm_up",
+        "frozen_steps",
+        "torch",
+    )
     assert [found[name] for name in told] == [
         "train_gpu",
         "drawn",
