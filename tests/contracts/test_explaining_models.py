@@ -111,7 +111,7 @@ def test_decoders_with_some_cross_attention_align_by_what_they_have() -> None:
         "model.width=16",
         "model.heads=2",
         "model.encoder=[transformer]",
-        "model.decoder=[lstm,attend,feedforward]",
+        "model.decoder=[lstm,cross_attention,ffn]",
         "text.vocab_size=300",
     ]
     translator = translator_of(
