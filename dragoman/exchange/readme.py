@@ -35,8 +35,11 @@ target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
 def translate(texts):
     tokens = [source.encode({text}, out_type=str) for text in texts]
     found = translator.translate_batch(
-        tokens, beam_size={beam}, length_penalty={penalty}, max_decoding_length={longest},
-        disable_unk=True
+        tokens,
+        beam_size={beam},
+        length_penalty={penalty},
+        max_decoding_length={longest},
+        disable_unk=True,
     )
     return [target.decode(each.hypotheses[0]) for each in found]
 
@@ -53,9 +56,10 @@ model = AutoModelForSeq2SeqLM.from_pretrained(".")
 
 
 def translate(texts):
-    batch = tokenizer([{text} for text in texts], return_tensors="pt", padding=True) found =
-    model.generate(**batch, num_beams={beam}, max_length={longest}) return
-    tokenizer.batch_decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    batch = tokenizer([{text} for text in texts], return_tensors="pt", padding=True)
+    found = model.generate(**batch, num_beams={beam}, max_length={longest})
+    options = {{"skip_special_tokens": True, "clean_up_tokenization_spaces": False}}
+    return tokenizer.batch_decode(found, **options)
 
 
 print(translate([{example}])[0])

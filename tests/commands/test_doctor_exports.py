@@ -31,7 +31,7 @@ def exported(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     made = {}
     for program, package in PACKAGES.items():
         pytest.importorskip(package)
-        more = {"quantisation": "int8"} if program == "ctranslate2" else {}
+        more = {"quantization": "int8"} if program == "ctranslate2" else {}
         made[program] = EXPORTERS[program](bundle, folder / program, **more).path
     return made
 

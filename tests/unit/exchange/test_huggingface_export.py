@@ -120,7 +120,7 @@ def test_its_own_classes_and_a_beam_of_its_own_run_from_the_directory_alone(tmp_
     ("model", "found"),
     [
         ({"positions": "learned"}, "found Learned"),
-        ({"positions": "rotary"}, "found Rotation"),
+        ({"positions": "rotary"}, "found RotaryPositions"),
         ({"activation": "swiglu"}, "found SwiGLU"),
         ({"norm": "rms"}, "found RMSNorm"),
         ({"norm_epsilon": 0.01}, "found 0.01"),
