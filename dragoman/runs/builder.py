@@ -88,7 +88,7 @@ class RunBuilder:
             config=config.train,
             run=run,
             width=config.model.width,
-            validate=self.build_validator(),
+            validate=self.validator,
             progress=self.progress,
             distributed=world,
             deadline=deadline,
@@ -115,8 +115,9 @@ class RunBuilder:
             100, MAX_EPOCHS * self.plan.batches(0) // self.config.train.gradient_accumulation
         )
 
-    def build_validator(self) -> TranslationValidator | None:
-        """Build the validator: loss on all validation pairs, BLEU of greedy search on some."""
+    @cached_property
+    def validator(self) -> TranslationValidator | None:
+        """The validator: loss on all validation pairs, BLEU of greedy search on some."""
         store, config = self.prepared.valid, self.config
         if store is None:
             return None

@@ -24,10 +24,11 @@ from dragoman.storage.disk import format_bytes
 from dragoman.tasks.translation import TranslationTask, TranslationValidator
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.progress import format_duration
-from dragoman.training.trainer import Throughput, Trainer
+from dragoman.training.throughput import Throughput, time_steps
+from dragoman.training.trainer import Trainer
 
 RANDOM_SENTENCE_TOKENS = 20  # tokens of a random sentence, on each side
-RANDOM_PROBE_SECONDS, RANDOM_PROBE_STEPS = 1.5, 2  # minimum time and steps of a measurement
+RANDOM_PROBE_SECONDS = 2.0  # half of it is warm-up
 PROBE_SECONDS = 5.0
 PROBE_VALIDATION_BATCHES, PROBE_VALIDATION_SENTENCES = 2, 8
 BATCHING_EXPONENT = 0.75  # time grows with sentences^0.75: 25 times as many take 11 times as long
@@ -61,8 +62,8 @@ def _measure_rows(config: Config, device: torch.device, rows: int) -> float:
         task = TranslationTask(smoothing=config.train.label_smoothing)
         precision = choose_precision(config.train.precision, device)
         batch = _random_batch(rows, vocab_size).to(device)
-        done, began = -1, 0.0
-        while done < RANDOM_PROBE_STEPS or time.monotonic() - began < RANDOM_PROBE_SECONDS:
+
+        def step() -> int:
             with precision.autocast(device):
                 loss = task.loss(model, batch)
             torch.autograd.backward(loss.total / loss.count)
@@ -70,10 +71,9 @@ def _measure_rows(config: Config, device: torch.device, rows: int) -> float:
             optimizer.zero_grad()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            done += 1
-            if done == 0:  # the first step is warm-up
-                began = time.monotonic()
-        return 2 * RANDOM_SENTENCE_TOKENS * rows * done / (time.monotonic() - began)
+            return 2 * RANDOM_SENTENCE_TOKENS * rows
+
+        return time_steps(step, seconds=RANDOM_PROBE_SECONDS).tokens_per_second
 
 
 def _random_batch(rows: int, vocab_size: int) -> Batch:

@@ -515,9 +515,7 @@ class TrainingRun:
             return estimate
         if self.time_budget.is_limited:
             estimate = estimate._replace(
-                validation_seconds=estimate_validation_seconds(
-                    builder.build_validator(), trainer.model
-                )
+                validation_seconds=estimate_validation_seconds(builder.validator, trainer.model)
             )
 
             def overhead(steps: int) -> float:

@@ -1,9 +1,11 @@
-"""Throughput measurement: a few real training steps before a run begins."""
+"""Throughput measurement: a few training steps before a run begins."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import NamedTuple
 
@@ -27,6 +29,28 @@ class Throughput(NamedTuple):
     tokens_per_second: float  # source and target
 
 
+def time_steps(
+    step: Callable[[], int], *, seconds: float, max_steps: float = math.inf, min_steps: int = 1
+) -> Throughput:
+    """Time calls of `step`, which returns its tokens, for about so many seconds.
+
+    The first half is warm-up: the first step of each batch shape takes as long as many others on a
+    GPU.
+    """
+    warmup = done = tokens = 0
+    began = start = time.monotonic()
+    while warmup < min_steps or (2 * warmup < max_steps and time.monotonic() - began < seconds / 2):
+        step()
+        warmup, start = warmup + 1, time.monotonic()
+    while done < max(1, min_steps // 2) or (
+        warmup + done < max_steps and time.monotonic() - began < seconds
+    ):
+        tokens += step()
+        done += 1
+    elapsed = time.monotonic() - start
+    return Throughput(elapsed / done, tokens / elapsed)
+
+
 def measure_throughput(
     train_step: TrainStep,
     data_loader: DataLoader,
@@ -38,33 +62,24 @@ def measure_throughput(
 ) -> Throughput:
     """Time real steps for about so many seconds, and restore weights and optimizer.
 
-    The first half is warm-up: the first step of each batch shape takes as long as many others on a
-    GPU. With CUDA graphs, a few batches are repeated, since a shape is captured when it occurs
-    again.
+    With CUDA graphs, a few batches are repeated, since a shape is captured when it occurs again.
     """
     weights = {name: tensor.clone() for name, tensor in named_weights(local_module).items()}
-    warmup = done = tokens = 0
     graphs, requests = train_step.uses_cuda_graphs, StepRequests()
     min_steps = (CAPTURE_AT_OCCURRENCE + 1) * REPEATED_STEPS if graphs else 1
-    began = start = time.monotonic()
     with closing(data_loader.batches(1, Cursor(0, 0))) as loaded:
         batches = (
             itertools.cycle(list(itertools.islice(loaded, REPEATED_STEPS))) if graphs else loaded
         )
-        while warmup < min_steps or (
-            2 * warmup < max_steps and time.monotonic() - began < seconds / 2
-        ):
-            train_step(next(batches), lr=0.0, requests=requests).read()
-            warmup, start = warmup + 1, time.monotonic()
-        while done < max(1, min_steps // 2) or (
-            warmup + done < max_steps and time.monotonic() - began < seconds
-        ):
-            tokens += train_step(next(batches), lr=0.0, requests=requests).read().tokens
-            done += 1
-    elapsed = time.monotonic() - start
+        throughput = time_steps(
+            lambda: train_step(next(batches), lr=0.0, requests=requests).read().tokens,
+            seconds=seconds,
+            max_steps=max_steps,
+            min_steps=min_steps,
+        )
     with torch.no_grad():
         for name, tensor in named_weights(local_module).items():
             tensor.copy_(weights[name])
     optimizer.state.clear()
-    train_step.release_graphs()  # frees their memory for the run, which has a step of its own
-    return Throughput(elapsed / done, tokens / elapsed)
+    train_step.release_graphs()  # their batches may not occur soon in the run
+    return throughput

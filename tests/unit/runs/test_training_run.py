@@ -166,7 +166,7 @@ def test_without_a_recipe_everything_is_fitted(corpus):
     out = train(override(None), corpus / "model", override=override, progress=told)
     assert OutputDirectory(out).config().recipe == "small"
     assert OutputDirectory(out).config().model.width == 16  # what a person says wins
-    assert any(note.startswith("vocabulary:") for note in told.notes)
+    assert any(note.startswith("vocabulary size:") for note in told.notes)
 
 
 def test_a_budget_ends_in_time_and_still_leaves_a_model(corpus):

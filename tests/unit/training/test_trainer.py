@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -291,6 +292,20 @@ def test_validations_come_at_fixed_intervals(tmp_path, steps, planned, validated
     assert [
         record["step"] for record in log_of(tmp_path) if record.get("event") == "validation"
     ] == validated
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+@pytest.mark.parametrize("chosen_decay", [0.0, 0.5])
+def test_reconfigured_trainer_runs_as_a_new_one(tmp_path, ema_decay, chosen_decay) -> None:
+    """A run chooses its steps after it has measured the throughput, with the same trainer."""
+    chosen = {"steps": 12, "warmup_steps": 3, "checkpoint_every": 4, "ema_decay": chosen_decay}
+    with RunDirectory(tmp_path / "one") as run:
+        trainer = tiny_trainer(run, ema_decay=ema_decay)
+        trainer.measure_throughput(seconds=0.05)
+        trainer.reconfigure(dataclasses.replace(trainer.config, **chosen))
+        trainer.fit(resume=False)
+    train(tmp_path / "two", **chosen)
+    assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
 def test_measuring_throughput_changes_nothing(tmp_path) -> None:
