@@ -44,7 +44,7 @@ MISTAKES = [
     ("translate -m MODEL --precision int9 text", "'int9'"),
     ("translate -m MODEL --shortlist s x text", "x must exist"),
     ("translate -m MODEL --sample --beam 3 text", "--beam 3"),
-    ("translate -m MODEL --top-k 3 text", "--top-k belongs to --sample"),
+    ("translate -m MODEL --top-k 3 text", "--top-k needs --sample"),
     ("translate -m MODEL --beam 0 text", "'0'"),
     ("evaluate x --src s --ref t", "nothing at x"),
     ("evaluate MODEL --src x --ref t", "x must exist"),

@@ -100,7 +100,7 @@ def test_a_run_that_has_not_finished_says_where_it_stands(
     )
     assert main(["info", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "has not finished" in out
+    assert "unfinished training run" in out
     assert "1200" in out
     assert main(["info", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["finished"] is False

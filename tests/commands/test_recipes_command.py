@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dragoman.cli.app import main
+from dragoman.cli.settings import list_all_settings
 from dragoman.cli.stack_diagram import format_stack
 from dragoman.config import ModelConfig, from_dict, read_config, to_dict
 from dragoman.models.factory import build_model, count_parameters, summarize_model
@@ -36,7 +37,8 @@ def test_every_recipe_shows_its_stack(name: str, capsys: pytest.CaptureFixture[s
     assert max(map(len, out.partition("\nsetting ")[0].splitlines())) <= 160, (
         "a drawing that a terminal would break is none"
     )
-    assert "Attention heads that share the width, H." in out
+    (heads,) = [row for row in list_all_settings() if row.path == "model.heads"]
+    assert heads.sentence in out
     assert main(["recipes", "show", name, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert f"{shown['parameters']:,} weights" in out

@@ -68,7 +68,7 @@ def test_two_files_become_a_model(
     )
     captured = capsys.readouterr()
     assert captured.out == "", "a training run's notes are no result"
-    assert "weights" in captured.err
+    assert "parameters" in captured.err
     assert "my-model (" in captured.err
     model = tmp_path / "my-model"
     assert {"card.md", "config.json", "weights.safetensors", "golden.json", "manifest.json"} <= {
@@ -121,9 +121,7 @@ def test_the_same_command_again_says_that_nothing_is_left(
 def test_resume_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--out", str(tmp_path / "nothing"), "--resume"]) == 2
     (line,) = errors(capsys)
-    assert (
-        f"found no run in {tmp_path / 'nothing'} to resume; leave out --resume to start one" in line
-    )
+    assert f"found no run in {tmp_path / 'nothing'}; leave out --resume to start one" in line
     assert not (tmp_path / "nothing").exists()
 
 
@@ -134,7 +132,7 @@ def test_resume_starts_nothing(
     (tmp_path / "my-model").mkdir()
     assert train("--resume") == 2
     (line,) = errors(capsys)
-    assert "my-model to resume; leave out --resume to start one" in line
+    assert "my-model; leave out --resume to start one" in line
     assert not list((tmp_path / "my-model").iterdir())
     training = tmp_path / "my-model" / "training"
     training.mkdir()
@@ -193,7 +191,7 @@ def test_what_makes_the_run_may_not_change(
     assert train("--set=model.width=32", "--resume") == 2
     (line,) = errors(capsys)
     assert "model.width cannot change in the run" in line
-    assert "found 32 where it was 16" in line
+    assert "found 32 instead of 16" in line
 
 
 def test_a_dry_run_writes_nothing_and_says_what_it_would_take(
@@ -204,7 +202,7 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_take(
     assert "nothing was trained" in err
     assert "memory" in err
     assert "4 steps" in err
-    assert "prepared data was written" in err
+    assert "prepared data is cached" in err
     assert str(tmp_path / "cache" / "store-") in err
     assert not (tmp_path / "my-model").exists()
 
@@ -361,7 +359,7 @@ def test_with_nothing_named_a_model_is_fitted_and_the_choice_explained(
     ]
     assert train(*settings, "--dry-run", quick=False, recipe="") == 0
     err = capsys.readouterr().err
-    assert "corpus: 59 pairs" in err, "one of sixty is held out for validation"
+    assert "corpus: 59 sentence pairs" in err, "one of sixty is held out for validation"
     assert "vocabulary: " in err
     assert "size: width 128" in err
 
@@ -376,7 +374,7 @@ def test_a_miniature_of_a_recipe(train: Train, tmp_path: Path) -> None:
     ]
     assert train(*options, quick=False, recipe="bahdanau2015") == 0
     config = json.loads((tmp_path / "my-model" / "config.json").read_text())
-    assert (config["recipe"], config["text"]["kind"], config["model"]["width"]) == (
+    assert (config["recipe"], config["text"]["tokenizer"], config["model"]["width"]) == (
         "bahdanau2015",
         "characters",
         64,

@@ -216,7 +216,7 @@ def test_a_file_that_is_not_utf8_is_answered_up_to_there(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--temperature", "0.5"], "--temperature belongs to --sample"),
+        (["--temperature", "0.5"], "--temperature needs --sample"),
         (["--sample", "--beam", "4"], "found both, with --beam 4"),
         (["--device", "gpu"], "found 'gpu'"),
     ],
