@@ -18,7 +18,7 @@ from dragoman.errors import BundleError, CorruptError, DataError
 if TYPE_CHECKING:
     from dragoman.doctor import CheckResult
 
-MAX_NOTE_CHARS = 40  # longer notes are printed below the table, which then fits 80 columns
+MAX_NOTE_CHARS = 32  # longer notes are printed below the table, which then fits 80 columns
 _STYLES = {"PASS": "green", "FAIL": "bold red", "SKIP": "yellow"}
 
 

@@ -83,4 +83,4 @@ def check_exported_engine(subject: ModelUnderTest, name: str) -> Measurement:
 
 def skip_without_engines(subject: ModelUnderTest) -> Measurement:
     """Raise NotApplicableError: the model has no exported engines."""
-    raise NotApplicableError("none; dragoman export writes them")
+    raise NotApplicableError("none; see dragoman export")

@@ -72,7 +72,7 @@ def check_kv_cache(subject: ModelUnderTest) -> Measurement:
             raise NotApplicableError("this decoder has no KV cache") from error
         errors.append(_max_difference(_log_softmax(torch.cat(found, 1)), expected, tgt_in.mask))
     return Measurement(
-        _max_error(errors), log_prob_tolerance(subject), "token by token, then half in one call"
+        _max_error(errors), log_prob_tolerance(subject), "token by token, and in one call"
     )
 
 

@@ -129,7 +129,7 @@ def test_training_in_such_a_directory_goes_on_from_its_checkpoints(
     assert main(["train", "--resume", "-o", str(out), "--set", "train.steps=4"]) == 0, (
         capsys.readouterr().err
     )
-    assert json.loads((out / "training" / "status.json").read_text())["update"] == 4
+    assert json.loads((out / "training" / "status.json").read_text())["step"] == 4
     assert main(["average", str(out), "-o", str(folder / f"avg{ODD}"), "--last", "1"]) == 0, (
         capsys.readouterr().err
     )

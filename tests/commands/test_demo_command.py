@@ -79,7 +79,7 @@ def test_a_stop_says_how_to_go_on(
     monkeypatch.setattr("dragoman.runs.training_run.train", stopped)
     assert main(["demo", "--out", str(tmp_path / "m")]) == 75
     assert (
-        "found SIGINT at update 12; run the same command again to go on" in capsys.readouterr().err
+        "found SIGINT at update 12; run the same command again to resume" in capsys.readouterr().err
     )
 
 

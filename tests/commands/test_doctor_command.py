@@ -45,7 +45,7 @@ def test_a_sound_model_passes(bundle: Path, capsys: pytest.CaptureFixture[str]) 
     captured = capsys.readouterr()
     assert captured.err == ""
     lines = captured.out.splitlines()
-    assert lines[0] == f"{bundle}, on 1 golden sentence and 6 made-up sentences"
+    assert lines[0] == f"{bundle}, on 1 golden sentence and 6 random sentences"
     assert lines[1].split() == ["check", "result", "error", "at", "most", "note"]
     for name in CHECKS:
         [row] = [line for line in lines if line.startswith(f"{name}  ")]

@@ -41,7 +41,7 @@ def test_every_recipe_shows_its_stack(name: str, capsys: pytest.CaptureFixture[s
     assert heads.sentence in out
     assert main(["recipes", "show", name, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert f"{shown['parameters']:,} weights" in out
+    assert f"{shown['parameters']:,} parameters" in out
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
