@@ -82,7 +82,7 @@ def kept(beam_state: BeamState) -> Any:
 
 
 def plain_step(at: Side, log_probs: Tensor, ids: Tensor) -> Side:
-    new, parents = at.beam_state.apply_candidates(at.beams, log_probs, ids)
+    new, parents = at.beam_state.advance(at.beams, log_probs, ids)
     return Side(
         at.beam_state,
         new,

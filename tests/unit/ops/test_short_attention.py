@@ -6,6 +6,7 @@ bfloat16), and compiled on a GPU.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -22,6 +23,8 @@ SHAPES = [  # queries, keys, head width
     (1, 1, 16), (5, 5, 16), (16, 16, 64), (17, 9, 32), (9, 17, 64), (1, 30, 64),
     (33, 33, 64), (40, 24, 64), (3, 128, 32), (128, 5, 32), (64, 64, 128), (128, 128, 64),
 ]  # fmt: skip
+
+attend_captured = functools.partial(attend, cuda_graphs=True)  # as under CUDA graphs
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +328,9 @@ def test_kernels_on_a_gpu_are_plain_attention(
     inputs = heads(queries, keys, width, dtype, "cuda", rows=3, count=4)
     bound = 0.016 if dtype is torch.bfloat16 else 0.002
     assert (
-        errors(inputs, key_mask(name, keys, "cuda", rows=3), causal=causal, attending=attend)
+        errors(
+            inputs, key_mask(name, keys, "cuda", rows=3), causal=causal, attending=attend_captured
+        )
         < bound
     )
     assert SHORT_ATTENTION_KERNEL.is_enabled, "the kernels must not have failed"
@@ -337,15 +342,16 @@ def test_kernels_on_a_gpu_compiled_and_recorded() -> None:
     """In a compiled graph without a break, and replayed from a recording with other numbers."""
     inputs = heads(20, 20, 64, torch.bfloat16, "cuda", rows=3)
     assert (
-        errors(inputs, None, causal=True, attending=torch.compile(attend, fullgraph=True)) < 0.016
+        errors(inputs, None, causal=True, attending=torch.compile(attend_captured, fullgraph=True))
+        < 0.016
     )
     query, key, value = (x.detach().clone().requires_grad_() for x in inputs)
-    attend(query, key, value).sum().backward()
+    attend_captured(query, key, value).sum().backward()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     query.grad = key.grad = value.grad = None
     with torch.cuda.graph(graph):
-        context = attend(query, key, value)
+        context = attend_captured(query, key, value)
         grads = torch.autograd.grad(context.square().sum(), [query, key, value])
     with torch.no_grad():
         for each in (query, key, value):
