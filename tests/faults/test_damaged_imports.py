@@ -295,7 +295,7 @@ def test_what_transformers_would_read_elsewhere_is_not_read(sound: Path, tmp_pat
     setting("min_length", 10**9, "generation_config.json")(theirs)
     made = import_marian(theirs, tmp_path / "mine", texts=LINES)
     assert made.parity is not None
-    assert made.parity.share == 1.0
+    assert made.parity.equal_fraction == 1.0
 
 
 def test_texts_beyond_the_positions_of_the_original_are_not_compared(

@@ -126,7 +126,7 @@ def test_a_recording_of_launches_is_refused_where_numbers_are_drawn_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(RuntimeError, match="draw dropout's numbers twice"):
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
         reversible._rng_states(torch.device("cuda"))
     assert [make(causal=False, dropout=rate).has_dropout for rate in (0.0, 0.1)] == [False, True]
 

@@ -178,5 +178,5 @@ def test_a_window_is_refused_to_a_block_that_has_none() -> None:
 
 
 def test_groups_must_be_equal() -> None:
-    with pytest.raises(DragomanError, match="found 4 heads and 3 of keys"):
+    with pytest.raises(DragomanError, match="found 4 heads and kv_heads=3"):
         SelfAttention(8, 4, kv_heads=3)
