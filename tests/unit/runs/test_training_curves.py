@@ -166,7 +166,7 @@ def test_many_equal_models_average_to_themselves() -> None:
 def test_models_that_differ_are_refused_by_name() -> None:
     with pytest.raises(DataError, match=r"found a with \(2,\) and \(3,\)"):
         average_weights([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}])
-    with pytest.raises(DataError, match=r"found b with nothing and \(1,\)"):
+    with pytest.raises(DataError, match=r"found b with no shape and \(1,\)"):
         average_weights([{"a": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.zeros(1)}])
     with pytest.raises(DataError, match="found none"):
         average_weights([])
