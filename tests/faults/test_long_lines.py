@@ -182,7 +182,7 @@ def test_an_alignment_that_is_mostly_zeros_is_left_out_where_it_is_too_large(
     assert whole.alignment.shape == (8, 10)
     whole = join_translations([part, part, part], [" ", " "], ["first"])
     assert whole.alignment is None
-    assert whole.notes == ["first", "its alignment is left out: 12 by 15 are more than 100 numbers"]
+    assert whole.notes == ["first", "its alignment is left out: 12 by 15 is more than 100 numbers"]
 
 
 def test_a_file_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:
