@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_must_be_the_same_run(corpus):
     train(configured(corpus), corpus / "model")
     with pytest.raises(ConfigError, match=r"model.width cannot change in the run") as caught:
         train(configured(corpus, "model.width=32", "train.seed=9"), corpus / "model", resume=True)
-    assert "found 32 where it was 16" in str(caught.value)
+    assert "found 32 instead of 16" in str(caught.value)
     assert "train.seed" in str(caught.value)
 
 
@@ -487,7 +487,7 @@ def test_a_fitted_run_names_the_value_that_it_has(corpus):
     for width in (64, 512):  # 512 is every setting's default, and so what the request had
         changed = OutputDirectory(out).config().replace(model={"width": width})
         with pytest.raises(
-            ConfigError, match=rf"model\.width must stay .* found {width} where it was 128"
+            ConfigError, match=rf"model\.width cannot change .* found {width} instead of 128"
         ):
             train(changed, out, resume=True, explicit_settings={"model.width"})
     assert train(
@@ -597,7 +597,7 @@ def test_a_dry_run_names_what_it_wrote(corpus):
 def test_a_dry_run_refuses_what_the_run_would(corpus, monkeypatch):
     out = corpus / "model"
     begun_without_a_checkpoint(corpus, monkeypatch)
-    with pytest.raises(ConfigError, match="found 32 where it was 16"):
+    with pytest.raises(ConfigError, match="found 32 instead of 16"):
         train(configured(corpus, "model.width=32"), out, dry_run=True)
     lock = DirectoryLock(out / "training")
     lock.acquire()
