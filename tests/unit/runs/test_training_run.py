@@ -612,7 +612,7 @@ def test_a_dry_run_refuses_what_the_run_would(corpus, monkeypatch):
         train(None, out, resume=True, dry_run=True)
     with pytest.raises(BundleError, match=r"a\.src"):
         train(configured(corpus), corpus, dry_run=True)
-    with pytest.raises(ConfigError, match="found 3 s, and"):
+    with pytest.raises(ConfigError, match="found 3 s, of which"):
         train(configured(corpus, "train.time_budget=3"), corpus / "other", dry_run=True)
     monkeypatch.setattr("dragoman.storage.disk.free_disk_bytes", lambda path: 1000)
     with pytest.raises(DiskFullError, match="space for the checkpoints must fit"):
