@@ -270,5 +270,5 @@ def test_the_seam_takes_an_alignment_that_remembers() -> None:
 
 
 def test_a_dot_product_of_two_widths_is_refused() -> None:
-    with pytest.raises(DragomanError, match="one width; found 4 and 6; project one of them"):
+    with pytest.raises(DragomanError, match="equal width; found 4 and 6; project one of them"):
         SCORES.load("scaled_dot")(query_width=4, key_width=6)

@@ -177,7 +177,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     made: list[Path] = []
     names = (
         *("has_int8", "panel_width", "encode", "project_memory", "decode_step"),
-        *("topk", "log_sum_exp", "decode_greedy"),
+        *("topk", "log_sum_exp", "decode_greedy", "beam_step"),
     )
     source = "".join(f'extern "C" long dragoman_{name}() {{ return 7; }}\n' for name in names)
 
