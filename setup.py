@@ -1,8 +1,8 @@
 """Build hook for platform wheels: all other metadata is in pyproject.toml.
 
-With DRAGOMAN_PREBUILD_KERNELS=1 a wheel contains the C++ kernels of CPU inference, compiled for several
-instruction sets, and is tagged for its platform. Without it the wheel is pure Python, and the kernels
-are compiled on first use.
+With DRAGOMAN_PREBUILD_KERNELS=1 a wheel contains the C++ kernels of CPU inference, compiled for
+several instruction sets, and is tagged for its platform. Without it the wheel is pure Python, and
+the kernels are compiled on first use.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BuildKernels(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """Tag a wheel with kernels for its platform, and for every Python: they are loaded by ctypes."""
+    """Tag a wheel with kernels for its platform and any Python: ctypes loads them."""
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return the tags of Python, ABI and platform."""

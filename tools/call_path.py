@@ -1,9 +1,10 @@
-"""Count the files, functions and stack frames of dragoman that one training step or one sentence runs through.
+"""Count the files, functions and stack frames of one training step or one translated sentence.
 
-`train` counts between two calls of `torch.autograd.backward` of a run of `dragoman train` on a CPU in
-plain mode (no torch.compile, no CUDA graphs); `translate` counts a second `Translator.translate()` of
-one sentence with a loaded model on the native CPU engine. All threads are counted; frames are the
-deepest stack of package functions in one thread, from the command or the call on.
+`train` counts between two calls of `torch.autograd.backward` of a run of `dragoman train` on a CPU
+in plain mode (no torch.compile, no CUDA graphs); `translate` counts a second
+`Translator.translate()` of one sentence with a loaded model on the native CPU engine. Functions of
+the package are counted in all threads; frames are the deepest stack of them in one thread, from the
+command or the call on.
 
     python tools/call_path.py train
     python tools/call_path.py translate --beam 4 --list
@@ -90,7 +91,7 @@ class CallRecorder:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a frame belongs to a function of the package; module bodies and comprehensions do not count."""
+    """Whether a frame is a function of the package; module bodies and comprehensions are not."""
     code = frame.f_code
     return code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<")
 

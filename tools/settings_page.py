@@ -46,15 +46,16 @@ def page() -> str:
 
 
 def blocks() -> list[str]:
-    """Draw the options of every block, from the list that configurations are checked against."""
+    """Return the lines on every block and its options."""
     lines = [
         "## Blocks",
         "",
-        "What `model.encoder` and `model.decoder` are lists of, with the options that each takes: `[transformer(heads=4)*2, bilstm]`.",
+        "`model.encoder` and `model.decoder` are lists of blocks with their options, such as",
+        "`[transformer(heads=4)*2, bilstm]`.",
         "",
     ]
     lines += [
-        "An option of the model's settings holds for that block alone; the others are the block's own.",
+        "A setting of the model given here holds for that block alone; other options are its own.",
         "",
     ]
     for name, entry in BLOCKS.items():
@@ -68,10 +69,11 @@ def blocks() -> list[str]:
         own = list(list_settings(kind))
         if own:
             lines += ["| option | default | may be | meaning |", "| --- | --- | --- | --- |"]
-            lines += [
-                f"| `{each.name}` | `{json.dumps(each.default).strip(chr(34))}` | {each.allowed()} | {each.setting.doc} |"
-                for each in own
-            ]
+            for each in own:
+                default = json.dumps(each.default).strip('"')
+                lines.append(
+                    f"| `{each.name}` | `{default}` | {each.allowed()} | {each.setting.doc} |"
+                )
             lines.append("")
     return lines
 

@@ -149,7 +149,7 @@ def eager_mode() -> Iterator[None]:
 def allow_graph_kernels(model: nn.Module, allowed: bool) -> None:
     """Set whether a model's layers may use fused kernels that pay only under CUDA graphs.
 
-    Launched one by one, these kernels cost the host more time than they save; replayed they cost none.
+    Launched one by one they cost the host more time than they save; replayed they cost none.
     """
     for module in model.modules():
         if hasattr(module, "cuda_graphs"):
