@@ -144,7 +144,7 @@ def test_what_the_model_has_no_positions_for_is_nan(tmp_path: Path, tokenizers: 
     assert math.isnan(cut.log_prob)
     assert math.isnan(last.log_prob)
     assert cut.notes[0].startswith(
-        f"not scored: {len(cut.tokens) - 1:,} tokens are more than the 99"
+        f"not scored: {len(cut.tokens) - 1:,} tokens are more than the limit of 99"
     )
 
 
