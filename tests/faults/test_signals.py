@@ -190,6 +190,8 @@ def test_interrupt_before_handlers_are_installed_shows_no_traceback(command, tmp
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell's background jobs inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGINT)
