@@ -385,7 +385,7 @@ class RNNOptions(BlockOptions):
 
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
-        """Tell scores from alignments, and local attention from windows of self-attention."""
+        """Suggest a score for an alignment name, local attention for a self-attention window."""
         if option == "alignment" and value in catalogue("score"):
             return f"{value} is a score, not an alignment; write attention={value}"
         if option == "window":

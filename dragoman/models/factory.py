@@ -19,7 +19,7 @@ from dragoman.models.block_spec import BlockSpec, parse_blocks
 from dragoman.models.catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
-from dragoman.models.layer_sharing import SHARED_LAYER_TYPES, share_layers
+from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack
 from dragoman.registry import catalogue
 

@@ -34,7 +34,7 @@ class EMA:
     @contextmanager
     @torch.no_grad()
     def averaged_weights(self) -> Iterator[None]:
-        """Give the model the averaged weights within the block, as for validation."""
+        """Swap the averaged weights into the model within the block, as for validation."""
         weights = [weight.detach().clone() for weight in self._weights]
         torch._foreach_copy_(self._weights, self._average)
         try:

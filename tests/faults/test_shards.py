@@ -133,7 +133,7 @@ def test_damaged_shard_is_named_and_the_previous_checkpoint_used(
 def test_fsdp_supports_every_kind_of_model(victims, tmp_path, model):
     """Tied, shared and dropped layers, scalars, RNNs, and reversible layers."""
     one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
-    # Adam divides by a gradient's own size: the last bit of one that ought to be nought, a key's
+    # Adam divides by a gradient's own size: the last bit of one that should be zero, a key's
     # bias for instance, becomes a whole step.
     settings = {"steps": 8, "gradient_accumulation": 3, "model": model, "epsilon": 1e-4}
     assert run_ranks(victims, one, 1, **settings) == [0], output_of(one)

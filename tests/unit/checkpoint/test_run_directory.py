@@ -112,7 +112,7 @@ def in_shards(folder, values):
 
 
 def changed_digits(path):
-    """Give the file with one digit changed, for every digit of JSON.
+    """Yield the file with one digit changed, for every digit of JSON.
 
     Of tensors, with one byte changed, some of the header's too.
     """

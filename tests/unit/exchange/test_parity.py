@@ -150,7 +150,7 @@ def marian_pair(
     with torch.no_grad():
         theirs.final_logits_bias.normal_()
         theirs.model.shared.weight.normal_(std=width**-0.5)[-1] = (
-            0  # the padding row starts a sentence: it must be nought
+            0  # the padding row starts a sentence: it must be zero
         )
     settings = ModelConfig(
         encoder=(f"transformer*{layers}",),

@@ -266,7 +266,7 @@ def test_all_problems_of_both_stacks_are_told_at_once() -> None:
     ] == [True] * 4
     assert (
         len(found) == 4
-    )  # a repeated block is told once; of a list that cannot be read, only what cannot be read
+    )  # a repeated block is reported once; for a list that does not parse, only the parse errors
 
 
 def test_commas_inside_brackets_do_not_tear_a_block_apart(tmp_path: Path) -> None:

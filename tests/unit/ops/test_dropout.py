@@ -158,7 +158,7 @@ def test_hashed_dropout_scales_what_it_keeps_on_both_ways(dtype: torch.dtype) ->
     torch.manual_seed(0)
     x = (
         (torch.rand(40, 50) + 0.5).to(dtype).requires_grad_()
-    )  # none is nought: some of torch 2.11's normal bfloat16 numbers are
+    )  # none is zero: some of torch 2.11's normal bfloat16 numbers are
     dropped = hashed_dropout(x, 0.25)
     kept = dropped != 0
     assert dropped.dtype is dtype
