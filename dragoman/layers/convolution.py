@@ -79,8 +79,9 @@ class GatedConvolution(nn.Module):
     .. math:: v(X) = A \otimes \sigma(B), \quad [A; B] = W * X + b
 
     Gehring et al. (2017), section 3.2. A causal convolution covers a position and the kernel - 1
-    before it, any other as many on either side; the sequence is padded with zeros. Another
-    activation may replace the gate.
+    before it, any other as many on either side; the sequence is padded with zeros. With a dilation
+    of d only every d-th of these positions is read, over d times the distance (Yu and Koltun 2016).
+    Another activation may replace the gate.
     """
 
     def __init__(
@@ -90,10 +91,12 @@ class GatedConvolution(nn.Module):
         *,
         weight: type[PlainWeight | WeightNormWeight],
         causal: bool,
+        dilation: int = 1,
         dropout: float = 0.0,
         activation: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.dilation = dilation
         self.activation = GLU() if activation is None else activation
         projections = count_projections(self.activation)
         # Section 3.5: the gate passes a quarter of the variance, dropout scales by 1 / (1 - p).
@@ -105,18 +108,18 @@ class GatedConvolution(nn.Module):
             std=(2 * projections * (1 - dropout) / (kernel_size * width)) ** 0.5,
         )
         self.bias = nn.Parameter(torch.zeros(projections * width))
-        self.left_padding = kernel_size - 1 if causal else (kernel_size - 1) // 2
-        self.right_padding = kernel_size - 1 - self.left_padding
+        reach = dilation * (kernel_size - 1)  # from the first position read to the last
+        self.left_padding = reach if causal else reach // 2
+        self.right_padding = reach - self.left_padding
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve (B, T, D), zero-padded to keep its length."""
         return self.convolve(F.pad(x, (0, 0, self.left_padding, self.right_padding)))
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Convolve a padded sequence: (B, T + kernel - 1, D) to (B, T, D)."""
-        activated: Tensor = self.activation(
-            F.conv1d(x.transpose(1, 2), self.weight(), self.bias).transpose(1, 2)
-        )
+        """Convolve a padded sequence: (B, T + dilation * (kernel - 1), D) to (B, T, D)."""
+        convolved = F.conv1d(x.transpose(1, 2), self.weight(), self.bias, dilation=self.dilation)
+        activated: Tensor = self.activation(convolved.transpose(1, 2))
         return activated
 
 

@@ -198,6 +198,9 @@ class ConvolutionOptions(BlockOptions):
     overridable = ("dropout", "attention_dropout")
 
     kernel_size: int = setting(3, "Kernel size.", at_least=1, at_most=10_000)
+    dilation: int = setting(
+        1, "Distance between the positions that the kernel reads.", at_least=1, at_most=10_000
+    )
     weight_norm: bool = setting(True, "Weight normalization.")
     layers: int = setting(
         1,

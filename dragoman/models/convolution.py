@@ -54,6 +54,7 @@ class ConvolutionLayer(Block):
         build_context: BuildContext,
         *,
         kernel_size: int = 3,
+        dilation: int = 1,
         weight_norm: bool = True,
         layers: int = 1,
         attention: str = "convs2s",
@@ -87,6 +88,7 @@ class ConvolutionLayer(Block):
                     kernel_size,
                     weight=weight,
                     causal=build_context.causal,
+                    dilation=dilation,
                     dropout=config.dropout,
                     activation=None
                     if activation == "glu"

@@ -46,6 +46,8 @@ FORMS = [
     "lstm(attention=location_cumulative)",
     "lstm(attention=normed_additive, decoder=gnmt, layers=3, initial_state=zero, residual_connection=false)",
     "conv(attention=convs2s, activation=relu, layers=2)",
+    "conv(dilation=2)",
+    "conv(dilation=3, kernel_size=2, layers=2)",
     "reformer(layers=2, attention=full, ffn_chunks=3)",
     "reformer(layers=2, rounds=1, buckets=2, window=2)",  # so narrow that seven tokens are sorted
 ]

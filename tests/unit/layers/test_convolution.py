@@ -113,14 +113,18 @@ def test_damping_divides_the_gradient_into_the_encoders_outputs_alone() -> None:
     torch.testing.assert_close(found[True][2], found[False][2])
 
 
+@pytest.mark.parametrize("dilation", [1, 2, 5])
 @pytest.mark.parametrize(
     ("kernel", "causal"), [(1, False), (3, False), (5, False), (1, True), (2, True), (3, True)]
 )
-def test_the_gated_convolution_is_pytorchs(kernel: int, causal: bool) -> None:
+def test_the_gated_convolution_is_pytorchs(kernel: int, causal: bool, dilation: int) -> None:
     torch.manual_seed(0)
-    ours = GatedConvolution(4, kernel, weight=WeightNormWeight, causal=causal).double()
+    ours = GatedConvolution(
+        4, kernel, weight=WeightNormWeight, causal=causal, dilation=dilation
+    ).double()
     nn.init.normal_(ours.bias)
-    theirs = nn.Conv1d(4, 8, kernel, padding=kernel - 1 if causal else kernel // 2).double()
+    padding = dilation * (kernel - 1 if causal else kernel // 2)
+    theirs = nn.Conv1d(4, 8, kernel, padding=padding, dilation=dilation).double()
     with torch.no_grad():
         theirs.weight.copy_(ours.weight())
         theirs.bias.copy_(ours.bias)  # type: ignore[union-attr]

@@ -27,6 +27,10 @@ MIXED = [
         ("transformer", "conv(kernel_size=1)", "conv(kernel_size=4)"),
     ),
     (("conv(weight_norm=false)",), ("transformer",)),
+    (
+        ("conv", "conv(dilation=2)", "conv(dilation=4)"),
+        ("conv(dilation=2)", "conv(dilation=3, layers=2, kernel_size=2)"),
+    ),
 ]
 
 
@@ -184,6 +188,23 @@ def test_the_state_is_as_long_as_the_kernel_and_does_not_grow() -> None:
 
 
 @torch.no_grad()
+def test_a_dilated_stack_reads_far_with_few_weights() -> None:
+    """Kernels of 3 with dilations 1, 2 and 4 see 7 positions to either side, in a decoder 14 back."""
+    blocks = tuple(f"conv(dilation={2**level}, attention=none)" for level in range(3))
+    model = make(blocks, (*blocks, "cross_attention"), positions="none")
+    src = torch.randint(4, VOCABULARY, (1, 31))
+    other = src.clone()
+    other[0, 15] = (other[0, 15] - 3) % (VOCABULARY - 4) + 4
+    seen = (model.encode(src).values != model.encode(other).values).any(-1)[0]
+    assert seen.nonzero().flatten().tolist() == list(range(8, 23))
+    memory = model.encode(src)
+    seen = (model.decode(src, memory) != model.decode(other, memory)).any(-1)[0]
+    assert seen.nonzero().flatten().tolist() == list(range(15, 30))
+    state = model.start(memory).children["decoder"].children["2"]
+    assert state.recurrent["before"].shape == (1, 8, 16)
+
+
+@torch.no_grad()
 def test_attention_is_recorded_and_edited_in_every_layer() -> None:
     model = make(("conv",), ("conv*2", "conv(layers=2)"))
     src, mask, tgt = sentences()
@@ -241,6 +262,11 @@ def test_weight_normalisation_is_an_option() -> None:
             "conv",
             "conv(layers=0)",
             "layers of 'conv(layers=0)' in model.decoder must be at least 1; found 0",
+        ),
+        (
+            "conv(dilation=0)",
+            "conv",
+            "dilation of 'conv(dilation=0)' in model.encoder must be at least 1; found 0",
         ),
         ("conv(kernel_size=wide)", "conv", "found 'wide'"),
         (
