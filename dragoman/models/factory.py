@@ -58,12 +58,12 @@ def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
             )
             for side, size in sizes.items()
         },
-        src_entrance=_build_stack_input(config),
-        tgt_entrance=_build_stack_input(config),
-        encoder=_build_stack(
+        src_entrance=build_stack_input(config),
+        tgt_entrance=build_stack_input(config),
+        encoder=build_stack(
             config, config.encoder, "model.encoder", causal=False, memory_width=None
         ),
-        decoder=_build_stack(
+        decoder=build_stack(
             config, config.decoder, "model.decoder", causal=True, memory_width=config.width
         ),
         output=OutputProjection(
@@ -175,7 +175,7 @@ def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
     return [*parts, ("output", model.output)]
 
 
-def _build_stack_input(config: ModelConfig) -> StackInput:
+def build_stack_input(config: ModelConfig) -> StackInput:
     """Build the positions and dropout applied to the embeddings."""
     positions = catalogue("positions").load(config.positions)
     return StackInput(
@@ -183,7 +183,7 @@ def _build_stack_input(config: ModelConfig) -> StackInput:
     )
 
 
-def _build_stack(
+def build_stack(
     config: ModelConfig,
     texts: Sequence[str],
     setting: str,
