@@ -130,7 +130,7 @@ def describe_type(kind: Any) -> str:
     if kind in words:
         return words[kind]
     if typing.get_origin(kind) is tuple:
-        return "a list of text"
+        return "a list of whole numbers" if int in typing.get_args(kind) else "a list of text"
     return " or ".join(
         "nothing" if part is types.NoneType else describe_type(part)
         for part in typing.get_args(kind)
@@ -150,6 +150,9 @@ def convert_value(value: Any, kind: Any) -> Any:
         return convert_value(
             value, next(part for part in typing.get_args(kind) if part is not types.NoneType)
         )
+    if kind == tuple[int, ...]:
+        numbers = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(convert_value(number, int) for number in numbers)
     if typing.get_origin(kind) is tuple:
         parts = [value] if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
