@@ -20,6 +20,7 @@ class Entry:
     summary: str
     exempt: Mapping[str, str] | None = None  # contract -> why this entry is exempt from it
     family: str = ""  # heading that it is listed under, for kinds with families
+    task: str = "translate"  # of a recipe: what its model does
     # "package.module:Name" of the options class, so that options are validated without torch.
     options: str = ""
     # Properties that decide what it can be combined with; a test compares them with the code.
@@ -89,6 +90,7 @@ _CATALOGUES = {
     "optimizer": "dragoman.training.catalogue:OPTIMIZERS",
     "schedule": "dragoman.training.catalogue:SCHEDULES",
     "recipe": "dragoman.recipes.catalogue:RECIPES",
+    "task": "dragoman.tasks.catalogue:TASKS",
 }
 
 

@@ -84,10 +84,8 @@ SETTING_SYNONYMS = {
         "accum accumulation gradient_accumulation_steps update_freq accum_count grad_accum "
         "accumulate"
     ),
-    "train.steps": (
-        "epochs epoch num_epochs max_epochs num_train_epochs max_steps max_update max_updates "
-        "updates num_steps iterations"
-    ),
+    "train.epochs": "epoch num_epochs max_epochs num_train_epochs",
+    "train.steps": "max_steps max_update max_updates updates num_steps iterations",
     "train.warmup_steps": "warmup_updates warm_up num_warmup_steps warmup",
     "train.schedule": "scheduler lr_scheduler lr_scheduler_type decay_method",
     "train.optimizer": "optim optimiser",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dragoman.config.setting import setting
 
@@ -13,6 +14,9 @@ MAX_FILTER_WIDTH = 64
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassifyConfig:
     """Classification of texts: architecture, features, labels and thresholds."""
+
+    # Metrics of validation, besides the loss.
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "micro_f1")
 
     hierarchical: bool = setting(
         False, "Hierarchical attention (HAN): encode the words of each sentence, then sentences."

@@ -1,4 +1,4 @@
-"""The configuration: sections `text`, `data`, `model`, `train` and `decode`.
+"""The configuration: sections `text`, `data`, `model`, `train` and `decode`, and one for each task.
 
 Each setting has its default, range and description in its section and nowhere else. Constraints
 between sections are checked by `Config.problems`.
@@ -11,11 +11,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dragoman.config.aliases import RENAMED_SETTINGS, SETTING_BY_SYNONYM
+from dragoman.config.classify import ClassifyConfig
+from dragoman.config.language import LanguageConfig
 from dragoman.config.model import ModelConfig
+from dragoman.config.pairs import PairsConfig
+from dragoman.config.sets import SetsConfig
 from dragoman.config.setting import Paths, list_settings, setting
+from dragoman.config.tag import TagConfig
 from dragoman.config.train import TrainConfig
 from dragoman.errors import ConfigError, suggest_name
 from dragoman.registry import import_object
+
+TRANSLATE = "translate"  # the task of `dragoman train` without --task
+# Block lists of `model` that the models of each other task are built from.
+TASK_STACKS: dict[str, tuple[str, ...]] = {
+    "language": ("decoder",),
+    "classify": ("encoder",),
+    "tag": ("encoder",),
+    "pairs": ("encoder",),
+    "sets": (),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +39,8 @@ class TextConfig:
 
     tokenizer: str = setting(
         "bpe",
-        "Subword algorithm: bpe, unigram or characters.",
-        choices=("bpe", "unigram", "characters"),
+        "Tokens: subwords (bpe, unigram), characters, words or bytes.",
+        choices=("bpe", "unigram", "characters", "words", "bytes"),
     )
     vocab_size: int = setting(
         8000,
@@ -49,6 +64,13 @@ class TextConfig:
     bpe_dropout: float = setting(
         0.0, "BPE-dropout: probability of skipping a merge in training.", at_least=0.0, at_most=0.9
     )
+    lowercase: bool = setting(False, "Whether words and characters are lowercased.")
+    min_count: int = setting(
+        1,
+        "Least occurrences of a word or character in the vocabulary.",
+        at_least=1,
+        at_most=1_000_000,
+    )
     sample_lines: int = setting(
         2_000_000,
         "Most lines that the tokenizer is trained on, sampled evenly over the corpus.",
@@ -62,7 +84,7 @@ class TextConfig:
                 "text.bpe_dropout works on BPE merges and needs text.tokenizer=bpe; found "
                 f"text.tokenizer={self.tokenizer}; set text.bpe_dropout=0"
             )
-        if self.byte_fallback and self.tokenizer != "characters" and self.vocab_size < 262:
+        if self.byte_fallback and self.tokenizer in ("bpe", "unigram") and self.vocab_size < 262:
             yield (
                 "text.vocab_size must be at least 262 with text.byte_fallback, whose bytes take "
                 f"256; found {self.vocab_size}; "
@@ -88,6 +110,25 @@ class DataConfig:
     valid_tgt: str | tuple[str, ...] = setting("", "Target file of the validation set.")
     valid_pairs: str | tuple[str, ...] = setting(
         "", "TSV, CSV or JSONL file of the validation set, or several."
+    )
+    train: str | tuple[str, ...] = setting(
+        "",
+        "Training file of a task other than translation, or several: JSONL, CSV, TSV, CoNLL, text.",
+    )
+    valid: str | tuple[str, ...] = setting(
+        "", "Validation file of a task other than translation, or several."
+    )
+    text_field: str = setting(
+        "", "Column of data.train with the text: a name, or a number from 1; detected when empty."
+    )
+    label_field: str = setting(
+        "", "Column of data.train with the label: a name, or a number from 1; detected when empty."
+    )
+    hold_out: int = setting(
+        10,
+        "Without data.valid, one example of data.train in this many is for validation; 0 for none.",
+        at_least=0,
+        at_most=1000,
     )
     src_field: str = setting(
         "",
@@ -192,15 +233,27 @@ class Config:
     """All settings of a training run: the argument of `dragoman.train`."""
 
     recipe: str = ""  # name of the recipe that the settings started from, for `dragoman info`
+    task: str = TRANSLATE  # what the model does
     text: TextConfig = field(default_factory=TextConfig)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    language: LanguageConfig = field(default_factory=LanguageConfig)
+    classify: ClassifyConfig = field(default_factory=ClassifyConfig)
+    tag: TagConfig = field(default_factory=TagConfig)
+    pairs: PairsConfig = field(default_factory=PairsConfig)
+    sets: SetsConfig = field(default_factory=SetsConfig)
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections of this task: the common ones, and its own."""
+        return (*COMMON_SECTIONS, *((self.task,) if self.task in TASK_STACKS else ()))
 
     def __repr__(self) -> str:
         """Return the recipe and the settings that differ from their defaults, in one line."""
-        changed = [f"recipe={self.recipe!r:.60}"] * bool(self.recipe)
+        changed = [f"task={self.task!r:.60}"] * (self.task != TRANSLATE)
+        changed += [f"recipe={self.recipe!r:.60}"] * bool(self.recipe)
         for section in SECTIONS:
             values = getattr(self, section)
             for each in dataclasses.fields(values):
@@ -215,17 +268,29 @@ class Config:
         found = self.range_problems()
         if found:
             return found
-        for section in SECTIONS:
+        for section in self.sections:
             found.extend(getattr(self, section).problems())
         found.extend(self._problems_between_sections())
         # By name: models is a higher layer, and imports this one.
         stack_problems = import_object("dragoman.models.block_rules:stack_problems")
-        found.extend(stack_problems(self.model))
+        found.extend(stack_problems(self.model, TASK_STACKS.get(self.task)))
         return found
 
     def range_problems(self) -> list[str]:
-        """Return the problems of single settings: values out of range."""
+        """Return the problems of single settings: values out of range, and unused sections."""
         found: list[str] = []
+        if self.task != TRANSLATE and self.task not in TASK_STACKS:
+            known = (TRANSLATE, *TASK_STACKS)
+            found.append(
+                f"task must be one of {', '.join(known)}; found {self.task!r:.60}; "
+                f"{suggest_name(self.task, known)}"
+            )
+        for section in TASK_STACKS:
+            if section != self.task and getattr(self, section) != type(getattr(self, section))():
+                found.append(
+                    f"settings of {section} are for --task {section}; found task {self.task}; "
+                    f"leave them out, or add --task {section}"
+                )
         for section in SECTIONS:
             values = getattr(self, section)
             for each in list_settings(type(values)):
@@ -236,6 +301,46 @@ class Config:
 
     def _problems_between_sections(self) -> Iterator[str]:
         """Yield inconsistencies between settings of different sections."""
+        own = ("bleu",) if self.task == TRANSLATE else getattr(self, self.task).metrics
+        if self.train.best_metric not in ("loss", *own):
+            yield (
+                f"train.best_metric must be one of {', '.join(('loss', *own))}; found "
+                f"{self.train.best_metric!r:.60}; {suggest_name(self.train.best_metric, own)}"
+            )
+        if self.task == TRANSLATE:
+            yield from self._translation_problems()
+            return
+        named = [
+            f"data.{prefix}{name}"
+            for prefix in ("", "valid_")
+            for name in ("src", "tgt", "pairs")
+            if getattr(self.data, prefix + name)
+        ]
+        if named:
+            yield (
+                f"{named[0]} is for translation; found task {self.task}; "
+                "name the files by data.train and data.valid (--train, --valid)"
+            )
+
+    def _translation_problems(self) -> Iterator[str]:
+        """Yield inconsistencies between settings of a translation model."""
+        for name in ("train", "valid"):
+            if getattr(self.data, name):
+                yield (
+                    f"data.{name} is for other tasks than translation; found "
+                    f"{', '.join(file_names(getattr(self.data, name)))}; "
+                    "use --src and --tgt or --pairs, or name the --task"
+                )
+        if self.text.tokenizer in ("words", "bytes"):
+            yield (
+                f"text.tokenizer={self.text.tokenizer} is for other tasks than translation; "
+                f"found task {self.task}; use bpe, unigram or characters"
+            )
+        if self.text.lowercase:
+            yield (
+                "text.lowercase=true is for other tasks than translation; "
+                f"found task {self.task}; lowercase the files"
+            )
         if self.model.tie_embeddings == "all" and not self.text.shared_vocab:
             # Separate vocabularies of equal size would tie the embeddings of unrelated tokens.
             yield (
@@ -283,7 +388,8 @@ class Config:
         return dataclasses.replace(self, **changed)
 
 
-SECTIONS = ("text", "data", "model", "train", "decode")
+COMMON_SECTIONS = ("text", "data", "model", "train", "decode")
+SECTIONS = (*COMMON_SECTIONS, *TASK_STACKS)
 _MAX_REPR_SETTINGS = 8  # settings shown in a repr
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from dragoman.config.aliases import rename_old_settings
-from dragoman.config.config import SECTIONS, Config, suggest_setting
+from dragoman.config.config import SECTIONS, TASK_STACKS, TRANSLATE, Config, suggest_setting
 from dragoman.config.setting import Field, Paths, convert_value, list_settings
-from dragoman.errors import ConfigError
+from dragoman.errors import ConfigError, suggest_name
 from dragoman.registry import catalogue
 
 # a configuration is a page of text; a larger file is a mistake or an attack
@@ -38,25 +38,53 @@ def read_config(
     overrides: Iterable[str] = (),
     base: Config | None = None,
     scale: Callable[[Config], Config] | None = None,
+    task: str = "",
 ) -> Config:
     """Read and validate a configuration; raise ConfigError with all problems.
 
-    Without a recipe the settings start from `base`, or from the defaults. `scale` is applied to
-    them before the file and the overrides.
+    Without a recipe the settings start from `base`, or from the defaults of the task. `scale` is
+    applied to them before the file and the overrides.
     """
     problems: list[str] = []
     from_file = rename_old_settings(read_yaml(Path(file)) if file else {}, problems)
-    name = recipe or _read_recipe_name(from_file, problems)
-    from_file.pop("recipe", None)
+    name = recipe or _read_name(from_file, "recipe", problems)
+    task = task or _read_name(from_file, "task", problems)
+    for key in ("recipe", "task"):
+        from_file.pop(key, None)
+    if not name and base is None and task:
+        name = default_recipe(task)
     config = (
         dataclasses.replace(catalogue("recipe").load(name)(), recipe=name)
         if name
         else base or Config()
     )
+    if task and config.task != task:
+        problems.append(
+            f"--task {task} needs a recipe of this task; found {name or 'settings'} of task "
+            f"{config.task}; see `dragoman recipes --task {task}`"
+        )
     config = scale(config) if scale else config
     config = _merge_values(config, from_file, problems)
     config = _merge_values(config, _parse_overrides(overrides, problems), problems)
     return _validated(config, problems)
+
+
+def default_recipe(task: str) -> str:
+    """Return the recipe of a task that is used when none is named; "" for translation."""
+    if task == TRANSLATE:
+        return ""
+    if task not in TASK_STACKS:
+        known = (TRANSLATE, *TASK_STACKS)
+        raise ConfigError(
+            [
+                f"--task must be one of {', '.join(known)}; found {task!r:.60}; "
+                f"{suggest_name(task, known)}"
+            ]
+        )
+    named = [name for name, entry in catalogue("recipe").items() if entry.task == task]
+    if not named:
+        raise ConfigError([f"--task {task} needs a recipe; found none; name one by --recipe"])
+    return named[0]
 
 
 def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
@@ -81,22 +109,24 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     """Return the configuration of a `to_dict` result, validated like a file."""
     problems: list[str] = []
     rest = rename_old_settings(
-        {key: value for key, value in values.items() if key != "recipe"}, problems
+        {key: value for key, value in values.items() if key not in ("recipe", "task")}, problems
     )
     return _validated(
         dataclasses.replace(
-            _merge_values(Config(), rest, problems), recipe=_read_recipe_name(values, problems)
+            _merge_values(Config(), rest, problems),
+            recipe=_read_name(values, "recipe", problems),
+            task=_read_name(values, "task", problems) or TRANSLATE,
         ),
         problems,
     )
 
 
-def _read_recipe_name(values: Mapping[str, Any], problems: list[str]) -> str:
-    """Return the recipe's name, or ""; a value that is not text is added to `problems`."""
-    name = values.get("recipe") or ""
+def _read_name(values: Mapping[str, Any], key: str, problems: list[str]) -> str:
+    """Return the name of the recipe or task, or ""; other values are added to `problems`."""
+    name = values.get(key) or ""
     if isinstance(name, str):
         return name
-    problems.append(f"recipe must be a name; found {_quote_value(name)}; see `dragoman recipes`")
+    problems.append(f"{key} must be a name; found {_quote_value(name)}; see `dragoman recipes`")
     return ""
 
 
@@ -130,9 +160,12 @@ def require_config(config: Any) -> Config | None:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return a configuration as plain values for JSON or YAML."""
+    """Return a configuration as plain values for JSON or YAML, with the sections of its task."""
     values = dataclasses.asdict(config)
     for section in SECTIONS:
+        if section not in config.sections:
+            del values[section]
+            continue
         values[section] = {
             k: list(v) if isinstance(v, tuple) else v for k, v in values[section].items()
         }

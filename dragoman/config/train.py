@@ -14,6 +14,12 @@ class TrainConfig:
     """Optimization, precision, parallelism, checkpoints and validation."""
 
     steps: int = setting(100_000, "Number of training steps (optimizer steps).", at_least=1)
+    epochs: float = setting(
+        0.0,
+        "Number of epochs, which sets train.steps and its intervals; 0 for train.steps.",
+        at_least=0.0,
+        at_most=100_000.0,
+    )
     batch_tokens: int = setting(
         25_000, "Padded tokens of the longer side in one micro-batch.", at_least=16
     )
@@ -106,7 +112,7 @@ class TrainConfig:
         200, "Validation sentences to translate and score with BLEU; 0 for none.", at_least=0
     )
     best_metric: str = setting(
-        "loss", "Metric that selects the best checkpoint.", choices=("loss", "bleu")
+        "loss", "Metric that selects the best checkpoint: loss, bleu, or one of the task's."
     )
     target_exact: float = setting(
         0.0,

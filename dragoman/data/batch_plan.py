@@ -8,7 +8,7 @@ and a resumed run plans only the window it is in.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,27 @@ class Cursor(NamedTuple):
 
     epoch: int
     batch: int
+
+
+class Plan(Protocol):
+    """An assignment of examples to the micro-batches of each epoch."""
+
+    @property
+    def examples(self) -> int:
+        """The number of examples per epoch."""
+        ...
+
+    def batches(self, epoch: int) -> int:
+        """Return the number of micro-batches of an epoch."""
+        ...
+
+    def batch(self, cursor: Cursor) -> NDArray[np.int64]:
+        """Return the examples of one micro-batch."""
+        ...
+
+    def padding_fraction(self, epoch: int) -> float:
+        """Return the fraction of padding tokens in an epoch."""
+        ...
 
 
 class BatchPlan:
@@ -209,7 +230,7 @@ class StepPlan(NamedTuple):
     cursor: Cursor
 
 
-def plan_step(plan: BatchPlan, cursor: Cursor, gradient_accumulation: int) -> StepPlan:
+def plan_step(plan: Plan, cursor: Cursor, gradient_accumulation: int) -> StepPlan:
     """Return the next `accumulate` micro-batches, continuing in the next epoch where one ends."""
     batches = []
     for _ in range(gradient_accumulation):

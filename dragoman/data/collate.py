@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,11 +19,105 @@ from dragoman.runtime.counter_rng import CounterRNG
 from dragoman.text.special_tokens import BOS, EOS, PAD
 from dragoman.text.tokenizer import TokenIds, Tokenizer, Tokenizers
 
-__all__ = ["Batch", "BatchPlan", "Cursor", "StepPlan", "collate", "make_batch", "plan_step"]
+__all__ = [
+    "Batch",
+    "BatchPlan",
+    "Cursor",
+    "StepPlan",
+    "TensorBatch",
+    "collate",
+    "make_batch",
+    "plan_step",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class TensorBatch:
+    """A batch of examples: axis 0 of every tensor is the batch row.
+
+    Subclasses add fields; Tensor fields are moved, pinned and selected by row. Counting tokens
+    must not read a tensor, which may be on a GPU.
+    """
+
+    examples: NDArray[np.int64]  # (B,) indices of the examples in the store
+
+    @property
+    def tokens(self) -> int:
+        """The number of real tokens."""
+        raise NotImplementedError
+
+    @property
+    def padded_tokens(self) -> int:
+        """The number of tokens, padding included."""
+        raise NotImplementedError
+
+    @property
+    def limit_tokens(self) -> int:
+        """Padded tokens as `train.batch_tokens` counts them."""
+        return self.padded_tokens
+
+    @property
+    def shape_key(self) -> str:
+        """The padded lengths: batches with the same key need the same memory per row."""
+        return "x".join(
+            "x".join(map(str, tensor.shape[1:])) for tensor in self.tensors() if tensor.dim() > 1
+        )
+
+    @property
+    def graph_key(self) -> tuple[Any, ...]:
+        """The key of batches that run the same kernels: all shapes."""
+        return tuple(tensor.shape for tensor in self.tensors())
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors, in the order of the fields."""
+        values = (getattr(self, each.name) for each in dataclasses.fields(self))
+        return tuple(value for value in values if isinstance(value, Tensor))
+
+    def __len__(self) -> int:
+        """Return the number of rows, B."""
+        return len(self.examples)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the batch on a device; does not wait if the memory is pinned."""
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """Return the batch in pinned memory."""
+        return self._map_tensors(lambda tensor: tensor.pin_memory())
+
+    def clone(self) -> Self:
+        """Return a copy of the batch."""
+        return self._map_tensors(torch.clone)
+
+    def rows(self, index: slice | Tensor | NDArray[np.int64] | Sequence[int]) -> Self:
+        """Return some rows with the same padding, for a rank or after out-of-memory.
+
+        NumPy fields are selected like tensors.
+        """
+        if isinstance(index, slice):
+            chosen = np.arange(len(self))[index]
+            part = self._map_tensors(lambda tensor: tensor[index])
+        else:
+            chosen = np.asarray(index, np.int64)
+            where = torch.from_numpy(chosen).to(self.tensors()[0].device)
+            part = self._map_tensors(lambda tensor: tensor[where])
+        arrays: dict[str, Any] = {
+            each.name: getattr(self, each.name)[chosen]
+            for each in dataclasses.fields(self)
+            if isinstance(getattr(self, each.name), np.ndarray)
+        }
+        return dataclasses.replace(part, **arrays)
+
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = ((each.name, getattr(self, each.name)) for each in dataclasses.fields(self))
+        changes: dict[str, Any] = {
+            name: change(value) for name, value in values if isinstance(value, Tensor)
+        }
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(TensorBatch):
     """A batch of sentence pairs.
 
     `src` is tokens and EOS, `tgt_in` BOS and tokens, `tgt_out` tokens and EOS.
@@ -34,7 +128,6 @@ class Batch:
     tgt_in: Tensor  # (B, T)
     tgt_out: Tensor  # (B, T)
     tgt_lengths: Tensor  # (B,)
-    examples: NDArray[np.int64]  # (B,) indices of the pairs in the store
     # (B, 2) both lengths on the host, so that counting tokens never waits for a GPU.
     sizes: NDArray[np.int64]
 
@@ -58,37 +151,21 @@ class Batch:
         """The number of tokens of both sides, padding included."""
         return self.src.numel() + self.tgt_in.numel()
 
-    def __len__(self) -> int:
-        """Return the number of rows, B."""
-        return len(self.examples)
+    @property
+    def limit_tokens(self) -> int:
+        """Padded tokens of the longer side."""
+        return len(self) * max(self.src.shape[1], self.tgt_in.shape[1])
 
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on a device; does not wait if the memory is pinned."""
-        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+    @property
+    def shape_key(self) -> str:
+        """Source length x target length."""
+        return f"{self.src.shape[1]}x{self.tgt_in.shape[1]}"
 
-    def pin_memory(self) -> Batch:
-        """Return the batch in pinned memory."""
-        return self._map_tensors(lambda tensor: tensor.pin_memory())
-
-    def clone(self) -> Batch:
-        """Return a copy of the batch."""
-        return self._map_tensors(torch.clone)
-
-    def rows(self, index: slice | Tensor | NDArray[np.int64] | Sequence[int]) -> Batch:
-        """Return some rows with the same padding, for a rank or after out-of-memory."""
-        if isinstance(index, slice):
-            chosen = np.arange(len(self))[index]
-            part = self._map_tensors(lambda tensor: tensor[index])
-        else:
-            chosen = np.asarray(index, np.int64)
-            where = torch.from_numpy(chosen).to(self.src.device)
-            part = self._map_tensors(lambda tensor: tensor[where])
-        return dataclasses.replace(part, examples=self.examples[chosen], sizes=self.sizes[chosen])
-
-    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        names = ("src", "src_lengths", "tgt_in", "tgt_out", "tgt_lengths")
-        changes: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
-        return dataclasses.replace(self, **changes)
+    @property
+    def graph_key(self) -> tuple[Any, ...]:
+        """Shapes, and which sides have padding: without, there is no mask."""
+        full = (self.sizes == (self.src.shape[1], self.tgt_in.shape[1])).all(axis=0)
+        return (self.src.shape, self.tgt_in.shape, *full.tolist())
 
     def _mask(self, lengths: Tensor, width: int, side: int) -> Tensor | None:
         if bool((self.sizes[:, side] == width).all()):

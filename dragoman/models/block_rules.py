@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_type_hints
 
@@ -31,12 +31,17 @@ class ResolvedBlock(NamedTuple):
     options: BlockOptions
 
 
-def stack_problems(config: ModelConfig) -> list[str]:
-    """Return what is wrong with the block lists of a configuration, each problem once."""
+def stack_problems(config: ModelConfig, sides: Collection[str] | None = None) -> list[str]:
+    """Return what is wrong with the block lists of a configuration, each problem once.
+
+    Without `sides` they are those of an encoder-decoder. A model of only an encoder or only a
+    decoder has no cross-attention.
+    """
     found: list[str] = []
     kinds: list[type[BlockOptions]] = []
     reads_source = False  # whether any decoder block reads the encoder's output
-    for texts, where, decoder in _stacks(config):
+    pair = sides is None  # whether there is an encoder's output to attend to
+    for texts, where, decoder in _stacks(config, sides):
         try:
             specs = parse_blocks(texts, where)
         except ConfigError as error:
@@ -48,7 +53,7 @@ def stack_problems(config: ModelConfig) -> list[str]:
             kinds.append(block_options_type(spec.name))
             try:
                 resolved, options = resolve_block(
-                    spec, config, where, memory=decoder, causal=decoder
+                    spec, config, where, memory=decoder and pair, causal=decoder
                 )
             except ConfigError as error:
                 found.extend(error.problems)
@@ -69,38 +74,44 @@ def stack_problems(config: ModelConfig) -> list[str]:
                 f"{where} must have at most {MAX_PARAMETERS:,} parameters; found {parameters:,} in "
                 "its feed-forward networks; lower model.ffn_width or model.width"
             )
-    if not reads_source and not found:
+    if pair and not reads_source and not found:
         blocks = ", ".join(config.decoder)
         found.append(
             f"model.decoder must read the source; found {blocks}, of which none does; "
             "add cross_attention, transformer or lstm(attention=additive)"
         )
     found = list(dict.fromkeys(found))  # several blocks may share the model's head settings
-    if not any(kind.has_self_attention for kind in kinds) and not found:
+    if kinds and not any(kind.has_self_attention for kind in kinds) and not found:
         found.extend(_unused_attention_settings(config))
-    if not found:
+    if kinds and not found:
         overridable = {name for kind in kinds for name in kind.overridable}
         found.extend(_unused_layer_settings(config, overridable))
     return found
 
 
-def count_layers(config: ModelConfig) -> int:
-    """Return the number of layers of both stacks; raise ConfigError for invalid block lists."""
-    if problems := stack_problems(config):
+def count_layers(config: ModelConfig, sides: Collection[str] | None = None) -> int:
+    """Return the number of layers of all stacks; raise ConfigError for invalid block lists."""
+    if problems := stack_problems(config, sides):
         raise ConfigError(problems)
+    memory = sides is None
     return sum(
-        _num_layers(resolve_block(spec, config, where, memory=decoder, causal=decoder).options)
-        for texts, where, decoder in _stacks(config)
+        _num_layers(
+            resolve_block(spec, config, where, memory=decoder and memory, causal=decoder).options
+        )
+        for texts, where, decoder in _stacks(config, sides)
         for spec in parse_blocks(texts, where)
     )
 
 
-def _stacks(config: ModelConfig) -> tuple[tuple[Sequence[str], str, bool], ...]:
+def _stacks(
+    config: ModelConfig, sides: Collection[str] | None = None
+) -> list[tuple[Sequence[str], str, bool]]:
     """Return the block list, the setting's name and whether it is the decoder, of each stack."""
-    return (
-        (config.encoder, "model.encoder", False),
-        (config.decoder, "model.decoder", True),
-    )
+    return [
+        (getattr(config, side), f"model.{side}", side == "decoder")
+        for side in ("encoder", "decoder")
+        if sides is None or side in sides
+    ]
 
 
 def _num_layers(options: BlockOptions) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.recorder import is_recording
-from dragoman.data.collate import Batch
+from dragoman.data.collate import TensorBatch
 from dragoman.runtime.cuda_graph_capture import CudaGraphCapturer
 from dragoman.runtime.memory import is_out_of_memory
 from dragoman.runtime.seeds import seed_generators
@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 MAX_GRAPHS = 64  # batch shapes, with and without masks; a capture takes as long as a few steps
 CAPTURE_AT_OCCURRENCE = 2  # many last batches of an epoch have a shape that never occurs again
 
-ForwardBackward = Callable[[Batch], Loss]  # leaves gradients on the parameters, or none on failure
+ForwardBackward = Callable[
+    [TensorBatch], Loss
+]  # leaves gradients on the parameters, or none on failure
 
 
 class GraphCaptureError(RuntimeError):
@@ -38,7 +40,7 @@ class GraphCaptureError(RuntimeError):
 
 
 class _CapturedGraph(NamedTuple):
-    batch: Batch  # the tensors that the captured kernels read
+    batch: TensorBatch  # the tensors that the captured kernels read
     loss: Loss  # the tensors that they write
     replay: Callable[[], None]
 
@@ -67,14 +69,14 @@ class CUDAGraphRunner:
         self._capturer = CudaGraphCapturer(device)
         self.is_enabled = True
 
-    def __call__(self, batch: Batch) -> Loss:
+    def __call__(self, batch: TensorBatch) -> Loss:
         """Leave the gradients on the parameters and return the loss.
 
         The caller has just set the seed.
         """
         if not self.is_enabled or is_recording():  # a graph cannot record or edit attention weights
             return self._compute(batch)
-        key = _batch_key(batch)
+        key = batch.graph_key
         if key not in self._graphs:
             self._shape_counts[key] += 1
             if (
@@ -92,12 +94,10 @@ class CUDAGraphRunner:
         self._flat_grads = None
         self._capturer = CudaGraphCapturer(self._device)  # its memory pool goes with the last graph
 
-    def _replay_graph(self, captured: _CapturedGraph, batch: Batch) -> Loss:
+    def _replay_graph(self, captured: _CapturedGraph, batch: TensorBatch) -> Loss:
         """Copy a batch into the graph's input tensors, replay it, and return its loss."""
         assert self._flat_grads is not None, "a captured graph has gradients"
-        for static, tensor in zip(
-            _batch_tensors(captured.batch), _batch_tensors(batch), strict=True
-        ):
+        for static, tensor in zip(captured.batch.tensors(), batch.tensors(), strict=True):
             static.copy_(tensor, non_blocking=True)
         captured.replay()
         for number, (parameter, gradient) in enumerate(
@@ -107,7 +107,7 @@ class CUDAGraphRunner:
         loss = captured.loss
         return Loss(loss.total.clone(), loss.nll.clone(), loss.count.clone())
 
-    def _capture_shape(self, key: Any, batch: Batch) -> bool:
+    def _capture_shape(self, key: Any, batch: TensorBatch) -> bool:
         """Capture a batch shape and return whether that worked; a failure disables CUDA graphs."""
         seed = torch.default_generator.initial_seed()
         try:
@@ -131,7 +131,7 @@ class CUDAGraphRunner:
         seed_generators(seed, self._device)
         return self.is_enabled
 
-    def _warm_up(self, batch: Batch) -> None:
+    def _warm_up(self, batch: TensorBatch) -> None:
         """Run one eager pass that may not synchronize; find the parameters without gradients."""
         before = torch.default_generator.get_state()
         with _forbid_device_sync():
@@ -146,7 +146,7 @@ class CUDAGraphRunner:
         total = sum(parameter.numel() for parameter in self._parameters)
         self._flat_grads = torch.zeros(total, device=self._device)
 
-    def _capture(self, batch: Batch) -> _CapturedGraph:
+    def _capture(self, batch: TensorBatch) -> _CapturedGraph:
         """Capture the kernels of one pass over a batch's tensors; nothing is computed yet."""
         assert self._flat_grads is not None, "the warm-up allocates the gradients"
         gradients, losses = self._flat_grads, list[Loss]()
@@ -169,16 +169,6 @@ class CUDAGraphRunner:
         return (
             part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True)
         )
-
-
-def _batch_key(batch: Batch) -> tuple[Any, ...]:
-    """Return the key of batches with the same kernels: shapes, and which sides have padding."""
-    full = (batch.sizes == (batch.src.shape[1], batch.tgt_in.shape[1])).all(axis=0)
-    return (batch.src.shape, batch.tgt_in.shape, *full.tolist())
-
-
-def _batch_tensors(batch: Batch) -> tuple[Tensor, ...]:
-    return batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out, batch.tgt_lengths
 
 
 @contextmanager

@@ -15,14 +15,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dragoman.data.collate import Batch, BatchPlan, Cursor, plan_step
+from dragoman.data.batch_plan import Plan
+from dragoman.data.collate import Cursor, TensorBatch, plan_step
 from dragoman.storage import fault_injection
 
 
 class CollateFunction(Protocol):
-    """Makes a padded batch of some examples; the seed is for BPE-dropout."""
+    """Makes a padded batch of some examples; the seed is for random parts, such as BPE-dropout."""
 
-    def __call__(self, examples: np.ndarray, /, *, seed: int) -> Batch:
+    def __call__(self, examples: np.ndarray, /, *, seed: int) -> TensorBatch:
         """Return the batch."""
         ...
 
@@ -42,7 +43,7 @@ class MicroBatch(NamedTuple):
 
     micro_index: int  # index of the micro-batch in the step, over all ranks
     split_index: int  # index of these rows, where a micro-batch is split over ranks
-    batch: Batch
+    batch: TensorBatch
     is_dummy: bool = False  # computed only to stay in lockstep with other ranks; does not count
 
 
@@ -61,7 +62,7 @@ class DataLoader:
     def __init__(
         self,
         *,
-        plan: BatchPlan,
+        plan: Plan,
         collate: CollateFunction,
         gradient_accumulation: int,
         seed: int,
@@ -162,7 +163,7 @@ class DataLoader:
 
     def _collate_micro_batch(
         self, step: int, micro_index: int, examples: list[np.ndarray]
-    ) -> Batch:
+    ) -> TensorBatch:
         """Collate a whole micro-batch: its shape must not depend on the number of ranks."""
         seed = derive_seed(self._seed, step, micro_index, "text")
         return self._collate(examples[micro_index], seed=seed)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import TrainConfig
-from dragoman.data.collate import Batch
+from dragoman.data.collate import TensorBatch
 from dragoman.models.block import Block
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, named_weights
 from dragoman.training.distributed.process_group import ProcessGroup
@@ -133,7 +133,7 @@ class _BF16Task:
     def __init__(self, task: Task, parallel: BF16DataParallel) -> None:
         self._task, self._parallel = task, parallel
 
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+    def loss(self, model: nn.Module, batch: TensorBatch) -> Loss:
         """Copy the weights and compute the loss."""
         self._parallel.update_bf16_copy()
         return self._task.loss(model, batch)

@@ -18,7 +18,7 @@ from dragoman.training.train_step import StepMetrics
 
 logger = logging.getLogger(__name__)
 
-HIGHER_IS_BETTER = {"loss": False, "bleu": True}
+LOWER_IS_BETTER = {"loss", "perplexity", "bits_per_byte", "mae", "mse"}
 
 MAX_CONSECUTIVE_SKIPS = 10
 SKIP_WINDOW = 1000
@@ -170,7 +170,7 @@ class TrainState:
         self.metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         value, best = self.metrics.get(by), self.best.get(by)
         better = value is not None and (
-            best is None or (value > best if HIGHER_IS_BETTER[by] else value < best)
+            best is None or (value < best if by in LOWER_IS_BETTER else value > best)
         )
         if better:
             self.best = {**self.metrics, "step": step}

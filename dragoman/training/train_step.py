@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dragoman.data.collate import Batch
+from dragoman.data.collate import TensorBatch
 from dragoman.errors import ConfigError, StoppedError
 from dragoman.runtime import signals
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
@@ -189,7 +189,7 @@ class TrainStep:
         self._parameters = [
             parameter for parameter in parallel.local_module.parameters() if parameter.requires_grad
         ]
-        self._compute_gradients: Callable[[Batch], Loss] = self._forward_backward
+        self._compute_gradients: Callable[[TensorBatch], Loss] = self._forward_backward
         self.uses_cuda_graphs = cuda_graphs
         if cuda_graphs:
             self._compute_gradients = CUDAGraphRunner(
@@ -236,7 +236,7 @@ class TrainStep:
             self._parallel.all_reduce_gradients(gradients, sums, batch.step), lr
         )
 
-    def _forward_backward(self, batch: Batch, *, is_dummy: bool = False) -> Loss:
+    def _forward_backward(self, batch: TensorBatch, *, is_dummy: bool = False) -> Loss:
         """Compute the loss and its gradients; after an error, leave no gradients behind."""
         batch = batch.to(self._device)
         try:
@@ -317,7 +317,7 @@ class BatchPart:
     of its first half.
     """
 
-    def __init__(self, batch: Batch, path: str = "") -> None:
+    def __init__(self, batch: TensorBatch, path: str = "") -> None:
         self.batch, self.path = batch, path
         self.out_of_memory = self.run_again = False
 
@@ -341,18 +341,18 @@ class BatchPart:
 
     @property
     def num_rows(self) -> int:
-        """Number of sentence pairs."""
+        """Number of examples."""
         return len(self.batch.examples)
 
     @property
     def padded_tokens(self) -> int:
-        """Padded tokens of the longer side, as `train.batch_tokens` counts them."""
-        return self.num_rows * max(self.batch.src.shape[1], self.batch.tgt_in.shape[1])
+        """Padded tokens, as `train.batch_tokens` counts them."""
+        return self.batch.limit_tokens
 
     @property
     def shape_key(self) -> str:
-        """Source length x target length."""
-        return f"{self.batch.src.shape[1]}x{self.batch.tgt_in.shape[1]}"
+        """The padded lengths of the batch."""
+        return self.batch.shape_key
 
     def halves(self) -> list[BatchPart]:
         """Return the first and the second half of the rows."""
@@ -378,7 +378,7 @@ class OOMSplitter:
         self.dropped_examples.clear()
         self.splits = 0
 
-    def parts(self, batch: Batch, *, may_split: bool = True) -> Iterator[BatchPart]:
+    def parts(self, batch: TensorBatch, *, may_split: bool = True) -> Iterator[BatchPart]:
         """Yield parts of a batch until every row has been computed once, each within `with part:`.
 
         A part that ran out of memory is followed by its halves. Without `may_split`, where other

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import TrainConfig
-from dragoman.data.collate import BatchPlan
+from dragoman.data.batch_plan import Plan
 from dragoman.errors import StoppedError
 from dragoman.registry import catalogue
 from dragoman.runtime import signals, standard_streams
@@ -96,7 +96,7 @@ class Trainer:
         *,
         model: nn.Module,
         task: Task,
-        plan: BatchPlan,
+        plan: Plan,
         collate: CollateFunction,
         config: TrainConfig,
         run: RunDirectory,

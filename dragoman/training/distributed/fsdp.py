@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dragoman.config import TrainConfig
-from dragoman.data.collate import Batch
+from dragoman.data.collate import TensorBatch
 from dragoman.models.stack import Stack
 from dragoman.training.distributed.data_parallel import ReplicatedDataParallel, named_weights
 from dragoman.training.distributed.process_group import ProcessGroup
@@ -208,7 +208,7 @@ class _ShardedTask:
     def __init__(self, task: Task, loss_module: _LossModule, world: ProcessGroup) -> None:
         self._task, self._loss_module, self._world = task, loss_module, world
 
-    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+    def loss(self, model: nn.Module, batch: TensorBatch) -> Loss:
         """Compute the loss, gathering each block's weights for its forward pass."""
         self._world.set_activity("the forward pass of a batch", waits=True)
         return Loss(*self._world.run_collective(lambda: self._loss_module(self._task, batch)))
@@ -221,7 +221,7 @@ class _LossModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, task: Task, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, task: Task, batch: TensorBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss as a tuple: FSDP finds output tensors in no other type."""
         loss = task.loss(self.model, batch)
         return loss.total, loss.nll, loss.count

@@ -92,7 +92,7 @@ def test_heads_must_divide_the_width():
         ("train.steps=0", "found 0"),
         ("model.dropout=1.5", "found 1.5"),
         ("train.learning_rate=.inf", "found inf"),
-        ("text.tokenizer=words", "found 'words'"),
+        ("text.tokenizer=syllables", "found 'syllables'"),
         ("text.vocab_size=100", "found 100"),
         ("model.width=true", "found true"),
         ("data.src=a.de", "found only a.de"),
@@ -396,7 +396,7 @@ def test_a_list_of_one_file_is_the_file():
     ("written", "meant"),
     [
         ("train.lr=3", "train.learning_rate"), ("train.batch_size=9", "train.batch_tokens"),
-        ("train.epochs=2", "train.steps"), ("model.d_model=8", "model.width"),
+        ("train.num_epochs=2", "train.epochs"), ("model.d_model=8", "model.width"),
         ("model.hidden_size=8", "model.width"), ("model.num_layers=2", "model.encoder"),
         ("model.nhead=2", "model.heads"), ("model.vocab_size=9", "text.vocab_size"),
         ("train.dropout=0.1", "model.dropout"), ("decode.beam_size=3", "decode.beam"),

@@ -1,0 +1,193 @@
+"""The interface of a task to training runs, bundles and commands."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dragoman.config import Config
+from dragoman.data.batch_plan import BatchPlan, Plan, smallest_fitting_shape
+from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.collate import TensorBatch
+from dragoman.data.example_store import ExampleStore
+from dragoman.data.records import Record
+from dragoman.registry import catalogue
+from dragoman.runtime import signals
+from dragoman.training.mixed_precision import Precision
+from dragoman.training.progress import Progress
+from dragoman.training.task import Loss
+
+EVALUATION_BATCH_TOKENS = 16_000  # padded; without gradients, so it fits wherever training does
+NUM_GOLDEN_INPUTS = 3
+
+ReadRecords = Callable[[], Iterator[Record]]
+
+
+class TaskScore(NamedTuple):
+    """A metric of a data set, and how it was computed."""
+
+    name: str
+    value: float
+    signature: str
+
+
+class TrainingTask(abc.ABC):
+    """What is an example, a batch, a loss, a metric and a prediction.
+
+    An instance belongs to one configuration and one `text`: the vocabularies and label sets that
+    were learned from the training records, and that a bundle carries.
+    """
+
+    name: ClassVar[str]  # as --task names it, and its section of the configuration
+    # Metrics of validation besides "loss", and whether higher is better.
+    metrics: ClassVar[Mapping[str, bool]] = {}
+    unit: ClassVar[str] = "examples"  # what an epoch counts, in messages
+
+    def __init__(self, config: Config, text: Any) -> None:
+        self.config, self.text = config, text
+
+    # Text and examples
+
+    @classmethod
+    @abc.abstractmethod
+    def fit_text(cls, config: Config, records: ReadRecords) -> Any:
+        """Return the vocabularies and label sets of the training records."""
+
+    @classmethod
+    @abc.abstractmethod
+    def load_text(cls, config: Config, files: Mapping[str, bytes]) -> Any:
+        """Return what `text_files` wrote; raise BundleError for a file that is not valid."""
+
+    @abc.abstractmethod
+    def text_files(self) -> dict[str, bytes]:
+        """Return the files of a bundle's text/ folder, by name (see bundle/format.py)."""
+
+    @abc.abstractmethod
+    def encode(self, records: Iterable[Record]) -> ExampleStore:
+        """Return the records as arrays of ids; raise DataError for a bad one."""
+
+    # Training
+
+    @abc.abstractmethod
+    def build_model(self) -> nn.Module:
+        """Build the model, with weights from torch's random number generator."""
+
+    def plan(self, store: ExampleStore, *, batch_tokens: int, seed: int) -> Plan:
+        """Assign examples to batches of similar lengths."""
+        lengths = np.maximum(self.lengths(store), 1)
+        # The plan counts an EOS token on each side; the second side is empty.
+        return BatchPlan(lengths - 1, np.zeros_like(lengths), batch_tokens=batch_tokens, seed=seed)
+
+    def lengths(self, store: ExampleStore) -> NDArray[np.int64]:
+        """Return the padded length that an example needs, for batches of similar lengths."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def collate(
+        self,
+        store: ExampleStore,
+        examples: NDArray[np.int64],
+        *,
+        shapes: Sequence[BatchShape] = (),
+        seed: int = 0,
+        training: bool = False,
+    ) -> TensorBatch:
+        """Return a padded batch; `seed` is for what is drawn at random in training."""
+
+    @abc.abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """Return the loss of a batch as sums; called within autocast."""
+
+    # Evaluation and bundles
+
+    @abc.abstractmethod
+    def evaluate(
+        self,
+        model: nn.Module,
+        store: ExampleStore,
+        *,
+        device: torch.device,
+        precision: Precision,
+        progress: Progress,
+    ) -> dict[str, float]:
+        """Return "loss" and the task's metrics on a data set; called without gradients."""
+
+    def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
+        """Return the metrics to be reported, with signatures."""
+        return [TaskScore(name, metrics[name], "") for name in self.metrics if name in metrics]
+
+    @abc.abstractmethod
+    def golden_inputs(self, records: Iterable[Record]) -> list[Any]:
+        """Return a few inputs as JSON values, whose outputs a bundle records."""
+
+    @abc.abstractmethod
+    def golden_outputs(self, model: nn.Module, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of inputs as JSON values; numbers are compared with a tolerance.
+
+        Raise TypeError, ValueError or KeyError for an input that is not valid.
+        """
+
+    def describe(self) -> str:
+        """Return what was learned from the records: sizes of vocabularies and label sets."""
+        return ""
+
+    # State carried from one training step to the next, such as Transformer-XL's memory.
+
+    def carried_state(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that a checkpoint must hold besides weights and optimizer."""
+        return {}
+
+    def load_carried_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore `carried_state`; with an empty mapping, begin anew."""
+        assert not state, f"task {self.name} carries no state; found {sorted(state)}"
+
+
+def load_task(name: str) -> type[TrainingTask]:
+    """Return the class of a task other than translation."""
+    found = catalogue("task").load(name)
+    assert issubclass(found, TrainingTask), f"{name} must be a TrainingTask"
+    return found
+
+
+def padded_length(shapes: Sequence[BatchShape], longest: int) -> int:
+    """Return the length that a batch is padded to, given its longest example."""
+    return smallest_fitting_shape(list(shapes), longest, 1).src if shapes else max(longest, 1)
+
+
+def evaluation_batches(
+    task: TrainingTask,
+    store: ExampleStore,
+    *,
+    device: torch.device,
+    progress: Progress,
+    batch_tokens: int = EVALUATION_BATCH_TOKENS,
+    what: str = "validating",
+) -> Iterator[TensorBatch]:
+    """Yield all examples in batches on a device; raise StoppedError at a stop request."""
+    plan = task.plan(store, batch_tokens=batch_tokens, seed=0)
+    assert isinstance(plan, BatchPlan), f"task {task.name} needs its own evaluation batches"
+    with progress.phase(what, plan.batches(0), "batches") as phase:
+        for examples in plan.epoch(0):
+            signals.raise_if_stop_requested()
+            yield task.collate(store, examples).to(device)
+            phase.advance()
+
+
+def find_fields(find: Callable[[Record], Any]) -> Callable[[Record], Any]:
+    """Return `find` with its result cached by file: columns are found in its first record."""
+    found: dict[Any, Any] = {}
+
+    @functools.wraps(find)
+    def cached(record: Record) -> Any:
+        if record.file not in found:
+            found[record.file] = find(record)
+        return found[record.file]
+
+    return cached

@@ -1,0 +1,14 @@
+"""Registry of the tasks other than translation; importing it needs no torch."""
+
+from __future__ import annotations
+
+from dragoman.registry import Entry, Registry
+
+TASKS = Registry(
+    "task",
+    language=Entry("dragoman.tasks.language:LanguageTask", "Language modeling"),
+    classify=Entry("dragoman.tasks.classification:ClassificationTask", "Classification of texts"),
+    tag=Entry("dragoman.tasks.tagging:TaggingTask", "Tagging of words or characters"),
+    pairs=Entry("dragoman.tasks.pairs:PairsTask", "Relation of two sentences"),
+    sets=Entry("dragoman.tasks.sets:SetsTask", "Functions of sets"),
+)
