@@ -1,0 +1,177 @@
+"""Classifiers: padding, batch neighbours, gradients and recorded attention weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.attention import record
+from dragoman.config import ModelConfig
+from dragoman.config.classify import ClassifyConfig
+from dragoman.models.classifier import (
+    Classifier,
+    ClassifierSizes,
+    NgramFeatures,
+    SequenceClassifier,
+    build_classifier,
+)
+
+VOCABULARY, LABELS = 23, 3
+MEMBERS: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "structured": {"pooling": "structured", "hops": 3, "score_width": 5, "overlap_penalty": 1.0},
+    "labels": {"pooling": "labels"},
+    "labels with filters": {"pooling": "labels", "score_width": 6, "filter_widths": (2,)},
+    "mean": {"pooling": "mean", "feature_gate": True},
+    "max": {"pooling": "max", "hidden_width": 7},
+    "last": {"pooling": "last"},
+    "last_bidirectional": {"pooling": "last_bidirectional"},
+    "filters": {"pooling": "none", "filter_widths": (2, 3), "filters": 4},
+    "one-hot filters": {
+        "pooling": "none",
+        "filter_widths": (2, 3),
+        "filters": 4,
+        "filter_input": "one_hot",
+        "ngrams": 2,
+    },
+    "n-grams": {"pooling": "none", "ngrams": 2},
+    "all features": {"filter_widths": (3,), "filters": 4, "ngrams": 2},
+    "attributes": {"pooling": "max", "attribute_field": "facts"},
+    "auxiliary": {"auxiliary_field": "fine"},
+    "documents": {"hierarchical": True},
+    "documents by label": {"hierarchical": True, "pooling": "labels", "ngrams": 1},
+    "documents, structured": {
+        "hierarchical": True,
+        "pooling": "structured",
+        "hops": 2,
+        "sentence_encoder": ("bilstm",),
+    },
+}
+
+
+def build(name: str, encoder: str = "") -> Classifier:
+    torch.manual_seed(0)
+    settings = MEMBERS[name]
+    encoder = encoder or ("gru" if name == "last" else "bigru")
+    classify = ClassifyConfig(**settings)
+    assert not list(classify.problems())
+    model = ModelConfig(
+        encoder=(encoder,), width=8, heads=2, ffn_width=16, embedding_width=6, dropout=0.0
+    )
+    sizes = ClassifierSizes(
+        vocab_size=VOCABULARY,
+        labels=LABELS,
+        auxiliary_labels=5 if classify.auxiliary_field else 0,
+        attributes=4 if classify.attribute_field else 0,
+        ngram_features=11,
+    )
+    classifier = build_classifier(model, classify, sizes).double()
+    if classifier.bag is not None:
+        torch.nn.init.normal_(classifier.bag.weight)
+    return classifier
+
+
+def inputs(classifier: Classifier) -> tuple[Tensor, Tensor, NgramFeatures]:
+    torch.manual_seed(1)
+    ngrams = NgramFeatures(torch.tensor([[1, 4, 5], [2, 0, 0], [10, 3, 0]]))
+    if isinstance(classifier, SequenceClassifier):
+        mask = torch.arange(6) < torch.tensor([6, 3, 5]).unsqueeze(1)
+    else:
+        sizes = torch.tensor([[4, 2, 3], [3, 0, 0], [1, 4, 0]])  # words of each sentence
+        mask = torch.arange(4) < sizes.unsqueeze(2)
+    return torch.randint(4, VOCABULARY, mask.shape) * mask, mask, ngrams
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+@torch.no_grad()
+def test_padding_and_neighbours_change_nothing(name: str) -> None:
+    classifier = build(name).eval()
+    tokens, mask, ngrams = inputs(classifier)
+    expected = classifier(tokens, mask, ngrams)
+    assert expected.shape == (3, LABELS)
+    rubbish = torch.randint(4, VOCABULARY, tokens.shape)
+    torch.testing.assert_close(
+        classifier(torch.where(mask, tokens, rubbish), mask, ngrams), expected
+    )
+    sides = [(0, 2)] if tokens.dim() == 2 else [(0, 2), (0, 0, 0, 2), (0, 3, 0, 1)]
+    for side in sides:  # more words, more sentences, both
+        wider = [torch.nn.functional.pad(each, side) for each in (tokens, mask)]
+        more = NgramFeatures(torch.nn.functional.pad(ngrams.ids, (0, 2)))
+        torch.testing.assert_close(classifier(*wider, more), expected)
+    for row in range(3):  # alone, without padding around it
+        each = NgramFeatures(ngrams.ids[row : row + 1])
+        alone, own = tokens[row : row + 1], mask[row : row + 1]
+        if tokens.dim() == 2:
+            found = classifier(alone[:, : int(own.sum())], None, each)
+        else:
+            found = classifier(alone, own, each)
+        torch.testing.assert_close(found[0], expected[row])
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    classifier = build(name)
+    tokens, mask, ngrams = inputs(classifier)
+    losses: dict[str, Tensor] = {}
+    output = classifier.classify(tokens, mask, ngrams, losses=losses)
+    parts = [each for each in output if each is not None]
+    total = sum((part.square().sum() for part in parts), sum(losses.values(), torch.zeros(())))
+    total.backward()  # type: ignore[no-untyped-call]
+    without = [
+        name
+        for name, parameter in classifier.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    ]
+    assert not without
+    assert ("overlap" in losses) == ("overlap_penalty" in MEMBERS[name])
+
+
+@pytest.mark.parametrize("name", [name for name in MEMBERS if "filters" not in name])
+@torch.no_grad()
+def test_recorded_weights_sum_to_one(name: str) -> None:
+    classifier = build(name).eval()
+    tokens, mask, ngrams = inputs(classifier)
+    with record(classifier) as records:
+        classifier(tokens, mask, ngrams)
+    settings = MEMBERS[name]
+    if settings.get("hierarchical"):
+        assert list(records) == ["words", "sentences"]
+        real = mask.any(dim=2).flatten()
+        words = records["words"].weights.sum(dim=-1)
+        torch.testing.assert_close(words[real], torch.ones_like(words[real]))
+        assert not words[~real].any()
+        sentences = records["sentences"].weights
+        torch.testing.assert_close(sentences.sum(-1), torch.ones_like(sentences.sum(-1)))
+    elif settings.get("pooling", "attention") in ("attention", "structured", "labels"):
+        weights = records["pooling"].weights
+        rows = {"structured": 3, "labels": LABELS}.get(settings.get("pooling", ""), 1)
+        assert weights.shape == (3, 1, rows, 6)
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+        assert not weights[:, 0, 0][~mask].any()
+    elif "attribute_field" in settings:
+        assert records["attributes"].weights.shape == (3, 1, 4, 6)
+
+
+@pytest.mark.parametrize(
+    "encoder", ["bilstm", "transformer", "conv", "lstm", "transformer(window=1)"]
+)
+@torch.no_grad()
+def test_any_encoder_block_fits(encoder: str) -> None:
+    for name in ("attention", "documents"):
+        classifier = build(name, encoder).eval()
+        tokens, mask, _ = inputs(classifier)
+        expected = classifier(tokens, mask)
+        wider = [torch.nn.functional.pad(each, (0, 2)) for each in (tokens, mask)]
+        torch.testing.assert_close(classifier(*wider), expected)
+
+
+def test_both_branches_are_reported_and_their_sum_decides() -> None:
+    classifier = build("all features").eval()
+    tokens, mask, ngrams = inputs(classifier)
+    output = classifier.classify(tokens, mask, ngrams)
+    assert output.encoder_logits is not None
+    assert output.ngram_logits is not None
+    torch.testing.assert_close(output.logits, output.encoder_logits + output.ngram_logits)
