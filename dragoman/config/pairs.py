@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dragoman.config.setting import setting
 
@@ -11,6 +12,9 @@ from dragoman.config.setting import setting
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairsConfig:
     """Sentence pairs: a label such as entailment, and a score such as relatedness."""
+
+    # Metrics of validation, besides the loss.
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "pearson", "spearman", "mse")
 
     first_field: str = setting("a", "Field with the first sentence, the premise.")
     second_field: str = setting("b", "Field with the second sentence, the hypothesis.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dragoman.config.setting import setting
 
@@ -13,6 +14,9 @@ GENERATED_PROBLEMS = ("maximum", "unique", "clustering")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetsConfig:
     """Set Transformers (Lee et al. 2019) and Deep Sets (Zaheer et al. 2017)."""
+
+    # Metrics of validation, besides the loss.
+    metrics: ClassVar[tuple[str, ...]] = ("mae", "accuracy", "log_likelihood", "log_likelihood_gap")
 
     problem: str = setting(
         "auto",

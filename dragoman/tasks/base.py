@@ -73,6 +73,15 @@ class TrainingTask(abc.ABC):
     def encode(self, records: Iterable[Record]) -> ExampleStore:
         """Return the records as arrays of ids; raise DataError for a bad one."""
 
+    @classmethod
+    def is_generated(cls, config: Config) -> bool:
+        """Whether examples are generated, so that no training file is needed."""
+        return False
+
+    def generate(self, part: str) -> ExampleStore:
+        """Return the generated examples of "train", "valid" or "test"."""
+        raise NotImplementedError
+
     # Training
 
     @abc.abstractmethod
