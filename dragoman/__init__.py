@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dragoman.attention.recorder import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
-    from dragoman.inference import Translation, Translator
+    from dragoman.inference import Translation, Translator, load
     from dragoman.runs.training_run import train
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Translator",
     "__version__",
     "edit",
+    "load",
     "read_config",
     "record",
     "train",
@@ -41,6 +42,7 @@ _HOMES = {
     "Translation": "dragoman.inference",
     "Translator": "dragoman.inference",
     "edit": "dragoman.attention.recorder",
+    "load": "dragoman.inference",
     "read_config": "dragoman.config",
     "record": "dragoman.attention.recorder",
     "train": "dragoman.runs.training_run",

@@ -56,7 +56,8 @@ class BinaryRows:
     def transposed_dot(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the product of the transposed rows with a vector (N,): (V,)."""
         repeated = np.repeat(values, np.diff(self.starts))
-        return np.bincount(self.columns, weights=repeated, minlength=self.width)
+        sums = np.bincount(self.columns, weights=repeated, minlength=self.width)
+        return sums.astype(np.float64, copy=False)
 
 
 class NgramFeatures:
@@ -158,7 +159,7 @@ def train_svm(
         parameters.grad = torch.from_numpy(gradient)
         return float(weights @ weights + cost * slack @ slack)
 
-    optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     values = parameters.numpy()
     return LinearClassifier(values[:-1].copy(), float(values[-1]))
 

@@ -1,4 +1,4 @@
-"""Inference: the translator, the engine interface, and the engines behind it."""
+"""Inference: the translator, the engines behind it, and the predictors of other tasks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dragoman.decoding.search import SearchRequest
     from dragoman.inference.engine import Engine
+    from dragoman.inference.loading import load
     from dragoman.inference.native_engine import NativeEngine
     from dragoman.inference.pair_scores import PairScore
+    from dragoman.inference.predictor import Predictor
     from dragoman.inference.translation import Translation
     from dragoman.inference.translation_options import TranslationOptions
     from dragoman.inference.translator import Translator
@@ -18,20 +20,24 @@ __all__ = [
     "Engine",
     "NativeEngine",
     "PairScore",
+    "Predictor",
     "SearchRequest",
     "Translation",
     "TranslationOptions",
     "Translator",
+    "load",
 ]
 
 _MODULES = {
     "Engine": "dragoman.inference.engine",
     "NativeEngine": "dragoman.inference.native_engine",
     "PairScore": "dragoman.inference.pair_scores",
+    "Predictor": "dragoman.inference.predictor",
     "SearchRequest": "dragoman.decoding.search",
     "Translation": "dragoman.inference.translation",
     "TranslationOptions": "dragoman.inference.translation_options",
     "Translator": "dragoman.inference.translator",
+    "load": "dragoman.inference.loading",
 }
 
 

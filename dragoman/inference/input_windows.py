@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dragoman.inference.translation import iter_texts
 
@@ -21,29 +21,37 @@ _WINDOW_GROWTH = 8
 _STEADY_WINDOW_LINES = 256
 
 
-class LineWindows:
+LineT = TypeVar("LineT")
+
+
+class LineWindows(Generic[LineT]):
     """Groups of windows of lines: reading the next window of a group does not wait for a writer.
 
     Lines are available at once in a list, in a regular file, and in an iterable whose method
     `ready` returns True. An error of the input is raised after all lines read before it were
-    returned.
+    returned. Other inputs than lines come with `check`, which yields them or raises, and `size`.
     """
 
-    def __init__(self, lines: Iterable[Any], *, first: int, max_lines: int) -> None:
-        self._lines, self._ready, self._max_lines = (
-            iter_texts(lines),
-            get_ready_check(lines),
-            max_lines,
-        )
+    def __init__(
+        self,
+        lines: Iterable[Any],
+        *,
+        first: int,
+        max_lines: int,
+        check: Callable[[Iterable[Any]], Iterator[Any]] = iter_texts,
+        size: Callable[[Any], int] = len,  # characters
+    ) -> None:
+        self._lines: Iterator[LineT] = check(lines)
+        self._ready, self._max_lines, self._size = get_ready_check(lines), max_lines, size
         self._min_lines = min(first, max_lines)  # lines to wait for
         self._error: Exception | None = None
 
-    def __iter__(self) -> Iterator[Iterator[list[str]]]:
+    def __iter__(self) -> Iterator[Iterator[list[LineT]]]:
         """Yield the groups; each must be exhausted before the next."""
         while window := self._read_window(self._min_lines):
             yield self._iter_group(window)
 
-    def _iter_group(self, window: list[str]) -> Iterator[list[str]]:
+    def _iter_group(self, window: list[LineT]) -> Iterator[list[LineT]]:
         """Yield a window, and those after it that can be read without waiting."""
         while window:
             yield window
@@ -51,11 +59,11 @@ class LineWindows:
                 return
             window = self._read_window(1 if self._ready else self._min_lines)
 
-    def _read_window(self, min_lines: int) -> list[str]:
+    def _read_window(self, min_lines: int) -> list[LineT]:
         """Read `min_lines` lines, and more up to a full window while they are available."""
         if self._error is not None:
             raise self._error
-        texts_read, characters = list[str](), 0
+        texts_read, characters = list[LineT](), 0
         while (
             len(texts_read) < self._max_lines
             and characters < MAX_WINDOW_CHARS
@@ -71,7 +79,7 @@ class LineWindows:
             if line is None:
                 break
             texts_read.append(line)
-            characters += len(line)
+            characters += self._size(line)
         if self._ready is None:
             self._min_lines = min(_WINDOW_GROWTH * self._min_lines, self._max_lines)
         return texts_read

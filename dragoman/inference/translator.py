@@ -411,12 +411,14 @@ class Translator:
         list, a regular file, or an iterable with a method `ready` that returns True.
         """
         chosen = _parse_options(options)
-        windows = LineWindows(
+        windows: LineWindows[str] = LineWindows(
             check_text_iterable(lines), first=FIRST_WINDOW_LINES, max_lines=chosen.window
         )
         return self._stream(windows, chosen)
 
-    def _stream(self, windows: LineWindows, options: TranslationOptions) -> Iterator[Translation]:
+    def _stream(
+        self, windows: LineWindows[str], options: TranslationOptions
+    ) -> Iterator[Translation]:
         """Translate windows of lines; those available together share the engine's queue."""
         line_numbers = itertools.count()
         for available in windows:

@@ -19,6 +19,7 @@ PUBLIC = {
     "Translator",
     "__version__",
     "edit",
+    "load",
     "read_config",
     "record",
     "train",

@@ -1,0 +1,42 @@
+"""Registry of the predictors: what `dragoman.load` returns for a model of each task.
+
+The family of an entry is the command that runs such models. Importing it needs no torch.
+"""
+
+from __future__ import annotations
+
+from dragoman.registry import Entry, Registry
+
+PREDICTORS = Registry(
+    "predictor",
+    translate=Entry(
+        "dragoman.inference.translator:Translator",
+        "Translator: text in another language",
+        family="translate",
+    ),
+    classify=Entry(
+        "dragoman.inference.classifier:Classifier",
+        "Classifier: the label of a text, or several labels",
+        family="predict",
+    ),
+    tag=Entry(
+        "dragoman.inference.tagger:Tagger",
+        "Tagger: a tag for every word or character",
+        family="predict",
+    ),
+    pairs=Entry(
+        "dragoman.inference.pair_classifier:PairClassifier",
+        "PairClassifier: how two sentences are related",
+        family="predict",
+    ),
+    sets=Entry(
+        "dragoman.inference.set_model:SetModel",
+        "SetModel: a value of a set of items",
+        family="predict",
+    ),
+    language=Entry(
+        "dragoman.inference.language_model:LanguageModel",
+        "LanguageModel: the continuation of a text",
+        family="generate",
+    ),
+)

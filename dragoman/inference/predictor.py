@@ -1,0 +1,235 @@
+"""Predictor: the base of what runs trained models of every task but translation.
+
+It loads a model, groups inputs of similar lengths into batches, streams any number of inputs in
+bounded memory, and falls back to smaller batches, then to the CPU, when memory runs out.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import nn
+
+from dragoman.bundle import Bundle
+from dragoman.bundle.format import require_task
+from dragoman.data.records import Record
+from dragoman.decoding.padded_batch import group_by_length
+from dragoman.errors import ConfigError
+from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
+from dragoman.inference.translation import check_text_iterable
+from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
+from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
+from dragoman.tasks.base import TrainingTask
+
+logger = logging.getLogger(__name__)
+
+BATCH_TOKENS = 16_384  # padded tokens of a batch, unless the number of rows is given
+WINDOW = 2_048  # inputs that are sorted by length together; what a stream keeps in memory
+MAX_TEXT_CHARS = 1 << 20  # of one input; the rest is not read
+
+
+class Prediction(Protocol):
+    """What a predictor returns for one input."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Anything unusual about the input, such as that it is empty or was cut."""
+
+    def to_line(self, *, top: int = 1) -> str:
+        """Return one line of plain output; `top` is the number of alternatives in it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+
+
+InputT = TypeVar("InputT")
+EncodedT = TypeVar("EncodedT")
+PredictionT = TypeVar("PredictionT", bound=Prediction)
+
+
+class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
+    """Predicts with a trained model.
+
+    A subclass says what an input is (`read_record`, `check_inputs`), how it is encoded (`encode`),
+    its length in a batch (`length`), and what the model makes of a batch (`predict_batch`).
+    """
+
+    task_name: ClassVar[str]  # as in `--task`
+
+    def __init__(self, model: nn.Module, task: TrainingTask) -> None:
+        self.model, self.task, self.config = model.eval(), task, task.config
+        self._max_batch_tokens = sys.maxsize  # padded tokens known to fit in memory
+        self._cpu_model: nn.Module | None = None
+        self._logged = set[str]()
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str | torch.device = "auto") -> Self:
+        """Load a model directory; raise BundleError for a model of another task.
+
+        The device `auto` is a GPU if there is one.
+        """
+        require_task(Path(path), cls.task_name)
+        return run_with_cpu_fallback(
+            choose_device(device), lambda where: cls._load_on(Path(path), where)
+        )
+
+    @classmethod
+    def _load_on(cls, path: Path, device: torch.device) -> Self:
+        bundle: Any = Bundle.load(path, device=device)
+        return cls(bundle.model, bundle.task)
+
+    def __repr__(self) -> str:
+        """Return the recipe and the device in one line."""
+        recipe = self.config.recipe or "none"
+        return f"{type(self).__name__}(recipe {recipe:.60}, {self.device})"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return next(self.model.parameters()).device
+
+    # What a task defines.
+
+    @abc.abstractmethod
+    def read_record(self, record: Record, *, text_field: str = "") -> InputT:
+        """Return the input in a record of a file; raise DataError with its line if there is none.
+
+        A line of plain text is a record with the field "text".
+        """
+
+    @abc.abstractmethod
+    def encode(self, inputs: Sequence[InputT]) -> Sequence[EncodedT]:
+        """Encode inputs, such as into token ids."""
+
+    @abc.abstractmethod
+    def length(self, encoded: EncodedT) -> int:
+        """Return an input's number of padded tokens, or whatever fills the memory in its place."""
+
+    @abc.abstractmethod
+    def predict_batch(
+        self, model: nn.Module, encoded: Sequence[EncodedT], device: torch.device
+    ) -> list[PredictionT]:
+        """Return the predictions of a batch, which must not depend on one another.
+
+        `model` is the predictor's, or its copy on the CPU where the memory of the device is full.
+        """
+
+    def check_inputs(self, inputs: Iterable[Any]) -> Iterable[InputT]:
+        """Raise DataError for what is not an iterable of inputs; by default, of texts."""
+        return check_text_iterable(inputs)
+
+    def size(self, each: InputT) -> int:
+        """Return the characters of an input, which bound the memory of a window."""
+        return len(each) if isinstance(each, str) else 1
+
+    def explain(self, each: InputT) -> Any:
+        """Explain the prediction of one input; raise ConfigError where a task cannot."""
+        raise ConfigError(
+            [
+                f"--explain is for models of the task classify; found one of {self.task_name}; "
+                "leave it out"
+            ]
+        )
+
+    # What every task has.
+
+    def predict(
+        self, inputs: Iterable[InputT], *, batch_size: int | None = None
+    ) -> list[PredictionT]:
+        """Return the prediction of each input, in order; batches change nothing but the speed."""
+        return list(self.stream(list(self.check_inputs(inputs)), batch_size=batch_size))
+
+    def stream(
+        self, inputs: Iterable[InputT], *, batch_size: int | None = None, window: int = WINDOW
+    ) -> Iterator[PredictionT]:
+        """Yield predictions in order, as inputs come, in bounded memory.
+
+        The first 32 are predicted before more are read, unless more are available already: in a
+        list, a regular file, or an iterable with a method `ready` that returns True.
+        """
+        for name, value in (("batch_size", batch_size), ("window", window)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError([f"{name} must be a whole number from 1; found {value!r}"])
+        groups: LineWindows[InputT] = LineWindows(
+            self.check_inputs(inputs),
+            first=FIRST_WINDOW_LINES,
+            max_lines=window,
+            check=self._check_texts,
+            size=self.size,
+        )
+        return self._stream(groups, batch_size)
+
+    def _stream(self, groups: LineWindows[InputT], batch_size: int | None) -> Iterator[PredictionT]:
+        """Predict window by window."""
+        for window in itertools.chain.from_iterable(groups):
+            yield from self._predict_window(window, batch_size)
+
+    def _check_texts(self, inputs: Iterable[Any]) -> Iterator[InputT]:
+        """Yield the inputs; raise DataError for the first that is none."""
+        return iter(inputs)
+
+    def _predict_window(
+        self, window: Sequence[InputT], batch_size: int | None
+    ) -> list[PredictionT]:
+        """Return the predictions of a window of inputs, in order."""
+        encoded = self.encode(window)
+        lengths = [max(1, self.length(each)) for each in encoded]
+        found: dict[int, PredictionT] = {}
+        for group in group_by_length(lengths, batch_tokens=BATCH_TOKENS, max_rows=batch_size):
+            longest = max(lengths[row] for row in group)
+            predictions = self._run_batch([encoded[row] for row in group], longest)
+            found |= dict(zip(group, predictions, strict=True))
+        return [found[row] for row in range(len(window))]
+
+    def _run_batch(self, batch: Sequence[EncodedT], longest: int) -> list[PredictionT]:
+        """Run a batch; if it does not fit in memory, in halves or finally on the CPU."""
+        count = len(batch)
+        if count == 1 or count * longest <= self._max_batch_tokens:
+            try:
+                with torch.inference_mode():
+                    return self.predict_batch(self.model, batch, self.device)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or (count == 1 and self.device.type == "cpu"):
+                    raise
+            release_memory()
+            if count == 1:
+                self._warn_once(
+                    "out of memory for a single input: inputs that do not fit are predicted on the "
+                    "CPU, and the result is the same"
+                )
+                with torch.inference_mode():
+                    return self.predict_batch(self._cpu_copy(), batch, CPU)
+            self._max_batch_tokens = int(RETRY_FRACTION * count * longest)
+            self._warn_once(
+                "out of memory with a batch of %d inputs: batches that do not fit are predicted "
+                "in halves, and the result is the same",
+                count,
+            )
+        return [
+            prediction
+            for half in (batch[: count // 2], batch[count // 2 :])
+            for prediction in self._run_batch(half, longest)
+        ]
+
+    def _cpu_copy(self) -> nn.Module:
+        """Return the same model on the CPU, for inputs that do not fit in GPU memory."""
+        if self._cpu_model is None:
+            with torch.device("meta"):
+                copy = self.task.build_model()
+            weights = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
+            copy.load_state_dict(weights, assign=True)
+            self._cpu_model = copy.eval().requires_grad_(False)
+        return self._cpu_model
+
+    def _warn_once(self, line: str, *values: object) -> None:
+        """Log a warning once."""
+        if line not in self._logged:
+            self._logged.add(line)
+            logger.warning(line, *values)
