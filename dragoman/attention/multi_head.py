@@ -228,15 +228,34 @@ class SelfAttention(MultiHead):
             self.within.shift_query(query), mask, self.within.bias(distance, query)
         )
 
+    def causal_terms(self, query: Tensor, mask: Tensor | None, keys: int) -> RelativeTerms:
+        """Return query, mask and bias for queries (B, H, T, Dh), the last T of `keys` positions."""
+        if self.window:
+            positions = torch.arange(keys, device=query.device)
+            back = positions[keys - query.size(-2) :].unsqueeze(-1) - positions
+            mask = masks.combine(mask, back <= self.window)
+        if self.within is None or not self.within.has_bias:
+            return RelativeTerms(query, mask, None)
+        return RelativeTerms(
+            self.within.shift_query(query), mask, self.within.causal_bias(query, keys)
+        )
+
     def forward(
         self,
         x: Tensor,
         *,
         mask: Tensor | None = None,
         causal: bool = False,
+        previous: Tensor | None = None,
     ) -> Tensor:
-        """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T)."""
+        """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T).
+
+        With `previous`, hidden states (B, M, D) of earlier segments, to them too; the mask then
+        covers M + T positions.
+        """
         check_sequence(x, self.width, "a sequence")
+        if previous is not None:
+            return self._attend_segment(x, previous, mask=mask, causal=causal)
         check_mask(mask, x.size(0), x.size(1), x.size(1))
         packed = self.query_key_value(x)
         if self.is_plain and self.hooks is None:
@@ -257,9 +276,35 @@ class SelfAttention(MultiHead):
             return self.attend_heads(
                 query, key, value, mask=mask, causal=causal, window=self.window
             )
-        positions = torch.arange(x.size(1), device=x.device)
-        query, mask, bias = self.relative_terms(query, mask, positions, positions)
+        if causal:
+            query, mask, bias = self.causal_terms(query, mask, x.size(1))
+        else:
+            positions = torch.arange(x.size(1), device=x.device)
+            query, mask, bias = self.relative_terms(query, mask, positions, positions)
         return self.attend_heads(query, key, value, mask=mask, causal=causal, bias=bias)
+
+    def _attend_segment(
+        self, x: Tensor, previous: Tensor, *, mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        """Attend from (B, T, D) to hidden states (B, M, D) of earlier segments and to itself."""
+        assert causal, "only a causal layer continues earlier segments"
+        memory, keys = previous.size(1), previous.size(1) + x.size(1)
+        check_mask(mask, x.size(0), x.size(1), keys)
+        query, key_value = self.query_key_value(x).split([self.inner, 2 * self.kv_inner], dim=-1)
+        weight, bias = self.query_key_value.weight, self.query_key_value.bias
+        earlier = F.linear(
+            previous, weight[self.inner :], None if bias is None else bias[self.inner :]
+        )
+        query = self.split(query, 1).squeeze(1)
+        key, value = self.split(torch.cat([earlier, key_value], dim=1), 2).unbind(1)
+        if self.query_norm is not None and self.key_norm is not None:
+            query = _normalize_heads(self.query_norm, query)
+            key = _normalize_heads(self.key_norm, key)
+        if self.rotates and self.within is not None:
+            query = self.within.rotate(query, None, first=memory)
+            key = self.within.rotate(key, None)
+        query, mask, terms = self.causal_terms(query, mask, keys)
+        return self.attend_heads(query, key, value, mask=mask, causal=True, bias=terms)
 
     def _normalize_and_rotate(
         self, query: Tensor, key: Tensor, first: int

@@ -37,6 +37,11 @@ class RelativePosition(nn.Module):
         """
         raise NotImplementedError
 
+    def causal_bias(self, query: Tensor, keys: int) -> Tensor:
+        """Return the bias for queries (B, H, T, Dh), the last T of `keys` positions."""
+        positions = torch.arange(keys, device=query.device)
+        return self.bias(positions - positions[keys - query.size(-2) :].unsqueeze(-1), query)
+
 
 class Positions(nn.Module):
     """A position encoding: added to embeddings, or inside attention by what `within` returns."""

@@ -157,12 +157,13 @@ class TransformerXLBias(RelativePosition):
 
     Dai et al. (2019), "Transformer-XL". R has all sines before all cosines, as in the released
     code, and the width of all heads together; u and v are initialized as there. Each query is
-    multiplied with each distance once and the scores are gathered by key, which costs as much as
-    the released code's shift. The recurrence over segments, the paper's other half, is not part of
-    this.
+    multiplied with each distance once; the scores are then shifted (causal) or gathered by key.
+    Distances above `max_distance`, if it is not 0, count as that one, as `clamp_len` in the
+    released code. The recurrence over segments is `TransformerLayer.forward_segment`.
     """
 
     has_bias = True
+    max_distance = 0
 
     def __init__(
         self, heads: int, head_width: int, *, causal: bool, max_positions: int = 1024
@@ -183,6 +184,9 @@ class TransformerXLBias(RelativePosition):
     def bias(self, distance: Tensor, query: Tensor) -> Tensor:
         """Return the bias (B, H, T, S) of distances (..., T, S), scaled as the scores are."""
         max_distance = distance.size(-1) - 1  # an upper bound
+        if self.max_distance:
+            distance = distance.clamp(-self.max_distance, self.max_distance)
+            max_distance = min(max_distance, self.max_distance)
         sinusoids, back = self.sinusoids.vectors(0, max_distance + 1), -distance
         if self.causal:
             back = back.clamp(min=0)  # later positions are masked anyway
@@ -197,6 +201,23 @@ class TransformerXLBias(RelativePosition):
         scores = query @ keys.mT * query.size(-1) ** -0.5  # keys are (H, distances, Dh)
         back = back.unsqueeze(0) if distance.dim() == 2 else back  # (1 or B, T, S)
         return scores.gather(-1, back.unsqueeze(1).expand(*query.shape[:3], -1))
+
+    def causal_bias(self, query: Tensor, keys: int) -> Tensor:
+        """Return the bias (B, H, T, S) for the last T of S positions, by the paper's shift.
+
+        Row t of the scores by distance, S - 1 down to 0, is moved left by T - 1 - t: appendix B.
+        Entries of later positions are arbitrary, since they are masked.
+        """
+        if not self.causal:
+            return super().causal_bias(query, keys)
+        farthest = min(keys - 1, self.max_distance) if self.max_distance else keys - 1
+        sinusoids = self.sinusoids.vectors(0, farthest + 1).flip(0)  # of S - 1 down to 0
+        key = self._by_head(self.proj(sinusoids.to(self.proj.weight.dtype))).to(query.dtype)
+        if farthest < keys - 1:
+            key = torch.cat([key[:, :1].expand(-1, keys - 1 - farthest, -1), key], dim=1)
+        query = query + self._by_head(self.place).to(query.dtype)
+        scores = query @ key.mT * query.size(-1) ** -0.5  # (B, H, T, S)
+        return shift_relative_scores(scores)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Split (D,) or (n, D) into heads: (H, 1 or n, Dh)."""
@@ -256,6 +277,16 @@ class TransformerXLPositions(NoPositions):
     ) -> TransformerXLBias:
         """Return one layer's bias."""
         return TransformerXLBias(heads, head_width, causal=causal, max_positions=max_positions)
+
+
+def shift_relative_scores(scores: Tensor) -> Tensor:
+    """Move row t of (..., T, S) left by T - 1 - t: scores by distance become scores by key.
+
+    A column of zeros in front makes each row one longer than the stride it is read with.
+    """
+    *batch, queries, keys = scores.shape
+    padded = nn.functional.pad(scores, (1, 0)).view(*batch, keys + 1, queries)
+    return padded[..., 1:, :].reshape(*batch, queries, keys)
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -19,6 +19,7 @@ class Residual(nn.Module):
 
     final_norm = False  # whether a stack of these needs a norm after its last block
     cuda_graphs = False  # whether CUDA graphs replay this layer; set by the trainer
+    locked = False  # whether all positions of a sequence share a dropout mask
 
     def __init__(self, norm: nn.Module | None, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -36,6 +37,8 @@ class Residual(nn.Module):
 
     def apply_dropout(self, x: Tensor) -> Tensor:
         """Apply this connection's dropout to (B, T, D), in training."""
+        if self.locked:
+            return ops.locked_dropout(x, self.dropout, training=self.training)
         return ops.dropout(x, self.dropout, training=self.training)
 
 
@@ -44,7 +47,7 @@ class PostNorm(Residual):
 
     def add_output(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
         """Add the sublayer's output, then normalize."""
-        if not isinstance(self.norm, LayerNorm):
+        if self.locked or not isinstance(self.norm, LayerNorm):
             return self.norm(super().add_output(x, sublayer_output))
         return ops.dropout_add_norm(
             x,

@@ -37,9 +37,19 @@ class RNN(nn.Module):
     state_names: ClassVar[tuple[str, ...]]  # the first is the cell's output
     gates: ClassVar[int]  # matrices that PyTorch stores as one
 
-    def __init__(self, inputs: int, width: int, *, layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        *,
+        layers: int = 1,
+        dropout: float = 0.0,
+        weight_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.layers, self.width = layers, width
+        # DropConnect on U of whole sequences, Wan et al. (2013): AWD-LSTM's "weight drop".
+        self.weight_dropout = weight_dropout
         self.kernel = self.torch_class(
             inputs,
             width,
@@ -74,7 +84,7 @@ class RNN(nn.Module):
         states = tuple(
             rnn_state[name].transpose(0, 1).contiguous().to(x.dtype) for name in self.state_names
         )
-        output, final = run_rnn(self.kernel, x, states)
+        output, final = run_rnn(self.kernel, x, states, weight_dropout=self.weight_dropout)
         final_state = {
             name: state.transpose(0, 1) for name, state in zip(self.state_names, final, strict=True)
         }

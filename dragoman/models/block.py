@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -21,13 +22,21 @@ class ExtendOutput(NamedTuple):
     state: DecoderState
 
 
+class SegmentOutput(NamedTuple):
+    """Hidden states of a segment, and what it leaves to the next one of its stream."""
+
+    output: Tensor  # (B, T, D)
+    carried: dict[str, Tensor]  # detached
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
     """What a block is built from besides its own options."""
 
     config: ModelConfig  # with the block's overrides, as in transformer(heads=4)
     causal: bool  # whether it is a decoder's block
-    memory_width: int | None  # width of the encoder's output; None in an encoder
+    # Width of the encoder's output; None in an encoder or a language model.
+    memory_width: int | None
 
 
 class Block(nn.Module):
@@ -62,6 +71,22 @@ class Block(nn.Module):
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T >= 1 more positions (B, T, D), and the state after them."""
         raise NotImplementedError
+
+    def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of a row of each tensor that a segment leaves to the next.
+
+        `memory` is the number of earlier positions that attention reads.
+        """
+        return {}
+
+    def forward_segment(
+        self, x: Tensor, context: ForwardContext, previous: Mapping[str, Tensor]
+    ) -> SegmentOutput:
+        """Return the output for a segment (B, T, D), given what the one before it left.
+
+        In training: no gradient flows into `previous`. `extend` is the same for generation.
+        """
+        return SegmentOutput(self(x, context), {})
 
 
 def build_residual(config: ModelConfig, *, dropout: float | None = None) -> Residual:

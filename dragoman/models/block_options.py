@@ -303,6 +303,15 @@ class RNNOptions(BlockOptions):
         False,
         "Also project an LSTM decoder's initial cell state; otherwise it is zero.",
     )
+    weight_dropout: float = setting(
+        0.0,
+        "DropConnect on the hidden-to-hidden weights, one mask per batch (Merity et al. 2018).",
+        at_least=0.0,
+        at_most=0.95,
+    )
+    locked_dropout: bool = setting(
+        False, "Variational dropout: one mask for all positions of a sequence."
+    )
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
         """Yield options that contradict each other or do not fit an encoder or a decoder."""
@@ -375,6 +384,17 @@ class RNNOptions(BlockOptions):
                 "initial_state=last_backward and initial_state=last_bidirectional need an encoder "
                 f"that ends in bigru or bilstm; found initial_state={self.initial_state} with "
                 f"model.encoder=[{', '.join(config.encoder)}]; use first, last or mean"
+            )
+        if self.weight_dropout and attends:
+            yield (
+                "weight_dropout is for an RNN without attention; found "
+                f"weight_dropout={self.weight_dropout:g} with attention={self.attention}; "
+                "leave one of them out"
+            )
+        if self.locked_dropout and self.layers > 1:
+            yield (
+                "locked_dropout acts on a block's output; found layers="
+                f"{self.layers}; repeat the block instead: lstm*{self.layers}"
             )
         if self.reverse and causal:
             yield (

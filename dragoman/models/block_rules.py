@@ -204,9 +204,14 @@ def _placement_problems(
         )
         yield f"a decoder's block must be causal; found {name}, which is bidirectional; {hint}"
     if kind.needs_memory and not memory:
+        stack, fix = (
+            ("a language model's", "leave it out")
+            if causal
+            else ("an encoder's", "put it into model.decoder")
+        )
         yield (
-            f"an encoder's block must have no cross-attention; found {name}, which reads the "
-            "encoder's output; put it into model.decoder"
+            f"{stack} block must have no cross-attention; found {name}, which reads the "
+            f"encoder's output; {fix}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from dragoman.models.decoder_state import DecoderState
@@ -33,7 +34,14 @@ class ForwardContext:
     """What the blocks of a stack share in one forward pass over (B, T, D)."""
 
     mask: Tensor | None = None  # (B, T), True for real tokens; None without padding
-    memory: Memory | None = None  # the encoder's output; None in an encoder
+    memory: Memory | None = None  # the encoder's output; None in an encoder or a language model
+    # (B, T, T) instead of the causal mask: a language model's objective; True may be attended to.
+    attention_mask: Tensor | None = None
+    previous: Tensor | None = None  # (B, M, D) a block's inputs in earlier segments
+    previous_mask: Tensor | None = None  # (B, M), True where there was an earlier position
+    # (B, ...) with the rows, device and dtype of a decoder's state; without a memory only.
+    template: Tensor | None = None
+    cache_limit: int = 0  # earlier positions that decoding attends to at most; 0 for all
     losses: dict[str, Tensor] = field(default_factory=dict)  # auxiliary losses by name
 
     def add_loss(self, name: str, value: Tensor) -> None:
@@ -51,6 +59,19 @@ class ForwardContext:
             return None
         return self.memory.mask.unsqueeze(1)
 
+    def state_template(self) -> Tensor:
+        """Return a tensor (B, ...) with the rows, device and dtype of a decoder's state."""
+        template = self.template if self.memory is None else self.memory.values
+        assert template is not None, "decoding needs the encoder's output, or a template"
+        return template
+
+    def segment_mask(self, length: int) -> Tensor | None:
+        """Return the mask over earlier segments and this one of `length`, (B, 1, M + T)."""
+        if self.previous_mask is None:
+            return None
+        here = self.previous_mask.new_ones(self.previous_mask.size(0), length)
+        return torch.cat([self.previous_mask, here], dim=1).unsqueeze(1)
+
     def initial_state(
         self,
         source: dict[str, Tensor] | None,
@@ -63,13 +84,18 @@ class ForwardContext:
         `source` holds what cross-attention reads at every step, such as projected keys and values;
         the source mask is added to it. None means that the block has no cross-attention.
         """
-        assert self.memory is not None, "decoding needs the encoder's output"
-        values, mask = self.memory.values, self.memory.mask
+        values, mask = self.state_template(), None if self.memory is None else self.memory.mask
+        rows = values.size(0)
         # Empty tensors where a block stores nothing: a state must know its rows and sentences.
         if source is None:
-            source = {"sentence": values.new_empty(self.memory.rows, 1, 0)}
+            source = {"sentence": values.new_empty(rows, 1, 0)}
         elif mask is not None:
             source = {**source, "mask": mask}
         if not recurrent and not cache:
-            recurrent = {"row": values.new_empty(self.memory.rows, 0)}
-        return DecoderState(recurrent=recurrent or {}, cache=cache or {}, memory=source)
+            recurrent = {"row": values.new_empty(rows, 0)}
+        return DecoderState(
+            recurrent=recurrent or {},
+            cache=cache or {},
+            memory=source,
+            limit=self.cache_limit,
+        )

@@ -124,13 +124,12 @@ class ConvolutionLayer(Block):
     def start(self, context: ForwardContext) -> DecoderState:
         """Return the state before the first position: zeros as left context of the kernel."""
         assert self.causal, "only a decoder's layer generates"
-        assert context.memory is not None, "decoding needs the encoder's output"
-        values = context.memory.values
-        rows, _, width = values.shape
-        return context.initial_state(
-            self.cross.prepare(values, context.memory.embeddings) if self.has_cross else None,
-            recurrent={"before": values.new_zeros(rows, self.convolution.left_padding, width)},
-        )
+        values, source = context.state_template(), None
+        if self.has_cross:
+            assert context.memory is not None, "cross-attention needs the encoder's output"
+            source = self.cross.prepare(values, context.memory.embeddings)
+        shape = (values.size(0), self.convolution.left_padding, values.size(-1))
+        return context.initial_state(source, recurrent={"before": values.new_zeros(shape)})
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D), and the state after them."""

@@ -36,6 +36,9 @@ class DecoderState:
     children: dict[str, DecoderState] = field(default_factory=dict)
     # Positions decoded so far; an int, because reading a GPU tensor would synchronize.
     length: int = 0
+    # Earlier positions that T new ones attend to at most (Transformer-XL's memory); 0 for all.
+    limit: int = 0
+    dropped: int = 0  # positions that left the front of the caches
 
     @property
     def rows(self) -> int:
@@ -93,13 +96,39 @@ class DecoderState:
         return replace(self, children=children, length=self.length + count)
 
     def append(self, name: str, new: Tensor) -> DecoderState:
-        """Return the state with new positions (rows, ..., T, D) appended to a cache."""
-        cache = {**self.cache, name: _append(self.cache[name], self.length, new)}
-        return replace(self.advance(new.size(-2)), cache=cache)
+        """Return the state with new positions (rows, ..., T, D) appended to a cache.
+
+        With a limit, positions that no later one attends to leave the cache from time to time.
+        """
+        state = self._drop_old()
+        filled = state.length - state.dropped
+        cache = {**state.cache, name: _append(state.cache[name], filled, new)}
+        return replace(state.advance(new.size(-2)), cache=cache)
 
     def filled(self, name: str) -> Tensor:
-        """Return the filled positions of a cache: (rows, ..., length, D)."""
-        return self.cache[name][..., : self.length, :]
+        """Return the filled positions of a cache: (rows, ..., length - dropped, D)."""
+        return self.cache[name][..., : self.length - self.dropped, :]
+
+    def recent(self, name: str, new: int, window: int = 0) -> Tensor:
+        """Return what the last `new` positions may attend to: themselves and earlier positions.
+
+        Those are all cached ones, or the last `limit`, or the last `window` of them.
+        """
+        filled = self.filled(name)
+        reach = [each for each in (self.limit, window) if each]
+        if not reach:
+            return filled
+        return filled[..., max(0, filled.size(-2) - new - min(reach)) :, :]
+
+    def _drop_old(self) -> DecoderState:
+        """Return the state without positions beyond the limit, once they outnumber it."""
+        filled = self.length - self.dropped
+        if not self.limit or filled <= 2 * self.limit:
+            return self
+        cache = {
+            name: self.filled(name)[..., filled - self.limit :, :].clone() for name in self.cache
+        }
+        return replace(self, cache=cache, dropped=self.length - self.limit)
 
     def _map(
         self, own: Callable[[Tensor], Tensor], source: Callable[[Tensor], Tensor]
@@ -111,6 +140,8 @@ class DecoderState:
             memory={name: source(tensor) for name, tensor in self.memory.items()},
             children={name: child._map(own, source) for name, child in self.children.items()},
             length=self.length,
+            limit=self.limit,
+            dropped=self.dropped,
         )
 
 

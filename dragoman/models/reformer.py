@@ -120,8 +120,7 @@ class ReversibleLSHLayer(ReversibleLayer):
 
     def start(self, context: ForwardContext) -> DecoderState:
         """Return empty caches and the projected keys and values of the source."""
-        assert context.memory is not None, "decoding needs the encoder's output"
-        values = context.memory.values
+        values = context.state_template()
         attention, rows = self.self, values.size(0)
         empty = values.new_empty(rows, attention.heads, 0, attention.rounds, dtype=torch.int32)
         key_value = values.new_empty(rows, 2, attention.heads, 0, attention.head_width)

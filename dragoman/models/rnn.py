@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -24,7 +25,13 @@ from dragoman.layers.rnn import (
     RNNState,
 )
 from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder
-from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
+from dragoman.models.block import (
+    Block,
+    BuildContext,
+    ExtendOutput,
+    SegmentOutput,
+    build_residual,
+)
 from dragoman.models.block_options import BidirectionalRNNOptions, RNNOptions, resolve_attention
 from dragoman.models.context import ForwardContext, Memory
 from dragoman.models.decoder_state import DecoderState
@@ -99,6 +106,8 @@ class RNNLayer(Block):
         smoothing: bool = False,
         coverage_loss_weight: float = 0.0,
         initial_cell: bool = False,
+        weight_dropout: float = 0.0,
+        locked_dropout: bool = False,
     ) -> RNNLayer:
         """Build one or several stacked RNN layers.
 
@@ -136,11 +145,19 @@ class RNNLayer(Block):
                 cross,
             )
         else:
-            plain = cls.kind(config.width, config.width, layers=layers, dropout=config.dropout)
+            plain = cls.kind(
+                config.width,
+                config.width,
+                layers=layers,
+                dropout=config.dropout,
+                weight_dropout=weight_dropout,
+            )
+        residual = _build_residual(config, residual_connection)
+        residual.locked = locked_dropout
         return cls(
             recurrence=plain,
             attention=decoder_attention,
-            residual=_build_residual(config, residual_connection),
+            residual=residual,
             summary=MEMORY_SUMMARIES.get(initial_state) if memory_width is not None else None,
             memory_width=memory_width,
             initial_cell=initial_cell,
@@ -184,10 +201,28 @@ class RNNLayer(Block):
             self._add_losses(alignment_steps, context)
         return output
 
+    def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the RNN's state, which truncated back-propagation carries."""
+        rnn = self._rnn_without_attention()
+        return dict.fromkeys(rnn.state_names, (rnn.layers, rnn.width))
+
+    def forward_segment(
+        self, x: Tensor, context: ForwardContext, previous: Mapping[str, Tensor]
+    ) -> SegmentOutput:
+        """Return the output for a segment (B, T, D), from the state that the last one left."""
+        if not previous:
+            return SegmentOutput(self(x, context), {})
+        state = {name: tensor.detach() for name, tensor in previous.items()}
+        output, left = self._rnn_without_attention().run(self.residual.prepare_input(x), state)
+        carried = {name: tensor.detach() for name, tensor in left.items()}
+        return SegmentOutput(self.residual.add_output(x, output), carried)
+
     def start(self, context: ForwardContext) -> DecoderState:
         """Return the initial RNN state and the projected keys and values of the source."""
         memory = context.memory
-        assert memory is not None, "decoding needs the encoder's output"
+        if memory is None:
+            zeros = self._rnn_without_attention().zero_state(context.state_template())
+            return context.initial_state(None, recurrent=zeros)
         recurrent = self._initial_state(memory)
         if not self.has_cross:
             return context.initial_state(None, recurrent=recurrent)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dragoman.models.block import Block, ExtendOutput
+from dragoman.models.block import Block, ExtendOutput, SegmentOutput
 from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
 
@@ -64,6 +64,30 @@ class Stack(nn.Module):
         return ExtendOutput(
             x if self.norm is None else self.norm(x), state.advance(count, children=children)
         )
+
+    def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what the blocks carry over segments, named `<block>.<tensor>`."""
+        return {
+            f"{number}.{name}": shape
+            for number, block in self.blocks()
+            for name, shape in block.carried_shapes(memory).items()
+        }
+
+    def forward_segment(
+        self, x: Tensor, context: ForwardContext, previous: Mapping[str, Tensor]
+    ) -> SegmentOutput:
+        """Return the output for a segment (B, T, D), given what the one before it left."""
+        carried = {}
+        for number, block in self.blocks():
+            prefix = f"{number}."
+            own = {
+                name.removeprefix(prefix): tensor
+                for name, tensor in previous.items()
+                if name.startswith(prefix)
+            }
+            x, left = block.forward_segment(x, context, own)
+            carried.update({prefix + name: tensor for name, tensor in left.items()})
+        return SegmentOutput(x if self.norm is None else self.norm(x), carried)
 
     def _maybe_skip(self, block: Block, x: Tensor, context: ForwardContext) -> Tensor:
         """Apply or skip a block at random, with the generator that was seeded for this batch."""

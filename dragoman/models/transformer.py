@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +13,13 @@ from dragoman.attention.multi_head import CrossAttention, SelfAttention
 from dragoman.config import ModelConfig
 from dragoman.layers.feed_forward import FeedForward
 from dragoman.layers.residual import Residual
-from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
+from dragoman.models.block import (
+    Block,
+    BuildContext,
+    ExtendOutput,
+    SegmentOutput,
+    build_residual,
+)
 from dragoman.models.block_options import (
     CrossAttentionOptions,
     FeedForwardOptions,
@@ -70,11 +78,7 @@ class TransformerLayer(Block):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return the output for a whole sequence (B, T, D)."""
-        sublayer_output = self.self(
-            self.self_residual.prepare_input(x),
-            mask=context.self_mask(causal=self.causal),
-            causal=self.causal,
-        )
+        sublayer_output = self._attend_self(x, context)
         x = self.self_residual.add_output(x, sublayer_output)
         if self.has_cross:
             assert context.memory is not None, "cross-attention needs the encoder's output"
@@ -87,11 +91,47 @@ class TransformerLayer(Block):
         sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(x))
         return self.feedforward_residual.add_output(x, sublayer_output)
 
+    def _attend_self(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Return the self-attention of (B, T, D) under the mask of the context."""
+        sublayer_input = self.self_residual.prepare_input(x)
+        if context.attention_mask is not None:
+            return self.self(sublayer_input, mask=context.attention_mask)
+        if context.previous is not None:
+            return self.self(
+                sublayer_input,
+                mask=context.segment_mask(x.size(1)),
+                causal=self.causal,
+                previous=self.self_residual.prepare_input(context.previous),
+            )
+        return self.self(
+            sublayer_input, mask=context.self_mask(causal=self.causal), causal=self.causal
+        )
+
+    def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of Transformer-XL's memory: the layer's inputs at earlier positions."""
+        return {"hidden": (memory, self.self.width)} if memory else {}
+
+    def forward_segment(
+        self, x: Tensor, context: ForwardContext, previous: Mapping[str, Tensor]
+    ) -> SegmentOutput:
+        r"""Return the output for a segment (B, T, D) that also attends to earlier ones.
+
+        .. math:: \tilde h = [\mathrm{SG}(m) \circ h], \quad q = h W_q, \quad k, v = \tilde h W
+
+        Dai et al. (2019), "Transformer-XL", segment-level recurrence: earlier hidden states are
+        projected anew, so the projections, but not the states, get their gradient.
+        """
+        if "hidden" not in previous:
+            return SegmentOutput(self(x, context), {})
+        memory = previous["hidden"].detach().to(x.dtype)
+        output = self(x, replace(context, previous=memory))
+        hidden = torch.cat([memory, x.detach()], dim=1)[:, x.size(1) :]
+        return SegmentOutput(output, {"hidden": hidden})
+
     def start(self, context: ForwardContext) -> DecoderState:
         """Return an empty KV cache and the projected keys and values of the source."""
         assert self.causal, "only a decoder's layer generates"
-        assert context.memory is not None, "decoding needs the encoder's output"
-        values = context.memory.values
+        values = context.state_template()
         empty = values.new_empty(values.size(0), 2, self.self.kv_heads, 0, self.self.head_width)
         return context.initial_state(self._prepare_cross(values), cache={"key_value": empty})
 
@@ -115,18 +155,12 @@ class TransformerLayer(Block):
 
     def _extend_self(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Append T positions to the KV cache and attend from them to it."""
-        start = state.length
-        query, key_value = self.self.project(x, first=start)
+        query, key_value = self.self.project(x, first=state.length)
         state = state.append("key_value", key_value)
-        first = max(0, start - self.self.window) if self.self.window else 0
-        key, value = state.filled("key_value")[..., first:, :].unbind(1)
+        key, value = state.recent("key_value", x.size(1), self.self.window).unbind(1)
         mask = bias = None
         if self.self.needs_distances:
-            query_positions = torch.arange(start, state.length, device=x.device)
-            key_positions = torch.arange(first, state.length, device=x.device)
-            query, mask, bias = self.self.relative_terms(
-                query, None, query_positions, key_positions
-            )
+            query, mask, bias = self.self.causal_terms(query, None, key.size(-2))
         return ExtendOutput(
             self.self.attend_heads(query, key, value, mask=mask, causal=True, bias=bias), state
         )

@@ -35,7 +35,7 @@ from dragoman.ops.cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_reference,
 )
-from dragoman.ops.dropout import dropout
+from dragoman.ops.dropout import dropout, locked_dropout
 from dragoman.ops.fused_linear import linear_relu, linear_relu_reference
 from dragoman.ops.fused_norm import dropout_add_norm, layer_norm, rms_norm
 
@@ -54,6 +54,7 @@ __all__ = [
     "linear_cross_entropy_reference",
     "linear_relu",
     "linear_relu_reference",
+    "locked_dropout",
     "masked_softmax",
     "rms_norm",
 ]

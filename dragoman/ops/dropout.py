@@ -34,6 +34,16 @@ def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
     return x * keep_mask.to(x.dtype).mul_(65_536 / (65_536 - drop_threshold)).view(x.shape)
 
 
+def locked_dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
+    """Apply one dropout mask (B, 1, D) to all positions of (B, T, D), in training.
+
+    Variational dropout, Gal and Ghahramani (2016).
+    """
+    if not training or not p:
+        return x
+    return x * dropout(torch.ones_like(x[:, :1]), p)
+
+
 def hashed_dropout(x: Tensor, p: float) -> Tensor:
     """Return dropout decided by a hash of each position and two random seeds; p to 1 / 2**32.
 

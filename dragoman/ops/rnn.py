@@ -11,18 +11,25 @@ from dragoman.ops.dropout import dropout
 
 
 def run_rnn(
-    module: nn.LSTM | nn.GRU, x: Tensor, states: tuple[Tensor, ...]
+    module: nn.LSTM | nn.GRU,
+    x: Tensor,
+    states: tuple[Tensor, ...],
+    *,
+    weight_dropout: float = 0.0,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Run an RNN over (B, T, D); return its outputs (B, T, D) and final states (layers, B, D)."""
-    if x.is_cuda and module.training and module.dropout:
-        return _run_by_layer(module, x, states)
+    """Run an RNN over (B, T, D); return its outputs (B, T, D) and final states (layers, B, D).
+
+    In training, `weight_dropout` zeroes hidden-to-hidden weights, the same at all positions.
+    """
+    if module.training and (weight_dropout or (x.is_cuda and module.dropout)):
+        return _run_by_layer(module, x, states, weight_dropout)
     has_cell = len(states) > 1
     output, final = module(x, states if has_cell else states[0])
     return output, final if has_cell else (final,)
 
 
 def _run_by_layer(
-    module: nn.LSTM | nn.GRU, x: Tensor, states: tuple[Tensor, ...]
+    module: nn.LSTM | nn.GRU, x: Tensor, states: tuple[Tensor, ...], weight_dropout: float
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run one layer after another, with our dropout in between.
 
@@ -34,6 +41,7 @@ def _run_by_layer(
         x = dropout(x, module.dropout) if layer else x
         initial = [state[layer : layer + 1] for state in states]
         weights = layer_weights(module, layer)
+        weights[1] = dropout(weights[1], weight_dropout)
         # has_biases, num_layers, dropout, train, bidirectional, batch_first
         options = (True, 1, 0.0, True, False, True)
         x, *final = run(x, initial if len(initial) > 1 else initial[0], weights, *options)

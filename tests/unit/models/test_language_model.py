@@ -1,0 +1,278 @@
+"""Language models: causality, generation, segments that continue each other, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dragoman import ops
+from dragoman.attention.relative_positions import TransformerXLBias, shift_relative_scores
+from dragoman.config import ModelConfig
+from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.greedy import GreedySearch
+from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.search import search
+from dragoman.errors import ConfigError
+from dragoman.models.context import ForwardContext
+from dragoman.models.language_model import (
+    LanguageDropout,
+    LanguageModel,
+    build_language_model,
+    memory_mask,
+)
+
+VOCAB = 17
+BLOCKS: dict[str, dict[str, Any]] = {
+    "transformer": {"decoder": ("transformer*2",)},
+    "transformer_xl": {"decoder": ("transformer*2",), "positions": "transformer_xl"},
+    "rotary": {"decoder": ("transformer*2",), "positions": "rotary", "residual": "pre_norm"},
+    "alibi": {"decoder": ("transformer", "ffn"), "positions": "alibi", "kv_heads": 2},
+    "lstm": {"decoder": ("lstm*2",), "positions": "none"},
+    "gru": {"decoder": ("gru(layers=2, residual_connection=false)",), "positions": "none"},
+    "reformer": {"decoder": ("reformer(layers=2, rounds=2, buckets=4, window=4)",)},
+    "reformer_full": {"decoder": ("reformer(layers=2, attention=full)",)},
+    "conv": {"decoder": ("conv*2",)},
+    "conv_layers": {"decoder": ("conv(layers=2, kernel_size=2)",)},
+}
+
+
+def build(name: str, *, dropout: LanguageDropout | None = None, **more: Any) -> LanguageModel:
+    settings: dict[str, Any] = {"width": 16, "heads": 4, "ffn_width": 32, "dropout": 0.0}
+    config = ModelConfig(**settings | BLOCKS[name] | more)
+    torch.manual_seed(1)
+    model = build_language_model(config, vocab_size=VOCAB, dropout=dropout)
+    return model.double().eval()
+
+
+def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(4, VOCAB, (rows, length), generator=generator)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_no_position_sees_its_future(name: str) -> None:
+    model = build(name)
+    embedded = model.embed(tokens(2, 9)).detach().requires_grad_()
+    hidden = model.decoder(embedded, ForwardContext())
+    for position in (0, 4, 7):
+        (gradient,) = torch.autograd.grad(
+            hidden[:, position].pow(2).sum(), embedded, retain_graph=True
+        )
+        assert not gradient[:, position + 1 :].any()
+        assert gradient[:, position].any()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("split", [(11,), (1,) * 11, (4, 1, 6), (2, 9)])
+def test_extending_in_any_split_equals_forward(name: str, split: tuple[int, ...]) -> None:
+    model, ids = build(name), tokens(3, 11)
+    with torch.no_grad():
+        expected = model(ids)
+        state, parts = model.start(3), []
+        for part in ids.split(list(split), dim=1):
+            logits, state = model.extend(part, state)
+            parts.append(logits)
+    if name == "reformer":  # its chunks depend on the whole sequence
+        assert torch.isfinite(torch.cat(parts, dim=1)).all()
+        return
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+    assert state.length == 11
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_step_returns_the_logits_of_the_last_position(name: str) -> None:
+    model, ids = build(name), tokens(2, 5)
+    with torch.no_grad():
+        state = model.start(2)
+        extended, _ = model.extend(ids, model.start(2))
+        for position in range(5):
+            logits, state = model.step(ids[:, position], state)
+    torch.testing.assert_close(logits, extended[:, -1])
+
+
+@pytest.mark.parametrize("strategy", [GreedySearch(), BeamSearch(3), Sampling(seed=3, samples=2)])
+@pytest.mark.parametrize("name", ["transformer_xl", "lstm", "conv"])
+def test_every_search_strategy_decodes_a_language_model(name: str, strategy: Any) -> None:
+    model = build(name).float()
+    alone = search(model, 1, limits=[6], strategy=strategy, prefixes=[[5, 6]], sample_ids=[7])
+    both = search(
+        model, 2, limits=[6, 6], strategy=strategy, prefixes=[[9], [5, 6]], sample_ids=[3, 7]
+    )
+    assert [each.tokens for each in both[1]] == [each.tokens for each in alone[0]]
+    assert all(each.tokens[:2] == [5, 6] for each in alone[0])
+
+
+def run_segments(
+    model: LanguageModel, ids: Tensor, split: tuple[int, ...], memory: int
+) -> tuple[Tensor, Tensor]:
+    """Return the hidden states of segments that continue each other, and the embeddings' input."""
+    rows = ids.size(0)
+    carried = {
+        name: torch.zeros(rows, *shape, dtype=torch.float64)
+        for name, shape in model.carried_shapes(memory).items()
+    }
+    outputs, seen = [], 0
+    for part in ids.split(list(split), dim=1):
+        lengths = torch.full((rows,), min(seen, memory))
+        mask = memory_mask(lengths, memory) if memory else None
+        _, hidden, carried = model.decode_segment(part, carried, mask)
+        outputs.append(hidden)
+        seen += part.size(1)
+    return torch.cat(outputs, dim=1), carried[next(iter(carried))]
+
+
+@pytest.mark.parametrize("name", ["transformer_xl", "rotary", "alibi", "lstm", "gru"])
+@pytest.mark.parametrize("split", [(5, 6), (3, 3, 5), (1, 4, 6)])
+def test_segments_equal_the_whole_sequence(name: str, split: tuple[int, ...]) -> None:
+    """With a memory as long as the past, recurrence is full attention over the concatenation."""
+    model, ids = build(name), tokens(2, 11)
+    with torch.no_grad():
+        expected = model.decode(ids)
+        found, _ = run_segments(model, ids, split, memory=0 if name in ("lstm", "gru") else 12)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["transformer_xl", "rotary"])
+def test_a_limited_cache_equals_the_memory_of_training(name: str) -> None:
+    """Evaluation with cached keys equals training's hidden states, at any memory length."""
+    model, ids, split = build(name), tokens(2, 24), (4,) * 6
+    for memory in (2, 4, 7):
+        with torch.no_grad():
+            expected, _ = run_segments(model, ids, split, memory)
+            state, parts = model.start(2, memory=memory), []
+            for part in ids.split(list(split), dim=1):
+                hidden, state = model.extend_hidden(part, state)
+                parts.append(hidden)
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+        cache = state.children["decoder"].children["0"].cache["key_value"]
+        assert cache.size(-2) <= 2 * memory + 4 + (2 * memory + 4) // 4 + 8
+
+
+def test_a_memory_gets_no_gradient_but_its_projections_do() -> None:
+    model, ids = build("transformer_xl"), tokens(2, 8)
+    memory = torch.randn(2, 5, 16, dtype=torch.float64, requires_grad=True)
+    carried = {"0.hidden": memory, "1.hidden": memory}
+    out = model.decode_segment(ids, carried, memory_mask(torch.tensor([5, 2]), 5))
+    assert not any(tensor.requires_grad for tensor in out.carried.values())
+    attention = model.decoder.get_submodule("0.self")
+    out.hidden.pow(2).sum().backward()  # type: ignore[no-untyped-call]
+    assert memory.grad is None
+    weight = attention.query_key_value.weight
+    # Keys and values of the memory are projected with the weights of this step.
+    with_memory = weight.grad.clone()
+    model.zero_grad()
+    model.decode(ids).pow(2).sum().backward()  # type: ignore[no-untyped-call]
+    assert (with_memory[16:] - weight.grad[16:]).abs().max() > 1e-6
+
+
+def test_unfilled_memory_changes_nothing() -> None:
+    model, ids = build("transformer_xl"), tokens(2, 6)
+    mask = memory_mask(torch.tensor([0, 0]), 4)
+    for junk in (0.0, 50.0):
+        carried = {f"{n}.hidden": torch.full((2, 4, 16), junk).double() for n in range(2)}
+        with torch.no_grad():
+            found = model.decode_segment(ids, carried, mask).hidden
+        torch.testing.assert_close(found, model.decode(ids))
+
+
+def test_the_shift_equals_gathering_by_distance() -> None:
+    """Against the definition: each query times the sinusoid of each distance."""
+    torch.manual_seed(0)
+    bias = TransformerXLBias(2, 4, causal=True).double()
+    query = torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    for keys in (5, 9):
+        for clamp in (0, 3):
+            bias.max_distance = clamp
+            shifted = bias.causal_bias(query, keys)
+            for t in range(5):
+                for s in range(keys - 5 + t + 1):
+                    distance = keys - 5 + t - s
+                    distance = min(distance, clamp) if clamp else distance
+                    sinusoid = bias.sinusoids.vectors(distance, 1).double()
+                    key = F.linear(sinusoid, bias.proj.weight).view(2, 4)
+                    place = bias.place.view(2, 4)
+                    expected = ((query[:, :, t] + place) * key).sum(-1) / 2
+                    torch.testing.assert_close(shifted[:, :, t, s], expected)
+            gathered = TransformerXLBias.__mro__[1].causal_bias(bias, query, keys)
+            visible = torch.ones(5, keys, dtype=torch.bool).tril(keys - 5)
+            torch.testing.assert_close(shifted[..., visible], gathered[..., visible])
+
+
+def test_shift_moves_rows_left() -> None:
+    scores = torch.arange(12.0).view(1, 3, 4)
+    shifted = shift_relative_scores(scores)
+    assert shifted[0, 0, :2].tolist() == [2, 3]
+    assert shifted[0, 1, :3].tolist() == [5, 6, 7]
+    assert shifted[0, 2].tolist() == [8, 9, 10, 11]
+
+
+def test_an_attention_mask_replaces_causality() -> None:
+    model, ids = build("transformer"), tokens(1, 6)
+    causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+    with torch.no_grad():
+        torch.testing.assert_close(model.decode(ids, attention_mask=causal), model.decode(ids))
+        prefix = causal.clone()
+        prefix[:, :3, :3] = True
+        changed = model.decode(ids, attention_mask=prefix)
+    assert not torch.allclose(changed[:, 0], model.decode(ids)[:, 0])
+
+
+def test_factorized_and_untied_embeddings() -> None:
+    for more in ({"embedding_width": 8}, {"tie_embeddings": "none", "output_bias": True}):
+        model, ids = build("transformer", **more), tokens(2, 4)
+        with torch.no_grad():
+            logits, _ = model.extend(ids, model.start(2))
+            torch.testing.assert_close(logits, model(ids))
+        assert logits.shape == (2, 4, VOCAB)
+
+
+def test_dropout_of_rows_and_locked_dropout() -> None:
+    model = build("lstm", dropout=LanguageDropout(embedding=0.5, input=0.3, locked=True)).train()
+    ids = tokens(2, 40)
+    torch.manual_seed(0)
+    x = model.embed(ids)
+    dropped = (x == 0).all(dim=-1)  # (B, T)
+    for token in ids.unique():
+        assert len(set(dropped[ids == token].tolist())) == 1  # every occurrence or none
+    assert 0 < dropped.double().mean() < 1
+    kept = x[0][~dropped[0]]
+    assert ((kept == 0).all(dim=0) | (kept != 0).all(dim=0)).all()  # one mask over positions
+    assert (kept == 0).any()
+
+
+def test_weight_dropout_masks_hidden_weights_in_training_only() -> None:
+    plain = build("lstm", decoder=("lstm(residual_connection=false)",))
+    dropped = build("lstm", decoder=("lstm(residual_connection=false, weight_dropout=0.5)",))
+    ids = tokens(2, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(dropped.decode(ids), plain.decode(ids))
+        dropped.train()
+        torch.manual_seed(3)
+        found = dropped.decode(ids)
+        # The same mask applied by hand to U.
+        torch.manual_seed(3)
+        kernel = plain.decoder.get_submodule("0.recurrence.kernel")
+        kernel.weight_hh_l0.copy_(ops.dropout(kernel.weight_hh_l0, 0.5))
+        torch.testing.assert_close(found, plain.decode(ids))
+        assert (kernel.weight_hh_l0 == 0).double().mean() == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (("cross_attention",), "a language model's block must have no cross-attention"),
+        (("bilstm",), "must be causal; found bilstm"),
+        (("lstm(attention=additive)",), "found attention=additive"),
+        (
+            ("lstm(locked_dropout=true, layers=3)",),
+            "found layers=3; repeat the block instead: lstm*3",
+        ),
+    ],
+)
+def test_blocks_that_need_an_encoder_are_refused(blocks: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("*", r"\*")):
+        build_language_model(ModelConfig(decoder=blocks, width=16, heads=4), vocab_size=VOCAB)
