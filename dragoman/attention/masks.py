@@ -27,6 +27,25 @@ def local(
     return ones.tril(keys - queries + radius) & ones.triu(keys - queries - radius)
 
 
+def prefix(length: int, size: int, *, device: torch.device | None = None) -> Tensor:
+    """Return the mask (T, T) of a prefix language model over `size` positions.
+
+    The first `length` positions attend to each other in both directions, the others to the whole
+    prefix and to what precedes them. Dong et al. (2019), "UniLM".
+    """
+    return causal(size, device=device) | (torch.arange(size, device=device) < length)
+
+
+def permuted(ranks: Tensor, *, itself: bool) -> Tensor:
+    """Return the mask (B, T, T) of a factorization order; ranks (B, T) are permutations.
+
+    A position attends to those of a lower rank, and to itself if `itself`: the content stream of
+    Yang et al. (2019), "XLNet"; without it the query stream, which must not see its own token.
+    """
+    query, key = ranks.unsqueeze(2), ranks.unsqueeze(1)
+    return key <= query if itself else key < query
+
+
 def combine(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Return the conjunction of two masks; None allows everything."""
     if first is None or second is None:

@@ -116,6 +116,24 @@ class MultiHead(RecordableAttention):
 
         The arguments are those of `ops.attend`.
         """
+        return self.output(
+            self._concat_contexts(
+                query, key, value, mask=mask, causal=causal, bias=bias, window=window
+            )
+        )
+
+    def _concat_contexts(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None,
+        causal: bool,
+        bias: Tensor | None = None,
+        window: int = 0,
+    ) -> Tensor:
+        """Attend as `attend_heads` does; return the concatenated heads: (B, T, H Dh)."""
         if self.kv_heads != self.heads:
             key, value = (
                 part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value)
@@ -137,7 +155,7 @@ class MultiHead(RecordableAttention):
                 near = masks.local(query.size(-2), radius=window, device=query.device)
                 mask = masks.combine(mask, near)
             context = self._attend_with_weights(query, key, value, mask, causal, bias)
-        return self.output(context.transpose(1, 2).flatten(2))
+        return context.transpose(1, 2).flatten(2)
 
     def _attend_with_weights(
         self,
@@ -246,19 +264,21 @@ class SelfAttention(MultiHead):
         *,
         mask: Tensor | None = None,
         causal: bool = False,
+        prefix: int = 0,
         previous: Tensor | None = None,
     ) -> Tensor:
         """Attend from (B, T, D) to itself; `mask` is broadcastable to (B, T, T).
 
-        With `previous`, hidden states (B, M, D) of earlier segments, to them too; the mask then
-        covers M + T positions.
+        With `causal` the first `prefix` positions are visible to all: see `masks.prefix`. Then the
+        mask hides keys, (B, 1, T). With `previous`, hidden states (B, M, D) of earlier segments,
+        attend to them too; the mask then covers M + T positions.
         """
         check_sequence(x, self.width, "a sequence")
         if previous is not None:
             return self._attend_segment(x, previous, mask=mask, causal=causal)
         check_mask(mask, x.size(0), x.size(1), x.size(1))
         packed = self.query_key_value(x)
-        if self.is_plain and self.hooks is None:
+        if self.is_plain and self.hooks is None and not prefix:
             context = attend_packed(
                 packed,
                 None,
@@ -272,6 +292,8 @@ class SelfAttention(MultiHead):
         parts = packed.split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
         query, key, value = (self.split(part, 1).squeeze(1) for part in parts)
         query, key = self._normalize_and_rotate(query, key, 0)
+        if prefix:
+            return self._attend_with_prefix(query, key, value, mask, prefix)
         if not self.has_bias:
             return self.attend_heads(
                 query, key, value, mask=mask, causal=causal, window=self.window
@@ -305,6 +327,30 @@ class SelfAttention(MultiHead):
             key = self.within.rotate(key, None)
         query, mask, terms = self.causal_terms(query, mask, keys)
         return self.attend_heads(query, key, value, mask=mask, causal=True, bias=terms)
+
+    def _attend_with_prefix(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, prefix: int
+    ) -> Tensor:
+        """Attend under `masks.prefix` from (B, H, T, Dh), `mask` hiding keys: (B, T, D).
+
+        As two attentions without a mask of T x T, which have faster kernels: from the prefix to
+        itself, and causally from the rest to all.
+        """
+        if self.hooks is not None or not self.fused:
+            visible = masks.prefix(prefix, query.size(2), device=query.device)
+            return self.attend_heads(query, key, value, mask=masks.combine(mask, visible))
+        before, after = query.split([prefix, query.size(2) - prefix], dim=2)
+        contexts = [
+            self._concat_contexts(
+                before,
+                key[:, :, :prefix],
+                value[:, :, :prefix],
+                mask=None if mask is None else mask[..., :prefix],
+                causal=False,
+            ),
+            self._concat_contexts(after, key, value, mask=mask, causal=True),
+        ]
+        return self.output(torch.cat(contexts, dim=1))
 
     def _normalize_and_rotate(
         self, query: Tensor, key: Tensor, first: int

@@ -12,6 +12,11 @@ from dragoman.config.setting import setting
 class ModelConfig:
     """Architecture of the model."""
 
+    architecture: str = setting(
+        "encoder_decoder",
+        "Two stacks, or one that reads source and target under a prefix mask (UniLM).",
+        choices=("encoder_decoder", "prefix_lm"),
+    )
     encoder: tuple[str, ...] = setting(
         ("transformer*6",), "Encoder blocks, such as [transformer*6]."
     )

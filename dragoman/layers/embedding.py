@@ -73,6 +73,28 @@ class StackInput(nn.Module):
         return ops.dropout(x, self.dropout, training=self.training)
 
 
+class SegmentInput(StackInput):
+    """The input of a stack that reads several segments: its segment's embedding is added.
+
+    Devlin et al. (2019), figure 2.
+    """
+
+    def __init__(
+        self, positions: Positions, *, width: int, scale: float = 1.0, dropout: float = 0.0
+    ) -> None:
+        super().__init__(positions, dropout=dropout)
+        self.segment = nn.Parameter(torch.empty(width))
+        self.scale = scale  # of the token embeddings, so that both are as large
+        nn.init.normal_(self.segment, std=width**-0.5)
+
+    def forward(
+        self, embedded: Tensor, *, first: int = 0, position_ids: Tensor | None = None
+    ) -> Tensor:
+        """Add the segment and positions to embeddings (B, T, D)."""
+        embedded = embedded + (self.segment * self.scale).to(embedded.dtype)
+        return super().forward(embedded, first=first, position_ids=position_ids)
+
+
 class OutputProjection(nn.Module):
     """The projection to the vocabulary; a tied one uses the matrix of an embedding.
 

@@ -68,6 +68,13 @@ class Block(nn.Module):
         """Return the state before the first position."""
         raise NotImplementedError
 
+    def start_with_prefix(self, x: Tensor, context: ForwardContext) -> ExtendOutput:
+        """Return the output for a prefix (B, S, D) that is visible to all, and the state after it.
+
+        Only the blocks of a prefix LM have it.
+        """
+        raise NotImplementedError
+
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T >= 1 more positions (B, T, D), and the state after them."""
         raise NotImplementedError

@@ -22,6 +22,7 @@ from dragoman.models.catalogue import BLOCKS
 from dragoman.registry import catalogue
 
 MAX_PARAMETERS = 10_000_000_000
+PREFIX_LM_BLOCKS = {"transformer", "ffn"}
 
 
 class ResolvedBlock(NamedTuple):
@@ -40,6 +41,9 @@ def stack_problems(config: ModelConfig, sides: Collection[str] | None = None) ->
     found: list[str] = []
     kinds: list[type[BlockOptions]] = []
     reads_source = False  # whether any decoder block reads the encoder's output
+    if sides is None and config.architecture == "prefix_lm":
+        found.extend(_prefix_lm_problems(config))
+        sides = ("decoder",)
     pair = sides is None  # whether there is an encoder's output to attend to
     for texts, where, decoder in _stacks(config, sides):
         try:
@@ -93,6 +97,8 @@ def count_layers(config: ModelConfig, sides: Collection[str] | None = None) -> i
     """Return the number of layers of all stacks; raise ConfigError for invalid block lists."""
     if problems := stack_problems(config, sides):
         raise ConfigError(problems)
+    if sides is None and config.architecture == "prefix_lm":
+        sides = ("decoder",)
     memory = sides is None
     return sum(
         _num_layers(
@@ -112,6 +118,33 @@ def _stacks(
         for side in ("encoder", "decoder")
         if sides is None or side in sides
     ]
+
+
+def _prefix_lm_problems(config: ModelConfig) -> Iterator[str]:
+    """Yield what model.architecture=prefix_lm does not support."""
+    if config.encoder:
+        yield (
+            "model.architecture=prefix_lm has one stack, model.decoder; found model.encoder="
+            f"[{', '.join(config.encoder)}]; set model.encoder=[]"
+        )
+    names = {text.partition("(")[0].partition("*")[0].strip() for text in config.decoder}
+    if others := sorted(names - PREFIX_LM_BLOCKS):
+        yield (
+            "model.architecture=prefix_lm needs blocks that a mask makes both bidirectional and "
+            f"causal, transformer and ffn; found {', '.join(others)} in model.decoder; "
+            "use transformer"
+        )
+    if "in_attention" in catalogue("positions")[config.positions].traits:
+        yield (
+            "model.architecture=prefix_lm needs positions that are added to the embeddings, for a "
+            "source and a target position have no distance; found "
+            f"model.positions={config.positions}; try sinusoidal"
+        )
+    if config.window or any("window" in text for text in config.decoder):
+        yield (
+            "model.architecture=prefix_lm attends to the whole source; found a window; "
+            "set model.window=0"
+        )
 
 
 def _num_layers(options: BlockOptions) -> int:

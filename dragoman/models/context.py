@@ -17,6 +17,7 @@ class Memory(NamedTuple):
     values: Tensor  # (B, S, D)
     mask: Tensor | None = None  # (B, S), True for real tokens; None without padding
     embeddings: Tensor | None = None  # (B, S, D) source embeddings with positions, for ConvS2S
+    state: DecoderState | None = None  # of a prefix LM: the KV caches of the source
 
     @property
     def rows(self) -> int:
@@ -25,8 +26,9 @@ class Memory(NamedTuple):
 
     def select(self, rows: Tensor) -> Memory:
         """Return the rows (N,), in any order and with repetitions."""
-        others = (None if part is None else part.index_select(0, rows) for part in self[1:])
-        return Memory(self.values.index_select(0, rows), *others)
+        tensors = (None if part is None else part.index_select(0, rows) for part in self[1:3])
+        state = None if self.state is None else self.state.select(rows)
+        return Memory(self.values.index_select(0, rows), *tensors, state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,7 @@ class ForwardContext:
     # (B, ...) with the rows, device and dtype of a decoder's state; without a memory only.
     template: Tensor | None = None
     cache_limit: int = 0  # earlier positions that decoding attends to at most; 0 for all
+    prefix: int = 0  # of a prefix LM: the first positions, which are visible to all
     losses: dict[str, Tensor] = field(default_factory=dict)  # auxiliary losses by name
 
     def add_loss(self, name: str, value: Tensor) -> None:
@@ -51,7 +54,8 @@ class ForwardContext:
     def self_mask(self, *, causal: bool) -> Tensor | None:
         """Return the padding mask of self-attention, broadcastable to (B, T, T)."""
         # Padding comes last, so a causal mask already hides it from every real position.
-        return None if causal or self.mask is None else self.mask.unsqueeze(1)
+        hides_padding = causal and not self.prefix
+        return None if hides_padding or self.mask is None else self.mask.unsqueeze(1)
 
     def memory_mask(self) -> Tensor | None:
         """Return the padding mask of cross-attention, broadcastable to (B, T, S)."""
@@ -71,6 +75,13 @@ class ForwardContext:
             return None
         here = self.previous_mask.new_ones(self.previous_mask.size(0), length)
         return torch.cat([self.previous_mask, here], dim=1).unsqueeze(1)
+
+    def prefix_state(self, x: Tensor, cache: dict[str, Tensor]) -> DecoderState:
+        """Return a block's state after a prefix (B, S, D) whose padding mask is `mask`."""
+        empty = x.new_empty(x.size(0), 1, 0)
+        memory = {"sentence": empty} if self.mask is None else {"prefix_mask": self.mask}
+        recurrent = {} if cache else {"row": empty}
+        return DecoderState(recurrent=recurrent, cache=cache, memory=memory, length=x.size(1))
 
     def initial_state(
         self,

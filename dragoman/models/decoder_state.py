@@ -30,7 +30,8 @@ class DecoderState:
     recurrent: dict[str, Tensor] = field(default_factory=dict)
     # KV caches, which grow: (rows, ..., positions, D), of which `length` positions are filled.
     cache: dict[str, Tensor] = field(default_factory=dict)
-    # Read-only source tensors: (sentences, ..., S, D), and "mask" (sentences, S) with padding.
+    # Read-only source tensors: (sentences, ..., S, D), and "mask" (sentences, S) with padding. In
+    # a prefix LM the source is in the cache, and "prefix_mask" (sentences, S) hides its padding.
     memory: dict[str, Tensor] = field(default_factory=dict)
     # States of the submodules, by name.
     children: dict[str, DecoderState] = field(default_factory=dict)
@@ -65,6 +66,17 @@ class DecoderState:
         """Return the padding mask of cross-attention, (sentences, 1, S), or None."""
         mask = self.memory.get("mask")
         return None if mask is None else mask.unsqueeze(1)
+
+    def prefix_mask(self) -> Tensor | None:
+        """Return the mask (rows, 1, length) that hides a prefix LM's source padding, or None."""
+        mask = self.memory.get("prefix_mask")
+        if mask is None:
+            return None
+        mask = torch.nn.functional.pad(mask, (0, self.length - mask.size(1)), value=True)
+        rows_per_sentence = self.rows // max(self.sentences, 1)
+        if rows_per_sentence > 1:
+            mask = mask.repeat_interleave(rows_per_sentence, dim=0)
+        return mask.unsqueeze(1)
 
     def select(self, rows: Tensor) -> DecoderState:
         """Return the rows (N,), in any order and with repetitions, each as its own sentence."""

@@ -82,6 +82,19 @@ class EncoderDecoder(nn.Module):
         embedded = self.tgt_entrance(self._embedding("tgt")(tgt_in))
         return self.output(self.decoder(embedded, context))
 
+    def hidden(
+        self,
+        src: Tensor,
+        tgt_in: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        *,
+        losses: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Encode and decode under teacher forcing; return what `decode` does."""
+        memory = self.encode(src, src_mask, losses=losses)
+        return self.decode(tgt_in, memory, tgt_mask, losses=losses)
+
     def reinforce_alignments(self) -> list[ReinforceAlignment]:
         """Return the alignments trained with REINFORCE, which need a reward for each row."""
         return [
@@ -100,7 +113,7 @@ class EncoderDecoder(nn.Module):
         tgt_mask: Tensor | None = None,
     ) -> Tensor:
         """Return logits (B, T, V) of targets (B, T) under teacher forcing."""
-        return self.project(self.decode(tgt_in, self.encode(src, src_mask), tgt_mask))
+        return self.project(self.hidden(src, tgt_in, src_mask, tgt_mask))
 
     def start(self, memory: Memory) -> DecoderState:
         """Return the decoder state before the first target position."""

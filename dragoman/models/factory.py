@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dragoman.attention.positions import Positions
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
-from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
+from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
 from dragoman.models.block import Block, BuildContext
 from dragoman.models.block_rules import resolve_block, stack_problems
 from dragoman.models.block_spec import BlockSpec, parse_blocks
 from dragoman.models.catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
+from dragoman.models.prefix_lm import PrefixLM
 from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack
 from dragoman.registry import catalogue
@@ -34,7 +36,7 @@ class LayerSummary(NamedTuple):
 
 
 def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int) -> EncoderDecoder:
-    """Build an encoder-decoder with weights initialized from torch's random number generator."""
+    """Build a translator with weights initialized from torch's random number generator."""
     problems = [*config.problems(), *stack_problems(config)]
     if config.tie_embeddings == "all" and src_vocab_size != tgt_vocab_size:
         problems.append(
@@ -44,20 +46,23 @@ def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
         )
     if problems:
         raise ConfigError(problems)
-    scale = config.width**0.5 if config.scale_embeddings else 1.0
-    inner, fix_norm = config.embedding_width, config.fix_norm
-    sizes = (
-        {"shared": tgt_vocab_size}
-        if config.tie_embeddings == "all"
-        else {"src": src_vocab_size, "tgt": tgt_vocab_size}
+    model = ARCHITECTURES[config.architecture](
+        config, src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size
     )
-    model = EncoderDecoder(
-        embeddings={
-            side: Embedding(
-                size, config.width, scale=scale, embedding_width=inner, fix_norm=fix_norm
-            )
-            for side, size in sizes.items()
-        },
+    initialize_weights(model, DEPTH_SCALINGS[config.initialization])
+    kind = SHARED_LAYER_TYPES[config.share_layers]
+    if kind is not None:
+        for stack in (model.encoder, model.decoder):
+            share_layers(stack, kind)
+    return model
+
+
+def _build_encoder_decoder(
+    config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
+) -> EncoderDecoder:
+    """Build a model with an encoder and a decoder."""
+    return EncoderDecoder(
+        embeddings=_build_embeddings(config, src_vocab_size, tgt_vocab_size),
         src_entrance=build_stack_input(config),
         tgt_entrance=build_stack_input(config),
         encoder=build_stack(
@@ -66,21 +71,32 @@ def build_model(config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
         decoder=build_stack(
             config, config.decoder, "model.decoder", causal=True, memory_width=config.width
         ),
-        output=OutputProjection(
-            tgt_vocab_size,
-            config.width,
-            tied=config.tie_embeddings != "none",
-            bias=config.output_bias,
-            embedding_width=inner,
-            fix_norm=fix_norm,
-        ),
+        output=_build_output(config, tgt_vocab_size),
     )
-    initialize_weights(model, DEPTH_SCALINGS[config.initialization])
-    kind = SHARED_LAYER_TYPES[config.share_layers]
-    if kind is not None:
-        for stack in (model.encoder, model.decoder):
-            share_layers(stack, kind)
-    return model
+
+
+def _build_prefix_lm(
+    config: ModelConfig, *, src_vocab_size: int, tgt_vocab_size: int
+) -> EncoderDecoder:
+    """Build a model of one stack, model.decoder, without cross-attention."""
+    scale = _embedding_scale(config)
+    return PrefixLM(
+        embeddings=_build_embeddings(config, src_vocab_size, tgt_vocab_size),
+        src_entrance=SegmentInput(
+            _build_positions(config), width=config.width, scale=scale, dropout=config.dropout
+        ),
+        tgt_entrance=SegmentInput(
+            _build_positions(config), width=config.width, scale=scale, dropout=config.dropout
+        ),
+        stack=build_stack(config, config.decoder, "model.decoder", causal=True, memory_width=None),
+        output=_build_output(config, tgt_vocab_size),
+    )
+
+
+ARCHITECTURES: dict[str, Callable[..., EncoderDecoder]] = {
+    "encoder_decoder": _build_encoder_decoder,
+    "prefix_lm": _build_prefix_lm,
+}
 
 
 def build_meta_model(
@@ -159,7 +175,10 @@ def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
         ("src", model.src_entrance, model.encoder),
         ("tgt", model.tgt_entrance, model.decoder),
     ):
-        parts.append((f"{side}_entrance.positions", entrance.positions))
+        if isinstance(entrance, SegmentInput):
+            parts.append((f"{side}_entrance", entrance))
+        else:
+            parts.append((f"{side}_entrance.positions", entrance.positions))
         role = "encoder" if stack is model.encoder else "decoder"
         for number, block in stack.blocks():
             for name, layer in block.named_children():
@@ -175,11 +194,54 @@ def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
     return [*parts, ("output", model.output)]
 
 
+def _embedding_scale(config: ModelConfig) -> float:
+    """Return the factor of the embeddings."""
+    return config.width**0.5 if config.scale_embeddings else 1.0
+
+
+def _build_embeddings(
+    config: ModelConfig, src_vocab_size: int, tgt_vocab_size: int
+) -> dict[str, Embedding]:
+    """Build one shared embedding table, or one for each side."""
+    sizes = (
+        {"shared": tgt_vocab_size}
+        if config.tie_embeddings == "all"
+        else {"src": src_vocab_size, "tgt": tgt_vocab_size}
+    )
+    return {
+        side: Embedding(
+            size,
+            config.width,
+            scale=_embedding_scale(config),
+            embedding_width=config.embedding_width,
+            fix_norm=config.fix_norm,
+        )
+        for side, size in sizes.items()
+    }
+
+
 def build_stack_input(config: ModelConfig) -> StackInput:
     """Build the positions and dropout applied to the embeddings."""
-    positions = catalogue("positions").load(config.positions)
-    return StackInput(
-        positions(width=config.width, max_positions=config.max_positions), dropout=config.dropout
+    return StackInput(_build_positions(config), dropout=config.dropout)
+
+
+def _build_positions(config: ModelConfig) -> Positions:
+    """Build the positions that are added to the embeddings."""
+    positions: Positions = catalogue("positions").load(config.positions)(
+        width=config.width, max_positions=config.max_positions
+    )
+    return positions
+
+
+def _build_output(config: ModelConfig, tgt_vocab_size: int) -> OutputProjection:
+    """Build the projection to the vocabulary."""
+    return OutputProjection(
+        tgt_vocab_size,
+        config.width,
+        tied=config.tie_embeddings != "none",
+        bias=config.output_bias,
+        embedding_width=config.embedding_width,
+        fix_norm=config.fix_norm,
     )
 
 

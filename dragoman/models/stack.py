@@ -55,6 +55,15 @@ class Stack(nn.Module):
         """Return the state before the first position."""
         return DecoderState(children={name: block.start(context) for name, block in self.blocks()})
 
+    def start_with_prefix(self, x: Tensor, context: ForwardContext) -> ExtendOutput:
+        """Return the output for a prefix (B, S, D) of a prefix LM, and the state after it."""
+        children = {}
+        for name, block in self.blocks():
+            x, children[name] = block.start_with_prefix(x, context)
+        return ExtendOutput(
+            x if self.norm is None else self.norm(x), DecoderState(children=children)
+        )
+
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D), and the state after them."""
         count = x.size(1)

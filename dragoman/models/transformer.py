@@ -104,7 +104,10 @@ class TransformerLayer(Block):
                 previous=self.self_residual.prepare_input(context.previous),
             )
         return self.self(
-            sublayer_input, mask=context.self_mask(causal=self.causal), causal=self.causal
+            sublayer_input,
+            mask=context.self_mask(causal=self.causal),
+            causal=self.causal,
+            prefix=context.prefix,
         )
 
     def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
@@ -135,6 +138,20 @@ class TransformerLayer(Block):
         empty = values.new_empty(values.size(0), 2, self.self.kv_heads, 0, self.self.head_width)
         return context.initial_state(self._prepare_cross(values), cache={"key_value": empty})
 
+    def start_with_prefix(self, x: Tensor, context: ForwardContext) -> ExtendOutput:
+        """Return the output for a prefix (B, S, D), and a KV cache of it."""
+        query, key_value = self.self.project(self.self_residual.prepare_input(x))
+        key, value = key_value.unbind(1)
+        sublayer_output = self.self.attend_heads(
+            query, key, value, mask=context.self_mask(causal=False)
+        )
+        x = self.self_residual.add_output(x, sublayer_output)
+        sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(x))
+        return ExtendOutput(
+            self.feedforward_residual.add_output(x, sublayer_output),
+            context.prefix_state(x, {"key_value": key_value}),
+        )
+
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D), causal among themselves."""
         sublayer_output, state = self._extend_self(self.self_residual.prepare_input(x), state)
@@ -158,9 +175,9 @@ class TransformerLayer(Block):
         query, key_value = self.self.project(x, first=state.length)
         state = state.append("key_value", key_value)
         key, value = state.recent("key_value", x.size(1), self.self.window).unbind(1)
-        mask = bias = None
+        mask, bias = state.prefix_mask(), None
         if self.self.needs_distances:
-            query, mask, bias = self.self.causal_terms(query, None, key.size(-2))
+            query, mask, bias = self.self.causal_terms(query, mask, key.size(-2))
         return ExtendOutput(
             self.self.attend_heads(query, key, value, mask=mask, causal=True, bias=bias), state
         )
@@ -280,6 +297,10 @@ class FeedForwardLayer(Block):
     def start(self, context: ForwardContext) -> DecoderState:
         """Return an empty state: no position depends on another."""
         return context.initial_state(None)
+
+    def start_with_prefix(self, x: Tensor, context: ForwardContext) -> ExtendOutput:
+        """Return the output for a prefix (B, S, D), and an empty state."""
+        return ExtendOutput(self._add_ffn(x), context.prefix_state(x, {}))
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D)."""

@@ -40,7 +40,7 @@ def mini(config: Config) -> Config:
         },
         data={"max_length": 200},  # in characters
         model={
-            "encoder": _reduce_blocks(model.encoder, "model.encoder"),
+            "encoder": _reduce_blocks(model.encoder, "model.encoder") if model.encoder else (),
             "decoder": _reduce_blocks(model.decoder, "model.decoder"),
             "width": WIDTH,
             "heads": heads,

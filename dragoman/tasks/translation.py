@@ -37,8 +37,9 @@ class TranslationTask:
         hard_alignments = model.reinforce_alignments() if model.training else []
         for alignment in hard_alignments:
             alignment.discard_log_probs()
-        memory = model.encode(batch.src, batch.src_mask, losses=losses)
-        hidden = model.decode(batch.tgt_in, memory, batch.tgt_mask, losses=losses)  # (B, T, D)
+        hidden = model.hidden(  # (B, T, D)
+            batch.src, batch.tgt_in, batch.src_mask, batch.tgt_mask, losses=losses
+        )
         rows, targets = _select_targets(hidden, batch)
         chunk = (
             {"chunk": _logit_rows_per_chunk(hidden.device, model.output_weight.size(0))}
