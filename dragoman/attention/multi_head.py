@@ -339,7 +339,7 @@ class SelfAttention(MultiHead):
         if self.hooks is not None or not self.fused:
             visible = masks.prefix(prefix, query.size(2), device=query.device)
             return self.attend_heads(query, key, value, mask=masks.combine(mask, visible))
-        before, after = query.split([prefix, query.size(2) - prefix], dim=2)
+        before, after = torch.split(query, [prefix, query.size(2) - prefix], dim=2)
         contexts = [
             self._concat_contexts(
                 before,

@@ -50,7 +50,8 @@ def _diagram_lines(rows: Sequence[LayerSummary], config: ModelConfig) -> Iterato
                     row.path, row.class_name, _format_shapes(row), f"{row.parameters:,}"
                 )
             continue
-        yield _DiagramLine(f"{side}  (B, {_LENGTH_LETTER[side]}, {config.width})", "", "", "")
+        length = "S + T" if config.architecture == "prefix_lm" else _LENGTH_LETTER[side]
+        yield _DiagramLine(f"{side}  (B, {length}, {config.width})", "", "", "")
         layers = [(number, list(layer)) for number, layer in groupby(members, key=_layer_number)]
         for _, same in groupby(
             layers,

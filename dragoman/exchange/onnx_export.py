@@ -30,7 +30,7 @@ from dragoman.exchange.onnx_graphs import (
     example_state,
     find_state_tensors,
 )
-from dragoman.exchange.transformer_spec import NATIVE_HINT
+from dragoman.exchange.transformer_spec import NATIVE_HINT, require_two_stacks
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.optional_packages import require_packages
 from dragoman.storage.atomic import native_path
@@ -42,6 +42,7 @@ ENCODER, DECODER_STEP, DESCRIPTION = "encoder.onnx", "decoder_step.onnx", "model
 def save_onnx(model: EncoderDecoder, config: Config, directory: Path) -> None:
     """Write two ONNX graphs, and `model.json` with the names that a decoding loop needs."""
     require_packages("onnx", "onnxscript", "onnxruntime")
+    require_two_stacks(model, "ONNX")
     with raising_export_errors(config):
         slots = find_state_tensors(model)
         _require_position_cache(slots, config)

@@ -14,6 +14,7 @@ from dragoman.attention.positions import Positions
 from dragoman.errors import ConfigError
 from dragoman.layers.embedding import Embedding
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.prefix_lm import PrefixLM
 from dragoman.models.stack import Stack
 from dragoman.models.transformer import TransformerLayer
 
@@ -63,6 +64,7 @@ class TransformerSpec:
 
 def read_transformer_spec(model: EncoderDecoder, program: str) -> TransformerSpec:
     """Return the specification; raise with all reasons if it is no Transformer of equal layers."""
+    require_two_stacks(model, program)
     problems: list[str] = []
     sides = [
         _read_stack(stack, entrance.positions, name, program, problems)
@@ -102,6 +104,13 @@ def output_matrix(model: EncoderDecoder) -> Tensor:
     """Return the output projection (V, D); a factorized one is multiplied out."""
     narrow = model.output.narrow
     return model.output_weight if narrow is None else model.output_weight @ narrow.weight
+
+
+def require_two_stacks(model: EncoderDecoder, program: str) -> None:
+    """Raise for a prefix LM, whose one stack no other program reads."""
+    if isinstance(model, PrefixLM):
+        must = "a model must have an encoder and a decoder"
+        raise ConfigError([export_problem(program, must, "model.architecture=prefix_lm")])
 
 
 def raise_problems(problems: Sequence[str]) -> None:

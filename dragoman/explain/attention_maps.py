@@ -12,6 +12,7 @@ from dragoman.attention.recorder import find_attentions, record
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
 from dragoman.explain.explanation import AttentionWeights, is_cross_attention
 from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.prefix_lm import PrefixLM
 from dragoman.text.special_tokens import BOS, EOS
 
 
@@ -31,15 +32,20 @@ def align_batch(
     The last column is the source's end of sentence. None if the decoder has no cross-attention.
     """
     device = next(model.parameters()).device
-    cross_attentions = [path for path in find_attentions(model) if is_cross_attention(path)]
+    # A prefix LM attends to the source by the self-attention of its one stack.
+    is_prefix_lm = isinstance(model, PrefixLM)
+    cross_attentions = [
+        path for path in find_attentions(model) if is_prefix_lm or is_cross_attention(path)
+    ]
     if not cross_attentions:
         return None
-    memory = model.encode(*pad_sources(sources, device))
+    src, src_mask = pad_sources(sources, device)
+    memory = model.encode(src, src_mask)
     tgt_in, mask = pad_batch([[BOS, *target] for target in targets], device)
     with record(model, cross_attentions) as records:
         model.decode(tgt_in, memory, mask)
     total = torch.stack(
-        [records[path].weights.float().mean(dim=1) for path in cross_attentions]
+        [records[path].weights[..., : src.size(1)].float().mean(dim=1) for path in cross_attentions]
     ).sum(dim=0)  # (B, T, S)
     mean: AttentionWeights = (total / len(cross_attentions)).cpu().numpy()
     return [
@@ -66,6 +72,28 @@ def record_attention(
         path: recorded.weights[0].float().cpu().numpy().astype(np.float32)
         for path, recorded in records.items()
     }
+    if isinstance(model, PrefixLM):
+        weights = _split_prefix(weights, src.size(1))
     return AttentionMaps(
         weights, [float(log_probs[position, token]) for position, token in enumerate(tgt_out)]
     )
+
+
+def _split_prefix(
+    weights: dict[str, AttentionWeights], sources: int
+) -> dict[str, AttentionWeights]:
+    """Name the parts of a prefix LM's weights (H, S + T, S + T) as an encoder-decoder's.
+
+    `encoder.N.self` is source to source; the rows of `decoder.N.cross`, target to source, and of
+    `decoder.N.self`, target to target, sum to one together.
+    """
+    parts = {
+        "encoder.{}.self": np.s_[:, :sources, :sources],
+        "decoder.{}.cross": np.s_[:, sources:, :sources],
+        "decoder.{}.self": np.s_[:, sources:, sources:],
+    }
+    return {
+        name.format(path.split(".")[1]): found[part]
+        for name, part in parts.items()
+        for path, found in weights.items()
+    }

@@ -24,8 +24,9 @@ class Explanation:
     A row of `attentions[path][head]` is the attention distribution of one query position:
     `encoder.*` is self-attention of the source, `decoder.*.self` of the target, `decoder.*.cross`
     is cross-attention from target to source. A row sums to 1, or to less for alignments that are
-    not normalized (local_p, monotonic). A target position is the token predicted there; the last
-    one predicts the end of sentence.
+    not normalized (local_p, monotonic); a prefix LM divides one row between `decoder.*.cross` and
+    `decoder.*.self`. A target position is the token predicted there; the last one predicts the end
+    of sentence.
     """
 
     text: str

@@ -26,9 +26,12 @@ class Memory(NamedTuple):
 
     def select(self, rows: Tensor) -> Memory:
         """Return the rows (N,), in any order and with repetitions."""
-        tensors = (None if part is None else part.index_select(0, rows) for part in self[1:3])
-        state = None if self.state is None else self.state.select(rows)
-        return Memory(self.values.index_select(0, rows), *tensors, state)
+        return Memory(
+            self.values.index_select(0, rows),
+            None if self.mask is None else self.mask.index_select(0, rows),
+            None if self.embeddings is None else self.embeddings.index_select(0, rows),
+            None if self.state is None else self.state.select(rows),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,6 +112,11 @@ RECIPES = Registry(
         "Sliding-window self-attention (Vaswani, sec. 4)",
         family=VARIANTS,
     ),
+    dong2019=Entry(
+        "dragoman.recipes.unilm:dong2019",
+        "UniLM: one stack, prefix mask (Dong et al. 2019)",
+        family=TRANSFORMER,
+    ),
     kitaev2020=Entry(
         "dragoman.recipes.reformer:kitaev2020",
         "Reformer: LSH attention, reversible; documents",

@@ -26,14 +26,8 @@ SOURCES = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9], [7, 7]]
 
 def make(**settings):
     torch.manual_seed(11)
-    config = ModelConfig(
-        width=16,
-        heads=2,
-        ffn_width=32,
-        encoder=("transformer*2",),
-        decoder=("transformer*2",),
-        **settings,
-    )
+    stacks = {"encoder": ("transformer*2",), "decoder": ("transformer*2",)}
+    config = ModelConfig(width=16, heads=2, ffn_width=32, **(stacks | settings))
     model = build_model(config, src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,7 +49,15 @@ def next_log_probs(model, source: list[int], words: tuple[int, ...]) -> Tensor:
 def test_a_batch_of_beams_equals_a_search_without_cache_or_batch(
     residual: str, positions: str
 ) -> None:
-    model = make(residual=residual, positions=positions)
+    check_beams(make(residual=residual, positions=positions))
+
+
+def test_beams_of_a_prefix_lm_equal_a_search_without_cache_or_batch() -> None:
+    check_beams(make(architecture="prefix_lm", encoder=(), residual="pre_norm"))
+
+
+def check_beams(model) -> None:
+    """Compare beam search with one that has neither a cache nor a batch."""
     with torch.no_grad():
         memory = model.encode(*pad_sources(SOURCES))
     penalty = WuLengthPenalty(0.6)

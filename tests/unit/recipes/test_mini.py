@@ -59,7 +59,7 @@ def test_the_miniature_keeps_what_the_recipe_is(name: str) -> None:
     recipe = read_config(recipe=name)
     small = mini(recipe)
     for now, was in (
-        (small.model.encoder, recipe.model.encoder),
+        *([(small.model.encoder, recipe.model.encoder)] if recipe.model.encoder else []),
         (small.model.decoder, recipe.model.decoder),
     ):
         assert kinds(now) == kinds(was)
@@ -69,6 +69,7 @@ def test_the_miniature_keeps_what_the_recipe_is(name: str) -> None:
             <= max(LAYERS * len(kinds(was)), min(depth(was), 2 * len(was)))
         )  # two repeats
     for kept in (
+        "architecture",
         "norm",
         "residual",
         "positions",

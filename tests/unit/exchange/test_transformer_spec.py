@@ -1,0 +1,16 @@
+"""What the exports to other programs need of a model."""
+
+from __future__ import annotations
+
+import pytest
+from exchange_kit import made
+
+from dragoman.errors import ConfigError
+from dragoman.exchange.transformer_spec import read_transformer_spec, require_two_stacks
+
+
+@pytest.mark.parametrize("check", [read_transformer_spec, require_two_stacks])
+def test_a_prefix_lm_is_refused_by_name(check) -> None:
+    model, _, _ = made(architecture="prefix_lm", encoder=(), decoder=("transformer*2",))
+    with pytest.raises(ConfigError, match=r"encoder and a decoder; found .*prefix_lm"):
+        check(model, "CTranslate2")
