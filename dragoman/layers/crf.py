@@ -45,8 +45,8 @@ class TagOutput(nn.Module):
         """Return the probability of each tag at each position, (B, T, K); zero at padding."""
         raise NotImplementedError
 
-    def scores(self) -> TransitionScores:
-        """Return the scores of a start, a transition and an end."""
+    def scores(self, emissions: Tensor) -> TransitionScores:
+        """Return the scores of a start, a transition and an end, in the emissions' wide dtype."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -54,7 +54,7 @@ class TagOutput(nn.Module):
         self, emissions: Tensor, mask: Tensor | None, allowed: AllowedTransitions | None = None
     ) -> Tensor:
         """Return the best tag sequences (B, T), by the Viterbi algorithm; zero at padding."""
-        scores = TransitionScores(*(part.to(_wide(emissions)) for part in self.scores()))
+        scores = self.scores(emissions)
         if allowed is not None:
             scores = TransitionScores(
                 *(
@@ -97,15 +97,18 @@ class LinearChainCRF(TagOutput):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -0.1, 0.1)
 
-    def scores(self) -> TransitionScores:
+    def scores(self, emissions: Tensor) -> TransitionScores:
         """Return the learned scores."""
-        return TransitionScores(self.start, self.transitions, self.end)
+        dtype = _wide(emissions)
+        return TransitionScores(
+            self.start.to(dtype), self.transitions.to(dtype), self.end.to(dtype)
+        )
 
     def nll(
         self, emissions: Tensor, tags: Tensor, mask: Tensor | None, *, smoothing: float = 0.0
     ) -> TagLoss:
         """Return log Z less the score of tags (B, T), summed; the loss is never smoothed."""
-        scores = TransitionScores(*(part.to(_wide(emissions)) for part in self.scores()))
+        scores = self.scores(emissions)
         emissions = emissions.to(_wide(emissions))
         partition = log_partition(emissions, mask, scores)
         nll = (partition - sequence_score(emissions, tags, mask, scores)).sum()
@@ -114,7 +117,7 @@ class LinearChainCRF(TagOutput):
     @torch.no_grad()
     def marginals(self, emissions: Tensor, mask: Tensor | None) -> Tensor:
         """Return the marginal probabilities (B, T, K), by the forward-backward algorithm."""
-        scores = TransitionScores(*(part.to(_wide(emissions)) for part in self.scores()))
+        scores = self.scores(emissions)
         emissions = emissions.to(_wide(emissions))
         chains = _run_chains(emissions, mask, scores, directions=2)
         return _node_marginals(emissions, mask, chains, _ends(chains[0], scores.end))
@@ -123,17 +126,10 @@ class LinearChainCRF(TagOutput):
 class TokenSoftmax(TagOutput):
     """A softmax at each position, independent of its neighbours: a tagger without a CRF."""
 
-    def __init__(self, tags: int) -> None:
-        super().__init__(tags)
-        self.register_buffer("_zero", torch.zeros(()), persistent=False)  # knows the device
-
-    def scores(self) -> TransitionScores:
+    def scores(self, emissions: Tensor) -> TransitionScores:
         """Return zeros: all transitions are equally good."""
-        zero = self._zero
-        assert isinstance(zero, Tensor)
-        return TransitionScores(
-            zero.expand(self.tags), zero.expand(self.tags, self.tags), zero.expand(self.tags)
-        )
+        zeros = emissions.new_zeros(self.tags, self.tags, dtype=_wide(emissions))
+        return TransitionScores(zeros[0], zeros, zeros[0])
 
     def nll(
         self, emissions: Tensor, tags: Tensor, mask: Tensor | None, *, smoothing: float = 0.0

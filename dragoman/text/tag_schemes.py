@@ -34,6 +34,12 @@ def split_tag(tag: str) -> tuple[str, str]:
     return (OUTSIDE, "") if tag == OUTSIDE else (_PREFIXES.get(prefix, prefix), kind)
 
 
+def is_span_tag(tag: str) -> bool:
+    """Whether a tag is O, or a prefix with or without a type."""
+    prefix, dash, kind = tag.partition("-")
+    return tag == OUTSIDE or (prefix in _PREFIXES and (bool(kind) or not dash))
+
+
 def find_spans(tags: Sequence[str]) -> list[Span]:
     """Return the spans of a tag sequence as conlleval finds them, in order.
 
@@ -110,8 +116,7 @@ class SchemeDetector:
         previous = OUTSIDE
         for tag in tags:
             prefix, dash, kind = tag.partition("-")
-            if tag != OUTSIDE and (prefix not in _PREFIXES or (dash and not kind)):
-                self._is_plain = True
+            self._is_plain |= not is_span_tag(tag)
             self._prefixes.add(prefix)
             self._has_typeless |= tag != OUTSIDE and not dash
             if prefix == "I" and previous.partition("-")[2] != kind:

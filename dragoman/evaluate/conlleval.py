@@ -1,0 +1,95 @@
+"""Precision, recall and F1 of chunks and entities by the rules of conlleval.
+
+Conlleval is the scorer of the CoNLL shared tasks (Tjong Kim Sang and Buchholz 2000). A span is
+right if its first and last token and its type are. Illegal tags are repaired, in references and
+predictions alike, as `dragoman.text.tag_schemes.find_spans` says; stricter scorers, such as seqeval
+in its strict mode, drop such spans and give other figures.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dragoman._version import __version__
+from dragoman.text.tag_schemes import find_spans
+
+
+@dataclass(frozen=True, slots=True)
+class SpanCounts:
+    """Numbers of spans of one type, or of all: right, predicted and in the reference."""
+
+    right: int
+    predicted: int
+    reference: int
+
+    @property
+    def precision(self) -> float:
+        """The fraction of predicted spans that are right; 0 without any."""
+        return self.right / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """The fraction of the reference's spans that were found; 0 without any."""
+        return self.right / self.reference if self.reference else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall; 0 where both are."""
+        both = self.predicted + self.reference
+        return 2 * self.right / both if both else 0.0
+
+
+@dataclass(slots=True)
+class SpanScorer:
+    """Counts tokens and spans, sentence by sentence."""
+
+    tokens: int = 0
+    right_tokens: int = 0
+    right: Counter[str] = field(default_factory=Counter)
+    predicted: Counter[str] = field(default_factory=Counter)
+    reference: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reference: Sequence[str], predicted: Sequence[str]) -> None:
+        """Compare the tags of one sentence; spans never cross sentences."""
+        self.tokens += len(reference)
+        self.right_tokens += sum(a == b for a, b in zip(reference, predicted, strict=True))
+        expected, found = set(find_spans(reference)), set(find_spans(predicted))
+        for counter, spans in (
+            (self.reference, expected),
+            (self.predicted, found),
+            (self.right, expected & found),
+        ):
+            counter.update(span.type for span in spans)
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of tokens with the right tag."""
+        return self.right_tokens / self.tokens if self.tokens else 0.0
+
+    def overall(self) -> SpanCounts:
+        """Return the counts of all types together: the figures that papers report."""
+        return SpanCounts(self.right.total(), self.predicted.total(), self.reference.total())
+
+    def by_type(self) -> dict[str, SpanCounts]:
+        """Return the counts of each type, sorted."""
+        return {
+            kind: SpanCounts(self.right[kind], self.predicted[kind], self.reference[kind])
+            for kind in sorted({*self.predicted, *self.reference})
+        }
+
+
+def score_spans(
+    references: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]
+) -> SpanScorer:
+    """Return the scores of all sentences."""
+    scorer = SpanScorer()
+    for one, other in zip(references, predicted, strict=True):
+        scorer.add(one, other)
+    return scorer
+
+
+def span_signature(unit: str) -> str:
+    """Return the signature of a span score: what is counted, how, by which version."""
+    return f"{unit}:exact|illegal:repaired|rules:conlleval|dragoman:{__version__}"
