@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dragoman.bundle.bundle import Bundle
     from dragoman.bundle.card import Card, CardScore
-    from dragoman.bundle.writer import write_bundle
+    from dragoman.bundle.task_bundle import TaskBundle
+    from dragoman.bundle.writer import write_bundle, write_task_bundle
 
-__all__ = ["Bundle", "Card", "CardScore", "write_bundle"]
+__all__ = ["Bundle", "Card", "CardScore", "TaskBundle", "write_bundle", "write_task_bundle"]
 
-_MODULES = {"Bundle": "bundle", "Card": "card", "CardScore": "card", "write_bundle": "writer"}
+_MODULES = {
+    "Bundle": "bundle",
+    "Card": "card",
+    "CardScore": "card",
+    "TaskBundle": "task_bundle",
+    "write_bundle": "writer",
+    "write_task_bundle": "writer",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,14 +12,22 @@ from torch import Tensor
 
 from dragoman.bundle import format as layout
 from dragoman.bundle.golden import check_golden, has_discrete_attention
-from dragoman.bundle.reader import BundleContents, read_bundle
+from dragoman.bundle.reader import (
+    BundleContents,
+    listed_fields,
+    manifest_parameters,
+    read_bundle,
+    read_finite_tensors,
+    require_task,
+)
 from dragoman.config import Config
-from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
+from dragoman.config.config import TRANSLATE
+from dragoman.errors import BundleError, ConfigError
 from dragoman.models.block_rules import count_layers
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_meta_model
-from dragoman.storage.tensor_files import check_finite, read_header, read_tensors
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.storage.tensor_files import read_header
+from dragoman.text.tokenizer import Tokenizers, load_tokenizers
 
 
 class Bundle:
@@ -28,11 +36,9 @@ class Bundle:
     def __init__(
         self, contents: BundleContents, *, device: str | torch.device = "cpu", check: bool = True
     ) -> None:
-        self.path, self.config, self.tokenizers = (
-            contents.path,
-            contents.config,
-            contents.tokenizers,
-        )
+        require_task(contents, TRANSLATE)
+        self.path, self.config = contents.path, contents.config
+        self.tokenizers = load_tokenizers(contents.path / layout.TEXT, contents.text_files)
         self.card, self.manifest, self.golden = contents.card, contents.manifest, contents.golden
         self._device, self._check = torch.device(device), check
 
@@ -63,16 +69,11 @@ class Bundle:
     @property
     def parameters(self) -> int:
         """The number of parameters in the manifest; 0 if it has none."""
-        count = self.manifest.get("parameters", 0)
-        return count if type(count) is int and 0 <= count <= layout.MAX_PARAMETERS else 0
+        return manifest_parameters(self.manifest)
 
     def manifest_fields(self) -> Mapping[str, Any]:
         """Return the manifest without its file list: release, parameters and further fields."""
-        return {
-            name: value
-            for name, value in self.manifest.items()
-            if name not in ("files", "manifest_sha256", "format")
-        }
+        return listed_fields(self.manifest)
 
 
 def expected_weights(config: Config, tokenizers: Tokenizers) -> dict[str, Tensor]:
@@ -107,14 +108,7 @@ def read_weights(path: Path, config: Config, tokenizers: Tokenizers) -> dict[str
         raise BundleError(
             must, found="; ".join(error.problems), fix="use the dragoman that wrote it"
         ) from error
-    weights = read_tensors(path, expected=expected)
-    try:
-        check_finite(weights, path.name)
-    except DivergedError as error:
-        raise CorruptError(
-            f"{path} must hold finite numbers", found=error.found, fix="restore it from a copy"
-        ) from error
-    return weights
+    return read_finite_tensors(path, expected)
 
 
 def _require_enough_tensors(path: Path, config: Config) -> None:

@@ -9,6 +9,22 @@ from pathlib import PurePath
 
 from dragoman._version import __version__
 from dragoman.config import Config
+from dragoman.config.config import TRANSLATE
+
+TASK_TITLES = {
+    "language": "Language model",
+    "classify": "Classifier",
+    "tag": "Tagger",
+    "pairs": "Sentence-pair model",
+    "sets": "Set model",
+}
+PIPELINE_TAGS = {
+    TRANSLATE: "translation",
+    "language": "text-generation",
+    "classify": "text-classification",
+    "tag": "token-classification",
+    "pairs": "text-classification",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +67,29 @@ def write_card(card: Card, config: Config, *, parameters: int) -> str:
     """Return the card as Markdown with YAML front matter."""
     src, tgt = config.data.src_lang, config.data.tgt_lang
     title = card.title or (f"Translator from {src} to {tgt}" if src and tgt else "Translator")
-    limits = [
-        f"It was trained on sentences of up to {config.data.max_length} tokens; longer lines are "
-        "split "
-        "before translation and joined after.",
-        "Quality drops on text unlike the training data.",
-        *card.limits,
-    ]
+    limits = ["Quality drops on text unlike the training data.", *card.limits]
+    use = (
+        "from dragoman import Translator\n\n"
+        'print(Translator.load("this directory").translate(["…"]))'
+    )
+    if config.task == TRANSLATE:
+        limits.insert(
+            0,
+            f"It was trained on sentences of up to {config.data.max_length} tokens; longer lines "
+            "are split before translation and joined after.",
+        )
+    else:
+        title = card.title or TASK_TITLES[config.task]
+        call = "generate(" if config.task == "language" else "predict(["
+        close = ")" if config.task == "language" else "])"
+        use = f'import dragoman\n\nprint(dragoman.load("this directory").{call}"…"{close})'
     parts = [
         _front_matter(card, config),
         f"# {title}",
         f"{parameters:,} parameters, recipe `{config.recipe or 'none'}`, "
         f"trained with dragoman {__version__}.",
         "## Use",
-        "```python\nfrom dragoman import Translator\n\n"
-        'print(Translator.load("this directory").translate(["…"]))\n```',
+        f"```python\n{use}\n```",
         "## Data",
         _table(card.data) or "Not recorded.",
         "## Training",
@@ -84,7 +108,8 @@ def write_card(card: Card, config: Config, *, parameters: int) -> str:
 def _front_matter(card: Card, config: Config) -> str:
     """Return the YAML front matter: languages and licence, if known."""
     languages = [each for each in (config.data.src_lang, config.data.tgt_lang) if each]
-    lines = ["---", "library_name: dragoman", "pipeline_tag: translation"]
+    tag = PIPELINE_TAGS.get(config.task, "other")  # as on the Hugging Face hub
+    lines = ["---", "library_name: dragoman", f"pipeline_tag: {tag}"]
     lines += ["language:", *(f"- {_quote_yaml(each)}" for each in languages)] if languages else []
     lines += [f"license: {_quote_yaml(card.license)}"] if card.license else []
     return "\n".join([*lines, "---"])

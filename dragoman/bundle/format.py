@@ -20,6 +20,14 @@ TEXT_FILES = (
     "source.pieces.json",
     "target.pieces.json",
     "text.json",
+    # of tasks other than translation
+    "words.json",
+    "characters.json",
+    "labels.json",
+    "inputs.json",
+    "auxiliary.json",
+    "features.json",
+    "thresholds.json",
 )
 
 # Maximum bytes of each file. No file can name another: only these are ever opened.

@@ -7,32 +7,48 @@ no file can name another.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.bundle import format as layout
 from dragoman.config import Config, from_dict
-from dragoman.errors import BundleError, ConfigError
+from dragoman.config.config import TRANSLATE
+from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
 from dragoman.storage import manifest
 from dragoman.storage.atomic import open_regular, read_regular
-from dragoman.text.tokenizer import Tokenizers, load_tokenizers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+COMMANDS = {TRANSLATE: "translate", "language": "generate"}  # of each task; others: predict
 
 
 @dataclass(frozen=True, slots=True)
 class BundleContents:
-    """The verified contents of a bundle, without its weights."""
+    """The verified contents of a bundle of any task, without its weights."""
 
     path: Path
     manifest: dict[str, Any]
     config: Config
-    tokenizers: Tokenizers
     card: str
     golden: dict[str, Any]
+    text_files: tuple[str, ...]  # names in text/
+
+    def read_text_files(self) -> dict[str, bytes]:
+        """Return the contents of the files of text/."""
+        return {
+            name: read_regular(
+                self.path / layout.TEXT / name, layout.MAX_FILE_BYTES[f"{layout.TEXT}/{name}"]
+            )
+            for name in self.text_files
+        }
 
 
 def read_bundle(path: Path) -> BundleContents:
-    """Verify every file of a bundle against its manifest and read all but the weights."""
+    """Verify every file of a bundle against its manifest and read all but weights and text."""
     path = Path(path)
     layout.require_bundle(path)
     listed = _read_manifest(path)
@@ -40,18 +56,65 @@ def read_bundle(path: Path) -> BundleContents:
     _check_sizes(path, listed["files"])
     _verify_files(path)
     manifest.read_json(path / layout.TEXT / "text.json")  # strictly, before the tokenizer does
+    prefix = f"{layout.TEXT}/"
     return BundleContents(
         path=path,
         manifest=listed,
         config=_read_config(path / layout.CONFIG),
-        tokenizers=load_tokenizers(
-            path / layout.TEXT, [name.removeprefix(f"{layout.TEXT}/") for name in listed["files"]]
-        ),
         card=_read_text(path / layout.CARD),
         golden=manifest.read_json(
             path / layout.GOLDEN, max_bytes=layout.MAX_FILE_BYTES[layout.GOLDEN]
         ),
+        text_files=tuple(
+            name.removeprefix(prefix) for name in listed["files"] if name.startswith(prefix)
+        ),
     )
+
+
+def require_task(contents: BundleContents, task: str) -> None:
+    """Raise BundleError, with the command to use, unless a bundle is of this task."""
+    found = contents.config.task
+    if found == task:
+        return
+    what = {TRANSLATE: "a translation model", "predict": "a model for `dragoman predict`"}
+    raise BundleError(
+        f"{contents.path} must be {what.get(task, f'a model of task {task}')}",
+        found=f"a model of task {found}",
+        fix=f"use `dragoman {COMMANDS.get(found, 'predict')} -m {contents.path}`",
+    )
+
+
+def read_finite_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read the expected tensors; raise CorruptError for values that are not finite."""
+    count = sum(tensor.numel() for tensor in expected.values())
+    if count > layout.MAX_PARAMETERS:
+        raise BundleError(
+            f"a model must have at most {layout.MAX_PARAMETERS:,} parameters",
+            found=f"{count:,}",
+            fix="check config.json",
+        )
+    from dragoman.storage.tensor_files import check_finite, read_tensors
+
+    weights = read_tensors(path, expected=expected)
+    try:
+        check_finite(weights, path.name)
+    except DivergedError as error:
+        raise CorruptError(
+            f"{path} must hold finite numbers", found=error.found, fix="restore it from a copy"
+        ) from error
+    return weights
+
+
+def manifest_parameters(manifest: Mapping[str, Any]) -> int:
+    """Return the number of parameters in a manifest; 0 if it has none."""
+    count = manifest.get("parameters", 0)
+    return count if type(count) is int and 0 <= count <= layout.MAX_PARAMETERS else 0
+
+
+def listed_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest without its file list."""
+    hidden = ("files", "manifest_sha256", "format")
+    return {name: value for name, value in manifest.items() if name not in hidden}
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

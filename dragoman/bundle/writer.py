@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,20 @@ from dragoman.bundle import format as layout
 from dragoman.bundle.bundle import build_loaded_model
 from dragoman.bundle.card import Card, write_card
 from dragoman.bundle.golden import make_golden
+from dragoman.bundle.task_bundle import (
+    build_loaded_task_model,
+    make_task_golden,
+    task_text_files,
+)
 from dragoman.config import Config, to_dict
-from dragoman.config.config import file_names
+from dragoman.config.config import CORPUS_SETTINGS, file_names
 from dragoman.errors import BundleError
+from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
 from dragoman.storage.atomic import FileRecord, sync_directory, temporary_name, write_file
 from dragoman.storage.disk import os_errors_converted, require_writable
 from dragoman.storage.tensor_files import check_finite, write_tensors
+from dragoman.tasks.base import TrainingTask
 from dragoman.text.tokenizer import Tokenizers, save_tokenizers
 
 _LEFTOVER_PATTERN = re.compile(re.escape(layout.TEMPORARY_PREFIX) + r"\d+-[0-9a-f]{8}")
@@ -48,20 +56,72 @@ def write_bundle(
     whole text. `manifest_fields` are added to the manifest, for `dragoman info`. Corpus files are
     recorded by base name only.
     """
-    path = Path(path)
     config = strip_directories(config)
     weights = {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
     check_finite(weights, "weight")
     model = build_loaded_model(config, tokenizers, weights)
-    parameters = sum(tensor.numel() for tensor in model.parameters())
+    with tempfile.TemporaryDirectory(prefix="dragoman-") as folder:
+        save_tokenizers(tokenizers, Path(folder))
+        text_files = {each.name: each.read_bytes() for each in sorted(Path(folder).iterdir())}
+    _write_bundle(
+        Path(path),
+        config=config,
+        weights=weights,
+        parameters=count_parameters(model),
+        card=card,
+        golden=make_golden(model, tokenizers, golden),
+        text_files=text_files,
+        manifest_fields=manifest_fields or {},
+    )
+
+
+def write_task_bundle(
+    path: str | Path,
+    *,
+    task: TrainingTask,
+    weights: Mapping[str, Tensor],
+    card: Card | None = None,
+    golden: Sequence[Any] = (),
+    manifest_fields: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the bundle of a task other than translation; see `write_bundle`."""
+    config = strip_directories(task.config)
+    weights = {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
+    check_finite(weights, "weight")
+    model = build_loaded_task_model(task, weights)
+    _write_bundle(
+        Path(path),
+        config=config,
+        weights=weights,
+        parameters=count_parameters(model),
+        card=card,
+        golden=make_task_golden(task, model, golden),
+        text_files=task_text_files(task),
+        manifest_fields=manifest_fields or {},
+    )
+
+
+def _write_bundle(
+    path: Path,
+    *,
+    config: Config,
+    weights: Mapping[str, Tensor],
+    parameters: int,
+    card: Card | str | None,
+    golden: Mapping[str, Any],
+    text_files: Mapping[str, bytes],
+    manifest_fields: Mapping[str, Any],
+) -> None:
+    """Write all files into a temporary directory and move them into place."""
     if not isinstance(card, str):
         card = write_card(card or Card(), config, parameters=parameters)
     small_files = {
         layout.CARD: card.encode("utf-8", "backslashreplace"),
         layout.CONFIG: manifest.canonical_json(to_dict(config)),
-        layout.GOLDEN: manifest.canonical_json(make_golden(model, tokenizers, golden)),
+        layout.GOLDEN: manifest.canonical_json(golden),
     }
     fields = {
+        **manifest_fields,
         "kind": layout.MANIFEST_KIND,
         "bundle_format": layout.FORMAT_VERSION,
         "created_by": f"dragoman {__version__}",
@@ -79,9 +139,7 @@ def write_bundle(
         _remove_leftovers(path)
         temporary = path / temporary_name("bundle")
         try:
-            _write_temporary(
-                temporary, tokenizers, weights, small_files, {**(manifest_fields or {}), **fields}
-            )
+            _write_temporary(temporary, text_files, weights, small_files, fields)
             _move_into_place(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -90,7 +148,7 @@ def write_bundle(
 def strip_directories(config: Config) -> Config:
     """Return a configuration with base names of its corpus files and without its cache folder."""
     data: dict[str, object] = {"cache_dir": ""}
-    for name in ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs"):
+    for name in CORPUS_SETTINGS:
         names = tuple(Path(each).name for each in file_names(getattr(config.data, name)))
         data[name] = names if len(names) > 1 else "".join(names)
     return config.replace(data=data)
@@ -98,7 +156,7 @@ def strip_directories(config: Config) -> Config:
 
 def _write_temporary(
     temporary: Path,
-    tokenizers: Tokenizers,
+    text_files: Mapping[str, bytes],
     weights: Mapping[str, Tensor],
     small_files: Mapping[str, bytes],
     fields: Mapping[str, Any],
@@ -109,12 +167,9 @@ def _write_temporary(
     files[layout.WEIGHTS] = write_tensors(temporary / layout.WEIGHTS, weights)
     for name, data in small_files.items():
         files[name] = write_file(temporary / name, [data])
-    save_tokenizers(tokenizers, temporary / "unsynced")
     os.mkdir(temporary / layout.TEXT)
-    for each in sorted((temporary / "unsynced").iterdir()):
-        files[f"{layout.TEXT}/{each.name}"] = write_file(
-            temporary / layout.TEXT / each.name, [each.read_bytes()]
-        )
+    for name, data in sorted(text_files.items()):
+        files[f"{layout.TEXT}/{name}"] = write_file(temporary / layout.TEXT / name, [data])
     sync_directory(temporary / layout.TEXT)
     manifest.write_manifest(temporary, files, fields)
     sync_directory(temporary)

@@ -1,4 +1,4 @@
-"""`dragoman train`: train a model on a parallel corpus."""
+"""`dragoman train`: train a model on a parallel corpus, or on the examples of another task."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def train(
         Path,
         typer.Option("--out", "-o", help="Model directory to write.", show_default=False),
     ],
+    task: Annotated[
+        str,
+        typer.Option(
+            help="What the model does: translate, language, classify, tag, pairs or sets.",
+            rich_help_panel=_DATA_PANEL,
+        ),
+    ] = "",
     src: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,6 +54,23 @@ def train(
         typer.Option(
             metavar="FILE",
             help="TSV, CSV or JSONL file with both sides instead. May be repeated.",
+            rich_help_panel=_DATA_PANEL,
+        ),
+    ] = None,
+    train_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--train",
+            metavar="FILE",
+            help="Examples of another task: JSONL, CSV, TSV, CoNLL or text. May be repeated.",
+            rich_help_panel=_DATA_PANEL,
+        ),
+    ] = None,
+    valid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Validation examples of another task; held out of --train by default.",
             rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
@@ -154,12 +178,12 @@ def train(
         ),
     ] = False,
 ) -> None:
-    """Train a model on a parallel corpus.
+    """Train a model: a translator on a parallel corpus, or a model of another --task.
 
-    The corpus is two aligned files, or one file of pairs. Without a recipe, model size,
-    vocabulary size and learning-rate schedule are chosen from the corpus, the
-    device and the time budget. `dragoman settings` lists what --set and --config
-    can change.
+    A parallel corpus is two aligned files, or one file of pairs; other tasks read --train.
+    Without a recipe, a translator's size, vocabulary and learning-rate schedule are chosen from
+    the corpus, the device and the time budget; another task has a default recipe.
+    `dragoman settings` lists what --set and --config can change.
     """
     named: dict[str, list[str] | str | None] = {
         "data.src": src,
@@ -168,6 +192,8 @@ def train(
         "data.valid_src": valid_src,
         "data.valid_tgt": valid_tgt,
         "data.valid_pairs": valid_pairs,
+        "data.train": train_files,
+        "data.valid": valid,
         "data.src_lang": src_lang,
         "data.tgt_lang": tgt_lang,
         "train.device": device,
@@ -181,9 +207,10 @@ def train(
     if budget:
         overrides.append(f"train.time_budget={parse_duration(budget)}")
     overrides += set_ or []
-    data_named = bool(src or tgt or pairs)
+    data_named = bool(src or tgt or pairs or train_files)
     _start_training(
         out,
+        task=task,
         recipe=recipe,
         small=mini,
         file=config,
@@ -197,6 +224,7 @@ def train(
 def _start_training(
     out: Path,
     *,
+    task: str,
     recipe: str,
     small: bool,
     file: Path | None,
@@ -207,15 +235,23 @@ def _start_training(
 ) -> None:
     """Read the settings, then start or resume a run."""
     from dragoman.config import apply_overrides, overridden_settings, read_config
+    from dragoman.config.config import TRANSLATE
+    from dragoman.config.loader import recipe_task
+    from dragoman.config.sets import GENERATED_PROBLEMS
     from dragoman.recipes.mini import mini
     from dragoman.runs.output_directory import OutputDirectory
 
     def with_overrides(base: Config | None) -> Config:
         return read_config(
-            recipe=recipe, file=file, overrides=overrides, base=base, scale=mini if small else None
+            recipe=recipe,
+            file=file,
+            overrides=overrides,
+            base=base,
+            scale=mini if small else None,
+            task=task or (recipe_task(recipe) if recipe else ""),
         )
 
-    if small and not recipe:
+    if small and not (recipe or task):
         raise ConfigError(
             [
                 "--mini scales a recipe down and needs its name; found no --recipe; "
@@ -242,14 +278,25 @@ def _start_training(
             resolved = _finetune_settings(
                 resolved, output_dir, recipe=recipe, file=file, overrides=overrides
             )
-    if not (output_dir.has_run or (resolved and (resolved.data.src or resolved.data.pairs))):
+    generated = resolved is not None and resolved.sets.problem in GENERATED_PROBLEMS
+    named = resolved and (resolved.data.src or resolved.data.pairs or resolved.data.train)
+    if resolved and resolved.task != TRANSLATE and not (output_dir.has_run or named or generated):
+        raise ConfigError(
+            [f"training needs examples; found no --train for task {resolved.task}; name a file"]
+        )
+    if not (output_dir.has_run or named or generated):
         raise ConfigError(
             [
                 "training needs a corpus; found neither --src and --tgt nor --pairs; "
                 "see dragoman train --help"
             ]
         )
-    is_auto_sized = resolved is not None and not resolved.recipe and not resolved.train.init_from
+    is_auto_sized = (
+        resolved is not None
+        and resolved.task == TRANSLATE
+        and not resolved.recipe
+        and not resolved.train.init_from
+    )
     if output_dir.has_run:
         output_dir.resume_config(resolved, overridden_settings(file, overrides))
     else:
@@ -302,9 +349,10 @@ def _finetune_settings(
 
 def _check_corpus_files(config: Config | None) -> None:
     """Raise DataError unless every corpus file that the settings name can be opened."""
+    from dragoman.config.config import CORPUS_SETTINGS
     from dragoman.data.file_stream import open_input_file
 
-    for name in ("src", "tgt", "pairs", "valid_src", "valid_tgt", "valid_pairs"):
+    for name in CORPUS_SETTINGS:
         named = getattr(config.data, name) if config else ""
         for path in [named] if isinstance(named, str) else named:
             if path:

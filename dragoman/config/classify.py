@@ -17,6 +17,8 @@ class ClassifyConfig:
 
     # Metrics of validation, besides the loss.
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "micro_f1")
+    # Largest sizes of a miniature (`dragoman train --mini`), by setting.
+    mini: ClassVar[dict[str, object]] = {}
 
     hierarchical: bool = setting(
         False, "Hierarchical attention (HAN): encode the words of each sentence, then sentences."

@@ -167,6 +167,19 @@ class DataConfig:
             )
 
 
+# Settings of `data` that name corpus files.
+CORPUS_SETTINGS = (
+    "src",
+    "tgt",
+    "pairs",
+    "valid_src",
+    "valid_tgt",
+    "valid_pairs",
+    "train",
+    "valid",
+)
+
+
 def file_names(value: Paths) -> tuple[str, ...]:
     """Return the files that a setting names, in order."""
     return (value,) if isinstance(value, str) and value else tuple(value)
@@ -310,6 +323,11 @@ class Config:
         if self.task == TRANSLATE:
             yield from self._translation_problems()
             return
+        if self.train.init_from:
+            yield (
+                f"train.init_from fine-tunes a translation model; found task {self.task}; "
+                "leave it out"
+            )
         named = [
             f"data.{prefix}{name}"
             for prefix in ("", "valid_")

@@ -13,6 +13,8 @@ class LanguageConfig:
 
     # Metrics of validation, besides the loss.
     metrics: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
+    # Largest sizes of a miniature (`dragoman train --mini`), by setting.
+    mini: ClassVar[dict[str, object]] = {}
 
     def problems(self) -> Iterator[str]:
         """Yield inconsistencies between fields."""

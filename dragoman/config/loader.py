@@ -58,7 +58,7 @@ def read_config(
         if name
         else base or Config()
     )
-    if task and config.task != task:
+    if task and config.task != task and task in (TRANSLATE, *TASK_STACKS):
         problems.append(
             f"--task {task} needs a recipe of this task; found {name or 'settings'} of task "
             f"{config.task}; see `dragoman recipes --task {task}`"
@@ -67,6 +67,11 @@ def read_config(
     config = _merge_values(config, from_file, problems)
     config = _merge_values(config, _parse_overrides(overrides, problems), problems)
     return _validated(config, problems)
+
+
+def recipe_task(name: str) -> str:
+    """Return the task of a recipe; raise ConfigError if there is no such recipe."""
+    return str(catalogue("recipe")[name].task)
 
 
 def default_recipe(task: str) -> str:

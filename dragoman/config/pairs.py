@@ -15,6 +15,8 @@ class PairsConfig:
 
     # Metrics of validation, besides the loss.
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "pearson", "spearman", "mse")
+    # Largest sizes of a miniature (`dragoman train --mini`), by setting.
+    mini: ClassVar[dict[str, object]] = {}
 
     first_field: str = setting("a", "Field with the first sentence, the premise.")
     second_field: str = setting("b", "Field with the second sentence, the hypothesis.")

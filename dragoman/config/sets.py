@@ -17,6 +17,8 @@ class SetsConfig:
 
     # Metrics of validation, besides the loss.
     metrics: ClassVar[tuple[str, ...]] = ("mae", "accuracy", "log_likelihood", "log_likelihood_gap")
+    # Largest sizes of a miniature (`dragoman train --mini`), by setting.
+    mini: ClassVar[dict[str, object]] = {}
 
     problem: str = setting(
         "auto",

@@ -32,6 +32,8 @@ class TagConfig:
 
     # Metrics of validation, besides the loss.
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1")
+    # Largest sizes of a miniature (`dragoman train --mini`), by setting.
+    mini: ClassVar[dict[str, object]] = {}
 
     token_field: str = setting(
         "", "Field or column with the tokens; detected when empty, such as tokens."

@@ -106,11 +106,11 @@ def build_meta_model(
 
     `load_state_dict(weights, assign=True)` fills it.
     """
-    with torch.device("meta"), _SkipInitialization():
+    with torch.device("meta"), skip_initialization():
         return build_model(config, src_vocab_size=src_vocab_size, tgt_vocab_size=tgt_vocab_size)
 
 
-class _SkipInitialization(TorchFunctionMode):
+class skip_initialization(TorchFunctionMode):  # noqa: N801 - a context manager
     """Skip weight initialization: `nn.init` and random in-place fills return their tensor.
 
     On the meta device they compute nothing, but their Python decompositions import torch._dynamo,

@@ -6,11 +6,15 @@ attention and stacks without residual connections a few thousand.
 
 from __future__ import annotations
 
+from typing import Any
+
 from dragoman.config import Config
+from dragoman.config.config import TASK_STACKS, TRANSLATE
 from dragoman.models.block_spec import BlockSpec, parse_blocks
 
 WIDTH, HEADS, LAYERS, WINDOW = 64, 4, 2, 4
 MAX_STEPS = 4000  # training stops earlier once TARGET_EXACT is reached
+MINI_TASK_STEPS = 400  # of tasks other than translation
 TARGET_EXACT = 0.97  # fraction of the validation sentences translated exactly
 _MAX_SIZES: dict[str, int | float] = {
     "layers": LAYERS,
@@ -28,6 +32,8 @@ RADIUS = 20
 
 def mini(config: Config) -> Config:
     """Return a small configuration with the same kinds of blocks and residual connections."""
+    if config.task != TRANSLATE:
+        return _mini_task(config)
     model = config.model
     heads = max(n for n in range(1, min(model.heads, HEADS) + 1) if HEADS % n == 0)
     # Query heads per key-value head.
@@ -80,6 +86,49 @@ def mini(config: Config) -> Config:
         },
         decode={"beam": min(config.decode.beam, 4)},
     )
+
+
+def _mini_task(config: Config) -> Config:
+    """Return a small configuration of another task: its section's `mini` has the sizes."""
+    model, section = config.model, getattr(config, config.task)
+    stacks = TASK_STACKS[config.task]
+    heads = max(n for n in range(1, min(model.heads, HEADS) + 1) if HEADS % n == 0)
+    small = {name: _smaller(getattr(section, name), value) for name, value in section.mini.items()}
+    return config.replace(
+        model={
+            **{side: _reduce_blocks(getattr(model, side), f"model.{side}") for side in stacks},
+            "width": WIDTH,
+            "heads": heads,
+            "kv_heads": min(model.kv_heads, heads),
+            "head_width": min(model.head_width, _MAX_SIZES["head_width"]),
+            "embedding_width": min(model.embedding_width, WIDTH // 4),
+            "ffn_width": min(model.ffn_width, _MAX_SIZES["ffn_width"]),
+            "dropout": min(model.dropout, 0.1),  # so small a model hardly overfits
+            "attention_dropout": 0.0,
+            "ffn_dropout": 0.0,
+        },
+        train={
+            "steps": MINI_TASK_STEPS,
+            "epochs": 0.0,
+            "batch_tokens": min(config.train.batch_tokens, 2048),
+            "gradient_accumulation": 1,
+            "learning_rate": max(config.train.learning_rate, 3e-3),
+            "warmup_steps": min(config.train.warmup_steps, MINI_TASK_STEPS // 10),
+            "ema_decay": 0.0,  # the run is too short
+            "compile": "off",  # torch.compile would take longer than the run
+            "checkpoint_every": MINI_TASK_STEPS // 2,
+            "validate_every": MINI_TASK_STEPS // 4,
+            "patience": 0,
+            "time_budget": 0.0,  # bounded by steps
+        },
+        **{config.task: small},
+    )
+
+
+def _smaller(value: Any, most: Any) -> Any:
+    """Return the smaller of two numbers; anything else is replaced."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return min(value, most) if is_number else most
 
 
 def _reduce_blocks(blocks: tuple[str, ...], setting: str) -> tuple[str, ...]:

@@ -204,6 +204,34 @@ def apply_step_count(config: Config, steps: int, *, keep: Collection[str] = ()) 
     )
 
 
+def apply_epochs(config: Config, steps_per_epoch: int, *, keep: Collection[str] = ()) -> Config:
+    """Set steps for `train.epochs`, and intervals of an epoch, or of a tenth of a shorter run."""
+    steps = max(1, round(config.train.epochs * steps_per_epoch))
+    interval = max(1, min(steps_per_epoch, -(-steps // 10)))
+    return _limit_intervals(config, steps, interval, keep)
+
+
+def limit_steps(config: Config, steps: int, *, keep: Collection[str] = ()) -> Config:
+    """Set a lower number of steps, and shorten warm-up and intervals to fit."""
+    if steps >= config.train.steps:
+        return config
+    return _limit_intervals(config, steps, max(1, -(-steps // 10)), keep)
+
+
+def _limit_intervals(config: Config, steps: int, interval: int, keep: Collection[str]) -> Config:
+    """Set the steps; warm-up takes at most a tenth of them, intervals at most `interval`."""
+    train = config.train
+    values = {
+        "steps": steps,
+        "warmup_steps": min(train.warmup_steps, steps // 10),
+        "checkpoint_every": min(train.checkpoint_every, interval),
+        "validate_every": min(train.validate_every, interval),
+    }
+    return config.replace(
+        train={name: value for name, value in values.items() if f"train.{name}" not in keep}
+    )
+
+
 def has_default_steps(config: Config) -> bool:
     """Whether train.steps is the recipe's default, which a time budget may change."""
     # Fine-tuning starts from the defaults, not from a recipe.

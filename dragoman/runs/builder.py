@@ -1,35 +1,179 @@
-"""Builds model, batch plan, validator and trainer from a configuration and prepared data."""
+"""Builds model, batch plan, validator and trainer from a configuration and prepared data.
+
+`RunBuilder` is what a training run needs to know about its task; `TranslationBuilder` and
+`TaskBuilder` (in task_builder.py) implement it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import abc
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from dragoman.bundle import Card, CardScore, write_bundle
+from dragoman.bundle.bundle import build_loaded_model
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
-from dragoman.data.collate import BatchPlan, collate
-from dragoman.evaluate.metrics import bleu_score, choose_tokenizer
+from dragoman.data.batch_plan import BatchPlan, Plan
+from dragoman.data.collate import collate
+from dragoman.evaluate.metrics import bleu_score, choose_tokenizer, score_translations
 from dragoman.inference import Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.runs.auto_config import MAX_EPOCHS
 from dragoman.runs.data_preparation import PreparedData
+from dragoman.runs.estimate import estimate_validation_seconds
+from dragoman.runs.final_model import (
+    select_golden_sentences,
+    select_scored_sentences,
+    translation_data_rows,
+)
 from dragoman.runs.finetune import load_init_weights
+from dragoman.runs.output_directory import DataFile
+from dragoman.runs.time_budget import TimeBudget
 from dragoman.tasks.translation import TranslationTask, TranslationValidator, ValidationSample
+from dragoman.training.data_loader import CollateFunction
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.progress import Progress
-from dragoman.training.trainer import ReplanSteps, Trainer
+from dragoman.training.task import Task
+from dragoman.training.trainer import ReplanSteps, Trainer, ValidateFunction
 
 VALIDATION_BATCH_TOKENS = 4000  # padded; without gradients, so it fits wherever training does
 
 
-class RunBuilder:
+class DataSummary(NamedTuple):
+    """Numbers of the data, for the estimate of a run."""
+
+    train: int
+    valid: int
+    unit: str  # "pairs"
+    details: str  # "vocabulary size 8,000"
+
+
+class RunBuilder(abc.ABC):
     """Builds the parts of a training run."""
+
+    prepared: Any  # with `digest`, `files` and `written`
+
+    def __init__(self, config: Config, *, device: torch.device, progress: Progress) -> None:
+        self.config, self.device, self.progress = config, device, progress
+        self.weights: Path | None = None  # initial weights, for fine-tuning
+
+    @property
+    @abc.abstractmethod
+    def plan(self) -> Plan:
+        """Assignment of examples to batches."""
+
+    @property
+    @abc.abstractmethod
+    def task(self) -> Task:
+        """The loss."""
+
+    @property
+    @abc.abstractmethod
+    def validator(self) -> ValidateFunction | None:
+        """The validation function; None without validation data."""
+
+    @abc.abstractmethod
+    def build_model(self) -> nn.Module:
+        """Build the model on the device."""
+
+    @abc.abstractmethod
+    def collate_function(self) -> CollateFunction:
+        """Return the function that makes a training batch of examples."""
+
+    @abc.abstractmethod
+    def tokens_per_step(self) -> float:
+        """Return the mean tokens per step."""
+
+    @abc.abstractmethod
+    def max_useful_steps(self) -> int:
+        """Return the steps that a time budget may plan at most."""
+
+    @abc.abstractmethod
+    def data_summary(self) -> DataSummary:
+        """Return the numbers of the data."""
+
+    def describe_data(self) -> str:
+        """Return the numbers of the data as text."""
+        data = self.data_summary()
+        details = f"; {data.details}" if data.details else ""
+        return f"{data.train:,} training and {data.valid:,} validation {data.unit}{details}"
+
+    @abc.abstractmethod
+    def validation_seconds(self, model: nn.Module) -> float:
+        """Return the estimated seconds of one validation."""
+
+    @abc.abstractmethod
+    def score(self, weights: Mapping[str, Tensor], time_budget: TimeBudget) -> list[CardScore]:
+        """Return the scores of the final weights on validation data."""
+
+    @abc.abstractmethod
+    def data_rows(self) -> dict[str, str]:
+        """Return the rows of the model card about the data."""
+
+    @abc.abstractmethod
+    def write(
+        self, path: Path, weights: Mapping[str, Tensor], card: Card, fields: Mapping[str, Any]
+    ) -> str:
+        """Write the bundle; return the command that uses it."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of the prepared data."""
+        return str(self.prepared.digest)
+
+    @property
+    def files(self) -> list[DataFile]:
+        """The files that were read, with their hashes."""
+        return list(self.prepared.files)
+
+    def build_trainer(
+        self,
+        run: RunDirectory,
+        *,
+        world: ProcessGroup,
+        deadline: Callable[[], float] | None,
+        replan: ReplanSteps | None,
+    ) -> Trainer:
+        """Build the trainer with its model, data and validator."""
+        return Trainer(
+            model=self.build_model(),
+            task=self.task,
+            plan=self.plan,
+            collate=self.collate_function(),
+            config=self.config.train,
+            run=run,
+            width=self.config.model.width,
+            validate=self.validator,
+            progress=self.progress,
+            distributed=world,
+            deadline=deadline,
+            replan=replan,
+        )
+
+    def steps_of(self, epochs: float) -> int:
+        """Return the steps of a number of epochs."""
+        return max(
+            1, round(epochs * self.plan.batches(0) / self.config.train.gradient_accumulation)
+        )
+
+    def epochs_of(self, steps: int) -> float:
+        """Return the epochs of a number of steps."""
+        return steps * self.config.train.gradient_accumulation / self.plan.batches(0)
+
+
+class TranslationBuilder(RunBuilder):
+    """Builds the parts of the training run of a translation model."""
+
+    prepared: PreparedData
 
     def __init__(
         self,
@@ -40,8 +184,8 @@ class RunBuilder:
         progress: Progress,
         weights: Path | None = None,
     ) -> None:
-        self.config, self.prepared, self.device, self.progress = config, prepared, device, progress
-        self.weights = weights  # initial weights, for fine-tuning
+        super().__init__(config, device=device, progress=progress)
+        self.prepared, self.weights = prepared, weights
 
     @cached_property
     def plan(self) -> BatchPlan:
@@ -50,6 +194,11 @@ class RunBuilder:
         return BatchPlan(
             store.src_lengths, store.tgt_lengths, batch_tokens=config.batch_tokens, seed=config.seed
         )
+
+    @property
+    def task(self) -> TranslationTask:
+        """The label-smoothed loss."""
+        return TranslationTask(smoothing=self.config.train.label_smoothing)
 
     def build_model(self) -> EncoderDecoder:
         """Build the model, with random weights from the seed or those of the pretrained model."""
@@ -62,42 +211,16 @@ class RunBuilder:
             )
         return model.to(self.device)
 
-    def build_trainer(
-        self,
-        run: RunDirectory,
-        *,
-        world: ProcessGroup,
-        deadline: Callable[[], float] | None,
-        replan: ReplanSteps | None,
-    ) -> Trainer:
-        """Build the trainer with its model, data and validator."""
-        config = self.config
-        collate_train = partial(
+    def collate_function(self) -> CollateFunction:
+        """Return the function that reads and pads sentence pairs."""
+        return partial(
             collate,
             self.prepared.train,
             shapes=self.plan.shapes,
             tokenizers=self.prepared.tokenizers,
-            dropout=config.text.bpe_dropout,
-            max_length=config.data.max_length,
+            dropout=self.config.text.bpe_dropout,
+            max_length=self.config.data.max_length,
         )
-        return Trainer(
-            model=self.build_model(),
-            task=TranslationTask(smoothing=config.train.label_smoothing),
-            plan=self.plan,
-            collate=collate_train,
-            config=config.train,
-            run=run,
-            width=config.model.width,
-            validate=self.validator,
-            progress=self.progress,
-            distributed=world,
-            deadline=deadline,
-            replan=replan,
-        )
-
-    def epochs_of(self, steps: int) -> float:
-        """Return the epochs of a number of steps."""
-        return steps * self.config.train.gradient_accumulation / self.plan.batches(0)
 
     def tokens_per_step(self) -> float:
         """Return the mean tokens per step, both sides, with end-of-sentence tokens."""
@@ -114,6 +237,18 @@ class RunBuilder:
         return max(
             100, MAX_EPOCHS * self.plan.batches(0) // self.config.train.gradient_accumulation
         )
+
+    def data_summary(self) -> DataSummary:
+        """Return the numbers of pairs and the vocabulary sizes."""
+        prepared = self.prepared
+        src, tgt = (len(each) for each in prepared.tokenizers)
+        vocabulary = f"{src:,}" if src == tgt else f"{src:,} and {tgt:,}"
+        valid = len(prepared.valid) if prepared.valid is not None else 0
+        return DataSummary(len(prepared.train), valid, "pairs", f"vocabulary size {vocabulary}")
+
+    def validation_seconds(self, model: nn.Module) -> float:
+        """Return the estimated seconds of one validation, measured on a few sentences."""
+        return estimate_validation_seconds(self.validator, model)
 
     @cached_property
     def validator(self) -> TranslationValidator | None:
@@ -150,3 +285,43 @@ class RunBuilder:
             f"translation needs an EncoderDecoder; found {type(model).__name__}"
         )
         return Translator(model, self.prepared.tokenizers, self.config).translate(texts, beam=beam)
+
+    def score(self, weights: Mapping[str, Tensor], time_budget: TimeBudget) -> list[CardScore]:
+        """Return BLEU, chrF and TER on as many validation sentences as the time budget allows."""
+        prepared = self.prepared
+        model = build_loaded_model(self.config, prepared.tokenizers, weights).to(self.device)
+        began, trial = time.monotonic(), prepared.sentences[:32]
+        self.translate(model, [pair.src for pair in trial])
+        pairs = select_scored_sentences(
+            prepared.sentences, time_budget, (time.monotonic() - began) / max(1, len(trial))
+        )
+        if not pairs:
+            return []
+        found = score_translations(
+            self.translate(model, [pair.src for pair in pairs]),
+            [pair.tgt for pair in pairs],
+            tgt_lang=self.config.data.tgt_lang,
+        )
+        which = "all" if len(pairs) == len(prepared.sentences) else "the first"
+        on = f"validation set, {which} {len(pairs):,} pairs"
+        self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
+        return [CardScore(each.name, each.value, each.signature, on) for each in found]
+
+    def data_rows(self) -> dict[str, str]:
+        """Return the rows of the model card about the sentence pairs."""
+        return translation_data_rows(self.config, self.prepared)
+
+    def write(
+        self, path: Path, weights: Mapping[str, Tensor], card: Card, fields: Mapping[str, Any]
+    ) -> str:
+        """Write the bundle of a translation model."""
+        write_bundle(
+            path,
+            config=self.config,
+            tokenizers=self.prepared.tokenizers,
+            weights=weights,
+            card=card,
+            golden=select_golden_sentences(self.prepared),
+            manifest_fields=fields,
+        )
+        return "dragoman translate -m"

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from dragoman.config import Config, TrainConfig
-from dragoman.data.collate import Batch, BatchPlan, make_batch
+from dragoman.data.batch_plan import Plan
+from dragoman.data.collate import Batch, make_batch
 from dragoman.errors import ConfigError
 from dragoman.models.factory import build_model, count_parameters
 from dragoman.registry import catalogue
-from dragoman.runs.data_preparation import PreparedData
 from dragoman.runtime.memory import is_out_of_memory, release_memory
 from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage.disk import format_bytes
@@ -85,9 +85,7 @@ def _random_batch(rows: int, vocab_size: int) -> Batch:
 class RunEstimate(NamedTuple):
     """An estimate from a few real training steps."""
 
-    pairs: int
-    valid_pairs: int
-    vocab_sizes: tuple[int, int]
+    data: str  # the numbers of the data, as text
     parameters: int
     steps: int
     epochs: float
@@ -111,12 +109,9 @@ class RunEstimate(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return the estimate as lines of text."""
-        src, tgt = self.vocab_sizes
-        vocabulary = f"{src:,}" if src == tgt else f"{src:,} and {tgt:,}"
         seconds = format_duration(self.steps * self.throughput.seconds_per_step)
         return [
-            f"data: {self.pairs:,} training and {self.valid_pairs:,} validation pairs; "
-            f"vocabulary size {vocabulary}; padding {100 * self.padding:.1f} %",
+            f"data: {self.data}; padding {100 * self.padding:.1f} %",
             f"model: {self.parameters:,} parameters",
             f"training: {self.steps:,} steps, {self.epochs:.1f} epochs, about {seconds} "
             f"at {self.throughput.tokens_per_second:,.0f} tokens/s",
@@ -163,7 +158,7 @@ def estimate_validation_seconds(validation: TranslationValidator | None, model: 
 
 
 def estimate_run(
-    trainer: Trainer, plan: BatchPlan, config: Config, prepared: PreparedData, device: torch.device
+    trainer: Trainer, plan: Plan, config: Config, data: str, device: torch.device
 ) -> RunEstimate:
     """Measure a few training steps and return the estimate; weights and optimizer are restored."""
     throughput = trainer.measure_throughput(
@@ -174,9 +169,7 @@ def estimate_run(
     parameters = count_parameters(trainer.model)
     copies = 3 + (1 if config.train.ema_decay else 0)  # weights, two Adam moments, EMA
     return RunEstimate(
-        pairs=len(prepared.train),
-        valid_pairs=len(prepared.valid) if prepared.valid is not None else 0,
-        vocab_sizes=(len(prepared.tokenizers.src), len(prepared.tokenizers.tgt)),
+        data=data,
         parameters=parameters,
         steps=config.train.steps,
         epochs=config.train.steps * config.train.gradient_accumulation / plan.batches(0),

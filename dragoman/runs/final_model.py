@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -67,17 +67,8 @@ def select_golden_sentences(prepared: PreparedData) -> list[str]:
     return texts[middle : middle + NUM_GOLDEN_SENTENCES]
 
 
-def build_model_card(
-    config: Config,
-    *,
-    prepared: PreparedData,
-    result: TrainResult,
-    chosen: str,
-    scores: Sequence[CardScore],
-    seconds: float,
-    machine: str,
-) -> Card:
-    """Return the contents of the model card."""
+def translation_data_rows(config: Config, prepared: PreparedData) -> dict[str, str]:
+    """Return the rows of the model card about the sentence pairs."""
     data = config.data
     names = [
         Path(name).name for files in (data.src, data.tgt, data.pairs) for name in file_names(files)
@@ -95,6 +86,20 @@ def build_model_card(
         rows["validation pairs"] = (
             f"{len(prepared.valid):,} ({', '.join(valid) or 'held out of the training pairs'})"
         )
+    return rows
+
+
+def build_model_card(
+    config: Config,
+    *,
+    data: Mapping[str, str],
+    result: TrainResult,
+    chosen: str,
+    scores: Sequence[CardScore],
+    seconds: float,
+    machine: str,
+) -> Card:
+    """Return the contents of the model card."""
     training = {
         **({"fine-tuned from": config.train.init_from} if config.train.init_from else {}),
         "steps": f"{result.step:,}",
@@ -103,7 +108,7 @@ def build_model_card(
         "seed": str(config.train.seed),
     }
     return Card(
-        command=format_command(sys.argv[1:]), data=rows, training=training, scores=tuple(scores)
+        command=format_command(sys.argv[1:]), data=data, training=training, scores=tuple(scores)
     )
 
 

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from dragoman.bundle import format as layout
 from dragoman.bundle.bundle import read_weights
-from dragoman.bundle.reader import read_bundle
+from dragoman.bundle.reader import read_bundle, require_task
 from dragoman.config import Config, to_dict
+from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.atomic import sync_directory, temporary_name, write_file
 from dragoman.storage.disk import os_errors_converted
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.tokenizer import Tokenizers, load_tokenizers
 
 FINETUNE_EPOCHS = 10  # without train.steps and a time budget
 LEARNING_RATE_TIMES_WIDTH = 0.05  # a tenth of that for a new model (auto_config.py)
@@ -41,11 +42,12 @@ def open_pretrained(path: str | Path) -> PretrainedModel:
     """Open and verify a model directory."""
     path = Path(path)
     contents = read_bundle(path)
+    require_task(contents, TRANSLATE)
     digest = str(contents.manifest["files"][layout.WEIGHTS]["sha256"])
     return PretrainedModel(
         f"{path.resolve().name}@{digest[:12]}",
         contents.config,
-        contents.tokenizers,
+        load_tokenizers(path / layout.TEXT, contents.text_files),
         path / layout.WEIGHTS,
     )
 

@@ -5,44 +5,36 @@ from __future__ import annotations
 import logging
 import shlex
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from dragoman.bundle import CardScore, write_bundle
-from dragoman.bundle.bundle import build_loaded_model
 from dragoman.checkpoint.run_directory import RunDirectory, describe_environment
 from dragoman.config import Config, TrainConfig, config_digest, from_dict, require_config, to_dict
+from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, StoppedError
-from dragoman.evaluate.metrics import score_translations
 from dragoman.models.factory import build_meta_model, count_parameters
 from dragoman.runs.auto_config import (
     MIN_TRAIN_STEPS,
+    apply_epochs,
     apply_step_count,
     choose_batch_tokens,
     choose_config,
     has_default_steps,
+    limit_steps,
     measure_corpus,
 )
-from dragoman.runs.builder import RunBuilder
+from dragoman.runs.builder import RunBuilder, TranslationBuilder
 from dragoman.runs.data_preparation import PreparedData, open_corpora, prepare_data
 from dragoman.runs.estimate import (
     RunEstimate,
     estimate_run,
-    estimate_validation_seconds,
     measure_random_throughput,
     require_model_fits_memory,
 )
-from dragoman.runs.final_model import (
-    build_model_card,
-    select_golden_sentences,
-    select_scored_sentences,
-    select_weights,
-)
+from dragoman.runs.final_model import build_model_card, select_weights
 from dragoman.runs.finetune import (
     FINETUNE_EPOCHS,
     INIT_WEIGHTS_FILE,
@@ -52,6 +44,7 @@ from dragoman.runs.finetune import (
     require_same_model,
 )
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
+from dragoman.runs.task_builder import PreparedTask, TaskBuilder, prepare_task
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
 from dragoman.runs.training_curves import draw_curves
 from dragoman.runtime import signals
@@ -70,6 +63,7 @@ from dragoman.training.trainer import DEADLINE, PATIENCE, TARGET, Trainer, Train
 
 logger = logging.getLogger(__name__)
 
+Prepared = PreparedData | PreparedTask
 INIT_PART = "init"  # DataFile.part of the initial weights of a fine-tuning run
 REPORTED_STEP_CHANGE = 0.2  # relative change of the planned steps that is reported
 
@@ -109,13 +103,14 @@ def train(
         resolved = config
         if resolved.train.init_from:
             require_same_model(resolved, open_pretrained(resolved.train.init_from))
-    # Raises ConfigError for an invalid list of blocks before the data is prepared.
-    model = build_meta_model(
-        resolved.model,
-        src_vocab_size=resolved.text.vocab_size,
-        tgt_vocab_size=resolved.text.vocab_size,
-    )
-    require_model_fits_memory(count_parameters(model))
+    if resolved.task == TRANSLATE:
+        # Raises ConfigError for an invalid list of blocks before the data is prepared.
+        model = build_meta_model(
+            resolved.model,
+            src_vocab_size=resolved.text.vocab_size,
+            tgt_vocab_size=resolved.text.vocab_size,
+        )
+        require_model_fits_memory(count_parameters(model))
     if resolved.train.threads:
         torch.set_num_threads(resolved.train.threads)
     time_budget.seconds = resolved.train.time_budget
@@ -266,7 +261,7 @@ class TrainingRun:
                 elif self.world.is_rank_zero:
                     self.time_budget.spend(trained_seconds(run))
                 signals.raise_if_stop_requested()
-            run.data_digest, run.config_digest = builder.prepared.digest, config_digest(self.config)
+            run.data_digest, run.config_digest = builder.digest, config_digest(self.config)
             try:
                 result = trainer.fit(resume=True)
             except StoppedError as error:
@@ -410,12 +405,12 @@ class TrainingRun:
         )
         return output_dir.path
 
-    def _prepare(self) -> PreparedData:
+    def _prepare(self) -> Prepared:
         """Prepare the data on rank 0 first; the other ranks read its cache and compare digests."""
         initial_files = self.output_dir.data_files() if self.has_run else None
         if self.world.size == 1:
             return self._prepare_locally(initial_files)
-        mine: list[PreparedData] = []
+        mine: list[Prepared] = []
 
         def first() -> str:
             mine.append(self._prepare_locally(initial_files))
@@ -433,8 +428,15 @@ class TrainingRun:
             )
         return mine[0]
 
-    def _prepare_locally(self, initial_files: Sequence[DataFile] | None) -> PreparedData:
+    def _prepare_locally(self, initial_files: Sequence[DataFile] | None) -> Prepared:
         """Prepare the data; reduce a chosen vocabulary size that is too large for the text."""
+        if self.config.task != TRANSLATE:
+            return prepare_task(
+                self.config,
+                self.output_dir.tokenizer_dir,
+                self.progress,
+                initial_files=initial_files,
+            )
         try:
             given = self._pretrained.tokenizers if self._pretrained is not None else None
             return prepare_data(
@@ -451,8 +453,10 @@ class TrainingRun:
             self.config = self.config.replace(text={"vocab_size": error.largest})
             return self._prepare_locally(initial_files)
 
-    def _run_builder(self, prepared: PreparedData) -> RunBuilder:
-        return RunBuilder(
+    def _run_builder(self, prepared: Prepared) -> RunBuilder:
+        if isinstance(prepared, PreparedTask):
+            return TaskBuilder(self.config, prepared, device=self.device, progress=self.progress)
+        return TranslationBuilder(
             self.config, prepared, device=self.device, progress=self.progress, weights=self._weights
         )
 
@@ -495,7 +499,7 @@ class TrainingRun:
         )
         if self.world.is_rank_zero:
             self._report_estimate(estimate)
-            files = builder.prepared.files
+            files = builder.files
             if self._pretrained is not None:
                 train = self.config.train
                 self.progress.note(
@@ -510,12 +514,20 @@ class TrainingRun:
 
     def _choose_steps(self, trainer: Trainer, builder: RunBuilder) -> RunEstimate:
         """Measure the throughput, and choose default steps by time budget or epochs."""
-        estimate = estimate_run(trainer, builder.plan, self.config, builder.prepared, self.device)
+        estimate = estimate_run(
+            trainer, builder.plan, self.config, builder.describe_data(), self.device
+        )
+        if self.config.train.epochs and "train.steps" not in self.explicit_settings:
+            self.config = apply_epochs(
+                self.config, builder.steps_of(1.0), keep=self.explicit_settings
+            )
+            builder.config = self.config
+            estimate = estimate.with_steps(self.config.train.steps)
         if not self.time_budget.is_limited and not (self._steps_are_default and self._epochs):
             return estimate
         if self.time_budget.is_limited:
             estimate = estimate._replace(
-                validation_seconds=estimate_validation_seconds(builder.validator, trainer.model)
+                validation_seconds=builder.validation_seconds(trainer.model)
             )
 
             def overhead(steps: int) -> float:
@@ -530,14 +542,11 @@ class TrainingRun:
                 0, estimate.throughput.seconds_per_step, most=most, overhead=overhead
             )
         else:
-            steps = max(
-                MIN_TRAIN_STEPS,
-                round(
-                    self._epochs * builder.plan.batches(0) / self.config.train.gradient_accumulation
-                ),
-            )
+            steps = max(MIN_TRAIN_STEPS, builder.steps_of(self._epochs))
         self._reported_steps = steps
-        if self._steps_are_default:
+        if self.config.task != TRANSLATE:
+            self.config = limit_steps(self.config, max(1, steps), keep=self.explicit_settings)
+        elif self._steps_are_default:
             self.config = apply_step_count(self.config, max(1, steps), keep=self.explicit_settings)
         return estimate.with_steps(steps)
 
@@ -562,59 +571,28 @@ class TrainingRun:
 
     def _finish(self, builder: RunBuilder, run: RunDirectory, result: TrainResult) -> None:
         """Select the final weights, score them on the validation set, and write the bundle."""
-        prepared = builder.prepared
         weights, chosen = select_weights(run, self.config)
-        scores = self._score(builder, weights)
-        machine = describe_hardware(self.device, self.world.size)
+        scores = builder.score(weights, self.time_budget)
         card = build_model_card(
             self.config,
-            prepared=prepared,
+            data=builder.data_rows(),
             result=result,
             chosen=chosen,
             scores=scores,
             seconds=self.time_budget.elapsed(),
-            machine=machine,
+            machine=describe_hardware(self.device, self.world.size),
         )
-        manifest_fields = {
+        fields = {
             "steps": result.step,
             "weights_from": chosen,
             "metrics": dict(result.metrics),
         }
-        golden = select_golden_sentences(prepared)
-        write_bundle(
-            self.output_dir.path,
-            config=self.config,
-            tokenizers=prepared.tokenizers,
-            weights=weights,
-            card=card,
-            golden=golden,
-            manifest_fields=manifest_fields,
-        )
-        draw_curves(run.path / "log.jsonl", run.path / "curves.png")
         path = self.output_dir.path
-        command = f'dragoman translate -m {shlex.quote(str(path))} "…"'
-        self.progress.note(f"model written to {path} ({chosen}); try: {command}")
-
-    def _score(self, builder: RunBuilder, weights: dict[str, Tensor]) -> list[CardScore]:
-        """Return BLEU, chrF and TER on as many validation sentences as the time budget allows."""
-        prepared = builder.prepared
-        model = build_loaded_model(self.config, prepared.tokenizers, weights).to(self.device)
-        began, trial = time.monotonic(), prepared.sentences[:32]
-        builder.translate(model, [pair.src for pair in trial])
-        pairs = select_scored_sentences(
-            prepared.sentences, self.time_budget, (time.monotonic() - began) / max(1, len(trial))
+        command = builder.write(path, weights, card, fields)
+        draw_curves(run.path / "log.jsonl", run.path / "curves.png")
+        self.progress.note(
+            f'model written to {path} ({chosen}); try: {command} {shlex.quote(str(path))} "…"'
         )
-        if not pairs:
-            return []
-        found = score_translations(
-            builder.translate(model, [pair.src for pair in pairs]),
-            [pair.tgt for pair in pairs],
-            tgt_lang=self.config.data.tgt_lang,
-        )
-        which = "all" if len(pairs) == len(prepared.sentences) else "the first"
-        on = f"validation set, {which} {len(pairs):,} pairs"
-        self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
-        return [CardScore(each.name, each.value, each.signature, on) for each in found]
 
 
 def _format_exact(metrics: Mapping[str, float]) -> str:

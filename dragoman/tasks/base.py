@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from dragoman.data.example_store import ExampleStore
 from dragoman.data.records import Record
 from dragoman.registry import catalogue
 from dragoman.runtime import signals
-from dragoman.training.mixed_precision import Precision
-from dragoman.training.progress import Progress
-from dragoman.training.task import Loss
+
+if TYPE_CHECKING:  # loading a model imports no part of training
+    from dragoman.training.mixed_precision import Precision
+    from dragoman.training.progress import Progress
+    from dragoman.training.task import Loss
 
 EVALUATION_BATCH_TOKENS = 16_000  # padded; without gradients, so it fits wherever training does
 NUM_GOLDEN_INPUTS = 3

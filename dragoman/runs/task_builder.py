@@ -1,0 +1,299 @@
+"""Data preparation and run building of the tasks other than translation."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dragoman.bundle import Card, CardScore, write_task_bundle
+from dragoman.bundle.task_bundle import build_loaded_task_model, load_task_text, task_text_files
+from dragoman.config import Config
+from dragoman.config.config import file_names
+from dragoman.data.batch_plan import Cursor, Plan
+from dragoman.data.collate import TensorBatch
+from dragoman.data.example_store import ExampleStore
+from dragoman.data.records import Record, open_records
+from dragoman.errors import ConfigError, DataError
+from dragoman.runs.builder import DataSummary, RunBuilder
+from dragoman.runs.output_directory import DataFile, require_same_files
+from dragoman.runs.time_budget import TimeBudget
+from dragoman.runtime import signals
+from dragoman.runtime.seeds import isolated_rng
+from dragoman.storage.atomic import replace_file
+from dragoman.storage.disk import os_errors_converted
+from dragoman.storage.manifest import canonical_json
+from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TrainingTask, load_task
+from dragoman.training.data_loader import CollateFunction
+from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.progress import Progress, QuietProgress
+from dragoman.training.trainer import ValidateFunction
+
+TEXT_PART = "text"  # DataFile.part of the vocabularies and label sets
+MAX_HELD_OUT = 1000  # examples held out for validation
+PROBE_VALIDATION_EXAMPLES = 256
+
+
+class PreparedTask(NamedTuple):
+    """The task of a run with its encoded examples."""
+
+    task: TrainingTask
+    train: ExampleStore
+    valid: ExampleStore | None
+    golden: list[Any]  # inputs of the golden vectors
+    files: list[DataFile]  # the files read, with their hashes
+    written: list[Path]  # new folders of a cache: none
+
+    @property
+    def digest(self) -> str:
+        """Hash of the data, compared on resume."""
+        parts = [self.train.digest, self.valid.digest if self.valid is not None else ""]
+        return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+def prepare_task(
+    config: Config,
+    text_folder: Path,
+    progress: Progress,
+    *,
+    initial_files: Sequence[DataFile] | None = None,
+) -> PreparedTask:
+    """Read the files, learn vocabularies and label sets, and encode all examples.
+
+    A resumed run passes the files that it started with: none of them may have changed.
+    """
+    kind = load_task(config.task)
+    names = {part: file_names(getattr(config.data, part)) for part in ("train", "valid")}
+    generated = kind.is_generated(config)
+    if not names["train"] and not generated:
+        raise ConfigError(
+            ["data.train must name files; found none; give --train FILE, or --resume"]
+        )
+    files = [DataFile.of(part, Path(name)) for part in ("train", "valid") for name in names[part]]
+    if initial_files:
+        parts = ("train", "valid")
+        require_same_files([each for each in initial_files if each.part in parts], files)
+    train, valid = _split_records(config, names)
+    with progress.phase("reading the vocabulary"):
+        task = _open_task(config, kind, text_folder, train, resumed=initial_files is not None)
+    text = [
+        DataFile.of(TEXT_PART, path) for path in sorted(text_folder.iterdir()) if path.is_file()
+    ]
+    if initial_files:
+        require_same_files([each for each in initial_files if each.part == TEXT_PART], text)
+    signals.raise_if_stop_requested()
+    with progress.phase("encoding the training examples"):
+        train_store = task.generate("train") if generated else task.encode(train())
+    if not len(train_store):
+        raise DataError(
+            f"{', '.join(names['train'])} must hold examples",
+            found="none" if not train_store.skipped else _describe_skipped(train_store),
+            fix="check the file",
+        )
+    if train_store.skipped:
+        progress.note(f"training {task.unit}: {_describe_skipped(train_store)}")
+    signals.raise_if_stop_requested()
+    valid_store = None
+    if generated:
+        valid_store = task.generate("valid")
+    elif valid is not None:
+        with progress.phase("encoding the validation examples"):
+            valid_store = task.encode(valid())
+        if not len(valid_store):
+            valid_store = None
+    golden = task.golden_inputs(itertools.islice((valid or train)(), 50 * NUM_GOLDEN_INPUTS))
+    return PreparedTask(task, train_store, valid_store, golden, [*files, *text], [])
+
+
+def _open_task(
+    config: Config, kind: type[TrainingTask], folder: Path, train: ReadRecords, *, resumed: bool
+) -> TrainingTask:
+    """Return the task with the vocabularies of the run, learning them at its start."""
+    if resumed and (folder / "text.json").exists():
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        return kind(config, load_task_text(kind, config, files))
+    task = kind(config, kind.fit_text(config, train))
+    with os_errors_converted(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in task_text_files(task).items():  # text.json comes last
+            replace_file(folder / name, data)
+    return task
+
+
+def _split_records(
+    config: Config, names: Mapping[str, Sequence[str]]
+) -> tuple[ReadRecords, ReadRecords | None]:
+    """Return readers of training and validation records; without a file, some are held out."""
+    train = open_records(config.data, names["train"])
+    if names["valid"]:
+        return train, open_records(config.data, names["valid"])
+    every = config.data.hold_out
+    if not every or not names["train"]:
+        return train, None
+    total = sum(1 for _ in itertools.islice(train(), 2 * every))
+    if total < 2 * every:  # too few to hold any out
+        return train, None
+
+    def held_out() -> Iterator[Record]:
+        chosen = (record for index, record in enumerate(train(), 1) if index % every == 0)
+        return itertools.islice(chosen, MAX_HELD_OUT)
+
+    def others() -> Iterator[Record]:
+        last = every * MAX_HELD_OUT
+        return (record for index, record in enumerate(train(), 1) if index % every or index > last)
+
+    return others, held_out
+
+
+def _describe_skipped(store: ExampleStore) -> str:
+    """Return how many examples were left out, and why."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in store.skipped.items() if count)
+
+
+class TaskBuilder(RunBuilder):
+    """Builds the parts of the training run of a task other than translation."""
+
+    prepared: PreparedTask
+
+    def __init__(
+        self, config: Config, prepared: PreparedTask, *, device: torch.device, progress: Progress
+    ) -> None:
+        super().__init__(config, device=device, progress=progress)
+        self.prepared = prepared
+
+    @property
+    def task(self) -> TrainingTask:
+        """The task, with its vocabularies."""
+        return self.prepared.task
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Assignment of examples to batches."""
+        train = self.config.train
+        return self.task.plan(self.prepared.train, batch_tokens=train.batch_tokens, seed=train.seed)
+
+    def build_model(self) -> nn.Module:
+        """Build the model, with random weights from the seed."""
+        torch.manual_seed(self.config.train.seed)
+        return self.task.build_model().to(self.device)
+
+    def collate_function(self) -> CollateFunction:
+        """Return the function that makes a training batch of examples."""
+        task, store = self.task, self.prepared.train
+        shapes = getattr(self.plan, "shapes", ())
+
+        def collate(examples: NDArray[np.int64], /, *, seed: int) -> TensorBatch:
+            return task.collate(store, examples, shapes=shapes, seed=seed, training=True)
+
+        return collate
+
+    def tokens_per_step(self) -> float:
+        """Return the mean tokens per step, of a few batches."""
+        count = min(8, self.plan.batches(0))
+        task, store = self.task, self.prepared.train
+        batches = [self.plan.batch(Cursor(0, index)) for index in range(count)]
+        tokens = sum(task.collate(store, examples).tokens for examples in batches)
+        return tokens * self.config.train.gradient_accumulation / count
+
+    def max_useful_steps(self) -> int:
+        """Return the steps of the recipe, or of its epochs."""
+        train = self.config.train
+        return self.steps_of(train.epochs) if train.epochs else train.steps
+
+    def data_summary(self) -> DataSummary:
+        """Return the numbers of examples, and the sizes of vocabularies and label sets."""
+        prepared = self.prepared
+        valid = len(prepared.valid) if prepared.valid is not None else 0
+        return DataSummary(len(prepared.train), valid, self.task.unit, self.task.describe())
+
+    @cached_property
+    def validator(self) -> ValidateFunction | None:
+        """The task's metrics on the validation examples."""
+        store = self.prepared.valid
+        return None if store is None else lambda model: self._evaluate(model, store)
+
+    def _evaluate(
+        self, model: nn.Module, store: ExampleStore, *, quiet: bool = False
+    ) -> dict[str, float]:
+        return self.task.evaluate(
+            model,
+            store,
+            device=self.device,
+            precision=choose_precision(self.config.train.precision, self.device),
+            progress=QuietProgress() if quiet else self.progress,
+        )
+
+    def validation_seconds(self, model: nn.Module) -> float:
+        """Return the estimated seconds of one validation, measured on some examples."""
+        store = self.prepared.valid
+        if store is None:
+            return 0.0
+        probe = store.select(range(min(len(store), PROBE_VALIDATION_EXAMPLES)))
+        model.eval()
+        try:
+            with isolated_rng(0), torch.no_grad():
+                self._evaluate(model, probe, quiet=True)  # warm-up
+                began = time.monotonic()
+                self._evaluate(model, probe, quiet=True)
+                return (time.monotonic() - began) * len(store) / len(probe)
+        finally:
+            model.train()
+
+    def score(self, weights: Mapping[str, Tensor], time_budget: TimeBudget) -> list[CardScore]:
+        """Return the task's metrics on the validation examples."""
+        store = self.prepared.valid
+        if store is None:
+            return []
+        model = build_loaded_task_model(self.task, _float32(weights)).to(self.device)
+        with torch.no_grad():
+            found = self.task.scores(self._evaluate(model, store))
+        on = f"validation set, {len(store):,} {self.task.unit}"
+        self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.4g}' for each in found)}")
+        return [CardScore(each.name, each.value, each.signature, on) for each in found]
+
+    def data_rows(self) -> dict[str, str]:
+        """Return the rows of the model card about the examples."""
+        prepared, data, unit = self.prepared, self.config.data, self.task.unit
+        named = {
+            part: ", ".join(Path(name).name for name in file_names(getattr(data, part)))
+            for part in ("train", "valid")
+        }
+        rows = {f"training {unit}": f"{len(prepared.train):,} ({named['train'] or 'generated'})"}
+        if prepared.train.skipped:
+            rows[f"skipped {unit}"] = _describe_skipped(prepared.train)
+        if prepared.valid is not None:
+            rows[f"validation {unit}"] = (
+                f"{len(prepared.valid):,} ({named['valid'] or 'held out of the training data'})"
+            )
+        if details := self.task.describe():
+            rows["text"] = details
+        return rows
+
+    def write(
+        self, path: Path, weights: Mapping[str, Tensor], card: Card, fields: Mapping[str, Any]
+    ) -> str:
+        """Write the bundle."""
+        task = type(self.task)(self.config, self.task.text)  # with the resolved settings
+        write_task_bundle(
+            path,
+            task=task,
+            weights=weights,
+            card=card,
+            golden=self.prepared.golden,
+            manifest_fields=fields,
+        )
+        generates = self.config.task == "language"
+        return "dragoman generate --prompt The -m" if generates else "dragoman predict -m"
+
+
+def _float32(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
