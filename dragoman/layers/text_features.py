@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,6 +51,18 @@ class WordEmbedding(nn.Module):
             nn.init.normal_(table, std=table.size(1) ** -0.5)
         total = sum(widths) + sum(frozen_widths)
         self.projection = None if total == width else nn.Linear(total, width, bias=False)
+
+    @torch.no_grad()
+    def load_vectors(self, vectors: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> None:
+        """Start the last trained tables and the frozen ones from word vectors.
+
+        Each has the ids of the words that have a vector, (N,), and the vectors, (N, D). Other words
+        get random vectors of the same standard deviation.
+        """
+        tables = [*self.tables, *self.frozen_tables][-len(vectors) :]
+        for table, (ids, values) in zip(tables, vectors, strict=True):
+            nn.init.normal_(table, std=float(values.std()))
+            table[torch.from_numpy(ids)] = torch.from_numpy(values).to(table.dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embed tokens (..., T): (..., T, D)."""

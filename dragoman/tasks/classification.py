@@ -1,0 +1,909 @@
+"""The classification task: texts with one class, or with any number of labels."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dragoman.config import Config
+from dragoman.data.batch_plan import BatchPlan, Plan
+from dragoman.data.batch_shapes import BatchShape
+from dragoman.data.collate import TensorBatch
+from dragoman.data.example_store import ExampleStore
+from dragoman.data.records import Record, find_label_field, find_text_field
+from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.evaluate.classification import score_classes, tune_thresholds
+from dragoman.models.classifier import (
+    Classifier,
+    ClassifierOutput,
+    ClassifierSizes,
+    NgramFeatures,
+    build_classifier,
+)
+from dragoman.tasks.base import (
+    NUM_GOLDEN_INPUTS,
+    ReadRecords,
+    TaskScore,
+    TrainingTask,
+    evaluation_batches,
+    padded_length,
+)
+from dragoman.text.ngrams import NgramTable, log_count_ratios
+from dragoman.text.sentence_splitter import split_sentences
+from dragoman.text.vocabulary import (
+    Labels,
+    Vocabulary,
+    build_vocabulary,
+    normalize_text,
+    split_words,
+)
+from dragoman.text.word_vectors import WordVectors, read_word_vectors
+from dragoman.training.task import Loss
+
+if TYPE_CHECKING:
+    from dragoman.training.mixed_precision import Precision
+    from dragoman.training.progress import Progress
+
+_BREAK = re.compile(r"<br\s*/?>")
+UNLABELED = -1  # target of an example without this kind of label
+MAX_GOLDEN_CHARACTERS = 2000
+FEATURES_FORMAT = 1
+
+
+@dataclass(kw_only=True)
+class ClassificationText:
+    """Vocabulary, labels and features that were learned from the training records."""
+
+    vocabulary: Vocabulary
+    labels: Labels
+    multi_label: bool
+    label_counts: tuple[int, ...]  # training examples of each label
+    examples: int  # training examples
+    auxiliary: Labels | None = None
+    attributes: Labels | None = None
+    ngrams: NgramTable | None = None
+    sentence_end: str = ""  # the token that ends a sentence; "" for punctuation
+    vector_widths: tuple[int, ...] = ()
+    frozen_widths: tuple[int, ...] = ()
+    # What a new model starts from; a loaded one has it among its weights.
+    vectors: tuple[WordVectors, ...] = field(default=(), repr=False)
+    ngram_ratios: NDArray[np.float32] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationBatch(TensorBatch):
+    """A batch of texts: tokens (B, T), or documents (B, N, W) of sentences of words."""
+
+    words: Tensor  # (B, T) or (B, N, W)
+    lengths: Tensor  # (B,), or words of each sentence (B, N)
+    labels: Tensor  # (B,) class, or (B, C) one for each label of the text
+    auxiliary: Tensor | None = None  # (B,) class of the second label
+    attributes: Tensor | None = None  # (B, A)
+    ngrams: Tensor | None = None  # (B, K)
+    ngram_values: Tensor | None = None  # (B, K)
+    sizes: NDArray[np.int64]  # (B,) tokens of each text, on the host
+    is_full: bool = False  # whether there is no padding
+
+    @property
+    def tokens(self) -> int:
+        """The number of real tokens."""
+        return int(self.sizes.sum())
+
+    @property
+    def padded_tokens(self) -> int:
+        """The number of tokens, padding included."""
+        return self.words.numel()
+
+    @property
+    def graph_key(self) -> tuple[Any, ...]:
+        """Shapes, and whether there is padding: without, there is no mask."""
+        return (*super().graph_key, self.is_full)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """True at real tokens, in the shape of `words`; None without padding."""
+        if self.is_full:
+            return None
+        positions = torch.arange(self.words.size(-1), device=self.lengths.device)
+        return positions < self.lengths.unsqueeze(-1)
+
+    @property
+    def features(self) -> NgramFeatures | None:
+        """The n-grams of the texts, or None."""
+        return None if self.ngrams is None else NgramFeatures(self.ngrams, self.ngram_values)
+
+
+class TokenizedText(NamedTuple):
+    """The tokens of a text as the model reads them."""
+
+    sentences: list[list[str]]  # of a model that is not hierarchical, one
+
+    @property
+    def tokens(self) -> list[str]:
+        """All tokens in order."""
+        return [token for sentence in self.sentences for token in sentence]
+
+
+class ClassificationTask(TrainingTask):
+    """Cross-entropy of the class, or binary cross-entropy of each label."""
+
+    name: ClassVar[str] = "classify"
+    metrics: ClassVar[Mapping[str, bool]] = {
+        "accuracy": True,
+        "macro_f1": True,
+        "micro_f1": True,
+        "calibration_error": False,
+    }
+    text: ClassificationText
+
+    def __init__(self, config: Config, text: ClassificationText) -> None:
+        super().__init__(config, text)
+        weights = _class_weights(config.classify.class_weights, text)
+        self._class_weights = None if weights is None else torch.from_numpy(weights)
+        self._device_weights: Tensor | None = None
+        self._idf = (
+            text.ngrams.inverse_document_frequencies(text.examples)
+            if text.ngrams is not None and config.classify.ngram_weights == "tf_idf"
+            else None
+        )
+
+    # Text
+
+    @classmethod
+    def fit_text(cls, config: Config, records: ReadRecords) -> ClassificationText:
+        """Return vocabulary, labels, n-grams and word vectors of the training records."""
+        if problems := text_problems(config):
+            raise ConfigError(problems)
+        classify = config.classify
+        targets = _Targets(config)
+        counts: Counter[str] = Counter()
+        frequent = classify.sentence_end == "second_most_frequent"
+
+        def tokenized() -> Iterator[list[str]]:
+            for record in records():
+                targets.read(record)
+                tokens = tokenize(config, record.text(targets.text_field(record)))
+                if frequent:
+                    counts.update(tokens)
+                yield tokens
+
+        vocabulary = (
+            _consume(tokenized(), Vocabulary.of_bytes())
+            if config.text.tokenizer == "bytes"
+            else build_vocabulary(tokenized(), config.text)
+        )
+        targets.check(config)
+        text = ClassificationText(
+            vocabulary=vocabulary,
+            labels=targets.labels(),
+            multi_label=targets.multi_label,
+            label_counts=(),
+            examples=targets.examples,
+            auxiliary=Labels.build(targets.auxiliary) if classify.auxiliary_field else None,
+            attributes=Labels.build(targets.attributes) if classify.attribute_field else None,
+            sentence_end=_second_most_frequent(counts) if frequent else "",
+        )
+        text.label_counts = tuple(targets.counts[name] for name in text.labels.names)
+        if classify.ngrams:
+            _fit_ngrams(config, text, records)
+        _read_vectors(config, text)
+        return text
+
+    @classmethod
+    def load_text(cls, config: Config, files: Mapping[str, bytes]) -> ClassificationText:
+        """Return what `text_files` wrote; raise BundleError for a file that is not valid."""
+        described = _read_features(files["features.json"])
+        labels = Labels.from_bytes(files["labels.json"], "text/labels.json")
+        text = ClassificationText(
+            vocabulary=Vocabulary.from_bytes(files["words.json"], "text/words.json"),
+            labels=labels,
+            multi_label=described["multi_label"],
+            label_counts=tuple(described["label_counts"]),
+            examples=described["examples"],
+            sentence_end=described["sentence_end"],
+            vector_widths=tuple(described["vector_widths"]),
+            frozen_widths=tuple(described["frozen_widths"]),
+        )
+        if len(text.label_counts) != len(labels):
+            raise BundleError(
+                f"text/features.json must count the {len(labels)} labels of text/labels.json",
+                found=f"{len(text.label_counts)} counts",
+                fix="copy the model directory again",
+            )
+        if config.classify.auxiliary_field:
+            text.auxiliary = Labels.from_bytes(files["auxiliary.json"], "text/auxiliary.json")
+        if config.classify.attribute_field:
+            text.attributes = Labels.from_bytes(files["attributes.json"], "text/attributes.json")
+        if config.classify.ngrams:
+            text.ngrams = NgramTable.from_bytes(
+                files["ngrams.npy"], "text/ngrams.npy", order=config.classify.ngrams
+            )
+        return text
+
+    def text_files(self) -> dict[str, bytes]:
+        """Return the files of a bundle's text/ folder."""
+        text = self.text
+        described = {
+            "format": FEATURES_FORMAT,
+            "multi_label": text.multi_label,
+            "label_counts": list(text.label_counts),
+            "examples": text.examples,
+            "sentence_end": text.sentence_end,
+            "vector_widths": list(text.vector_widths),
+            "frozen_widths": list(text.frozen_widths),
+        }
+        files = {
+            "words.json": text.vocabulary.to_bytes(),
+            "labels.json": text.labels.to_bytes(),
+            "features.json": (json.dumps(described, ensure_ascii=False) + "\n").encode(),
+        }
+        if text.auxiliary is not None:
+            files["auxiliary.json"] = text.auxiliary.to_bytes()
+        if text.attributes is not None:
+            files["attributes.json"] = text.attributes.to_bytes()
+        if text.ngrams is not None:
+            files["ngrams.npy"] = text.ngrams.to_bytes()
+        return files
+
+    def describe(self) -> str:
+        """Return the sizes of the vocabulary, the labels and the n-grams."""
+        text = self.text
+        parts = [f"{len(text.vocabulary):,} words", f"{len(text.labels):,} labels"]
+        if text.ngrams is not None:
+            parts.append(f"{len(text.ngrams) - 1:,} n-grams")
+        parts += [f"{len(each.ids):,} words with vectors" for each in text.vectors]
+        return ", ".join(parts)
+
+    def tokenize(self, text: str) -> TokenizedText:
+        """Return the tokens of a text as the model reads them, in sentences if it is hierarchical.
+
+        Texts are cut after `data.max_length` tokens.
+        """
+        config = self.config
+        if not config.classify.hierarchical:
+            return TokenizedText([tokenize(config, text)[: config.data.max_length]])
+        most = config.classify.max_sentence_words
+        left = config.data.max_length
+        sentences = []
+        for sentence in split_document(config, text, self.text.sentence_end):
+            kept = sentence[:left]
+            left -= len(kept)
+            sentences += [kept[start : start + most] for start in range(0, len(kept), most)]
+        return TokenizedText(sentences)
+
+    # Examples
+
+    def encode(self, records: Iterable[Record]) -> ExampleStore:
+        """Return labelled records as arrays of ids; raise DataError for a bad one."""
+        targets = _Targets(self.config)
+        labels, auxiliary, attributes = [], [], []
+
+        def texts() -> Iterator[str]:
+            for record in records:
+                yield record.text(targets.text_field(record))
+                labels.append(self._label_target(record, targets))
+                if self.text.auxiliary is not None:
+                    name = record.text(self.config.classify.auxiliary_field)
+                    auxiliary.append(_index(record, self.text.auxiliary, name, "auxiliary label"))
+                if self.text.attributes is not None:
+                    attributes.append(self._attribute_target(record))
+
+        sequences = self._encode_texts(texts())
+        values: dict[str, NDArray[Any]] = {"labels": self._stack_labels(labels)}
+        if self.text.auxiliary is not None:
+            values["auxiliary"] = np.array(auxiliary, np.int64)
+        if self.text.attributes is not None:
+            values["attributes"] = np.array(attributes, np.float32).reshape(
+                len(attributes), len(self.text.attributes)
+            )
+        return ExampleStore(sequences=sequences, values=values)
+
+    def encode_texts(self, texts: Iterable[str]) -> ExampleStore:
+        """Return texts without labels as arrays of ids."""
+        sequences = self._encode_texts(texts)
+        count = len(sequences["words"])
+        shape = (count, len(self.text.labels)) if self.text.multi_label else (count,)
+        return ExampleStore(
+            sequences=sequences, values={"labels": np.full(shape, UNLABELED, np.int64)}
+        )
+
+    def _encode_texts(self, texts: Iterable[str]) -> dict[str, list[NDArray[np.int32]]]:
+        """Return the sequences of a store: words, sentence lengths and n-grams."""
+        vocabulary, ngrams = self.text.vocabulary, self.text.ngrams
+        found: dict[str, list[NDArray[np.int32]]] = {"words": []}
+        if self.config.classify.hierarchical:
+            found["sentences"] = []
+        if ngrams is not None:
+            found |= {"ngrams": [], "ngram_counts": []}
+        for text in texts:
+            tokenized = self.tokenize(text)
+            tokens = tokenized.tokens
+            ids = vocabulary.ids(tokens)
+            found["words"].append(np.array(ids, np.int32))
+            if "sentences" in found:
+                lengths = [len(sentence) for sentence in tokenized.sentences]
+                found["sentences"].append(np.array(lengths, np.int32))
+            if ngrams is not None:
+                counted = ngrams.count(lowercased(self.config, tokens))
+                found["ngrams"].append(counted.ids)
+                found["ngram_counts"].append(counted.counts)
+        return found
+
+    def _label_target(self, record: Record, targets: _Targets) -> int | NDArray[np.bool_]:
+        """Return the index of a record's class, or which of the labels it has."""
+        names = targets.label_names(record)
+        what = "label"
+        if not self.text.multi_label:
+            return _index(record, self.text.labels, names[0], what)
+        chosen = np.zeros(len(self.text.labels), np.bool_)
+        chosen[[_index(record, self.text.labels, name, what) for name in names]] = True
+        return chosen
+
+    def _attribute_target(self, record: Record) -> NDArray[np.float32]:
+        """Return which attributes a record has; -1 for all if it says nothing about them."""
+        labels, name = self.text.attributes, self.config.classify.attribute_field
+        assert labels is not None, "called for models with attributes"
+        if record.fields.get(name) is None:
+            return np.full(len(labels), UNLABELED, np.float32)
+        target = np.zeros(len(labels), np.float32)
+        for each in record.texts(name):
+            target[_index(record, labels, each, "attribute")] = 1.0
+        return target
+
+    def _stack_labels(self, labels: Sequence[Any]) -> NDArray[np.int64]:
+        """Return targets (N,), or (N, C) with several labels."""
+        width = len(self.text.labels)
+        shape = (len(labels), width) if self.text.multi_label else (len(labels),)
+        return np.array(labels, np.int64).reshape(shape)
+
+    def lengths(self, store: ExampleStore) -> NDArray[np.int64]:
+        """Return the number of tokens of each text, or of sentences of a document."""
+        return store.lengths("sentences" if self.config.classify.hierarchical else "words")
+
+    def plan(self, store: ExampleStore, *, batch_tokens: int, seed: int) -> Plan:
+        """Assign texts to batches of similar lengths; documents by their sentences."""
+        if not self.config.classify.hierarchical:
+            return super().plan(store, batch_tokens=batch_tokens, seed=seed)
+        sentences = np.maximum(self.lengths(store), 1)
+        return BatchPlan(
+            sentences - 1,
+            np.zeros_like(sentences),
+            batch_tokens=max(1, batch_tokens // self.config.classify.max_sentence_words),
+            seed=seed,
+        )
+
+    def collate(
+        self,
+        store: ExampleStore,
+        examples: NDArray[np.int64],
+        *,
+        shapes: Sequence[BatchShape] = (),
+        seed: int = 0,
+        training: bool = False,
+    ) -> ClassificationBatch:
+        """Return a padded batch of texts."""
+        examples = np.asarray(examples, np.int64)
+        sizes = store.lengths("words")[examples]
+        if self.config.classify.hierarchical:
+            words, lengths = self._pad_documents(store, examples, shapes)
+        else:
+            width = padded_length(shapes, int(sizes.max(initial=1)))
+            words, lengths = store.padded("words", examples, width), sizes
+        targets = {
+            name: torch.from_numpy(values[examples])
+            for name, values in store.values.items()
+            if name in ("labels", "auxiliary", "attributes")
+        }
+        ngrams, values = self._pad_ngrams(store, examples, words.size // max(len(examples), 1))
+        return ClassificationBatch(
+            words=torch.from_numpy(words),
+            lengths=torch.from_numpy(lengths),
+            **targets,
+            ngrams=ngrams,
+            ngram_values=values,
+            examples=examples,
+            sizes=sizes,
+            is_full=bool(sizes.sum() == words.size),
+        )
+
+    def _pad_documents(
+        self, store: ExampleStore, examples: NDArray[np.int64], shapes: Sequence[BatchShape]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return words (B, N, W) and the words of each sentence (B, N)."""
+        counts = store.lengths("sentences")[examples]
+        rows = padded_length(shapes, int(counts.max(initial=1)))
+        lengths = store.padded("sentences", examples, rows)
+        longest = int(lengths.max(initial=1))
+        # With shapes the width is fixed too, so that CUDA graphs are captured for few of them.
+        width = self.config.classify.max_sentence_words if shapes else longest
+        words = np.zeros((len(examples), rows, width), np.int64)
+        inside = np.arange(width) < lengths[..., None]
+        words[inside] = np.concatenate(
+            [store.sequence("words", int(each)) for each in examples] or [np.zeros(0, np.int32)]
+        )
+        return words, lengths
+
+    def _pad_ngrams(
+        self, store: ExampleStore, examples: NDArray[np.int64], tokens: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the n-grams (B, K) of texts of so many padded tokens, and their values."""
+        if self.text.ngrams is None:
+            return None, None
+        width = max(1, self.text.ngrams.order * tokens)  # the most that there can be
+        ids = store.padded("ngrams", examples, width)
+        if self._idf is None:
+            return torch.from_numpy(ids), None
+        counts = store.padded("ngram_counts", examples, width)
+        values = (1 + np.log(np.maximum(counts, 1))) * self._idf[ids]
+        values /= np.maximum(np.sqrt((values**2).sum(axis=1, keepdims=True)), 1e-9)
+        return torch.from_numpy(ids), torch.from_numpy(values.astype(np.float32))
+
+    # Training
+
+    def build_model(self) -> Classifier:
+        """Build the classifier, with word vectors and n-gram ratios where these were learned."""
+        text = self.text
+        sizes = ClassifierSizes(
+            vocab_size=len(text.vocabulary),
+            labels=len(text.labels),
+            auxiliary_labels=len(text.auxiliary) if text.auxiliary is not None else 0,
+            attributes=len(text.attributes) if text.attributes is not None else 0,
+            ngram_features=len(text.ngrams) if text.ngrams is not None else 0,
+            vector_widths=text.vector_widths,
+            frozen_widths=text.frozen_widths,
+        )
+        model = build_classifier(self.config.model, self.config.classify, sizes)
+        if text.vectors and model.embedding is not None:
+            model.embedding.load_vectors([(each.ids, each.vectors) for each in text.vectors])
+        if text.ngram_ratios is not None and model.bag is not None:
+            with torch.no_grad():
+                model.bag.ratios.copy_(torch.from_numpy(text.ngram_ratios))
+        return model
+
+    def forward(self, model: nn.Module, batch: ClassificationBatch) -> ClassifierOutput:
+        """Return the logits of a batch."""
+        assert isinstance(model, Classifier), (
+            f"classification needs a Classifier; found {type(model).__name__}"
+        )
+        return model.classify(batch.words, batch.mask, batch.features)
+
+    def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
+        """Return the loss over the texts, with those of branches, second labels and attributes."""
+        assert isinstance(model, Classifier), (
+            f"classification needs a Classifier; found {type(model).__name__}"
+        )
+        losses: dict[str, Tensor] = {}
+        output = model.classify(batch.words, batch.mask, batch.features, losses=losses)
+        total = self._label_loss(output.logits, batch.labels)
+        if self.config.classify.branch_loss and model.training:
+            for logits in (output.encoder_logits, output.ngram_logits):
+                assert logits is not None, "a model with two branches has both"
+                losses[f"branch {len(losses)}"] = (
+                    self.config.classify.branch_loss * self._label_loss(logits, batch.labels)
+                )
+        if output.auxiliary is not None and batch.auxiliary is not None:
+            losses["auxiliary"] = self.config.classify.auxiliary_weight * F.cross_entropy(
+                output.auxiliary.float(), batch.auxiliary, reduction="sum"
+            )
+        if output.attributes is not None and batch.attributes is not None:
+            known = (batch.attributes >= 0).float()
+            entropy = F.binary_cross_entropy_with_logits(
+                output.attributes.float(), batch.attributes.clamp(min=0.0), reduction="none"
+            )
+            losses["attributes"] = self.config.classify.attribute_weight * (entropy * known).sum()
+        with torch.no_grad():
+            nll = self._plain_loss(output.logits, batch.labels)
+        count = torch.full((), float(len(batch)), device=total.device)
+        return Loss(sum(losses.values(), total), nll, count)
+
+    def _label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the summed loss of the labels, with class weights and label smoothing."""
+        smoothing = self.config.train.label_smoothing
+        weights = self._weights_on(logits.device)
+        if not self.text.multi_label:
+            return F.cross_entropy(
+                logits.float(), labels, weight=weights, label_smoothing=smoothing, reduction="sum"
+            )
+        targets = labels.float() * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(
+            logits.float(), targets, pos_weight=weights, reduction="sum"
+        )
+
+    def _plain_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the summed negative log-likelihood of the labels."""
+        if not self.text.multi_label:
+            return F.cross_entropy(logits.float(), labels, reduction="sum")
+        return F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="sum")
+
+    def _weights_on(self, device: torch.device) -> Tensor | None:
+        """Return the class weights on a device, copied there once."""
+        if self._class_weights is None:
+            return None
+        if self._device_weights is None or self._device_weights.device != device:
+            self._device_weights = self._class_weights.to(device)
+        return self._device_weights
+
+    # Evaluation
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        store: ExampleStore,
+        *,
+        device: torch.device,
+        precision: Precision,
+        progress: Progress,
+    ) -> dict[str, float]:
+        """Return the loss and the metrics on labelled texts."""
+        logits = self.logits(model, store, device=device, precision=precision, progress=progress)
+        assert isinstance(model, Classifier), "checked by `logits`"
+        labels = store.values["labels"]
+        nll = self._plain_loss(torch.from_numpy(logits), torch.from_numpy(labels))
+        probabilities = self.probabilities(logits)
+        predicted = self.decide(probabilities, model.thresholds.cpu().numpy())
+        scores = score_classes(predicted, self.expected(store), probabilities)
+        return {"loss": float(nll) / max(len(labels), 1), **scores.metrics()}
+
+    def finish(
+        self,
+        model: nn.Module,
+        store: ExampleStore,
+        *,
+        device: torch.device,
+        precision: Precision,
+        progress: Progress,
+    ) -> None:
+        """Tune the thresholds of the final model on the validation set, as the settings say."""
+        kind = self.config.classify.tune_threshold
+        if kind == "off" or not self.text.multi_label or not len(store):
+            return
+        logits = self.logits(model, store, device=device, precision=precision, progress=progress)
+        assert isinstance(model, Classifier), "checked by `logits`"
+        tuned = tune_thresholds(
+            self.probabilities(logits), self.expected(store), by_label=kind == "labels"
+        )
+        model.thresholds.copy_(torch.from_numpy(tuned))
+
+    def logits(
+        self,
+        model: nn.Module,
+        store: ExampleStore,
+        *,
+        device: torch.device,
+        precision: Precision,
+        progress: Progress,
+    ) -> NDArray[np.float32]:
+        """Return the logits (N, C) of all texts, in their order."""
+        found = np.zeros((len(store), len(self.text.labels)), np.float32)
+        for batch in evaluation_batches(self, store, device=device, progress=progress):
+            assert isinstance(batch, ClassificationBatch), "made by `collate`"
+            with precision.autocast(device):
+                logits = self.forward(model, batch).logits
+            found[batch.examples] = logits.float().cpu().numpy()
+        return found
+
+    def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the probabilities (N, C) of logits: softmax, or a sigmoid for each label."""
+        tensor = torch.from_numpy(logits)
+        return (tensor.sigmoid() if self.text.multi_label else tensor.softmax(dim=-1)).numpy()
+
+    def decide(
+        self, probabilities: NDArray[np.float32], thresholds: NDArray[np.float32]
+    ) -> NDArray[np.bool_]:
+        """Return the predicted classes (N, C): the most probable one, or all over a threshold."""
+        if self.text.multi_label:
+            return np.asarray(probabilities >= thresholds)
+        best = probabilities.argmax(axis=1)
+        return np.asarray(np.arange(probabilities.shape[1]) == best[:, None])
+
+    def expected(self, store: ExampleStore) -> NDArray[np.bool_]:
+        """Return the labels of a store as (N, C)."""
+        labels = store.values["labels"]
+        if self.text.multi_label:
+            return labels.astype(np.bool_)
+        return np.asarray(np.arange(len(self.text.labels)) == labels[:, None])
+
+    def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
+        """Return the metrics to be reported, with signatures."""
+        count = len(self.text.labels)
+        threshold = (
+            "tuned"
+            if self.config.classify.tune_threshold != "off"
+            else f"threshold {self.config.classify.threshold:g}"
+        )
+        decision = (
+            f"any of {count} labels, {threshold}"
+            if self.text.multi_label
+            else (f"one of {count} classes")
+        )
+        signatures = {
+            "accuracy": "fraction of texts with exactly the right labels",
+            "macro_f1": f"mean F1 of {count} classes, 0 where none is predicted",
+            "micro_f1": "F1 of all decisions together",
+            "calibration_error": "expected calibration error, 15 bins of equal width",
+        }
+        return [
+            TaskScore(name, metrics[name], f"{signatures[name]}; {decision}")
+            for name in self.metrics
+            if name in metrics
+        ]
+
+    def golden_inputs(self, records: Iterable[Record]) -> list[str]:
+        """Return a few texts, cut to a length that a bundle can record."""
+        targets = _Targets(self.config)
+        found = []
+        for record in records:
+            found.append(record.text(targets.text_field(record))[:MAX_GOLDEN_CHARACTERS])
+            if len(found) == NUM_GOLDEN_INPUTS:
+                break
+        return found
+
+    def golden_outputs(self, model: nn.Module, inputs: Sequence[Any]) -> list[Any]:
+        """Return the probabilities of texts, by label."""
+        if not all(isinstance(text, str) for text in inputs):
+            raise TypeError("inputs of classification must be texts")
+        store = self.encode_texts(inputs)
+        device = next(model.parameters()).device
+        outputs = []
+        for number in range(len(store)):
+            batch = self.collate(store, np.array([number])).to(device)
+            logits = self.forward(model, batch).logits.float().cpu().numpy()
+            probabilities = self.probabilities(logits)[0].tolist()
+            outputs.append(dict(zip(self.text.labels.names, probabilities, strict=True)))
+        return outputs
+
+
+def text_problems(config: Config) -> list[str]:
+    """Return the settings of text that classification cannot use."""
+    if config.text.tokenizer in ("words", "characters", "bytes"):
+        return []
+    return [
+        "text.tokenizer must be words, characters or bytes for classification; found "
+        f"{config.text.tokenizer}; set text.tokenizer=words"
+    ]
+
+
+def tokenize(config: Config, text: str) -> list[str]:
+    """Return the tokens of a text, not yet in lower case."""
+    text = normalize_text(text, config.text.normalization)
+    if config.text.tokenizer == "characters":
+        return [character for character in text if not character.isspace()]
+    if config.text.tokenizer == "bytes":
+        return [f"<0x{byte:02X}>" for byte in text.encode(errors="surrogatepass")]
+    return split_words(text)
+
+
+def lowercased(config: Config, tokens: list[str]) -> list[str]:
+    """Return tokens in lower case if the vocabulary is."""
+    return [token.lower() for token in tokens] if config.text.lowercase else tokens
+
+
+def split_document(config: Config, text: str, sentence_end: str = "") -> Iterator[list[str]]:
+    """Yield the sentences of a text as tokens; empty ones are left out.
+
+    A sentence ends at punctuation and at line breaks, `<br />` included. With a `sentence_end` it
+    ends after that token: anonymised text has no punctuation to go by.
+    """
+    if sentence_end:
+        sentence: list[str] = []
+        for token in tokenize(config, text):
+            sentence.append(token)
+            if (token.lower() if config.text.lowercase else token) == sentence_end:
+                yield sentence
+                sentence = []
+        if sentence:
+            yield sentence
+        return
+    for paragraph in _BREAK.split(text):
+        for line in paragraph.splitlines():
+            for part in split_sentences(line).texts:
+                if tokens := tokenize(config, part):
+                    yield tokens
+
+
+class _Targets:
+    """Finds the fields of records, and collects their labels."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._fields: dict[Any, tuple[str, str]] = {}
+        self.counts: Counter[str] = Counter()
+        self.auxiliary: set[str] = set()
+        self.attributes: set[str] = set()
+        self.examples = 0
+        self.multi_label = config.classify.multi_label == "on"
+
+    def text_field(self, record: Record) -> str:
+        """Return the field with the text."""
+        key = ("text", record.file)
+        if key not in self._fields:
+            self._fields[key] = (find_text_field(record, self._config.data.text_field), "")
+        return self._fields[key][0]
+
+    def label_field(self, record: Record) -> str:
+        """Return the field with the label."""
+        key = ("label", record.file)
+        if key not in self._fields:
+            self._fields[key] = (find_label_field(record, self._config.data.label_field), "")
+        return self._fields[key][0]
+
+    def label_names(self, record: Record) -> list[str]:
+        """Return the labels of a record; one unless the data are multi-label."""
+        name = self.label_field(record)
+        value = record.value(name)
+        if isinstance(value, bool):
+            return [str(value).lower()]
+        names = record.texts(name)
+        if self._config.classify.multi_label == "off" and len(names) != 1:
+            raise record.error(
+                f"must have one label in {name!r}, for classify.multi_label=off",
+                f"{len(names)} labels",
+                "set classify.multi_label=on",
+            )
+        return names
+
+    def read(self, record: Record) -> None:
+        """Collect the labels of a training record."""
+        names = self.label_names(record)
+        if isinstance(record.value(self.label_field(record)), list):
+            self.multi_label |= self._config.classify.multi_label == "auto"
+        self.counts.update(set(names))
+        self.examples += 1
+        classify = self._config.classify
+        if classify.auxiliary_field:
+            self.auxiliary.add(record.text(classify.auxiliary_field))
+        if classify.attribute_field and record.fields.get(classify.attribute_field) is not None:
+            self.attributes.update(record.texts(classify.attribute_field))
+
+    def labels(self) -> Labels:
+        """Return all labels."""
+        return Labels.build(self.counts)
+
+    def check(self, config: Config) -> None:
+        """Raise DataError unless there is something to tell apart."""
+        least = 1 if self.multi_label else 2
+        if len(self.counts) < least:
+            raise DataError(
+                f"the training data must have at least {least} labels",
+                found=f"{len(self.counts)} in {self.examples:,} examples",
+                fix="check data.train and data.label_field",
+            )
+        if config.classify.attribute_field and not self.attributes:
+            raise DataError(
+                "the training data must have attributes",
+                found=f"none in the field {config.classify.attribute_field!r}",
+                fix="check classify.attribute_field",
+            )
+
+
+def _index(record: Record, labels: Labels, name: str, what: str) -> int:
+    """Return the index of a label; raise DataError if the training data do not have it."""
+    if name not in labels:
+        known = ", ".join(labels.names[:6]) + (", …" if len(labels) > 6 else "")
+        raise record.error(
+            f"must have an {what} of the training data"
+            if what[0] in "ae"
+            else f"must have a {what} of the training data",
+            repr(name),
+            f"known are {known}",
+        )
+    return labels.index(name)
+
+
+def _second_most_frequent(counts: Counter[str]) -> str:
+    """Return the second most frequent token, ties in order of code points."""
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    if len(ranked) < 2:
+        raise DataError(
+            "classify.sentence_end=second_most_frequent needs at least two different tokens",
+            found=str(len(ranked)),
+            fix="set classify.sentence_end=punctuation",
+        )
+    return ranked[1]
+
+
+def _consume(tokens: Iterable[list[str]], vocabulary: Vocabulary) -> Vocabulary:
+    """Run through the records, whose labels are collected, and return a fixed vocabulary."""
+    for _ in tokens:
+        pass
+    return vocabulary
+
+
+def _fit_ngrams(config: Config, text: ClassificationText, records: ReadRecords) -> None:
+    """Build the table of n-grams, and their naive-Bayes ratios."""
+    classify = config.classify
+    targets = _Targets(config)
+
+    def tokens(record: Record) -> list[str]:
+        found = tokenize(config, record.text(targets.text_field(record)))
+        return lowercased(config, found[: config.data.max_length])
+
+    text.ngrams = NgramTable.build(
+        (tokens(record) for record in records()),
+        order=classify.ngrams,
+        max_size=classify.ngram_features,
+        min_count=classify.ngram_min_count,
+    )
+    if classify.ngram_weights != "naive_bayes":
+        return
+    features = []
+    member = np.zeros((text.examples, len(text.labels)), np.bool_)
+    for row, record in enumerate(records()):
+        features.append(text.ngrams.count(tokens(record)).ids)
+        member[row, [text.labels.index(name) for name in targets.label_names(record)]] = True
+    text.ngram_ratios = log_count_ratios(features, member, len(text.ngrams))
+
+
+def _read_vectors(config: Config, text: ClassificationText) -> None:
+    """Read the files of word vectors for the words of the vocabulary."""
+    ids = {token: number for number, token in enumerate(text.vocabulary.tokens)}
+    read = [
+        [read_word_vectors(path, ids, lowercase=config.text.lowercase) for path in paths]
+        for paths in (config.classify.vectors, config.classify.frozen_vectors)
+    ]
+    text.vector_widths, text.frozen_widths = (
+        tuple(each.width for each in vectors) for vectors in read
+    )
+    text.vectors = (*read[0], *read[1])
+
+
+def _class_weights(kind: str, text: ClassificationText) -> NDArray[np.float32] | None:
+    """Return the weight of each class, or of the examples that have a label; None for 1.
+
+    Balanced classes weigh N / (C n_c), so that each has the same total; examples that have a label
+    weigh (N - n_c) / n_c, so that they have the total of those that have not.
+    """
+    if kind == "none":
+        return None
+    counts = np.maximum(np.array(text.label_counts, np.float64), 1.0)
+    if text.multi_label:
+        return ((text.examples - counts).clip(min=1.0) / counts).astype(np.float32)
+    return (text.examples / (len(counts) * counts)).astype(np.float32)
+
+
+def _read_features(data: bytes) -> dict[str, Any]:
+    """Read features.json; raise BundleError unless every field is of its type."""
+    kinds = {
+        "multi_label": bool,
+        "label_counts": list,
+        "examples": int,
+        "sentence_end": str,
+        "vector_widths": list,
+        "frozen_widths": list,
+    }
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(
+            "text/features.json must be JSON",
+            found=f"{error}"[:120],
+            fix="copy the model directory again",
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != FEATURES_FORMAT:
+        raise BundleError(
+            f"text/features.json must have format {FEATURES_FORMAT}",
+            found=f"{found!r:.80}",
+            fix="use the dragoman that wrote it",
+        )
+    for name, kind in kinds.items():
+        value = found.get(name)
+        numbers = isinstance(value, list) and all(
+            type(each) is int and 0 <= each < 1 << 32 for each in value
+        )
+        if type(value) is not kind or (kind is list and not numbers):
+            raise BundleError(
+                f"text/features.json must have a valid {name!r}",
+                found=f"{value!r:.80}",
+                fix="copy the model directory again",
+            )
+    return found

@@ -1,0 +1,99 @@
+"""Metrics of classification against counting by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dragoman.evaluate.classification import (
+    expected_calibration_error,
+    score_classes,
+    tune_thresholds,
+)
+
+
+def count_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
+    """Return F1 of decisions counted one by one."""
+    tp = fp = fn = 0
+    for guess, truth in zip(predicted.ravel(), expected.ravel(), strict=True):
+        tp += guess and truth
+        fp += guess and not truth
+        fn += truth and not guess
+    if tp == 0:
+        return 0.0
+    precision, recall = tp / (tp + fp), tp / (tp + fn)
+    return 2 * precision * recall / (precision + recall)
+
+
+def decisions(seed: int, rows: int = 40, labels: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    probabilities = generator.random((rows, labels))
+    expected = generator.random((rows, labels)) < 0.3 + 0.4 * probabilities
+    expected[:, -1] = False  # a label without examples
+    return probabilities, expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_several_labels(seed: int) -> None:
+    probabilities, expected = decisions(seed)
+    predicted = probabilities >= 0.5
+    scores = score_classes(predicted, expected, probabilities)
+    by_class = [count_f1(predicted[:, each], expected[:, each]) for each in range(5)]
+    assert scores.macro_f1 == pytest.approx(np.mean(by_class))
+    assert [each.f1 for each in scores.classes] == pytest.approx(by_class)
+    assert scores.micro_f1 == pytest.approx(count_f1(predicted, expected))
+    exact = [bool((one == other).all()) for one, other in zip(predicted, expected, strict=True)]
+    assert scores.accuracy == pytest.approx(np.mean(exact))
+    assert scores.classes[0].support == expected[:, 0].sum()
+    assert scores.classes[-1].f1 == 0.0
+    assert scores.classes[0].precision == pytest.approx(
+        (predicted & expected)[:, 0].sum() / predicted[:, 0].sum()
+    )
+    assert scores.classes[0].recall == pytest.approx(
+        (predicted & expected)[:, 0].sum() / expected[:, 0].sum()
+    )
+
+
+def test_micro_f1_of_one_class_per_text_is_the_accuracy() -> None:
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.ones(4), 50)
+    predicted = np.arange(4) == probabilities.argmax(axis=1)[:, None]
+    expected = np.arange(4) == generator.integers(0, 4, 50)[:, None]
+    scores = score_classes(predicted, expected, probabilities)
+    assert scores.micro_f1 == pytest.approx(scores.accuracy)
+    confidence = probabilities.max(axis=1)
+    right = (predicted & expected).any(axis=1)
+    assert scores.calibration_error == pytest.approx(expected_calibration_error(confidence, right))
+
+
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
+    confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
+    right = np.array([True, True, True, False, True, False])
+    expected = (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
+    assert expected_calibration_error(confidence, right, bins=10) == pytest.approx(expected)
+    # A bin includes its upper end; 0 belongs to the first.
+    assert expected_calibration_error(np.array([0.5]), np.array([False]), bins=2) == 0.5
+    assert expected_calibration_error(np.array([0.0, 1.0]), np.array([False, True])) == 0.0
+    assert expected_calibration_error(np.zeros(0), np.zeros(0, bool)) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tuned_thresholds_are_the_best_of_all(seed: int) -> None:
+    probabilities, expected = decisions(seed)
+    every = np.concatenate([[0.0], np.sort(probabilities.ravel()) + 1e-9])
+    best = max(count_f1(probabilities >= each, expected) for each in every)
+    tuned = tune_thresholds(probabilities, expected, by_label=False)
+    assert len(set(tuned)) == 1
+    assert count_f1(probabilities >= tuned, expected) == pytest.approx(best)
+    tuned = tune_thresholds(probabilities, expected, by_label=True)
+    for label in range(4):
+        column, truth = probabilities[:, label], expected[:, label]
+        best = max(count_f1(column >= each, truth) for each in every)
+        assert count_f1(column >= tuned[label], truth) == pytest.approx(best)
+    assert tuned[4] == 0.5
+
+
+def test_thresholds_of_equal_probabilities() -> None:
+    probabilities, expected = np.full((4, 1), 0.3), np.array([[True], [False], [True], [True]])
+    tuned = tune_thresholds(probabilities, expected, by_label=True)
+    assert (probabilities >= tuned).all()
