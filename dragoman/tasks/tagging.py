@@ -316,6 +316,23 @@ class TaggingTask(TrainingTask):
             )
         ]
 
+    def read_input(self, record: Record, *, text_field: str = "") -> TaggedSentence | str:
+        """Return a record's tokens, with their further column if one is read, or else its text.
+
+        Tags are not needed. The text is the field `text_field`, or the usual one.
+        """
+        tag = self.config.tag
+        names = [tag.token_field] if tag.token_field in record.fields else _TOKEN_NAMES
+        found = next((name for name in names if name in record.fields), None)
+        if tag.segmentation or text_field or found is None:
+            trained = self.config.data.text_field
+            wanted = text_field or (trained if trained in record.fields else "")
+            text = record.text(find_text_field(record, wanted))
+            # Words that are separated already are joined, as in training.
+            return "".join(text.split()) if tag.segmentation else text
+        fields = TagFields(found, "", tag.input_field, ())
+        return _read_sentence(self.config, record, fields)
+
     def golden_inputs(self, records: Iterable[Record]) -> list[Any]:
         """Return the first sentences: their tokens, and their further column if one is read."""
         found: list[Any] = []
@@ -405,7 +422,7 @@ def _read_sentence(config: Config, record: Record, fields: TagFields) -> TaggedS
             )
         return values
 
-    tags = column(fields.tags)
+    tags = column(fields.tags) if fields.tags else []
     if config.tag.scheme not in ("auto", PLAIN):
         wrong = next((tag for tag in tags if not is_span_tag(tag)), None)
         if wrong is not None:
@@ -415,6 +432,7 @@ def _read_sentence(config: Config, record: Record, fields: TagFields) -> TaggedS
                 "write O, B-TYPE or I-TYPE, or set tag.scheme=plain",
             )
     names = [name for name in config.tag.auxiliary_fields if name != FREQUENCY_TARGET]
+    names = names if fields.auxiliary else []
     return TaggedSentence(
         tokens=tokens,
         tags=tags,
