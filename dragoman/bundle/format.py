@@ -28,6 +28,7 @@ TEXT_FILES = (
     "auxiliary.json",
     "features.json",
     "thresholds.json",
+    "tagging.json",
 )
 
 # Maximum bytes of each file. No file can name another: only these are ever opened.

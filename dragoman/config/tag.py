@@ -33,7 +33,16 @@ class TagConfig:
     # Metrics of validation, besides the loss.
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1")
     # Largest sizes of a miniature (`dragoman train --mini`), by setting.
-    mini: ClassVar[dict[str, object]] = {}
+    mini: ClassVar[dict[str, object]] = {
+        "word_width": 32,
+        "character_width": 16,
+        "character_features": 32,
+        "max_characters": 16,
+        "feature_width": 16,
+        "word_dropout": 0.1,
+        "input_dropout": 0.1,
+        "output_dropout": 0.1,
+    }
 
     token_field: str = setting(
         "", "Field or column with the tokens; detected when empty, such as tokens."

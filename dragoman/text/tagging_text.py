@@ -225,21 +225,18 @@ class TaggingText:
 
     def to_files(self) -> dict[str, bytes]:
         """Return the files of a bundle's text/ folder."""
-        scheme = {"format": 1, "scheme": self.scheme, "frequencies": list(self.frequencies)}
+        rest = {
+            "format": 1,
+            "scheme": self.scheme,
+            "features": [list(vocabulary.tokens) for vocabulary in self.features],
+            "auxiliary": {name: list(labels.names) for name, labels in self.auxiliary.items()},
+            "frequencies": list(self.frequencies),
+        }
         return {
             "words.json": self.words.to_bytes(),
             "characters.json": self.characters.to_bytes(),
-            "tags.json": self.labels.to_bytes(),
-            "scheme.json": (json.dumps(scheme) + "\n").encode(),
-            **{
-                f"feature_{number}.json": vocabulary.to_bytes()
-                for number, vocabulary in enumerate(self.features, 1)
-            },
-            **{
-                f"auxiliary_{number}.json": self.auxiliary[name].to_bytes()
-                for number, name in enumerate(self.config.auxiliary_fields, 1)
-                if name in self.auxiliary
-            },
+            "labels.json": self.labels.to_bytes(),
+            "tagging.json": (json.dumps(rest, ensure_ascii=False) + "\n").encode(),
         }
 
     @classmethod
@@ -247,31 +244,39 @@ class TaggingText:
         """Read what `to_files` wrote; raise BundleError if a file is missing or not valid."""
         tag = config.tag
         words = Vocabulary.from_bytes(_file(files, "words.json"), "words.json")
-        scheme, frequencies = _read_scheme(_file(files, "scheme.json"))
-        if frequencies and len(frequencies) != len(words):
+        try:
+            rest = json.loads(_file(files, "tagging.json"))
+            features = tuple(Vocabulary(_texts(each)) for each in rest["features"])
+            auxiliary = {name: Labels(_texts(each)) for name, each in rest["auxiliary"].items()}
+            frequencies = tuple(rest["frequencies"])
+            is_valid = (
+                rest["format"] == 1
+                and rest["scheme"] in SCHEMES
+                and len(features) == bool(tag.input_field) + len(tag.features)
+                and all(each.tokens[:4] == SPECIAL_TOKENS for each in features)
+                and set(auxiliary) == set(tag.auxiliary_fields) - {FREQUENCY_TARGET}
+                and len(frequencies)
+                == (len(words) if FREQUENCY_TARGET in tag.auxiliary_fields else 0)
+                and all(type(each) is int and 0 <= each < 64 for each in frequencies)
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            is_valid = False
+        if not is_valid:
             raise BundleError(
-                "scheme.json must have a frequency for each word of words.json",
-                found=f"{len(frequencies)} and {len(words)}",
+                "tagging.json must have the scheme, features and auxiliary labels that "
+                "config.json describes",
+                found=f"{files['tagging.json'][:80]!r}",
                 fix="copy the model directory again",
             )
-        columns = range(1, bool(tag.input_field) + len(tag.features) + 1)
         return cls(
             config=tag,
             normalization=config.text.normalization,
             words=words,
             characters=Vocabulary.from_bytes(_file(files, "characters.json"), "characters.json"),
-            features=tuple(
-                Vocabulary.from_bytes(_file(files, name), name)
-                for name in (f"feature_{number}.json" for number in columns)
-            ),
-            labels=Labels.from_bytes(_file(files, "tags.json"), "tags.json"),
-            scheme=scheme,
-            auxiliary={
-                field_name: Labels.from_bytes(_file(files, name), name)
-                for number, field_name in enumerate(tag.auxiliary_fields, 1)
-                if field_name != FREQUENCY_TARGET
-                for name in [f"auxiliary_{number}.json"]
-            },
+            features=features,
+            labels=Labels.from_bytes(_file(files, "labels.json"), "labels.json"),
+            scheme=rest["scheme"],
+            auxiliary=auxiliary,
             frequencies=frequencies,
         )
 
@@ -332,18 +337,13 @@ def _file(files: Mapping[str, bytes], name: str) -> bytes:
     return files[name]
 
 
-def _read_scheme(data: bytes) -> tuple[str, tuple[int, ...]]:
-    """Return the tag scheme and the words' frequency classes."""
-    try:
-        content: Any = json.loads(data)
-        scheme, frequencies = content["scheme"], content["frequencies"]
-        valid = content["format"] == 1 and scheme in SCHEMES and isinstance(frequencies, list)
-        if valid and all(type(each) is int and 0 <= each < 64 for each in frequencies):
-            return scheme, tuple(frequencies)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise BundleError(
-        f"scheme.json must have format 1, a scheme of {', '.join(SCHEMES)} and frequencies",
-        found=f"{data[:80]!r}",
-        fix="copy the model directory again",
-    )
+def _texts(values: Any) -> list[str]:
+    """Return a list of distinct texts; raise ValueError if it is none."""
+    is_list = isinstance(values, list) and bool(values)
+    if (
+        is_list
+        and all(isinstance(each, str) for each in values)
+        and len(set(values)) == len(values)
+    ):
+        return list(values)
+    raise ValueError(f"{values!r:.60}")

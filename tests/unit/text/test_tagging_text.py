@@ -171,11 +171,18 @@ def test_bad_files_are_refused() -> None:
     text = build()
     config = Config(task="tag", tag=text.config)
     files = text.to_files()
-    with pytest.raises(BundleError, match=r"must have tags\.json; found characters\.json"):
-        TaggingText.from_files(config, {k: v for k, v in files.items() if k != "tags.json"})
-    bad = json.dumps({"format": 1, "scheme": "iob9", "frequencies": []}).encode()
-    with pytest.raises(BundleError, match="iob9"):
-        TaggingText.from_files(config, files | {"scheme.json": bad})
-    short = json.dumps({"format": 1, "scheme": "iob2", "frequencies": [1]}).encode()
-    with pytest.raises(BundleError, match="found 1 and"):
-        TaggingText.from_files(config, files | {"scheme.json": short})
+    with pytest.raises(BundleError, match=r"must have labels\.json; found characters\.json"):
+        TaggingText.from_files(config, {k: v for k, v in files.items() if k != "labels.json"})
+    rest = json.loads(files["tagging.json"])
+    for change in (
+        {"format": 2},
+        {"scheme": "iob9"},
+        {"frequencies": [1]},
+        {"features": [["a"]]},
+        {"auxiliary": {"xpos": ["a"]}},
+        {"auxiliary": []},
+    ):
+        bad = json.dumps(change | {k: v for k, v in rest.items() if k not in change}).encode()
+        with pytest.raises(BundleError, match=r"tagging\.json must have the scheme") as caught:
+            TaggingText.from_files(config, files | {"tagging.json": bad})
+        assert next(iter(change)) in str(caught.value)
