@@ -17,7 +17,7 @@ from dragoman.config import (
     read_yaml,
     to_dict,
 )
-from dragoman.config.config import SECTIONS
+from dragoman.config.config import SECTIONS, TASK_STACKS
 from dragoman.errors import ConfigError
 
 
@@ -360,9 +360,10 @@ SWITCHES = [
 @pytest.mark.parametrize(("section", "name", "word"), SWITCHES)
 def test_on_and_off_are_words_where_they_are_choices(tmp_path, section, name, word):
     """YAML takes them for true and false."""
+    base = Config(task=section) if section in TASK_STACKS else Config()
     given = (
-        read_config(overrides=[f"{section}.{name}={word}"]),
-        read_config(file=write(tmp_path, f"{section}: {{{name}: {word}}}")),
+        read_config(overrides=[f"{section}.{name}={word}"], base=base),
+        read_config(file=write(tmp_path, f"{section}: {{{name}: {word}}}"), base=base),
     )
     assert [getattr(getattr(each, section), name) for each in given] == [word, word]
 
