@@ -126,7 +126,7 @@ def _concat_shapes(path: Path, name: str, above: TensorInfo, below: TensorInfo) 
     return TensorInfo(above.dtype, (above.shape[0] + below.shape[0], *above.shape[1:]))
 
 
-TENSOR_PARTS = ("weights", "optimizer", "ema")
+TENSOR_PARTS = ("weights", "optimizer", "ema", "carried")
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 _MAX_STATE_BYTES = 256 << 20  # token limits and excluded steps make it grow
 _MAX_NUMBER = 1 << 62
@@ -187,6 +187,12 @@ class Checkpoint:
         if not shard_file_names("ema", self.manifest["files"]):
             return None
         return self._sharded_tensors("ema").read(expected=expected, rows=rows)
+
+    def load_carried(self) -> dict[str, Tensor]:
+        """Return what the last batch left to the next; empty where there is nothing."""
+        if not shard_file_names("carried", self.manifest["files"]):
+            return {}
+        return self._sharded_tensors("carried").read()
 
     def require_fit(self, expected: CheckpointTensors) -> None:
         """Raise CorruptError if the checkpoint belongs to another model; reads headers only."""

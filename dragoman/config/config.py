@@ -339,6 +339,9 @@ class Config:
                 f"{named[0]} is for translation; found task {self.task}; "
                 "name the files by data.train and data.valid (--train, --valid)"
             )
+        if self.task == "language":
+            # By name: models is a higher layer, and imports this one.
+            yield from import_object("dragoman.models.language_rules:language_problems")(self)
 
     def _translation_problems(self) -> Iterator[str]:
         """Yield inconsistencies between settings of a translation model."""

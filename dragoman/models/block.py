@@ -52,6 +52,10 @@ class Block(nn.Module):
     supports_compile: ClassVar[bool] = True
     # Whether train.param_dtype=auto means bfloat16 for it on a GPU.
     bf16_params_by_default: ClassVar[bool] = False
+    # Whether a segment continues from the state that the one before it left, as an RNN does.
+    has_recurrent_state: ClassVar[bool] = False
+    # Whether a segment can attend to the hidden states of earlier ones (Transformer-XL).
+    has_segment_memory: ClassVar[bool] = False
     # Settings of `model` that the block can override: transformer(heads=4).
     overridable: ClassVar[tuple[str, ...]] = ()
 

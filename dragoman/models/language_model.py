@@ -22,6 +22,8 @@ from dragoman.errors import ConfigError
 from dragoman.layers.embedding import Embedding, OutputProjection, StackInput
 from dragoman.models.block import ExtendOutput
 from dragoman.models.block_rules import stack_problems
+from dragoman.models.block_spec import parse_blocks
+from dragoman.models.catalogue import BLOCKS
 from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.encoder_decoder import DecoderOutput
@@ -232,6 +234,14 @@ def build_language_model(
         if isinstance(module, TransformerXLBias):
             module.max_distance = max_distance
     return model
+
+
+def carries_state(config: ModelConfig, memory: int) -> bool:
+    """Whether segments of a stream continue each other: an RNN's state, or a memory."""
+    kinds = [BLOCKS.load(spec.name) for spec in parse_blocks(config.decoder, "model.decoder")]
+    return any(
+        kind.has_recurrent_state or (memory > 0 and kind.has_segment_memory) for kind in kinds
+    )
 
 
 def memory_mask(lengths: Tensor, memory: int) -> Tensor:

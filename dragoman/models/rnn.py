@@ -59,6 +59,7 @@ class RNNLayer(Block):
 
     kind: ClassVar[type[RNN]]
     overridable = RNNOptions.overridable
+    has_recurrent_state = True
     supports_compile = False  # loops over positions
 
     def __init__(

@@ -37,6 +37,7 @@ class TransformerLayer(Block):
     """
 
     bf16_params_by_default = True
+    has_segment_memory = True
     overridable = TransformerOptions.overridable
 
     def __init__(

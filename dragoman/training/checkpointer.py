@@ -32,6 +32,7 @@ from dragoman.training import optimizer as optimizers
 from dragoman.training.distributed.data_parallel import named_weights
 from dragoman.training.distributed.process_group import CallRanks, ProcessGroup
 from dragoman.training.ema import EMA
+from dragoman.training.task import CarryingTask, Task
 from dragoman.training.train_state import read_train_state
 from dragoman.training.train_step import ParallelStrategy
 
@@ -48,8 +49,10 @@ class Checkpointer:
         optimizer: Optimizer,
         ema: EMA | None,
         world: ProcessGroup,
+        task: Task | None = None,
     ) -> None:
         self._run, self._model, self._parallel = run, model, parallel
+        self._carrying = task if isinstance(task, CarryingTask) else None
         self._optimizer, self.ema, self._world = optimizer, ema, world
         # Kept until the first checkpoint is saved, for a rollback.
         self._initial_weights: dict[str, Tensor] | None = None
@@ -72,6 +75,7 @@ class Checkpointer:
             self._check_shared_disk()
         if self.ema is not None:
             self.ema.load_state_dict(dict(self._parallel.local_module.named_parameters()))
+        self._load_carried({})
         self._initial_weights = {
             name: tensor.detach().cpu().clone()
             for name, tensor in named_weights(self._parallel.local_module).items()
@@ -102,6 +106,7 @@ class Checkpointer:
         if self._initial_weights is None:
             return self.load_latest()
         self._load_weights(self._initial_weights)
+        self._load_carried({})
         self._optimizer.state.clear()
         if self.ema is not None:
             self.ema.load_state_dict(self._initial_weights)
@@ -225,7 +230,13 @@ class Checkpointer:
             "weights": named_weights(self._parallel.local_module),
             "optimizer": optimizers.state_dict(self._optimizer, self._parallel.local_module),
             "ema": self.ema.state_dict() if self.ema is not None else None,
+            "carried": (self._carrying and self._carrying.carried_state()) or None,
         }
+
+    def _load_carried(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what the last batch left to the next."""
+        if self._carrying is not None:
+            self._carrying.load_carried_state(state)
 
     def _check_disk_space(self) -> None:
         weights = named_weights(self._parallel.local_module)
@@ -271,6 +282,7 @@ class Checkpointer:
         ema = checkpoint.load_ema(rows=rows)
         if self.ema is not None and ema is not None:
             self.ema.load_state_dict(ema)
+        self._load_carried(checkpoint.load_carried())
 
     @torch.no_grad()
     def _load_weights(self, tensors: Mapping[str, Tensor]) -> None:

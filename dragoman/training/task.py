@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -26,4 +27,20 @@ class Task(Protocol):
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """Compute the loss of a batch; called within autocast, with gradients enabled."""
+        ...
+
+
+@runtime_checkable
+class CarryingTask(Protocol):
+    """A task with a state that each batch leaves to the next, such as Transformer-XL's memory.
+
+    It is saved in checkpoints.
+    """
+
+    def carried_state(self) -> dict[str, Tensor]:
+        """Return the tensors that the next batch continues from; may be empty."""
+        ...
+
+    def load_carried_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore `carried_state`; with an empty mapping, begin anew."""
         ...

@@ -146,6 +146,7 @@ class Trainer:
             optimizer=self.optimizer,
             ema=self.ema,
             world=self._world,
+            task=task,
         )
         self._data_loader = DataLoader(
             plan=plan,
