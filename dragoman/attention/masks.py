@@ -36,14 +36,25 @@ def prefix(length: int, size: int, *, device: torch.device | None = None) -> Ten
     return causal(size, device=device) | (torch.arange(size, device=device) < length)
 
 
-def permuted(ranks: Tensor, *, itself: bool) -> Tensor:
-    """Return the mask (B, T, T) of a factorization order; ranks (B, T) are permutations.
+def permuted(ranks: Tensor) -> Tensor:
+    """Return the mask (B, T, T) of a factorization order, given the rank (B, T) of each position.
 
-    A position attends to those of a lower rank, and to itself if `itself`: the content stream of
-    Yang et al. (2019), "XLNet"; without it the query stream, which must not see its own token.
+    A position attends to itself and to those of a lower or equal rank. Ranks that increase from
+    left to right give the causal mask, equal ones a bidirectional mask.
     """
-    query, key = ranks.unsqueeze(2), ranks.unsqueeze(1)
-    return key <= query if itself else key < query
+    return ranks.unsqueeze(1) <= ranks.unsqueeze(2)
+
+
+def two_stream(ranks: Tensor, query_ranks: Tensor) -> Tensor:
+    """Return the mask (B, T + P, T + P) of XLNet's two streams in one sequence.
+
+    The content stream, the first T positions, attends to itself as in `permuted`. The P positions
+    of the query stream attend to content of a strictly lower rank, so not to the token that they
+    predict; nothing attends to them. Yang et al. (2019), figure 1.
+    """
+    key = ranks.unsqueeze(1)
+    content = torch.cat([permuted(ranks), key < query_ranks.unsqueeze(2)], dim=1)  # (B, T + P, T)
+    return torch.nn.functional.pad(content, (0, query_ranks.size(1)), value=False)
 
 
 def combine(first: Tensor | None, second: Tensor | None) -> Tensor | None:
