@@ -31,10 +31,12 @@ from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
+    from dragoman.decoding.constraints import Constraint
     from dragoman.inference import Translation
 
 NOTES_SHOWN = 3
 _SAMPLING_PANEL = "Sampling"
+_CONSTRAINTS_PANEL = "Constraints"
 _ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
 
 
@@ -79,6 +81,39 @@ def translate(
     engine: EngineOption = "auto",
     precision: PrecisionOption = None,
     shortlist: ShortlistOption = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Constraint that every translation must fulfil: equal_length, mirror, no_copy or "
+            "punctuation. May be repeated.",
+            rich_help_panel=_CONSTRAINTS_PANEL,
+        ),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD",
+            help="Word that every translation must contain. May be repeated.",
+            rich_help_panel=_CONSTRAINTS_PANEL,
+        ),
+    ] = None,
+    forbid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD",
+            help="Word that no translation may contain. May be repeated.",
+            rich_help_panel=_CONSTRAINTS_PANEL,
+        ),
+    ] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Regular expression that every whole translation must match.",
+            rich_help_panel=_CONSTRAINTS_PANEL,
+        ),
+    ] = None,
     sample: Annotated[
         bool,
         typer.Option(
@@ -123,8 +158,8 @@ def translate(
     Order and empty lines are kept. With --json each line is an object: line, text,
     score, tokens, log_probs (one per token, and one for the end of sentence),
     alignment (a row for each target token, a column for each source token; null for
-    a model without cross-attention), and alternatives: the --nbest translations,
-    best first.
+    a model without cross-attention), alternatives: the --nbest translations, best
+    first, and constraints, if there are any.
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}
@@ -137,6 +172,7 @@ def translate(
         raise ConfigError(
             [f"--sample and --beam exclude each other; found both, with --beam {beam}; keep one"]
         )
+    constraints = _parse_constraint_options(constraint, require, forbid, regex)
     if texts and input_:
         raise ConfigError(
             [
@@ -167,6 +203,7 @@ def translate(
         "alignment": json,
         "return_scores": json or nbest > 1,
         "sample": sample,
+        "constraints": constraints,
         **given,
     }
 
@@ -210,6 +247,25 @@ def translate(
                 found=f"{lines.read:,} read and {written:,} written",
                 fix="please report it",
             )
+
+
+def _parse_constraint_options(
+    names: list[str] | None,
+    require: list[str] | None,
+    forbid: list[str] | None,
+    regex: str | None,
+) -> tuple[Constraint, ...]:
+    """Return the constraints of the command line."""
+    if not (names or require or forbid or regex is not None):
+        return ()
+    from dragoman.decoding.constraints import parse_constraints
+
+    return parse_constraints(
+        names or (),
+        require=require or (),
+        forbid=forbid or (),
+        regex=() if regex is None else [regex],
+    )
 
 
 def _warn_about_file(text: str) -> None:
@@ -263,6 +319,8 @@ def to_plain_dict(translation: Translation) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(translation):
         value = getattr(translation, field.name)
+        if field.name == "constraints" and not value:
+            continue
         if field.name == "alternatives":
             values[field.name] = [
                 {name: _round_values(getattr(each, name)) for name in _ALTERNATIVE_FIELDS}

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman.decoding.beam_state import BeamState
+from dragoman.decoding.beam_state import ActiveBeams, BeamState
+from dragoman.decoding.constraint_automaton import AutomatonState
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search import (
+    ConstrainedRows,
     IncrementalDecoder,
     SearchBackend,
     SearchRequest,
@@ -22,6 +24,7 @@ from dragoman.decoding.search import (
     non_finite_error,
 )
 from dragoman.errors import ConfigError
+from dragoman.ops.topk import TopK
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,13 @@ class BeamSearch:
             device=state.device,
         )
         beams = beam_state.reset(max_lengths, beams_per_sentence=1)
+        constrained = _ConstrainedBeams(request) if request.constraints else None
         while beams.sentences.numel():
             logits, state = model.step(beams.tokens.flatten(), state)
             logits = logits.float()
             log_normalizer = backend.log_sum_exp(logits)
+            if constrained:
+                logits = constrained.mask(logits, step)
             logits = apply_constraints(
                 logits,
                 forced=self._forced_tokens(request, beams.sentences, beams.tokens.size(1), step),
@@ -92,9 +98,11 @@ class BeamSearch:
                 min_length=request.min_length,
             )
             values, ids = backend.topk(logits, self.size)
+            while constrained and constrained.reject(logits, TopK(values, ids), step):
+                values, ids = backend.topk(logits, self.size)
             num_rows = beams.tokens.size(1)
             beams, parents = backend.beam_step(beam_state, beams, values - log_normalizer, ids)
-            step += 1
+            step, kept = step + 1, None
             if step % backend.sync_every_steps == 0 or step > max_length:
                 if not beam_state.all_finite:
                     raise non_finite_error(step - 1)
@@ -103,6 +111,8 @@ class BeamSearch:
                 )
                 if kept is not None and len(kept):
                     state = state.keep(kept)
+            if constrained:
+                constrained.advance(beams, parents, kept)
             if beams.sentences.numel():
                 state = _reorder(state, parents, num_rows)
         return beam_state.results(len(max_lengths), step)
@@ -116,6 +126,58 @@ class BeamSearch:
             return np.full(sentences.numel() * beams_per_sentence, -1, dtype=np.int64)
         forced = request.forced_tokens(sentences.cpu().numpy(), step)
         return np.repeat(forced, beams_per_sentence)
+
+
+class _ConstrainedBeams:
+    """The state of every hypothesis in the automaton of its sentence, on the host."""
+
+    def __init__(self, request: SearchRequest) -> None:
+        self._rows = ConstrainedRows(request)
+        self._sentences = list(range(len(request.constraints)))  # (N,)
+        # (N, F); None for an empty place in the beam and for a sentence that is done
+        self._states: list[list[AutomatonState | None]] = [
+            [self._rows.start(sentence)] for sentence in self._sentences
+        ]
+
+    def _flat(self) -> tuple[list[int], list[AutomatonState | None]]:
+        return (
+            [sentence for sentence in self._sentences for _ in self._states[0]],
+            [state for states in self._states for state in states],
+        )
+
+    def mask(self, logits: torch.Tensor, step: int) -> torch.Tensor:
+        """Set the logits of tokens that leave no completion to -inf, in place."""
+        return self._rows.mask(logits, *self._flat(), step)
+
+    def reject(self, logits: torch.Tensor, candidates: TopK, step: int) -> bool:
+        """Set the logits of candidates without a completion to -inf; whether there are any."""
+        return bool(self._rows.reject(logits, *self._flat(), candidates, step))
+
+    def advance(self, beams: ActiveBeams, parents: torch.Tensor, kept: torch.Tensor | None) -> None:
+        """Follow the hypotheses that a step selected."""
+        if kept is not None:
+            self._states = [self._states[at] for at in kept.tolist()]
+        self._sentences = beams.sentences.tolist()
+        is_open = beams.log_prob_sums.isfinite() & beams.alive.unsqueeze(1)
+        rows = zip(
+            self._sentences,
+            self._states,
+            parents.tolist(),
+            beams.tokens.tolist(),
+            is_open.tolist(),
+            strict=True,
+        )
+        self._states = [
+            [
+                self._follow(sentence, states[parent], token) if is_live else None
+                for parent, token, is_live in zip(row_parents, tokens, live, strict=True)
+            ]
+            for sentence, states, row_parents, tokens, live in rows
+        ]
+
+    def _follow(self, sentence: int, state: AutomatonState | None, token: int) -> AutomatonState:
+        assert state is not None, "a live hypothesis continues a live one"
+        return self._rows.advance(sentence, state, token)
 
 
 def _reorder(state: Any, parents: torch.Tensor, beams_per_sentence: int) -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search import (
     ChosenTokens,
+    ConstrainedRows,
     FloatArray,
     IncrementalDecoder,
     IntArray,
@@ -23,11 +26,12 @@ from dragoman.decoding.search import (
     select_rows,
     to_host,
 )
+from dragoman.ops.topk import TopK
 from dragoman.text.special_tokens import BOS, EOS, PAD
 
 # Choose one token per row from logits (N, V), their log-sum-exp (N, 1) if scores are wanted, the
-# row indices (N,) and the step.
-TokenChooser = Callable[[Tensor, Tensor | None, IntArray, int], ChosenTokens]
+# row indices (N,), the step, and how often tokens of this step were rejected.
+TokenChooser = Callable[[Tensor, Tensor | None, IntArray, int, int], ChosenTokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,13 @@ class GreedySearch:
         self, model: IncrementalDecoder, state: Any, request: SearchRequest, backend: SearchBackend
     ) -> list[list[Hypothesis]]:
         """Search from a fresh state; return one hypothesis per row."""
-        found = backend.decode_greedy(model, state, request, self.penalty)
-        if found is not None:
-            return found
+        if not request.constraints:
+            found = backend.decode_greedy(model, state, request, self.penalty)
+            if found is not None:
+                return found
 
         def choose(
-            logits: Tensor, log_normalizer: Tensor | None, _: IntArray, step: int
+            logits: Tensor, log_normalizer: Tensor | None, _: IntArray, step: int, __: int
         ) -> ChosenTokens:
             values, ids = backend.argmax(logits)
             return to_host(
@@ -97,6 +102,8 @@ def decode_one_path(
 ) -> list[Hypothesis]:
     """Append the chosen token to every row until EOS or its limit; done rows leave the batch."""
     max_lengths, return_scores = request.max_lengths, request.return_scores
+    constrained = ConstrainedRows(request) if request.constraints else None
+    states = [constrained.start(row) for row in range(len(max_lengths))] if constrained else []
     steps: list[_StepTokens] = []
     active_rows: IntArray = np.arange(len(max_lengths))
     new_tokens: IntArray = np.full(len(max_lengths), BOS)
@@ -104,13 +111,34 @@ def decode_one_path(
     while active_rows.size:
         logits, state = next_logits(model, new_tokens, state)
         log_normalizer = backend.log_sum_exp(logits) if return_scores else None
+        if constrained:
+            logits = constrained.mask(logits, active_rows.tolist(), states, step)
         logits = apply_constraints(
             logits,
             forced=request.forced_tokens(active_rows, step),
             step=step,
             min_length=request.min_length,
         )
-        new_tokens, values = choose(logits, log_normalizer, active_rows, step)
+        new_tokens, values = choose(logits, log_normalizer, active_rows, step, 0)
+        if constrained:
+            rows = np.arange(active_rows.size)
+            for rejections in itertools.count(1):
+                chosen = TopK(
+                    *(torch.from_numpy(each[rows, None]) for each in (values, new_tokens))
+                )
+                rejected = constrained.reject(
+                    logits, active_rows.tolist(), states, chosen, step, rows.tolist()
+                )
+                if not rejected:
+                    break
+                rows = np.array(rejected)
+                new_tokens[rows], values[rows] = choose(
+                    logits[rows],
+                    None if log_normalizer is None else log_normalizer[rows],
+                    active_rows[rows],
+                    step,
+                    rejections,
+                )
         is_possible = np.isfinite(values)
         ended = is_possible & (new_tokens == EOS)
         continues = is_possible & ~ended & (max_lengths[active_rows] > step)
@@ -119,6 +147,11 @@ def decode_one_path(
         kept = np.flatnonzero(continues)
         if kept.size:
             state = select_rows(state, kept, active_rows.size)
+        if constrained:
+            states = [
+                constrained.advance(int(active_rows[at]), states[at], int(new_tokens[at]))
+                for at in kept
+            ]
         active_rows, new_tokens = active_rows[kept], new_tokens[kept]
         step += 1
     tokens, log_probs, lengths = _collect_tokens(len(max_lengths), steps)

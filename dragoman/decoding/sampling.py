@@ -100,14 +100,23 @@ class Sampling:
             prefixes=[request.prefixes[row] for row in source_rows],
             sample_ids=[request.sample_ids[row] for row in source_rows],
             return_scores=True,
+            constraints=[request.constraints[row] for row in source_rows]
+            if request.constraints
+            else (),
         )
 
         def choose(
-            logits: Tensor, log_normalizer: Tensor | None, active_rows: IntArray, step: int
+            logits: Tensor,
+            log_normalizer: Tensor | None,
+            active_rows: IntArray,
+            step: int,
+            rejections: int,
         ) -> ChosenTokens:
             assert log_normalizer is not None, "sampling needs probabilities"
             uniform_draws = [
-                _uniform_draw(self.seed, repeated.sample_ids[row], int(sample[row]), step)
+                _uniform_draw(
+                    self.seed, repeated.sample_ids[row], int(sample[row]), step, rejections
+                )
                 for row in active_rows
             ]
             return self._draw(logits - log_normalizer, uniform_draws, step)
@@ -153,10 +162,14 @@ class Sampling:
         return to_host(log_probs.gather(-1, tokens).squeeze(1), tokens.squeeze(1), step)
 
 
-def _uniform_draw(seed: int, sample_id: int, sample: int, step: int) -> float:
-    """Hash a position of an output to a number in [0, 1) with 53 random bits."""
+def _uniform_draw(seed: int, sample_id: int, sample: int, step: int, rejections: int = 0) -> float:
+    """Hash a position of an output to a number in [0, 1) with 53 random bits.
+
+    After a token was rejected another one is drawn from the rest: so draws are from the
+    distribution over all tokens that may follow, though only few of them were looked at.
+    """
     digest = hashlib.blake2b(
-        struct.pack("<4q", seed, sample_id, sample, step), digest_size=8
+        struct.pack("<4q", seed, sample_id, sample, step | rejections << 32), digest_size=8
     ).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.beam_state import ActiveBeams, BeamState, BeamStepOutput
+from dragoman.decoding.constraint_automaton import AutomatonState, SentenceConstraints
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
 from dragoman.errors import DivergedError
@@ -85,6 +86,7 @@ class SearchRequest:
     sources: Sequence[Sequence[int]] = ()  # source token ids without EOS
     min_length: int = 0  # tokens before EOS is allowed
     return_scores: bool = True  # whether hypotheses need scores and log-probabilities
+    constraints: Sequence[SentenceConstraints] = ()  # one for each row, or none at all
 
     @property
     def max_lengths(self) -> IntArray:
@@ -201,6 +203,75 @@ def apply_constraints(logits: Tensor, *, forced: IntArray, step: int, min_length
     return logits
 
 
+class ConstrainedRows:
+    """The constraints of a request, applied to rows that are each in a state of its sentence's.
+
+    A row without a state (None) is not constrained: nobody reads it.
+    """
+
+    def __init__(self, request: SearchRequest) -> None:
+        self._constraints, self._max_lengths = request.constraints, request.max_lengths.tolist()
+        self.needs_check = any(each.needs_check for each in self._constraints)
+
+    def start(self, sentence: int) -> AutomatonState:
+        """Return the state before the first token."""
+        return self._constraints[sentence].start()
+
+    def advance(self, sentence: int, state: AutomatonState, token: int) -> AutomatonState:
+        """Return the state after a token."""
+        return self._constraints[sentence].advance(state, token)
+
+    def mask(
+        self,
+        logits: Tensor,
+        sentences: Sequence[int],
+        states: Sequence[AutomatonState | None],
+        step: int,
+    ) -> Tensor:
+        """Set the logits (N, V) of tokens that leave no completion to -inf, in place."""
+        allowed = np.ones(logits.shape, dtype=bool)
+        for row, (sentence, state) in enumerate(zip(sentences, states, strict=True)):
+            if state is not None:
+                remaining = self._max_lengths[sentence] - step
+                allowed[row] = self._constraints[sentence].allowed(state, remaining)
+        return logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
+
+    def reject(
+        self,
+        logits: Tensor,
+        sentences: Sequence[int],
+        states: Sequence[AutomatonState | None],
+        candidates: TopK,
+        step: int,
+        rows: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Set logits of candidates (R, C) without a completion to -inf; return their rows.
+
+        The candidates are those of some rows, by default of all. Only what a search would take is
+        looked at: to complete a line under Mirror and NoCopy takes a search of its own.
+        """
+        if not self.needs_check:
+            return []
+        at, rejected = list[int](), list[int]()
+        given = zip(
+            range(len(states)) if rows is None else rows,
+            candidates.ids.tolist(),
+            candidates.values.isfinite().tolist(),
+            strict=True,
+        )
+        for row, tokens, is_finite in given:
+            state, sentence = states[row], sentences[row]
+            if state is None:
+                continue
+            constraints, remaining = self._constraints[sentence], self._max_lengths[sentence] - step
+            for token, finite in zip(tokens, is_finite, strict=True):
+                if finite and not constraints.can_complete(state, token, remaining):
+                    at.append(row)
+                    rejected.append(token)
+        logits[at, rejected] = -torch.inf
+        return sorted(set(at))
+
+
 class ChosenTokens(NamedTuple):
     """One token per row, on the host."""
 
@@ -243,6 +314,7 @@ def search(
     sample_ids: Sequence[int] | None = None,
     min_length: int = 0,
     return_scores: bool = True,
+    constraints: Sequence[SentenceConstraints] = (),
     backend: SearchBackend = REFERENCE_BACKEND,
 ) -> list[list[Hypothesis]]:
     """Decode every row of the memory; return at least one hypothesis per row, best first.
@@ -267,5 +339,6 @@ def search(
         sample_ids=sample_ids,
         min_length=min_length,
         return_scores=return_scores,
+        constraints=constraints,
     )
     return strategy.run(model, model.start(memory), request, backend)

@@ -163,13 +163,16 @@ class NativeEngine:
         """Encode a batch and run the request's strategy."""
         model, backend = running
         memory = model.encode(*pad_sources(request.sources, self.device))
-        if self.shortlist is not None:
+        if self.shortlist is not None and not request.constraints:  # it may lack what they need
             memory = self._apply_shortlist(model, memory, request)
         return request.strategy.run(model, model.start(memory), request, backend)
 
     def _generate_on_cuda(self, request: SearchRequest) -> list[list[Hypothesis]] | None:
         """Search by CUDA graphs; None if the model itself must run."""
         if self.device.type != "cuda" or self.model.training:
+            return None
+        if request.constraints:
+            _log_graphs_unused()
             return None
         with self._convert_lock:
             return self._cuda.generate(self.model, _weights_version(self.model), request)
@@ -255,6 +258,15 @@ def _warn_shortlist_unused() -> None:
     logger.warning(
         "the shortlist is not used, and all tokens are scored: "
         "it needs a Transformer in the compiled kernels on a CPU"
+    )
+
+
+@functools.cache
+def _log_graphs_unused() -> None:
+    """Log once that CUDA graphs are not used."""
+    logger.info(
+        "constrained decoding runs without CUDA graphs and in float32: "
+        "the host decides between steps which tokens may follow"
     )
 
 

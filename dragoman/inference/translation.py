@@ -72,6 +72,7 @@ class Translation:
     alignment: NDArray[np.float32] | None = None
     alternatives: Sequence[Translation] = ()  # the n best, this one first; without alternatives
     notes: Sequence[str] = ()  # anything unusual: split, truncated, retried
+    constraints: Sequence[str] = ()  # those that were applied
 
     def __repr__(self) -> str:
         """Return text, score and number of tokens in one line."""

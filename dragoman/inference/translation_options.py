@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dragoman.config import DecodeConfig, list_settings
 from dragoman.decoding.beam_search import BeamSearch
+from dragoman.decoding.constraints import Constraint
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
@@ -37,6 +38,7 @@ class TranslationOptions:
     length_penalty: float | None = None  # Wu et al. (2016), alpha
     batch_size: int | None = None  # sentences per batch; by default decode.batch_tokens decides
     prefix: str | None = None  # text that every translation begins with
+    constraints: Sequence[Constraint] = ()  # what every translation must fulfil
     alignment: bool = False  # return the averaged cross-attention weights
     return_scores: bool = True  # return scores and log-probabilities; greedy is faster without
     sample: bool = False  # sample instead of searching
@@ -70,6 +72,13 @@ class TranslationOptions:
             )
         if self.prefix is not None and not isinstance(self.prefix, str):
             problems.append(f"prefix must be text; found {self.prefix!r:.60}; write it in quotes")
+        if isinstance(self.constraints, (str, Constraint)) or not all(
+            isinstance(each, Constraint) for each in self.constraints
+        ):
+            problems.append(
+                "constraints must be a list of constraints; "
+                f"found {self.constraints!r:.80}; write [EqualLength(), Forbid(['…'])]"
+            )
         if self.sample and self.beam is not None:
             problems.append(
                 "beam belongs to search and not to sampling; "

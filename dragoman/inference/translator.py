@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import logging
 import sys
@@ -17,6 +19,14 @@ from dragoman.bundle import Bundle
 from dragoman.bundle.bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.data.corpus import ParallelFiles
+from dragoman.decoding.constraint_automaton import (
+    CompiledConstraints,
+    NotBlank,
+    OutputVocabulary,
+    SentenceConstraints,
+    check_constraints,
+)
+from dragoman.decoding.constraints import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search import SearchRequest, SearchStrategy
@@ -45,9 +55,11 @@ from dragoman.runtime.device import choose_device, run_with_cpu_fallback
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
 from dragoman.runtime.threads import map_in_threads
 from dragoman.text.special_tokens import EOS
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.tokenizer import Tokenizers, normalize
 
 logger = logging.getLogger(__name__)
+
+MAX_COMPILED_CONSTRAINTS = 16  # different sets of them kept by a translator
 
 
 class BatchTranslator:
@@ -71,6 +83,8 @@ class BatchTranslator:
             config.model.max_positions - 1 if config.model.positions == "learned" else sys.maxsize
         )
         self.max_segment_tokens = min(config.data.max_length, self._max_positions)
+        self._compiled_constraints: dict[tuple[Constraint, ...], CompiledConstraints] = {}
+        self._compile_lock = threading.Lock()
 
     def translate_batch(
         self,
@@ -109,11 +123,16 @@ class BatchTranslator:
             for translation in self.translate_batch(half, options, strategy, text_only=text_only)
         ]
 
-    def select_engine(self, strategy: SearchStrategy, longest: int = 0) -> Engine:
+    def select_engine(
+        self, strategy: SearchStrategy, longest: int = 0, *, constrained: bool = False
+    ) -> Engine:
         """Return the engine, or the native one for what the engine does not support."""
         engine = self.engine
         if engine is self.native:
             return engine
+        if constrained:
+            self.log_native_fallback("has no constrained decoding")
+            return self.native
         if self.native.has_hooks:
             self.log_native_fallback("cannot record or edit attention")
             return self.native
@@ -138,30 +157,60 @@ class BatchTranslator:
         *,
         min_length: int = 0,
     ) -> SearchRequest:
-        """Build the request to an engine; a prefix is forced on the first segment of each line."""
+        """Build the request to an engine; a prefix is forced on the first segment of each line.
+
+        Raise ConstraintError for a segment whose constraints no output fulfils.
+        """
         prefix = (
             self._tokenizers.tgt.encode(options.prefix)
             if options.prefix and options.prefix.strip()
             else []
         )
-        decode = self._config.decode
+        constraints = list[SentenceConstraints]()
+        if options.constraints:
+            compiled = self._compile_constraints(options.constraints)
+            for segment in segments:
+                constraints.append(self._bind_constraints(compiled, segment))
+                limit = max(self._max_length(segment, prefix), 1, len(prefix))
+                check_constraints(compiled, constraints[-1], limit, prefix, line=segment.line + 1)
         return SearchRequest(
             strategy=strategy,
             sources=[segment.src for segment in segments],
-            limits=[
-                min(
-                    int(decode.max_length_ratio * len(segment.src))
-                    + decode.max_length_extra
-                    + len(prefix),
-                    self._max_positions,
-                )
-                for segment in segments
-            ],
+            limits=[self._max_length(segment, prefix) for segment in segments],
             prefixes=[prefix if segment.index == 0 else [] for segment in segments],
             sample_ids=[segment.sample_id for segment in segments],
             min_length=min_length,
             return_scores=options.return_scores,
+            constraints=constraints,
         )
+
+    def _max_length(self, segment: Segment, prefix: Sequence[int]) -> int:
+        """Return the most tokens of a segment's translation."""
+        decode = self._config.decode
+        return min(
+            int(decode.max_length_ratio * len(segment.src)) + decode.max_length_extra + len(prefix),
+            self._max_positions,
+        )
+
+    def _compile_constraints(self, constraints: Sequence[Constraint]) -> CompiledConstraints:
+        """Compile constraints for the target vocabulary; those of the last call are kept."""
+        form = self._tokenizers.tgt.normalization
+        key = tuple(each.normalized(lambda text: normalize(text, form)) for each in constraints)
+        with self._compile_lock:
+            if key not in self._compiled_constraints:
+                if len(self._compiled_constraints) >= MAX_COMPILED_CONSTRAINTS:
+                    self._compiled_constraints.clear()
+                self._compiled_constraints[key] = CompiledConstraints(key, self._output_vocabulary)
+            return self._compiled_constraints[key]
+
+    @functools.cached_property
+    def _output_vocabulary(self) -> OutputVocabulary:
+        return OutputVocabulary.of(self._tokenizers.tgt)
+
+    def _bind_constraints(
+        self, compiled: CompiledConstraints, segment: Segment
+    ) -> SentenceConstraints:
+        return compiled.bind(normalize(segment.text, self._tokenizers.tgt.normalization))
 
     def detokenize(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[str]]:
         """Decode hypotheses to text, in one call: each call of the tokenizer starts a thread."""
@@ -184,13 +233,22 @@ class BatchTranslator:
         found = self._run_engine(self.build_request(segments, options, strategy))
         texts = self.detokenize(found)
         empty = [at for at, row_texts in enumerate(texts) if not row_texts[0].strip()]
+        retry_options, min_length = options, 1
+        if empty and options.constraints:
+            constraints = (*options.constraints, NotBlank())
+            retry_options, min_length = dataclasses.replace(options, constraints=constraints), 0
+            compiled = self._compile_constraints(constraints)
+            empty = [at for at in empty if self._can_be_filled(compiled, segments[at])]
         if empty:
             retried = [segments[at] for at in empty]
-            again = self._run_engine(self.build_request(retried, options, strategy, min_length=1))
+            again = self._run_engine(
+                self.build_request(retried, retry_options, strategy, min_length=min_length)
+            )
             for at, hypotheses, row_texts in zip(empty, again, self.detokenize(again), strict=True):
                 found[at], texts[at] = hypotheses, row_texts
         if text_only:
             return [Translation(text=row_texts[0]) for row_texts in texts]
+        labels = [each.label for each in options.constraints]
         alignments = self._align_batch(segments, found) if options.alignment else None
         return [
             self._build_translation(
@@ -198,17 +256,24 @@ class BatchTranslator:
                 found[at],
                 texts[at],
                 retried=at in empty,
+                constraints=labels,
                 alignment=None if alignments is None else alignments[at],
             )
             for at, segment in enumerate(segments)
         ]
+
+    def _can_be_filled(self, compiled: CompiledConstraints, segment: Segment) -> bool:
+        """Whether the constraints allow an output that is not blank."""
+        return self._bind_constraints(compiled, segment).is_possible(self._max_length(segment, ()))
 
     def _run_engine(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """Run a request; replace an engine that fails by the native one for good."""
         engine = self.engine
         if engine is self.native:
             return engine.generate(request)
-        engine = self.select_engine(request.strategy, request.longest)
+        engine = self.select_engine(
+            request.strategy, request.longest, constrained=bool(request.constraints)
+        )
         try:
             return engine.generate(request)
         except RuntimeError as error:
@@ -255,6 +320,7 @@ class BatchTranslator:
         texts: Sequence[str],
         *,
         retried: bool,
+        constraints: Sequence[str],
         alignment: Any,
     ) -> Translation:
         """Return the translation of a segment with its alternatives and notes."""
@@ -283,7 +349,14 @@ class BatchTranslator:
             pattern = self._tokenizers.tgt.decode(repetition.pattern).strip()
             notes.append(f"the output repeats itself: {pattern!r} occurs {repetition.times} times")
         alternatives = [build(*each) for each in zip(hypotheses, texts, strict=True)]
-        return build(best, texts[0], alignment=alignment, alternatives=alternatives, notes=notes)
+        return build(
+            best,
+            texts[0],
+            alignment=alignment,
+            alternatives=alternatives,
+            notes=notes,
+            constraints=constraints,
+        )
 
     def _log_once(self, line: str, *values: object, level: int = logging.WARNING) -> None:
         """Log a message once, whichever thread comes first."""
@@ -476,7 +549,9 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translate windows of texts by batches; yield lines in order once complete."""
         strategy = options.strategy(self.config.decode)
-        engine = self._batch_translator.select_engine(strategy)
+        engine = self._batch_translator.select_engine(
+            strategy, constrained=bool(options.constraints)
+        )
         pending_lines: deque[SegmentedLine] = deque()
         translations: dict[int, Translation] = {}  # by sample id
         numbers = itertools.count() if line_numbers is None else line_numbers
@@ -489,6 +564,8 @@ class Translator:
                     line_numbers=numbers,
                     longest=self._batch_translator.max_segment_tokens,
                 )
+                if options.constraints:
+                    _check_unsplit(lines)
                 pending_lines.extend(lines)
                 yield from self._group_batches(lines, options, strategy, engine)
 
@@ -536,6 +613,19 @@ class Translator:
             max_rows=options.batch_size,
         )
         return [[segments[number] for number in group] for group in groups]
+
+
+def _check_unsplit(lines: Sequence[SegmentedLine]) -> None:
+    """Raise DataError for a line in several segments: constraints are on whole lines."""
+    for line in lines:
+        if len(line.segments) > 1:
+            tokens = sum(len(segment.src) for segment in line.segments)
+            raise DataError(
+                "constraints need lines that are translated whole",
+                found=f"{tokens:,} tokens in {len(line.segments)} segments "
+                f"on line {line.segments[0].line + 1}",
+                fix="shorten or split the line, or leave the constraints out",
+            )
 
 
 def _pop_complete(
