@@ -76,8 +76,9 @@ class GeneratedProblem(ABC):
     buckets: ClassVar[bool] = False
 
     def __init__(self, seed: int, *, part: str) -> None:
-        self._key = derive_key(seed, "sets", type(self).__name__, part)
         self.part = part  # "train", "valid" or "test"
+        self.signature = f"{type(self).__name__} {part} {seed}"
+        self._key = derive_key("sets", self.signature)
 
     def sizes(self, indices: Integers) -> Integers:
         """Return the sizes (B,) of examples."""
@@ -165,6 +166,7 @@ class ClusteringProblem(GeneratedProblem):
     def __init__(self, seed: int, *, part: str, components: int = 4) -> None:
         super().__init__(seed, part=part)
         self.components = components
+        self.signature += f" {components}"
 
     def _draw_sizes(self, draws: Draws) -> Integers:
         return draws.integers(self.min_size, self.max_size)
