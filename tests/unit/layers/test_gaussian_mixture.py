@@ -1,0 +1,53 @@
+"""Mixtures of Gaussians against torch.distributions, and EM."""
+
+import numpy as np
+import torch
+from torch import distributions
+
+from dragoman.data.generated_sets import ClusteringProblem
+from dragoman.layers.gaussian_mixture import GaussianMixture, fit_by_em
+
+
+def points_and_oracle(count: int):
+    arrays = ClusteringProblem(1, part="valid").generate(np.arange(count), 500)
+    points, targets = torch.from_numpy(arrays.elements), torch.from_numpy(arrays.targets)
+    mask = torch.arange(500) < torch.from_numpy(arrays.sizes).unsqueeze(1)
+    return points, mask, GaussianMixture(targets[..., 0], targets[..., 1:3], targets[..., 3:])
+
+
+def test_log_likelihood_is_that_of_torch_distributions():
+    torch.manual_seed(0)
+    mixture = GaussianMixture.from_outputs(torch.randn(2, 3, 5))
+    points = torch.randn(2, 7, 2)
+    reference = distributions.MixtureSameFamily(
+        distributions.Categorical(logits=mixture.log_weights),
+        distributions.Independent(distributions.Normal(mixture.means, mixture.deviations), 1),
+    )
+    expected = torch.stack([reference.log_prob(points[:, i]) for i in range(7)], dim=1)
+    torch.testing.assert_close(mixture.log_prob(points), expected)
+    mask = torch.arange(7) < torch.tensor([[7], [2]])
+    means = torch.stack([expected[0].mean(), expected[1, :2].mean()])
+    torch.testing.assert_close(mixture.mean_log_likelihood(points, mask), means)
+
+
+def test_em_never_lowers_the_likelihood_and_finds_what_the_oracle_knows():
+    points, mask, oracle = points_and_oracle(20)
+    fitted = fit_by_em(
+        points, mask, components=4, iterations=1, generator=torch.Generator().manual_seed(0)
+    )
+    before = fitted.mean_log_likelihood(points, mask)
+    for _ in range(40):
+        fitted = fitted.em_step(points, mask)
+        after = fitted.mean_log_likelihood(points, mask)
+        assert bool((after >= before - 1e-4).all())
+        before = after
+    best = fit_by_em(
+        points,
+        mask,
+        components=4,
+        iterations=40,
+        restarts=3,
+        generator=torch.Generator().manual_seed(0),
+    )
+    gap = oracle.mean_log_likelihood(points, mask) - best.mean_log_likelihood(points, mask)
+    assert float(gap.mean()) < 0.05
