@@ -18,11 +18,15 @@ class PairsConfig:
     # Largest sizes of a miniature (`dragoman train --mini`), by setting.
     mini: ClassVar[dict[str, object]] = {}
 
-    first_field: str = setting("a", "Field with the first sentence, the premise.")
-    second_field: str = setting("b", "Field with the second sentence, the hypothesis.")
-    label_field: str = setting("label", "Field with the label; none if no record has it.")
+    first_field: str = setting(
+        "", "Field with the first sentence, the premise: a name or number; detected when empty."
+    )
+    second_field: str = setting(
+        "", "Field with the second sentence, the hypothesis: as pairs.first_field."
+    )
+    label_field: str = setting("", "Field with the label; detected when empty, and may be missing.")
     score_field: str = setting(
-        "relatedness", "Field with the score, a number; none if no record has it."
+        "", "Field with the score, a number; detected when empty, and may be missing."
     )
     interaction: str = setting(
         "co_attention",
@@ -59,11 +63,17 @@ class PairsConfig:
 
     def problems(self) -> Iterator[str]:
         """Yield inconsistencies between fields."""
-        names = (self.first_field, self.second_field, self.label_field, self.score_field)
+        fields = (self.first_field, self.second_field, self.label_field, self.score_field)
+        names = [name for name in fields if name]
         if len(set(names)) < len(names):
             yield (
                 "pairs.first_field, second_field, label_field and score_field must differ; "
-                f"found {', '.join(map(repr, names))}; name four fields"
+                f"found {', '.join(map(repr, names))}; name different fields"
+            )
+        if self.swap and self.interaction != "sequence":
+            yield (
+                "pairs.swap=true is for pairs.interaction=sequence, for elsewhere the score does "
+                f"not depend on the order; found {self.interaction}; set pairs.swap=false"
             )
         if self.min_score >= self.max_score:
             yield (

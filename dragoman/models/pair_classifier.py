@@ -17,6 +17,7 @@ from dragoman.models.context import ForwardContext
 from dragoman.models.factory import build_stack, build_stack_input
 from dragoman.models.initialization import initialize_weights
 from dragoman.models.stack import Stack
+from dragoman.text.special_tokens import UNK
 
 EXACT_MATCH, STEM_MATCH, SECOND_SENTENCE = 1, 2, 4  # bits of a token's flags
 FLAGS = 8
@@ -167,8 +168,10 @@ class PairModel(nn.Module):
         pooling: Pooling,
         label_classifier: Classifier | None,
         score_classifier: Classifier | None,
+        word_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.word_dropout = word_dropout
         self.embedding, self.flag_embedding = embedding, flag_embedding
         self.entrance, self.encoder = entrance, encoder
         self.interaction, self.pooling = interaction, pooling
@@ -182,6 +185,9 @@ class PairModel(nn.Module):
         tokens, flags, lengths = (
             part.transpose(0, 1).flatten(0, 1) for part in (tokens, flags, lengths)
         )
+        if self.training and self.word_dropout:
+            dropped = torch.rand(tokens.shape, device=tokens.device) < self.word_dropout
+            tokens = tokens.masked_fill(dropped, UNK)
         mask = torch.arange(tokens.size(1), device=tokens.device) < lengths.unsqueeze(1)
         embedded = self.entrance(self.embedding(tokens) + self.flag_embedding(flags))
         states = self.encoder(embedded, ForwardContext(mask=mask))  # (2 B, T, D)
@@ -222,6 +228,7 @@ def build_pair_model(
         pooling=pooling,
         label_classifier=build_classifier(pooled * (1 if is_sequence else 4), labels),
         score_classifier=build_classifier(pooled * (1 if is_sequence else 2), score_bins),
+        word_dropout=pairs.word_dropout,
     )
     initialize_weights(built)
     with torch.no_grad():
