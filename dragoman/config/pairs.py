@@ -16,7 +16,7 @@ class PairsConfig:
     # Metrics of validation, besides the loss.
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "pearson", "spearman", "mse")
     # Largest sizes of a miniature (`dragoman train --mini`), by setting.
-    mini: ClassVar[dict[str, object]] = {}
+    mini: ClassVar[dict[str, object]] = {"classifier_width": 64}
 
     first_field: str = setting(
         "", "Field with the first sentence, the premise: a name or number; detected when empty."

@@ -18,7 +18,11 @@ class SetsConfig:
     # Metrics of validation, besides the loss.
     metrics: ClassVar[tuple[str, ...]] = ("mae", "accuracy", "log_likelihood", "log_likelihood_gap")
     # Largest sizes of a miniature (`dragoman train --mini`), by setting.
-    mini: ClassVar[dict[str, object]] = {}
+    mini: ClassVar[dict[str, object]] = {
+        "inducing_points": 8,
+        "validation_sets": 200,
+        "epoch_sets": 10_000,
+    }
 
     problem: str = setting(
         "auto",

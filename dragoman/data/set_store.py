@@ -96,9 +96,12 @@ class GeneratedSets(SetStore):
             return self.problem.max_size
         return -(-largest // BUCKET_WIDTH) * BUCKET_WIDTH
 
-    def select(self, examples: NDArray[np.int64] | Sequence[int]) -> ExampleStore:
-        """Generated examples have no subsets."""
-        raise NotImplementedError("generated sets are chosen by their part, not by index")
+    def select(self, examples: NDArray[np.int64] | Sequence[int]) -> FileSets:
+        """Return a store of some examples, in the given order."""
+        chosen = np.asarray(examples, np.int64)
+        found = self.arrays(chosen, self.problem.max_size)
+        sets = [row[:size] for row, size in zip(found.elements, found.sizes, strict=True)]
+        return FileSets(sets, found.targets, features=self.problem.features)
 
     @property
     def digest(self) -> str:
