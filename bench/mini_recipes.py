@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from dragoman.recipes.catalogue import RECIPES
+from dragoman.recipes.catalogue import recipes_of
 
 PAIRS, UNSEEN, SHORTEST, LONGEST = 8000, 500, 3, 8
 TARGET_EXACT = 0.9
@@ -102,7 +102,7 @@ def main() -> None:
         "--set", action="append", default=[], dest="settings", metavar="SETTING=VALUE"
     )
     arguments = parser.parse_args()
-    names = arguments.only or list(RECIPES)
+    names = arguments.only or list(recipes_of("translate"))
     forms = list(FORMS) if arguments.form == "both" else [arguments.form]
     rows: list[dict[str, Any]] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -291,3 +291,8 @@ RECIPES = Registry(
         family=DOMHAN2018,
     ),
 )
+
+
+def recipes_of(task: str) -> tuple[str, ...]:
+    """Return the names of a task's recipes, such as "translate"."""
+    return tuple(name for name, entry in RECIPES.items() if entry.task == task)

@@ -12,7 +12,7 @@ from dragoman.bundle.golden import make_golden
 from dragoman.config import Config, read_config
 from dragoman.doctor import CHECKS, ModelUnderTest, run_checks
 from dragoman.models.factory import build_model
-from dragoman.recipes.catalogue import RECIPES
+from dragoman.recipes.catalogue import recipes_of
 from dragoman.recipes.mini import mini
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
 
@@ -60,13 +60,15 @@ def miniatures() -> dict[str, Config]:
         name: read_config(recipe=name, scale=mini).replace(
             decode={"max_length_ratio": 1.0, "max_length_extra": 2}
         )
-        for name in RECIPES
+        for name in recipes_of("translate")
     }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipes_of("translate"))
 def test_the_miniature_of_every_recipe_is_sound(name: str) -> None:
-    twin = next(other for other in RECIPES if miniatures()[other].model == miniatures()[name].model)
+    twin = next(
+        other for other in miniatures() if miniatures()[other].model == miniatures()[name].model
+    )
     if twin != name:
         pytest.skip(f"in miniature it is {twin}, which is examined")
     require_sound(subject_of(miniatures()[name]))

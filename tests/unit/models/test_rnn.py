@@ -19,7 +19,7 @@ from dragoman.models.block_spec import parse_blocks
 from dragoman.models.context import ForwardContext, Memory
 from dragoman.models.factory import build_model
 from dragoman.models.rnn import GRULayer, LSTMLayer, RNNLayer
-from dragoman.recipes.catalogue import RECIPES
+from dragoman.recipes.catalogue import RECIPES, recipes_of
 from dragoman.text.special_tokens import BOS, EOS
 
 
@@ -239,7 +239,7 @@ def test_two_sided_summaries_are_the_encoders_last_states(kind: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipes_of("translate"))
 def test_recipes_hand_over_the_states_that_their_papers_do(name: str) -> None:
     """Luong, Xu and See both of an LSTM's; Bahdanau the last backward state of gated units; GNMT, Raffel and Sockeye's ladder none."""
     config = RECIPES.load(name)()

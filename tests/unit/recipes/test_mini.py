@@ -11,7 +11,7 @@ import torch
 from dragoman.config import Config, from_dict, read_config, to_dict
 from dragoman.models.block_spec import parse_blocks
 from dragoman.models.factory import build_model, count_parameters
-from dragoman.recipes.catalogue import RECIPES
+from dragoman.recipes.catalogue import recipes_of
 from dragoman.recipes.mini import LAYERS, MAX_STEPS, RADIUS, TARGET_EXACT, WIDTH, mini
 
 SIZES = {
@@ -39,7 +39,7 @@ def depth(blocks: tuple[str, ...]) -> int:
     return sum(int(spec.options.get("layers", 1)) for spec in parse_blocks(blocks))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipes_of("translate"))
 def test_the_miniature_parses_builds_and_is_small(name: str) -> None:
     config = read_config(recipe=name, scale=mini)
     assert config.problems() == []
@@ -54,7 +54,7 @@ def test_the_miniature_parses_builds_and_is_small(name: str) -> None:
     assert count_parameters(model) < 1_000_000
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipes_of("translate"))
 def test_the_miniature_keeps_what_the_recipe_is(name: str) -> None:
     recipe = read_config(recipe=name)
     small = mini(recipe)
@@ -84,7 +84,7 @@ def test_the_miniature_keeps_what_the_recipe_is(name: str) -> None:
     assert mini(small) == small
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipes_of("translate"))
 def test_what_is_asked_for_wins(name: str) -> None:
     config = read_config(
         recipe=name,
@@ -99,7 +99,7 @@ def test_what_is_asked_for_wins(name: str) -> None:
     ) == (32, 7, "bpe", 300)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", recipes_of("translate"))
 def test_the_miniature_trains_until_validation_says_that_it_has_learnt(name: str) -> None:
     """The same for every recipe: no table of steps for names, and a schedule that does not depend on a planned end."""
     train = read_config(recipe=name, scale=mini).train
