@@ -85,6 +85,12 @@ class TaskBundle:
         """The number of parameters in the manifest; 0 if it has none."""
         return manifest_parameters(self.manifest)
 
+    def golden_inputs(self) -> list[Any]:
+        """Return the inputs of the golden vectors; empty if the file has none."""
+        cases = self.golden.get("cases")
+        cases = cases if isinstance(cases, list) else []
+        return [case["input"] for case in cases if isinstance(case, dict) and "input" in case]
+
     def manifest_fields(self) -> Mapping[str, Any]:
         """Return the manifest without its file list: release, parameters and further fields."""
         return listed_fields(self.manifest)
@@ -145,7 +151,7 @@ def read_task_weights(path: Path, task: TrainingTask) -> dict[str, Tensor]:
                 found=f"{tensors:,} tensors",
                 fix="copy the model directory again",
             )
-        expected = dict(_build_meta(task).state_dict())
+        expected = task_weights(task)
     except ConfigError as error:
         must = f"{path.parent / layout.CONFIG} must describe a model that can be built"
         raise BundleError(
@@ -195,13 +201,20 @@ def check_task_golden(
     on_cpu = next(model.parameters()).device.type == "cpu"
     tolerance = TOLERANCE if on_cpu else DEVICE_TOLERANCE
     for number, (case, output) in enumerate(zip(cases, outputs, strict=True), 1):
-        if difference := _difference(case["output"], output, tolerance):
+        difference = largest_difference(case["output"], output)
+        if not difference <= tolerance:
+            what = "another output" if math.isinf(difference) else f"one {difference:.2g} off"
             raise CorruptError(
                 f"{where}, case {number} ({case['input']!r:.60}) must have its recorded output",
-                found=difference,
+                found=f"{what}: {output!r:.120}",
                 fix="this release or device computes something else; "
                 "compare with the CPU and with the release in card.md",
             )
+
+
+def task_weights(task: TrainingTask) -> dict[str, Tensor]:
+    """Return the weights of a task's model as meta tensors: names, shapes and dtypes."""
+    return dict(_build_meta(task).state_dict())
 
 
 def _build_meta(task: TrainingTask) -> nn.Module:
@@ -219,23 +232,22 @@ def _rounded(value: Any) -> Any:
     return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def _difference(expected: Any, found: Any, tolerance: float) -> str:
-    """Return where two JSON values differ by more than a tolerance; "" if they do not."""
-    is_number = [
+def largest_difference(expected: Any, found: Any) -> float:
+    """Return the largest difference of numbers in two JSON values, relative above one.
+
+    Infinity for different texts, names or lengths.
+    """
+    if all(
         isinstance(each, (int, float)) and not isinstance(each, bool) for each in (expected, found)
-    ]
-    if all(is_number):
-        close = math.isfinite(expected) and abs(expected - found) <= tolerance * max(
-            1.0, abs(expected)
-        )
-        return "" if close else f"{found} instead of {expected}"
+    ):
+        difference = abs(expected - found) / max(1.0, abs(expected))
+        return difference if math.isfinite(difference) else math.inf
     if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
         pairs = [(value, found[key]) for key, value in expected.items()]
     elif isinstance(expected, list) and isinstance(found, (list, tuple)):
         if len(expected) != len(found):
-            return f"{len(found)} values instead of {len(expected)}"
+            return math.inf
         pairs = list(zip(expected, found, strict=True))
     else:
-        return "" if expected == found else f"{found!r:.80} instead of {expected!r:.80}"
-    differences = (_difference(one, other, tolerance) for one, other in pairs)
-    return next(filter(None, differences), "")
+        return 0.0 if expected == found else math.inf
+    return max((largest_difference(one, other) for one, other in pairs), default=0.0)

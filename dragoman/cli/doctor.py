@@ -40,7 +40,7 @@ def doctor(
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Check a model's batching, KV cache, masks and engines.
+    """Check a model's batching, KV cache, masks and engines; of other tasks, its outputs.
 
     Each check reports its largest error and its tolerance, as differences of
     token log-probabilities unless the note says otherwise.
@@ -65,17 +65,31 @@ def doctor(
             )
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
-    from dragoman.doctor import load_model_under_test, run_checks
+    from dragoman.bundle.format import read_task, require_bundle
+    from dragoman.config.config import TRANSLATE
+    from dragoman.doctor import (
+        TaskModelUnderTest,
+        load_model_under_test,
+        run_checks,
+        run_task_checks,
+    )
 
     with _status_line() as on_check:
         on_check("loading the model")
-        subject = load_model_under_test(
-            model, texts=texts, sentences=sentences, exports=export or (), device=device
-        )
-        findings = list(run_checks(subject, on_check=on_check))
+        values: dict[str, object] = {"model": str(model)}
+        require_bundle(model)
+        if read_task(model) == TRANSLATE:
+            subject = load_model_under_test(
+                model, texts=texts, sentences=sentences, exports=export or (), device=device
+            )
+            origin, findings = subject.origin, list(run_checks(subject, on_check=on_check))
+            values |= {"sentences": len(subject.sources), "origin": origin}
+        else:
+            other = TaskModelUnderTest(model, device=device)
+            origin, findings = other.origin, list(run_task_checks(other, on_check=on_check))
+            values |= {"task": other.task.name, "inputs": len(other.inputs), "origin": origin}
     failed = [finding.name for finding in findings if finding.passed is False]
     if json:
-        values = {"model": str(model), "sentences": len(subject.sources), "origin": subject.origin}
         print_json(
             {**values, "checks": [finding.to_dict() for finding in findings], "ok": not failed}
         )
@@ -83,7 +97,7 @@ def doctor(
         print_table(
             ["check", "result", "error", "tolerance", "note"],
             map(_table_row, findings),
-            title=f"{model}, on {subject.origin}",
+            title=f"{model}, on {origin}",
             right=["error", "tolerance"],
         )
         for finding in findings:

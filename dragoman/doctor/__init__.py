@@ -3,5 +3,14 @@
 from dragoman.doctor.check_result import CheckResult
 from dragoman.doctor.checks import CHECKS, run_checks
 from dragoman.doctor.model_under_test import ModelUnderTest, load_model_under_test
+from dragoman.doctor.task_checks import TaskModelUnderTest, run_task_checks
 
-__all__ = ["CHECKS", "CheckResult", "ModelUnderTest", "load_model_under_test", "run_checks"]
+__all__ = [
+    "CHECKS",
+    "CheckResult",
+    "ModelUnderTest",
+    "TaskModelUnderTest",
+    "load_model_under_test",
+    "run_checks",
+    "run_task_checks",
+]

@@ -1,10 +1,16 @@
-"""The result of a check: its error, its tolerance, and whether it applied."""
+"""The result of a check: its error, its tolerance, and whether it applied; and how checks run."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from dragoman.errors import DragomanError
+
+logger = logging.getLogger(__name__)
 
 
 class Measurement(NamedTuple):
@@ -52,3 +58,27 @@ class CheckResult:
             "tolerance": self.tolerance,
             "note": self.note,
         }
+
+
+def run_named_checks(
+    checks: Mapping[str, Callable[[], Measurement]],
+    *,
+    on_check: Callable[[str], None] = lambda name: None,
+) -> Iterator[CheckResult]:
+    """Run every check in turn and yield its result; an exception fails the check.
+
+    `on_check` is called with each name before the check runs.
+    """
+    for name, check in checks.items():
+        on_check(name)
+        try:
+            yield CheckResult.from_measurement(name, check())
+        except NotApplicableError as reason:
+            yield CheckResult(name=name, passed=None, note=str(reason))
+        except DragomanError as error:
+            yield CheckResult(name=name, passed=False, note=str(error))
+        except Exception as error:  # a broken model can raise anything
+            logger.debug("check %s raised an exception", name, exc_info=True)
+            yield CheckResult(
+                name=name, passed=False, note=f"{type(error).__name__}: {error!s:.200}"
+            )

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterator, Mapping
 
 from dragoman.doctor import bundle_checks, engine_checks, model_checks
-from dragoman.doctor.check_result import CheckResult, Measurement, NotApplicableError
+from dragoman.doctor.check_result import CheckResult, Measurement, run_named_checks
 from dragoman.doctor.model_under_test import ModelUnderTest
-from dragoman.errors import DragomanError
-
-logger = logging.getLogger(__name__)
 
 # A check raises NotApplicableError if it does not apply to the model.
 Check = Callable[[ModelUnderTest], Measurement]
@@ -55,16 +51,6 @@ def run_checks(
 
     `on_check` is called with each name before the check runs.
     """
-    for name, check in (select_checks(subject) if checks is None else checks).items():
-        on_check(name)
-        try:
-            yield CheckResult.from_measurement(name, check(subject))
-        except NotApplicableError as reason:
-            yield CheckResult(name=name, passed=None, note=str(reason))
-        except DragomanError as error:
-            yield CheckResult(name=name, passed=False, note=str(error))
-        except Exception as error:  # a broken model can raise anything
-            logger.debug("check %s raised an exception", name, exc_info=True)
-            yield CheckResult(
-                name=name, passed=False, note=f"{type(error).__name__}: {error!s:.200}"
-            )
+    chosen = select_checks(subject) if checks is None else checks
+    bound = {name: functools.partial(check, subject) for name, check in chosen.items()}
+    return run_named_checks(bound, on_check=on_check)

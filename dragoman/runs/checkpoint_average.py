@@ -6,15 +6,19 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.bundle import Bundle, Card, write_bundle
+from dragoman.bundle import Bundle, Card, TaskBundle, write_bundle, write_task_bundle
 from dragoman.bundle import format as layout
 from dragoman.bundle.bundle import expected_weights
 from dragoman.bundle.card import format_command
 from dragoman.bundle.golden import read_golden_cases
+from dragoman.bundle.task_bundle import load_task_text, task_weights
 from dragoman.checkpoint.averaging import average_weights
 from dragoman.checkpoint.run_directory import RunDirectory
+from dragoman.config import Config
+from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError
 from dragoman.runs.output_directory import OutputDirectory
+from dragoman.tasks.base import TrainingTask, load_task
 from dragoman.text.tokenizer import load_tokenizers
 
 
@@ -49,7 +53,23 @@ def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> Ave
         ),
         training={"weights": chosen},
     )
-    config, tokenizers = output_dir.config(), load_tokenizers(output_dir.tokenizer_dir)
+    config = output_dir.config()
+    fields = {"steps": steps[0], "weights_from": chosen}
+    if config.task != TRANSLATE:
+        task = _open_task(config, output_dir.tokenizer_dir)
+        for checkpoint in newest:
+            checkpoint.require_fit({"weights": task_weights(task)})
+        golden = TaskBundle.load(model).golden_inputs() if output_dir.has_model else []
+        write_task_bundle(
+            target.path,
+            task=task,
+            weights=weights,
+            card=card,
+            golden=golden,
+            manifest_fields=fields,
+        )
+        return AveragedModel(target.path, steps)
+    tokenizers = load_tokenizers(output_dir.tokenizer_dir)
     expected = expected_weights(config, tokenizers)
     for checkpoint in newest:
         checkpoint.require_fit({"weights": expected})
@@ -60,9 +80,16 @@ def average_checkpoints(model: str | Path, out: str | Path, *, last: int) -> Ave
         weights=weights,
         card=card,
         golden=_golden_texts(output_dir) if output_dir.has_model else [],
-        manifest_fields={"steps": steps[0], "weights_from": chosen},
+        manifest_fields=fields,
     )
     return AveragedModel(target.path, steps)
+
+
+def _open_task(config: Config, folder: Path) -> TrainingTask:
+    """Return the task of a run, with the vocabularies in its folder."""
+    kind = load_task(config.task)
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    return kind(config, load_task_text(kind, config, files))
 
 
 def _golden_texts(output_dir: OutputDirectory) -> list[str]:

@@ -140,9 +140,10 @@ class TrainingTask(abc.ABC):
 
     @abc.abstractmethod
     def golden_outputs(self, model: nn.Module, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of inputs as JSON values; numbers are compared with a tolerance.
+        """Return the outputs of inputs, computed in one batch, as JSON values.
 
-        Raise TypeError, ValueError or KeyError for an input that is not valid.
+        Numbers are compared with a tolerance. Raise TypeError, ValueError or KeyError for an
+        input that is not valid.
         """
 
     def describe(self) -> str:

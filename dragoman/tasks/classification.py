@@ -654,13 +654,12 @@ class ClassificationTask(TrainingTask):
             raise TypeError("inputs of classification must be texts")
         store = self.encode_texts(inputs)
         device = next(model.parameters()).device
-        outputs = []
-        for number in range(len(store)):
-            batch = self.collate(store, np.array([number])).to(device)
-            logits = self.forward(model, batch).logits.float().cpu().numpy()
-            probabilities = self.probabilities(logits)[0].tolist()
-            outputs.append(dict(zip(self.text.labels.names, probabilities, strict=True)))
-        return outputs
+        batch = self.collate(store, np.arange(len(store))).to(device)
+        logits = self.forward(model, batch).logits.float().cpu().numpy()
+        return [
+            dict(zip(self.text.labels.names, row.tolist(), strict=True))
+            for row in self.probabilities(logits)
+        ]
 
 
 def text_problems(config: Config) -> list[str]:

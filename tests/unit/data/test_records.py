@@ -121,7 +121,9 @@ def test_fields_are_found_by_setting_or_usual_name(tmp_path):
     assert find_text_field(record, "") == "review"
     assert find_label_field(record, "") == "sentiment"
     assert find_text_field(record, "id") == "id"
-    with pytest.raises(DataError, match=r"must have the field 'revue' of data.text_field; found id"):
+    with pytest.raises(
+        DataError, match=r"must have the field 'revue' of data.text_field; found id"
+    ):
         find_text_field(record, "revue")
     unknown = record_of(tmp_path, first="good", second="pos")
     with pytest.raises(DataError, match=r"field of data.text_field must be known .* found first"):

@@ -1,0 +1,75 @@
+"""Checks of models of other tasks: they pass on a sound model and notice a broken one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tagging_kit import make_config, make_records
+
+from dragoman.bundle import write_task_bundle
+from dragoman.doctor.task_checks import TASK_CHECKS, TaskModelUnderTest, run_task_checks
+from dragoman.tasks.tagging import TaggingTask
+
+
+@pytest.fixture
+def subject(tmp_path):
+    """Return a tiny tagger under test."""
+    config, records = make_config(), make_records(40)
+    task = TaggingTask(config, TaggingTask.fit_text(config, lambda: iter(records)))
+    torch.manual_seed(0)
+    write_task_bundle(
+        tmp_path / "tagger",
+        task=task,
+        weights=task.build_model().state_dict(),
+        golden=task.golden_inputs(records),
+    )
+    return TaskModelUnderTest(tmp_path / "tagger", device="cpu")
+
+
+def verdicts(subject):
+    return {each.name: each.verdict for each in run_task_checks(subject)}
+
+
+def test_a_sound_model_passes_every_check(subject):
+    assert verdicts(subject) == dict.fromkeys(TASK_CHECKS, "PASS")
+
+
+def test_weights_that_are_not_finite_fail(subject):
+    with torch.no_grad():
+        next(subject.model.parameters()).flatten()[0] = float("nan")
+    assert verdicts(subject)["finite weights"] == "FAIL"
+
+
+def test_other_weights_fail_the_golden_vectors(subject):
+    with torch.no_grad():
+        for weight in subject.model.parameters():
+            weight.add_(0.5)
+    assert verdicts(subject)["golden vectors"] == "FAIL"
+
+
+def test_a_model_that_mixes_batch_rows_fails(subject):
+    def mix(module, inputs, output):
+        return output + output.mean(dim=0, keepdim=True) if output.size(0) > 1 else output
+
+    subject.model.register_forward_hook(mix)
+    found = verdicts(subject)
+    assert found["golden vectors"] == "PASS"
+    assert found["batch neighbors"] == "FAIL"
+
+
+def test_a_model_with_state_between_calls_fails(subject):
+    calls = []
+
+    def drift(module, inputs, output):
+        calls.append(1)
+        return output + 0.3 * len(calls) * torch.arange(output.size(-1))
+
+    subject.model.register_forward_hook(drift)
+    assert verdicts(subject)["repeatable"] == "FAIL"
+
+
+def test_a_model_without_golden_inputs_skips(subject):
+    subject.inputs = []
+    subject.bundle.golden["cases"] = []
+    found = verdicts(subject)
+    assert found["golden vectors"] == found["batch neighbors"] == "SKIP"
