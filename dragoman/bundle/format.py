@@ -26,9 +26,10 @@ TEXT_FILES = (
     "labels.json",
     "inputs.json",
     "auxiliary.json",
+    "attributes.json",
     "features.json",
-    "thresholds.json",
     "tagging.json",
+    "ngrams.npy",
 )
 
 # Maximum bytes of each file. No file can name another: only these are ever opened.

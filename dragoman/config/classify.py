@@ -16,9 +16,24 @@ class ClassifyConfig:
     """Classification of texts: architecture, features, labels and thresholds."""
 
     # Metrics of validation, besides the loss.
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "micro_f1")
+    metrics: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "macro_f1",
+        "micro_f1",
+        "calibration_error",
+    )
     # Largest sizes of a miniature (`dragoman train --mini`), by setting.
-    mini: ClassVar[dict[str, object]] = {}
+    mini: ClassVar[dict[str, object]] = {
+        "max_sentence_words": 20,
+        "hops": 4,
+        "score_width": 32,
+        "filters": 32,
+        "hidden_width": 32,
+        "ngram_features": 50_000,
+        "dropout": 0.1,
+        "word_dropout": 0.1,
+        "embedding_dropout": 0.0,
+    }
 
     hierarchical: bool = setting(
         False, "Hierarchical attention (HAN): encode the words of each sentence, then sentences."
@@ -78,7 +93,7 @@ class ClassifyConfig:
         at_most=5,
     )
     ngram_features: int = setting(
-        1_000_000, "Most n-grams, by document frequency.", at_least=1, at_most=50_000_000
+        1_000_000, "Most n-grams, by document frequency.", at_least=1, at_most=5_000_000
     )
     ngram_min_count: int = setting(
         2, "Least number of documents that an n-gram occurs in.", at_least=1

@@ -111,6 +111,10 @@ class RunBuilder(abc.ABC):
     def validation_seconds(self, model: nn.Module) -> float:
         """Return the estimated seconds of one validation."""
 
+    def finish(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the final weights, with what validation data decide after training."""
+        return weights
+
     @abc.abstractmethod
     def score(self, weights: Mapping[str, Tensor], time_budget: TimeBudget) -> list[CardScore]:
         """Return the scores of the final weights on validation data."""

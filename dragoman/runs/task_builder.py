@@ -248,6 +248,22 @@ class TaskBuilder(RunBuilder):
         finally:
             model.train()
 
+    def finish(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the final weights, with what the validation examples decide after training."""
+        store = self.prepared.valid
+        if store is None:
+            return weights
+        model = build_loaded_task_model(self.task, _float32(weights)).to(self.device)
+        with torch.no_grad():
+            decided = self.task.finish(
+                model,
+                store,
+                device=self.device,
+                precision=choose_precision(self.config.train.precision, self.device),
+                progress=self.progress,
+            )
+        return {**weights, **decided}
+
     def score(self, weights: Mapping[str, Tensor], time_budget: TimeBudget) -> list[CardScore]:
         """Return the task's metrics on the validation examples."""
         store = self.prepared.valid

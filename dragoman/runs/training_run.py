@@ -571,7 +571,8 @@ class TrainingRun:
 
     def _finish(self, builder: RunBuilder, run: RunDirectory, result: TrainResult) -> None:
         """Select the final weights, score them on the validation set, and write the bundle."""
-        weights, chosen = select_weights(run, self.config)
+        selected, chosen = select_weights(run, self.config)
+        weights = builder.finish(selected)
         scores = builder.score(weights, self.time_budget)
         card = build_model_card(
             self.config,

@@ -130,6 +130,21 @@ class TrainingTask(abc.ABC):
     ) -> dict[str, float]:
         """Return "loss" and the task's metrics on a data set; called without gradients."""
 
+    def finish(
+        self,
+        model: nn.Module,
+        store: ExampleStore,
+        *,
+        device: torch.device,
+        precision: Precision,
+        progress: Progress,
+    ) -> dict[str, torch.Tensor]:
+        """Return weights of the final model that the validation set decides, such as thresholds.
+
+        They replace those of the same name; by default there are none.
+        """
+        return {}
+
     def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
         """Return the metrics to be reported, with signatures."""
         return [TaskScore(name, metrics[name], "") for name in self.metrics if name in metrics]

@@ -562,17 +562,16 @@ class ClassificationTask(TrainingTask):
         device: torch.device,
         precision: Precision,
         progress: Progress,
-    ) -> None:
-        """Tune the thresholds of the final model on the validation set, as the settings say."""
+    ) -> dict[str, Tensor]:
+        """Return the thresholds, tuned on the validation set if the settings say so."""
         kind = self.config.classify.tune_threshold
         if kind == "off" or not self.text.multi_label or not len(store):
-            return
+            return {}
         logits = self.logits(model, store, device=device, precision=precision, progress=progress)
-        assert isinstance(model, Classifier), "checked by `logits`"
         tuned = tune_thresholds(
             self.probabilities(logits), self.expected(store), by_label=kind == "labels"
         )
-        model.thresholds.copy_(torch.from_numpy(tuned))
+        return {"thresholds": torch.from_numpy(tuned).float()}
 
     def logits(
         self,
