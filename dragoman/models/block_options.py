@@ -192,6 +192,22 @@ class FeedForwardOptions(BlockOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TCNOptions(BlockOptions):
+    """Options of `tcn`."""
+
+    overridable = ("dropout",)
+
+    kernel_size: int = setting(3, "Kernel size.", at_least=1, at_most=10_000)
+    dilation: int = setting(
+        1, "Distance between the positions that a kernel reads.", at_least=1, at_most=10_000
+    )
+
+    def reads_source(self) -> bool:
+        """Whether a decoder's block reads the encoder's output: never."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ConvolutionOptions(BlockOptions):
     """Options of `conv`."""
 

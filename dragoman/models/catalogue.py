@@ -38,6 +38,12 @@ BLOCKS = Registry(
         "Bidirectional GRU; encoders only.",
         options="dragoman.models.block_options:BidirectionalRNNOptions",
     ),
+    tcn=Entry(
+        "dragoman.models.tcn:TCNLayer",
+        "Two causal dilated convolutions with a residual connection (TCN).",
+        options="dragoman.models.block_options:TCNOptions",
+        exempt={"weights": "it has no attention weights"},
+    ),
     reformer=Entry(
         "dragoman.models.reformer:Reformer",
         "Reversible Transformer layers with LSH attention (or attention=full).",

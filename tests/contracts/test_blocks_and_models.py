@@ -34,7 +34,11 @@ SETTINGS: dict[str, tuple[str, Registry]] = {
 }
 ENCODER_ONLY = ("bilstm", "bigru")  # bidirectional: the decoder has `transformer` instead
 DECODER_ONLY = ("cross_attention",)  # needs a memory: the encoder has `transformer` instead
-SOURCELESS = ("ffn",)  # it reads no source: beside it in the decoder stands `attend`
+SOURCELESS = (
+    "ffn",
+    "tcn",
+    "tcn(kernel_size=2, dilation=2)",
+)  # it reads no source: beside it in the decoder stands `attend`
 # Forms of a block that take another way through its code; the exemptions of the plain form are not theirs.
 FORMS = [
     "lstm(attention=scaled_dot)",
@@ -46,6 +50,7 @@ FORMS = [
     "lstm(attention=location_cumulative)",
     "lstm(attention=normed_additive, decoder=gnmt, layers=3, initial_state=zero, residual_connection=false)",
     "conv(attention=convs2s, activation=relu, layers=2)",
+    "tcn(kernel_size=2, dilation=2)",
     "conv(dilation=2)",
     "conv(dilation=3, kernel_size=2, layers=2)",
     "reformer(layers=2, attention=full, ffn_chunks=3)",

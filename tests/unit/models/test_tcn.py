@@ -1,0 +1,38 @@
+"""The TCN block against convolutions of PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from dragoman.config import ModelConfig
+from dragoman.models.context import ForwardContext
+from dragoman.models.factory import build_stack
+
+
+def test_it_is_two_causal_dilated_convolutions_with_a_residual_connection() -> None:
+    torch.manual_seed(0)
+    blocks = ("tcn(kernel_size=3, dilation=2)",)
+    config = ModelConfig(width=4, encoder=blocks, dropout=0.0)
+    stack = build_stack(config, blocks, "model.encoder", causal=False, memory_width=None).double()
+    x = torch.randn(2, 9, 4, dtype=torch.float64)
+    _, block = next(stack.blocks())
+    hidden = x.transpose(1, 2)
+    for part in (block.first, block.second):
+        direction, length = part.weight.direction, part.weight.length
+        weight = direction * (length / direction.flatten(1).norm(dim=1)).view(-1, 1, 1)
+        hidden = F.relu(F.conv1d(F.pad(hidden, (4, 0)), weight, part.bias, dilation=2))
+    expected = F.relu(x + hidden.transpose(1, 2))
+    torch.testing.assert_close(stack(x, ForwardContext()), expected)
+
+
+def test_the_last_position_reads_as_far_as_the_dilations_reach() -> None:
+    torch.manual_seed(0)
+    blocks = ("tcn(kernel_size=2)", "tcn(kernel_size=2, dilation=2)")
+    config = ModelConfig(width=4, encoder=blocks, dropout=0.0)
+    stack = build_stack(config, blocks, "model.encoder", causal=False, memory_width=None).double()
+    x = torch.rand(1, 12, 4, dtype=torch.float64, requires_grad=True)
+    stack(x, ForwardContext())[0, -1].sum().backward()
+    assert x.grad is not None
+    read = x.grad[0].abs().sum(dim=1) > 0
+    assert read.tolist() == [False] * 5 + [True] * 7  # 1 + 2 (1 + 2)
