@@ -24,6 +24,7 @@ from dragoman.cli import (
     export,
     import_,
     info,
+    predict,
     recipes,
     score,
     settings,
@@ -43,7 +44,8 @@ OUT_OF_MEMORY = 71  # EX_OSERR
 _UsageError: type[BaseException] = typer.BadParameter.__bases__[0]
 
 HELP = (
-    "Neural machine translation on PyTorch: train, translate, evaluate, export and inspect models."
+    "Neural machine translation and other text models on PyTorch: train, translate, predict, "
+    "evaluate, export and inspect models."
 )
 
 app = typer.Typer(
@@ -55,6 +57,7 @@ app = typer.Typer(
 for _module in (
     train,
     translate,
+    predict,
     score,
     evaluate,
     compare,

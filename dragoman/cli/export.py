@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import BundleArgument, JsonOption
+from dragoman.cli.options import TranslatorArgument, JsonOption
 from dragoman.cli.output import print_json, print_note, print_result
 from dragoman.cli.progress import progress
 from dragoman.config import engine_options
@@ -18,7 +18,7 @@ TARGETS = ("ctranslate2", "huggingface", "onnx")
 
 
 def export(
-    model: BundleArgument,
+    model: TranslatorArgument,
     to: Annotated[
         str,
         typer.Option(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dragoman.config import engine_options
+from dragoman.errors import BundleError
 
 
 def complete_recipe_names(incomplete: str) -> list[str]:
@@ -35,6 +36,39 @@ def check_model(context: typer.Context, path: Path) -> Path:
     if not context.resilient_parsing:
         require_bundle(path)
     return path
+
+
+def require_command(path: Path, command: str, runs: str = "") -> None:
+    """Raise BundleError unless a model's task is run by a command, by default this one.
+
+    The message names the command that runs it.
+    """
+    from dragoman.bundle.format import read_task, require_bundle
+    from dragoman.inference.catalogue import PREDICTORS
+
+    require_bundle(path)
+    task = read_task(path)
+    entry = PREDICTORS.get(task)
+    wanted = runs or command
+    if entry is None or entry.family != wanted:
+        what = {"translate": "a translation model", "generate": "a language model"}
+        raise BundleError(
+            f"`dragoman {command}` needs "
+            f"{what.get(wanted, 'a model that predicts labels, tags or values')}",
+            found=f"{path}, a model of the task {task:.40}",
+            fix=f"use `dragoman {entry.family} -m {path}`" if entry else "check its config.json",
+        )
+
+
+def _command_callback(command: str, runs: str = "") -> Callable[[typer.Context, Path], Path]:
+    """Return a parser callback that requires a model that a command can run."""
+
+    def callback(context: typer.Context, path: Path) -> Path:
+        if not context.resilient_parsing:
+            require_command(path, command or str(context.info_name), runs)
+        return path
+
+    return callback
 
 
 def check_run(context: typer.Context, path: Path) -> Path:
@@ -74,10 +108,26 @@ def _name_callback(
     return callback
 
 
-ModelOption = Annotated[
+def _model_option(command: str, runs: str = "") -> Any:
+    """Return the option --model of a command."""
+    return typer.Option(
+        "--model",
+        "-m",
+        help="Model directory.",
+        show_default=False,
+        callback=_command_callback(command, runs),
+    )
+
+
+ModelOption = Annotated[Path, _model_option("", "translate")]  # a translation model
+PredictorOption = Annotated[Path, _model_option("predict")]
+TranslatorArgument = Annotated[
     Path,
-    typer.Option(
-        "--model", "-m", help="Model directory.", show_default=False, callback=check_model
+    typer.Argument(
+        metavar="MODEL",
+        help="Model directory.",
+        show_default=False,
+        callback=_command_callback("", "translate"),
     ),
 ]
 BundleArgument = Annotated[

@@ -181,7 +181,7 @@ def translate(
             ]
         )
     for text in texts or ():
-        _warn_about_file(text)
+        warn_about_file(text, "translated")
     inputs = check_inputs(input_ or [])
     target = None if output is None or str(output) == "-" else output
     if target is not None:
@@ -235,7 +235,7 @@ def translate(
         write = (
             write_output
             if target is None
-            else _line_writer(stack.enter_context(open_output(target)))
+            else line_writer(stack.enter_context(open_output(target)))
         )
         bar = stack.enter_context(progress("translating", total, "lines", shown=shown))
         written = print_translations(
@@ -268,7 +268,7 @@ def _parse_constraint_options(
     )
 
 
-def _warn_about_file(text: str) -> None:
+def warn_about_file(text: str, done: str) -> None:
     """Warn if a text is the name of a file: --input may have been intended."""
     try:
         is_file = Path(text).is_file()
@@ -276,12 +276,12 @@ def _warn_about_file(text: str) -> None:
         return
     if is_file:
         print_note(
-            f"warning: {text} is a file name but is translated as text; "
-            f"to translate the file: --input {shlex.quote(text)}"
+            f"warning: {text} is a file name but is {done} as text; "
+            f"to use the file: --input {shlex.quote(text)}"
         )
 
 
-def _line_writer(file: TextIO) -> Callable[[str], object]:
+def line_writer(file: TextIO) -> Callable[[str], object]:
     """Return a function that writes a line to a file."""
     return lambda text: file.write(f"{text}\n")
 

@@ -1,0 +1,267 @@
+"""`dragoman predict`: labels, tags and values of texts, with a classifier's reasons."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dragoman.cli.input_lines import check_inputs, decode_lines, open_stream_lines
+from dragoman.cli.options import (
+    BatchSizeOption,
+    DeviceOption,
+    JsonOption,
+    PredictorOption,
+)
+from dragoman.cli.output import PIPE_WIDTH, format_count, print_json, print_note
+from dragoman.cli.output import print_text as write_output
+from dragoman.cli.progress import is_terminal, progress
+from dragoman.cli.translate import line_writer, warn_about_file
+from dragoman.data.records import TEXT, Record, read_records
+from dragoman.errors import ConfigError, DataError
+from dragoman.storage.output_files import check_output_file, open_output
+
+if TYPE_CHECKING:
+    from dragoman.inference.predictor import Predictor
+
+NOTES_SHOWN = 3
+MAX_TEXT_CHARS = 1 << 20  # of one text: a book
+MAX_EXPLAINED = 1_000  # texts of an HTML page
+_STDIN = Path("standard input")
+
+
+def predict(
+    model: PredictorOption,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts to predict; by default standard input is read."),
+    ] = None,
+    input_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="FILE",
+            help="File to predict, one text per line or record: plain text, JSONL, CSV, TSV, "
+            "CoNLL, also .gz or .xz; - is standard input. May be repeated.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write instead of standard output, atomically at the end.",
+        ),
+    ] = None,
+    text_field: Annotated[
+        str,
+        typer.Option(
+            "--text-field",
+            help="Column of --input with the text: a name, or a number from 1; by default as in "
+            "training.",
+            show_default=False,
+        ),
+    ] = "",
+    top: Annotated[
+        int, typer.Option(min=1, max=1000, help="Labels per text, most probable first.")
+    ] = 1,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Show which words and sentences decide: attention weights, and what leaving each "
+            "out changes.",
+        ),
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write the explanations to this file as a web page."),
+    ] = None,
+    batch_size: BatchSizeOption = None,
+    json: JsonOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Predict labels of texts, files or standard input, one line each.
+
+    A classifier prints `label TAB probability TAB text`, with --top several labels with their
+    probabilities. Order and empty lines are kept. With --json each line is an object with the
+    probabilities of all labels.
+    """
+    if texts and input_:
+        raise ConfigError(
+            [
+                "texts and --input exclude each other; "
+                f"found {texts[0]!r:.60} and {input_[0]}; keep one"
+            ]
+        )
+    for text in texts or ():
+        warn_about_file(text, "predicted")
+    inputs = check_inputs(input_ or [])
+    read = [Path("/dev/stdin") if str(each) == "-" else each for each in inputs or [Path("-")]]
+    target = None if output is None or str(output) == "-" else output
+    for option, path in (("--output", target), ("--html", html)):
+        if path is not None:
+            check_output_file(option, path, inputs=read)
+
+    from dragoman.inference.loading import load  # imports torch
+
+    predictor = load(model, device=device)
+    is_interactive = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()
+    if is_interactive:
+        print_note("type or paste text, one line at a time; end with Ctrl-D")
+    given = (
+        predictor.read_arguments(texts)
+        if texts
+        else InputRecords(inputs, predictor, text_field, is_interactive=is_interactive)
+    )
+    with contextlib.ExitStack() as stack:
+        write = write_output if target is None else line_writer(
+            stack.enter_context(open_output(target))
+        )
+        if explain or html is not None:
+            count = _explain(predictor, given, json=json, html=html, write=write, model=model)
+        else:
+            shown = not texts and not is_interactive
+            shown = shown and (target is not None or not is_terminal(sys.stdout))
+            bar = stack.enter_context(progress("predicting", None, "texts", shown=shown))
+            window = {"window": 1} if is_interactive else {}
+            predictions = predictor.stream(given, batch_size=batch_size, **window)
+            count = print_predictions(predictions, top=top, json=json, write=write, bar=bar)
+        if not count:
+            raise DataError(
+                f"{' and '.join(map(str, inputs)) or _STDIN} must hold texts to predict",
+                found="no line at all",
+                fix="check the path, or what wrote the file",
+            )
+
+
+class InputRecords:
+    """The inputs in files or on standard input, as the predictor reads them.
+
+    `ready` tells whether another can be read without waiting for a writer.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        predictor: Predictor[Any, Any, Any],
+        text_field: str,
+        *,
+        is_interactive: bool = False,
+    ) -> None:
+        self._paths, self._predictor, self._text_field = paths, predictor, text_field
+        self._is_interactive = is_interactive
+        self._ready: Callable[[], bool] = lambda: False
+
+    def ready(self) -> bool:
+        """Whether another input can be read without blocking."""
+        return self._ready()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the inputs of all files."""
+        for path in self._paths or [Path("-")]:
+            for record in self._records(path):
+                check_length(record)
+                yield self._predictor.read_record(record, text_field=self._text_field)
+
+    def _records(self, path: Path) -> Iterator[Record]:
+        """Yield the records of one file; pipes and standard input have lines of text."""
+        if str(path) != "-" and path.is_file():
+            self._ready = lambda: True
+            yield from read_records([path], max_line_bytes=4 * MAX_TEXT_CHARS)
+            return
+        self._ready = lambda: False
+        if str(path) == "-":
+            stream: Iterable[str] = (
+                decode_lines(sys.stdin.buffer)
+                if self._is_interactive
+                else open_stream_lines(sys.stdin.buffer)
+            )
+            self._ready = getattr(stream, "ready", self._ready)
+            yield from _number_lines(_STDIN, stream)
+        else:
+            with open(path, "rb") as file:
+                yield from _number_lines(path, decode_lines(file, str(path)))
+
+
+def _number_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
+    return (Record(path, number, {TEXT: line}) for number, line in enumerate(lines, 1))
+
+
+def check_length(record: Record) -> None:
+    """Raise DataError for a text that is too long to be one."""
+    for name, value in record.fields.items():
+        if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
+            raise record.error(
+                f"must have at most {MAX_TEXT_CHARS:,} characters in {name!r}",
+                f"{len(value):,} or more",
+                "put a line break between its texts",
+            )
+
+
+def print_predictions(
+    predictions: Iterable[Any], *, top: int, json: bool, write: Callable[[str], object], bar: Any
+) -> int:
+    """Print predictions as they arrive, with the first few notes; return their number."""
+    number = num_noted = 0
+    for number, each in enumerate(predictions, start=1):
+        if json:
+            print_json({"line": number, **each.to_dict()}, write)
+        else:
+            write(each.to_line(top=top))
+        bar.advance()
+        num_noted += bool(each.notes)
+        if each.notes and num_noted <= NOTES_SHOWN:
+            print_note(f"line {number}: {'; '.join(each.notes)}")
+    if num_noted > NOTES_SHOWN:
+        print_note(f"{format_count(num_noted, 'line')} with notes in total; --json includes them")
+    return number
+
+
+def _explain(
+    predictor: Predictor[Any, Any, Any],
+    inputs: Iterable[Any],
+    *,
+    json: bool,
+    html: Path | None,
+    write: Callable[[str], object],
+    model: Path,
+) -> int:
+    """Explain each input: in the terminal or as JSON, or as one page; return their number."""
+    from rich.console import Console
+
+    from dragoman.explain.highlighted_text import render_explanation
+    from dragoman.explain.html_page import render_html
+
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    pages = []
+    number = 0
+    for number, each in enumerate(inputs, start=1):
+        if html is not None and number > MAX_EXPLAINED:
+            raise ConfigError(
+                [
+                    f"--html takes at most {MAX_EXPLAINED:,} texts; found more; "
+                    "use --explain --json for all of them"
+                ]
+            )
+        explanation = predictor.explain(each)
+        if html is not None:
+            pages.append(explanation)
+        elif json:
+            print_json({"line": number, **explanation.to_dict()}, write)
+        else:
+            with console.capture() as capture:
+                console.print(
+                    render_explanation(explanation, width=min(80, console.width)), soft_wrap=True
+                )
+            write(capture.get().rstrip("\n") + "\n")
+    if html is not None and pages:
+        with open_output(html) as file:
+            file.write(render_html(pages, title=f"Predictions of {model.name or model}"))
+        print_note(f"{format_count(number, 'explanation')} written to {html}")
+    return number
