@@ -16,6 +16,7 @@ from dragoman.cli.options import (
     LowercaseOption,
     TargetLanguageOption,
     TokenizeOption,
+    require_command,
 )
 from dragoman.cli.output import print_json, print_note, print_result, print_table
 from dragoman.cli.progress import progress, track
@@ -102,13 +103,12 @@ def _open_systems(
     systems: list[Path], src: Path | None, references: list[str], device: str
 ) -> list[_SystemOutput]:
     """Read the files of translations and load the models; check all against the references."""
-    from dragoman.bundle.format import require_bundle
     from dragoman.evaluate.comparison import check_systems
     from dragoman.evaluate.metrics import read_sentences
 
     models = [path for path in systems if path.is_dir()]
     for path in models:
-        require_bundle(path)
+        require_command(path, "compare", "translate")
     if models and src is None:
         raise ConfigError(
             [

@@ -1,7 +1,8 @@
-"""`dragoman data`: check and clean a parallel corpus."""
+"""`dragoman data`: check a parallel corpus or labelled files, and clean a parallel corpus."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from dragoman.cli.options import (
     PairsTgtOption,
     SrcFieldOption,
     SrcLangOption,
+    TextFieldOption,
     TgtFieldOption,
     TgtLangOption,
 )
@@ -24,10 +26,12 @@ from dragoman.cli.progress import ProgressBar, progress
 from dragoman.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dragoman.data.corpus import Corpus
+    from dragoman.data.label_checks import LabelReport
 
+MAX_LABELS_SHOWN = 20  # rows of the table of labels; --json has all
 MAX_LINES_SHOWN = 5  # line numbers in a row of the table; --json has all
 FINDINGS_EXIT_CODE = 1  # the exit code of --strict where something was found
 
@@ -40,18 +44,40 @@ TestSrcOption = Annotated[
 TestTgtOption = Annotated[str, typer.Option("--test-tgt", help="Target sentences of the test set.")]
 TestPairsOption = Annotated[str, typer.Option("--test-pairs", help="Test set in one file instead.")]
 
-app = typer.Typer(name="data", help="Check and clean a parallel corpus before training.")
+app = typer.Typer(name="data", help="Check and clean a corpus before training.")
 
 
 @app.callback(invoke_without_command=True)
 def group(context: typer.Context) -> None:
-    """Check and clean a parallel corpus before training."""
+    """Check and clean a corpus before training."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 @app.command()
 def check(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE", help="Labelled files of --task: JSONL, CSV or TSV.", show_default=False
+        ),
+    ] = None,
+    task: Annotated[
+        str,
+        typer.Option("--task", help="What the files are for: translate or classify."),
+    ] = "translate",
+    valid: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--valid",
+            metavar="FILE",
+            help="Validation or test files of --task, to find their texts in FILE.",
+        ),
+    ] = None,
+    text_field: TextFieldOption = "",
+    label_field: Annotated[
+        str, typer.Option("--label-field", help="Column with the label.", show_default=False)
+    ] = "",
     src: PairsSrcOption = "",
     tgt: PairsTgtOption = "",
     pairs: PairsOption = "",
@@ -69,9 +95,24 @@ def check(
 ) -> None:
     """Check a corpus for misalignment, empty lines, duplicates, bad UTF-8 and test-set leakage.
 
+    With --task classify, check labelled files: the distribution of labels, duplicates,
+    texts with two labels, and texts that --valid has too.
+
     The exit code is 0 if the corpus could be read, whatever was found in it;
     with --strict it is 1 if any check found something.
     """
+    if task != "translate" or files:
+        options = {"--src": src, "--tgt": tgt, "--pairs": pairs}
+        _check_labelled(
+            task,
+            files or [],
+            valid or [],
+            fields={"text_field": text_field, "label_field": label_field},
+            parallel=[name for name, value in options.items() if value],
+            strict=strict,
+            json=json,
+        )
+        return
     from dragoman.data.corpus_checks import check_corpus
     from dragoman.training.progress import open_progress
 
@@ -93,9 +134,9 @@ def check(
     with open_progress(sys.stderr).phase("checking", None, "pairs") as phase:
         findings = check_corpus(corpus, held_out=held_out, progress=advance)
     if not seen:
-        files = " and ".join(map(str, corpus.files))
+        names = " and ".join(map(str, corpus.files))
         raise DataError(
-            f"{files} must hold text to check",
+            f"{names} must hold text to check",
             found="no line at all",
             fix="check the path, or what wrote the file",
         )
@@ -140,6 +181,112 @@ def check(
         print_result(f"\n{format_count(seen, 'pair')}: {verdict}")
     if strict and bad:
         raise typer.Exit(FINDINGS_EXIT_CODE)
+
+
+def _check_labelled(
+    task: str,
+    files: list[Path],
+    valid: list[Path],
+    *,
+    fields: dict[str, str],
+    parallel: list[str],
+    strict: bool,
+    json: bool,
+) -> None:
+    """Check labelled files and print their labels and findings."""
+    from dragoman.data.file_stream import open_input_file
+    from dragoman.data.label_checks import check_labels
+    from dragoman.data.records import read_records, read_rows
+    from dragoman.training.progress import open_progress
+
+    if task != "classify":
+        found = f"--task {task!r:.40}" + (f" and {files[0]}" if files else "")
+        raise ConfigError(
+            [
+                f"--task must be translate, with --src and --tgt, or classify, with FILE; found "
+                f"{found}; name the right one"
+            ]
+        )
+    if parallel or not files:
+        raise ConfigError(
+            [
+                "--task classify checks labelled files; found "
+                f"{parallel[0] if parallel else 'no FILE'}; "
+                "write: dragoman data check --task classify FILE"
+            ]
+        )
+    for path in [*files, *valid]:
+        open_input_file(path).close()
+    seen = 0
+
+    def advance(total: int) -> None:
+        nonlocal seen
+        phase.advance(total - seen)
+        seen = total
+
+    with open_progress(sys.stderr).phase("checking", None, "texts") as phase:
+        report = check_labels(
+            read_rows(files), held_out=read_records(valid), progress=advance, **fields
+        )
+    if not report.examples:
+        raise DataError(
+            f"{' and '.join(map(str, files))} must hold examples to check",
+            found="none that can be read",
+            fix="check the path, or what wrote the file",
+        )
+    bad = [each for each in report.findings if not each.ok]
+    if json:
+        print_json(
+            {
+                "files": [str(path) for path in files],
+                "examples": report.examples,
+                "labels": report.labels,
+                "multi_label": report.multi_label,
+                "mean_words": round(report.mean_words, 2),
+                "findings": [dataclasses.asdict(each) for each in report.findings],
+            }
+        )
+    else:
+        _print_labels(report)
+        print_table(
+            ["check", "found", "first lines", "advice"],
+            [
+                (
+                    each.check,
+                    f"{each.count:,}" if each.count else "-",
+                    _format_lines(each.lines, each.count),
+                    each.advice,
+                )
+                for each in report.findings
+            ],
+            right=["found"],
+        )
+        verdict = (
+            f"{format_count(len(bad), 'check')} found something" if bad else "no problems found"
+        )
+        print_result(
+            f"\n{format_count(report.examples, 'text')} of {report.mean_words:.1f} words on "
+            f"average: {verdict}"
+        )
+    if strict and bad:
+        raise typer.Exit(FINDINGS_EXIT_CODE)
+
+
+def _print_labels(report: LabelReport) -> None:
+    """Print the distribution of the labels, the most frequent first."""
+    shown = list(report.labels.items())[:MAX_LABELS_SHOWN]
+    most = max((count for _, count in shown), default=1)
+    rows = [
+        (label, f"{count:,}", f"{count / report.examples:.3f}", "█" * max(1, 20 * count // most))
+        for label, count in shown
+    ]
+    more = len(report.labels) - len(shown)
+    print_table(["label", "texts", "fraction", ""], rows, right=["texts", "fraction"])
+    if more:
+        print_result(f"and {format_count(more, 'label')} more; --json has all")
+    if report.multi_label:
+        print_result("texts have any number of labels (multi-label)")
+    print_result()
 
 
 @app.command()
@@ -286,7 +433,7 @@ def _print_columns(corpus: Corpus) -> None:
         print_note(f"source from column {taken['src']}, target from column {taken['tgt']}{header}")
 
 
-def _format_lines(lines: list[int], total: int) -> str:
+def _format_lines(lines: Sequence[int | str], total: int) -> str:
     """Return the first line numbers, with an ellipsis if there are more."""
     return ", ".join(map(str, lines[:MAX_LINES_SHOWN])) + (
         ", …" if total > MAX_LINES_SHOWN and lines else ""

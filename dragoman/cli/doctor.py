@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import TranslatorArgument, DeviceOption, JsonOption
+from dragoman.cli.options import DeviceOption, JsonOption, TranslatorArgument
 from dragoman.cli.output import format_count, print_json, print_result, print_table
 from dragoman.errors import BundleError, CorruptError, DataError
 

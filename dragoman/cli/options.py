@@ -245,6 +245,14 @@ SrcFieldOption = Annotated[
 TgtFieldOption = Annotated[
     str, typer.Option("--tgt-field", help="Target column of --pairs.", show_default=False)
 ]
+TextFieldOption = Annotated[
+    str,
+    typer.Option(
+        "--text-field",
+        help="Column with the text: a name, or a number from 1; by default its usual names.",
+        show_default=False,
+    ),
+]
 SrcLangOption = Annotated[
     str,
     typer.Option(

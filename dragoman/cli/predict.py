@@ -16,6 +16,7 @@ from dragoman.cli.options import (
     DeviceOption,
     JsonOption,
     PredictorOption,
+    TextFieldOption,
 )
 from dragoman.cli.output import PIPE_WIDTH, format_count, print_json, print_note
 from dragoman.cli.output import print_text as write_output
@@ -58,15 +59,7 @@ def predict(
             help="File to write instead of standard output, atomically at the end.",
         ),
     ] = None,
-    text_field: Annotated[
-        str,
-        typer.Option(
-            "--text-field",
-            help="Column of --input with the text: a name, or a number from 1; by default as in "
-            "training.",
-            show_default=False,
-        ),
-    ] = "",
+    text_field: TextFieldOption = "",
     top: Annotated[
         int, typer.Option(min=1, max=1000, help="Labels per text, most probable first.")
     ] = 1,
@@ -120,8 +113,10 @@ def predict(
         else InputRecords(inputs, predictor, text_field, is_interactive=is_interactive)
     )
     with contextlib.ExitStack() as stack:
-        write = write_output if target is None else line_writer(
-            stack.enter_context(open_output(target))
+        write = (
+            write_output
+            if target is None
+            else line_writer(stack.enter_context(open_output(target)))
         )
         if explain or html is not None:
             count = _explain(predictor, given, json=json, html=html, write=write, model=model)

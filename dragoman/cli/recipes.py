@@ -2,36 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dragoman.cli.options import JsonOption, complete_recipe_names
 from dragoman.cli.output import print_json, print_result, print_table
 from dragoman.cli.settings import format_value, get_setting, list_all_settings
+from dragoman.errors import ConfigError, suggest_name
+
+if TYPE_CHECKING:
+    from dragoman.config import Config
 
 app = typer.Typer(name="recipes", help="List the recipes, or show one.")
 
 
+TASK_TITLES = {
+    "translate": "Translation",
+    "language": "Language models",
+    "classify": "Classification",
+    "tag": "Tagging",
+    "pairs": "Sentence pairs",
+    "sets": "Sets",
+}
+
+
 @app.callback(invoke_without_command=True)
-def recipes(context: typer.Context, json: JsonOption = False) -> None:
-    """List the recipes by family; `dragoman recipes show NAME` shows one."""
+def recipes(
+    context: typer.Context,
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            help=f"List those of one task: {', '.join(TASK_TITLES)}.",
+            show_default=False,
+        ),
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    """List the recipes by task and family; `dragoman recipes show NAME` shows one."""
     if context.invoked_subcommand is not None:
         return
     from dragoman.registry import catalogue
 
-    found = catalogue("recipe")
+    if task and task not in TASK_TITLES:
+        raise ConfigError(
+            [f"--task must name a task; found {task!r:.60}; {suggest_name(task, TASK_TITLES)}"]
+        )
+    found = {name: entry for name, entry in catalogue("recipe").items() if task in ("", entry.task)}
     if json:
         print_json(
             [
-                {"recipe": name, "family": entry.family, "summary": entry.summary}
+                {
+                    "recipe": name,
+                    "task": entry.task,
+                    "family": entry.family,
+                    "summary": entry.summary,
+                }
                 for name, entry in found.items()
             ]
         )
         return
     families: dict[str, list[tuple[str, str]]] = {}
-    for name, entry in found.items():
-        families.setdefault(entry.family or "other", []).append((f"  {name}", entry.summary))
+    for each, title in TASK_TITLES.items():
+        for name, entry in found.items():
+            if entry.task == each:
+                heading = title if each != "translate" else entry.family or "other"
+                families.setdefault(heading, []).append((f"  {name}", entry.summary))
     # One table for all families, so that the summaries are aligned.
     print_table(
         ["recipe", "summary"],
@@ -50,6 +87,9 @@ def show(
     from dragoman.registry import catalogue
 
     config = read_config(recipe=name)
+    if config.task != "translate":
+        _show_task_recipe(name, config, json=json)
+        return
 
     # Imported here, so that an unknown recipe is reported before torch is imported.
     from dragoman.models.factory import summarize_model
@@ -72,11 +112,36 @@ def show(
     for line in format_stack(rows, config.model):
         print_result(line)
     print_result()
-    chosen = [row for row in list_all_settings() if not row.path.startswith("data.")]
-    print_table(
-        ["setting", "value", "meaning"],
-        [(row.path, format_value(get_setting(config, row.path)), row.sentence) for row in chosen],
-    )
+    _print_settings(config)
     print_result(
         f"\nTo train it: dragoman train --recipe {name} --src ... --tgt ... --out my-model"
+    )
+
+
+def _show_task_recipe(name: str, config: Config, *, json: bool) -> None:
+    """Show the settings of a recipe of another task, whose sizes depend on the data."""
+    from dragoman.config import to_dict
+    from dragoman.registry import catalogue
+
+    if json:
+        print_json({"recipe": name, "task": config.task, "config": to_dict(config)})
+        return
+    print_result(f"{name}: {catalogue('recipe')[name].summary}")
+    print_result(f"task {config.task}: {TASK_TITLES[config.task].lower()}\n")
+    _print_settings(config)
+    print_result(
+        f"\nTo train it: dragoman train --task {config.task} --recipe {name} --train ... "
+        "--valid ... --out my-model"
+    )
+
+
+def _print_settings(config: Config) -> None:
+    """Print the settings of a recipe, those of the data left out."""
+    print_table(
+        ["setting", "value", "meaning"],
+        [
+            (row.path, format_value(get_setting(config, row.path)), row.sentence)
+            for row in list_all_settings()
+            if row.path.partition(".")[0] in config.sections and not row.path.startswith("data.")
+        ],
     )

@@ -77,13 +77,20 @@ def read_records(
     sentence per record. Others: a line of text per record, field "text". With `skip_bad` lines
     that cannot be read are left out.
     """
+    for record in read_rows(files, max_line_bytes=max_line_bytes):
+        if isinstance(record, Record):
+            yield record
+        elif not skip_bad:
+            raise record.error()
+
+
+def read_rows(
+    files: Sequence[Path | str], *, max_line_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[Record | BadLine]:
+    """Yield the records of files, and a BadLine for each that cannot be read."""
     for name in files:
         path = Path(name)
-        for record in _reader(path)(path, _lines(path, max_line_bytes)):
-            if isinstance(record, Record):
-                yield record
-            elif not skip_bad:
-                raise record.error()
+        yield from _reader(path)(path, _lines(path, max_line_bytes))
 
 
 def record_format(path: Path) -> str:

@@ -1,0 +1,82 @@
+"""Checks of labelled files: each finding with its lines, on a file that has one of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.data.label_checks import check_labels
+from dragoman.data.records import read_records, read_rows
+from dragoman.errors import DataError
+
+LINES = [
+    '{"text": "A good film.", "label": "pos"}',  # 1
+    '{"text": "A bad film.", "label": "neg"}',  # 2
+    '{"text": "a GOOD film", "label": "pos"}',  # 3 duplicate
+    '{"text": "A bad film!", "label": "pos"}',  # 4 contradiction
+    '{"text": "  ", "label": "neg"}',  # 5 empty
+    '{"text": "So-so", "label": "meh"}',  # 6 rare
+    '{"text": "!!!", "label": "neg"}',  # 7
+    '{"text": "???", "label": "pos"}',  # 8: no letters, yet another text than line 7
+    '{"text": "No label", "label": " "}',  # 9
+    "not json",  # 10
+    '{"text": "Held out text", "label": "neg"}',  # 11
+]
+
+
+def write(path, lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def lines_by_code(report):
+    return {each.code: each.lines for each in report.findings}
+
+
+def test_every_check_names_its_lines(tmp_path):
+    train = write(tmp_path / "train.jsonl", LINES)
+    valid = write(tmp_path / "valid.jsonl", ['{"text": "held OUT, text", "label": "neg"}'])
+    report = check_labels(read_rows([train]), held_out=read_records([valid]))
+    assert lines_by_code(report) == {
+        "broken": [10],
+        "empty": [5],
+        "no-label": [9],
+        "duplicate": [3],
+        "contradiction": [4],
+        "rare-label": [6, 9],
+        "leak": [11],
+    }
+    assert report.examples == 10
+    assert report.labels == {"neg": 4, "pos": 4, " ": 1, "meh": 1}
+    assert not report.multi_label
+    assert report.mean_words == pytest.approx((3 + 3 + 3 + 3 + 0 + 1 + 1 + 1 + 2 + 3) / 10)
+    assert all(bool(each.advice) == bool(each.count) for each in report.findings)
+
+
+def test_a_clean_file_has_no_findings_and_leakage_needs_a_second_file(tmp_path):
+    train = write(tmp_path / "train.csv", ["text,label", "one,a", "two,b", "three,a", "four,b"])
+    report = check_labels(read_rows([train]))
+    assert all(each.ok for each in report.findings)
+    assert "leak" not in lines_by_code(report)
+
+
+def test_several_labels_and_several_files(tmp_path):
+    one = write(tmp_path / "one.jsonl", ['{"text": "a", "labels": ["x", "y"]}'] * 2)
+    two = write(
+        tmp_path / "two.jsonl",
+        ['{"text": "a", "labels": ["y", "x"]}', '{"text": "a", "labels": []}'],
+    )
+    report = check_labels(read_rows([one, two]))
+    assert report.multi_label
+    assert report.labels == {"x": 3, "y": 3}
+    assert lines_by_code(report)["duplicate"] == [2, "two.jsonl:1"]
+    assert lines_by_code(report)["contradiction"] == ["two.jsonl:2"]
+
+
+def test_the_columns_can_be_named(tmp_path):
+    path = write(tmp_path / "t.tsv", ["text\tcoarse\tfine", "a b\tX\tXY", "c d\tY\tYZ"])
+    assert check_labels(read_rows([path])).labels == {"X": 1, "Y": 1}
+    assert check_labels(read_rows([path]), label_field="fine").labels == {"XY": 1, "YZ": 1}
+    with pytest.raises(
+        DataError, match=r"t.tsv line 2 must have the field 'size'.*found text, coarse"
+    ):
+        check_labels(read_rows([path]), label_field="size")
