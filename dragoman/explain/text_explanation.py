@@ -240,7 +240,9 @@ def merge_into_words(
             if sums:
                 sums[-1] += weight
             continue
-        if (
+        if words and words[-1].end >= stripped.end:  # another byte of the same character
+            sums[-1] += weight
+        elif (
             words
             and words[-1].end == stripped.start
             and _is_word_char(text[stripped.start - 1])

@@ -19,11 +19,11 @@ from torch import nn
 
 from dragoman.bundle import Bundle
 from dragoman.bundle.format import require_task
-from dragoman.data.records import Record
+from dragoman.data.records import TEXT, Record
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.errors import ConfigError
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
-from dragoman.inference.translation import check_text_iterable
+from dragoman.inference.translation import check_text_iterable, iter_texts
 from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
 from dragoman.tasks.base import TrainingTask
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16_384  # padded tokens of a batch, unless the number of rows is given
 WINDOW = 2_048  # inputs that are sorted by length together; what a stream keeps in memory
-MAX_TEXT_CHARS = 1 << 20  # of one input; the rest is not read
 
 
 class Prediction(Protocol):
@@ -121,9 +120,20 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         `model` is the predictor's, or its copy on the CPU where the memory of the device is full.
         """
 
+    def read_arguments(self, texts: Sequence[str]) -> list[InputT]:
+        """Return the inputs in the arguments of `dragoman predict`; by default each is a text."""
+        return [
+            self.read_record(Record(Path("argument"), number, {TEXT: text}))
+            for number, text in enumerate(texts, 1)
+        ]
+
     def check_inputs(self, inputs: Iterable[Any]) -> Iterable[InputT]:
         """Raise DataError for what is not an iterable of inputs; by default, of texts."""
         return check_text_iterable(inputs)
+
+    def iter_inputs(self, inputs: Iterable[Any]) -> Iterator[InputT]:
+        """Yield inputs; raise DataError for the first that is none; by default, that is no text."""
+        return iter_texts(inputs)  # type: ignore[return-value]
 
     def size(self, each: InputT) -> int:
         """Return the characters of an input, which bound the memory of a window."""
@@ -161,7 +171,7 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
             self.check_inputs(inputs),
             first=FIRST_WINDOW_LINES,
             max_lines=window,
-            check=self._check_texts,
+            check=self.iter_inputs,
             size=self.size,
         )
         return self._stream(groups, batch_size)
@@ -170,10 +180,6 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         """Predict window by window."""
         for window in itertools.chain.from_iterable(groups):
             yield from self._predict_window(window, batch_size)
-
-    def _check_texts(self, inputs: Iterable[Any]) -> Iterator[InputT]:
-        """Yield the inputs; raise DataError for the first that is none."""
-        return iter(inputs)
 
     def _predict_window(
         self, window: Sequence[InputT], batch_size: int | None

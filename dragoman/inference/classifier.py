@@ -1,0 +1,272 @@
+"""Classifier: the label of a text with its probability, or any number of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dragoman.attention.recorder import find_attentions, record
+from dragoman.data.example_store import ExampleStore
+from dragoman.data.records import Record, find_text_field
+from dragoman.errors import DataError
+from dragoman.inference.predictor import Predictor
+from dragoman.inference.translation import replace_control_chars, truncate_repr
+
+if TYPE_CHECKING:
+    from dragoman.explain.text_explanation import SentenceSpans, TextExplanation
+    from dragoman.tasks.classification import ClassificationTask
+
+EMPTY_NOTE = "the text has no words: it has no label"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classification:
+    """The prediction of one text."""
+
+    text: str
+    labels: tuple[str, ...]  # one; of a multi-label model those above their thresholds
+    names: tuple[str, ...]  # all labels of the model
+    values: NDArray[np.float32]  # their probabilities, in the same order
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The most probable predicted label; "" if there is none."""
+        return self.labels[0] if self.labels else ""
+
+    @property
+    def probability(self) -> float:
+        """The probability of `label`; 0 if there is none."""
+        return float(self.values[self.names.index(self.label)]) if self.labels else 0.0
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """The probability of every label, most probable first."""
+        order = np.argsort(-self.values, kind="stable")
+        return {self.names[index]: float(self.values[index]) for index in order}
+
+    def __repr__(self) -> str:
+        """Return the text and the labels in one line."""
+        found = ", ".join(f"{name} {self.probabilities[name]:.3f}" for name in self.labels)
+        return f"Classification({truncate_repr(self.text)}, {found or 'no label'})"
+
+    def to_line(self, *, top: int = 1) -> str:
+        """Return `label TAB probability TAB text`; with `top`, several labels.
+
+        Those of a multi-label model are separated by commas, as are their probabilities.
+        """
+        text = replace_control_chars(self.text).replace("\t", " ")
+        if top > 1:
+            best = list(self.probabilities.items())[:top] if not self.notes else []
+            pairs = [f"{name}\t{value:.4f}" for name, value in best]
+            return "\t".join([*pairs, text])
+        found = self.probabilities if len(self.labels) > 1 else {self.label: self.probability}
+        names = ",".join(self.labels)
+        values = ",".join(f"{found[name]:.4f}" for name in self.labels) or "0.0000"
+        return f"{names}\t{values}\t{text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the labels and the probabilities of all labels, rounded to six decimals."""
+        return {
+            "text": self.text,
+            "label": self.label,
+            "probability": round(self.probability, 6),
+            "labels": list(self.labels),
+            "probabilities": {
+                name: round(value, 6)
+                for name, value in (self.probabilities if not self.notes else {}).items()
+            },
+            "notes": list(self.notes),
+        }
+
+
+class EncodedText(NamedTuple):
+    """A text in the store of its window."""
+
+    text: str
+    store: ExampleStore
+    row: int
+    tokens: int  # 0 for a text without words
+    padded_tokens: int
+
+
+class Classifier(Predictor[str, EncodedText, Classification]):
+    """Predicts the labels of texts.
+
+    `Classifier.load("my-classifier").predict(["A wonderful film."])`
+    """
+
+    task_name: ClassVar[str] = "classify"
+    task: ClassificationTask
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the model."""
+        return self.task.text.labels.names
+
+    def read_record(self, record: Record, *, text_field: str = "") -> str:
+        """Return the text of a record; the column is `text_field`, or that of training."""
+        trained = self.config.data.text_field
+        wanted = text_field or (trained if trained in record.fields else "")
+        return record.text(find_text_field(record, wanted))
+
+    def encode(self, inputs: Sequence[str]) -> list[EncodedText]:
+        """Encode texts as arrays of ids, all in one store."""
+        store = self.task.encode_texts(inputs)
+        tokens = store.lengths("words")
+        padded = tokens
+        if self.config.classify.hierarchical:
+            padded = self.task.lengths(store) * self.config.classify.max_sentence_words
+        return [
+            EncodedText(text, store, row, int(tokens[row]), int(padded[row]))
+            for row, text in enumerate(inputs)
+        ]
+
+    def length(self, encoded: EncodedText) -> int:
+        """Return the padded tokens of a text."""
+        return encoded.padded_tokens
+
+    def predict_batch(
+        self, model: nn.Module, encoded: Sequence[EncodedText], device: torch.device
+    ) -> list[Classification]:
+        """Return the labels of a batch of texts; one without words has none."""
+        full = [each for each in encoded if each.tokens]
+        values = self._probabilities(model, full, device)
+        chosen = self.task.decide(values, model.thresholds.float().cpu().numpy())  # (B, C)
+        names = self.labels
+        nothing = np.zeros(len(names), np.float32)
+        found = iter(zip(values, chosen, strict=True))
+        predictions = []
+        for each in encoded:
+            if not each.tokens:
+                predictions.append(
+                    Classification(
+                        text=each.text, labels=(), names=names, values=nothing, notes=(EMPTY_NOTE,)
+                    )
+                )
+                continue
+            row, is_chosen = next(found)
+            order = np.argsort(-row, kind="stable")
+            labels = tuple(names[index] for index in order if is_chosen[index])
+            predictions.append(
+                Classification(text=each.text, labels=labels, names=names, values=row)
+            )
+        return predictions
+
+    def explain(self, each: str, *, label: str = "") -> TextExplanation:
+        """Explain the prediction of a text, or another label's probability, by its words.
+
+        Each word and each sentence is left out in turn, and the drop in the label's probability is
+        reported beside the attention weights.
+        """
+        from dragoman.explain.text_explanation import explain_text
+
+        [encoded] = self.encode([each])
+        if not encoded.tokens:
+            raise DataError(
+                "a text to explain must hold words", found=repr(each), fix="pass a text with words"
+            )
+        [prediction] = self._predict_window([each], None)
+        probabilities = prediction.probabilities
+        label = label or prediction.label or next(iter(probabilities))
+        if label not in probabilities:
+            raise DataError(
+                "a label to explain must be one of the model's",
+                found=repr(label),
+                fix=f"choose one of {', '.join(self.labels[:12])}",
+            )
+        index = self.labels.index(label)
+
+        def predict(texts: Sequence[str]) -> list[float]:
+            return [float(found.values[index]) for found in self.stream(list(texts))]
+
+        return explain_text(each, self._weigh_words(encoded, index), probabilities, label, predict)
+
+    def _probabilities(
+        self, model: nn.Module, encoded: Sequence[EncodedText], device: torch.device
+    ) -> NDArray[np.float32]:
+        """Return the probabilities (B, C) of texts of one store."""
+        if not encoded:
+            return np.zeros((0, len(self.labels)), np.float32)
+        rows = np.array([each.row for each in encoded], np.int64)
+        batch = self.task.collate(encoded[0].store, rows).to(device)
+        logits = self.task.forward(model, batch).logits.float().cpu().numpy()
+        return self.task.probabilities(logits)
+
+    @torch.inference_mode()
+    def _weigh_words(self, encoded: EncodedText, label: int) -> list[SentenceSpans]:
+        """Return the words of a text by sentence, with the attention weights of the pooling."""
+        from dragoman.explain.text_explanation import (
+            SentenceSpans,
+            Span,
+            find_spans,
+            merge_into_words,
+        )
+
+        sentences = self.task.tokenize(encoded.text).sentences
+        by_words = self.config.text.tokenizer == "words"
+        attentions = find_attentions(self.model)
+        names = [name for name in ("pooling", "words", "sentences") if name in attentions]
+        with record(self.model, names) as records:
+            self._probabilities(self.model, [encoded], self.device)
+        # Documents are pooled by label over their sentences, not over the words of each.
+        row = label if self.config.classify.pooling == "labels" else None
+        tokens = [token for sentence in sentences for token in sentence]
+        found = iter(
+            _byte_spans(encoded.text, len(tokens))
+            if self.config.text.tokenizer == "bytes"
+            else find_spans(encoded.text, tokens)
+        )
+        result = []
+        for number, sentence in enumerate(sentences):
+            spans = [next(found) for _ in sentence]
+            known = [at for at, span in enumerate(spans) if span is not None]
+            weights: list[float] | None = None
+            if "words" in records:
+                weights = _pooled_row(records["words"].weights[number], None)[: len(sentence)]
+            elif "pooling" in records:
+                weights = _pooled_row(records["pooling"].weights[0], row)[: len(sentence)]
+            places: list[Span] = [span for span in spans if span is not None]
+            if weights is not None:
+                weights = [weights[at] for at in known]
+            words = (
+                SentenceSpans(words=places, word_weights=weights)
+                if by_words
+                else merge_into_words(encoded.text, places, weights)
+            )
+            weight = (
+                _pooled_row(records["sentences"].weights[0], row)[number]
+                if "sentences" in records
+                else None
+            )
+            result.append(
+                SentenceSpans(words=words.words, word_weights=words.word_weights, weight=weight)
+            )
+        return result
+
+
+def _pooled_row(weights: torch.Tensor, label: int | None) -> list[float]:
+    """Return the weights (1, R, S) of one pooling as S numbers.
+
+    Of one query per label, those of the label; of several hops their mean.
+    """
+    hops = weights[0].float().cpu()  # (R, S)
+    row: list[float] = (hops.mean(dim=0) if label is None else hops[label]).tolist()
+    return row
+
+
+def _byte_spans(text: str, count: int) -> list[Any]:
+    """Return the character that each of the first bytes belongs to; None past the last."""
+    from dragoman.explain.text_explanation import Span
+
+    spans: list[Any] = []
+    for at, char in enumerate(text):
+        # Later bytes of a character add their weight to it.
+        spans += [Span(at, at + 1)] * len(char.encode(errors="surrogatepass"))
+    return (spans + [None] * count)[:count]
