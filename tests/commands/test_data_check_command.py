@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,60 @@ def test_a_column_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
         == 2
     )
     assert "must be called fr; found id, en, de" in capsys.readouterr().err
+
+
+# Labelled files
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    path = tmp_path / "train.jsonl"
+    rows = [
+        {"text": "A good film.", "label": "pos"},
+        {"text": "A bad one.", "label": "neg"},
+        {"text": "a GOOD film", "label": "pos"},
+        {"text": "A bad one", "label": "pos"},
+        {"text": "So", "label": "neg"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_labelled_files_are_checked(labelled, tmp_path, capsys) -> None:
+    valid = tmp_path / "valid.jsonl"
+    valid.write_text('{"text": "so!", "label": "neg"}\n')
+    arguments = ["data", "check", "--task", "classify", str(labelled), "--valid", str(valid)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"pos +3 +0\.600 +█{20}", out)
+    assert re.search(r"duplicate texts +1 +3 ", out)
+    assert re.search(r"texts with two labels +1 +4 ", out)
+    assert re.search(r"texts of the held-out file +1 +5 ", out)
+    assert "5 texts of 2.6 words on average: 3 checks found something" in out
+    assert main([*arguments, "--strict"]) == 1
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["labels"] == {"pos": 3, "neg": 2}
+    assert {row["code"]: row["lines"] for row in found["findings"] if row["count"]} == {
+        "duplicate": [3],
+        "contradiction": [4],
+        "leak": [5],
+    }
+
+
+def test_mistakes_with_labelled_files(labelled, tmp_path, capsys) -> None:
+    for arguments, found in (
+        (["--task", "classify"], "found no FILE"),
+        (["--task", "classify", str(labelled), "--src", "a"], "found --src"),
+        (["--task", "dance", str(labelled)], "found --task 'dance' and"),
+        ([str(labelled)], "found --task 'translate' and"),
+        (["--task", "classify", str(tmp_path / "none.jsonl")], "none.jsonl"),
+        (["--task", "classify", str(labelled), "--label-field", "lable"], "did you mean label?"),
+    ):
+        assert main(["data", "check", *arguments]) == 2, arguments
+        assert found in capsys.readouterr().err
+    empty = tmp_path / "empty.csv"
+    empty.write_text("")
+    assert main(["data", "check", "--task", "classify", str(empty)]) == 2
+    assert "empty.csv must hold examples to check; found none" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dragoman.cli.app import main
+from dragoman.cli.recipes import TASK_TITLES
 from dragoman.cli.settings import list_all_settings
 from dragoman.cli.stack_diagram import format_stack
 from dragoman.config import ModelConfig, from_dict, read_config, to_dict
@@ -27,7 +28,21 @@ def test_every_recipe_parses_and_reads_back(name: str) -> None:
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+TRANSLATION = sorted(name for name, entry in RECIPES.items() if entry.task == "translate")
+
+
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - set(TRANSLATION)))
+def test_a_recipe_of_another_task_shows_its_settings(name, capsys) -> None:
+    assert main(["recipes", "show", name]) == 0
+    out = capsys.readouterr().out
+    task = RECIPES[name].task
+    assert out.startswith(f"{name}: {RECIPES[name].summary}\ntask {task}: ")
+    assert f"dragoman train --task {task} --recipe {name} --train" in out
+    assert main(["recipes", "show", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["task"] == task
+
+
+@pytest.mark.parametrize("name", TRANSLATION)
 def test_every_recipe_shows_its_stack(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", name]) == 0
     out = capsys.readouterr().out
@@ -56,6 +71,19 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["recipe"] for row in json.loads(capsys.readouterr().out)] == list(RECIPES)
 
 
+def test_the_list_of_one_task(capsys: pytest.CaptureFixture[str]) -> None:
+    for task in TASK_TITLES:
+        assert main(["recipes", "--task", task, "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert {row["task"] for row in shown} <= {task}
+        assert [row["recipe"] for row in shown] == [
+            name for name, entry in RECIPES.items() if entry.task == task
+        ]
+    assert main(["recipes", "--task", "clasify"]) == 2
+    err = capsys.readouterr().err
+    assert "--task must name a task; found 'clasify'; did you mean classify?" in err
+
+
 def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(entry.family for entry in RECIPES.values())
     assert main(["recipes"]) == 0
@@ -63,17 +91,24 @@ def test_the_list_goes_by_family(capsys: pytest.CaptureFixture[str]) -> None:
         line.strip() if line.rstrip().endswith(":") else line.split()[0]
         for line in capsys.readouterr().out.splitlines()[1:]
     ]
-    families = list(dict.fromkeys(entry.family for entry in RECIPES.values()))
+    headings = {
+        name: entry.family if entry.task == "translate" else TASK_TITLES[entry.task]
+        for name, entry in RECIPES.items()
+    }
+    tasks = list(TASK_TITLES)
+    ordered = sorted(RECIPES, key=lambda name: tasks.index(RECIPES[name].task))
+    families = list(dict.fromkeys(headings[name] for name in ordered))
     assert {"Transformer", "RNN", "CNN"} <= set(families)
     expected = []
     for family in families:
         expected += [
             f"{family}:",
-            *(name for name, entry in RECIPES.items() if entry.family == family),
+            *(name for name in ordered if headings[name] == family),
         ]
     assert shown == expected
     assert main(["recipes", "--json"]) == 0
-    assert {row["family"] for row in json.loads(capsys.readouterr().out)} == set(families)
+    found = {row["family"] for row in json.loads(capsys.readouterr().out)}
+    assert found == {entry.family for entry in RECIPES.values()}
 
 
 def test_an_unknown_recipe_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
