@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from dragoman.attention.recorder import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
-    from dragoman.inference import Translation, Translator, load
+    from dragoman.inference import Classifier, Translation, Translator, load
     from dragoman.runs.training_run import train
 
 __all__ = [
+    "Classifier",
     "Config",
     "DragomanError",
     "Explanation",
@@ -37,6 +38,7 @@ __all__ = [
 # Module of each public name. They are imported on first use, so that `import dragoman` and
 # `dragoman --help` do not import torch.
 _HOMES = {
+    "Classifier": "dragoman.inference",
     "Config": "dragoman.config",
     "Explanation": "dragoman.explain",
     "Translation": "dragoman.inference",

@@ -90,6 +90,7 @@ _CATALOGUES = {
     "optimizer": "dragoman.training.catalogue:OPTIMIZERS",
     "schedule": "dragoman.training.catalogue:SCHEDULES",
     "recipe": "dragoman.recipes.catalogue:RECIPES",
+    "predictor": "dragoman.inference.catalogue:PREDICTORS",
     "task": "dragoman.tasks.catalogue:TASKS",
 }
 

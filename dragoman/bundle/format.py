@@ -100,18 +100,6 @@ def read_task(path: Path) -> str:
     return task if isinstance(task, str) else repr(task)
 
 
-def require_task(path: Path, wanted: str) -> None:
-    """Raise BundleError unless the path is a finished bundle of a task, such as "classify"."""
-    require_bundle(path)
-    task = read_task(path)
-    if task != wanted:
-        raise BundleError(
-            f"this needs a model of the task {wanted}",
-            found=f"{path}, a model of the task {task:.40}",
-            fix="use dragoman.load, which returns the predictor of any model",
-        )
-
-
 def _suggest_bundle(path: Path) -> str:
     """Return a hint that names bundles inside or beside the path."""
     for folder in (path, path.parent):

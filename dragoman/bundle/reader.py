@@ -16,14 +16,12 @@ from dragoman.bundle import format as layout
 from dragoman.config import Config, from_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
+from dragoman.registry import catalogue
 from dragoman.storage import manifest
 from dragoman.storage.atomic import open_regular, read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-COMMANDS = {TRANSLATE: "translate", "language": "generate"}  # of each task; others: predict
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ def require_task(contents: BundleContents, task: str) -> None:
     raise BundleError(
         f"{contents.path} must be {what.get(task, f'a model of task {task}')}",
         found=f"a model of task {found}",
-        fix=f"use `dragoman {COMMANDS.get(found, 'predict')} -m {contents.path}`",
+        fix=f"use `dragoman {catalogue('predictor')[found].family} -m {contents.path}`",
     )
 
 

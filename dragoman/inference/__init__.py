@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.decoding.search import SearchRequest
+    from dragoman.inference.classifier import Classification, Classifier
     from dragoman.inference.engine import Engine
     from dragoman.inference.loading import load
     from dragoman.inference.native_engine import NativeEngine
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from dragoman.inference.translator import Translator
 
 __all__ = [
+    "Classification",
+    "Classifier",
     "Engine",
     "NativeEngine",
     "PairScore",
@@ -29,6 +32,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Classification": "dragoman.inference.classifier",
+    "Classifier": "dragoman.inference.classifier",
     "Engine": "dragoman.inference.engine",
     "NativeEngine": "dragoman.inference.native_engine",
     "PairScore": "dragoman.inference.pair_scores",

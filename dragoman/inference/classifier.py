@@ -17,6 +17,7 @@ from dragoman.data.records import Record, find_text_field
 from dragoman.errors import DataError
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translation import replace_control_chars, truncate_repr
+from dragoman.models.classifier import Classifier as ClassifierModel
 
 if TYPE_CHECKING:
     from dragoman.explain.text_explanation import SentenceSpans, TextExplanation
@@ -138,6 +139,7 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         """Return the labels of a batch of texts; one without words has none."""
         full = [each for each in encoded if each.tokens]
         values = self._probabilities(model, full, device)
+        assert isinstance(model, ClassifierModel), "the model of a classification bundle"
         chosen = self.task.decide(values, model.thresholds.float().cpu().numpy())  # (B, C)
         names = self.labels
         nothing = np.zeros(len(names), np.float32)
@@ -215,6 +217,7 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         names = [name for name in ("pooling", "words", "sentences") if name in attentions]
         with record(self.model, names) as records:
             self._probabilities(self.model, [encoded], self.device)
+        recorded = set(records)
         # Documents are pooled by label over their sentences, not over the words of each.
         row = label if self.config.classify.pooling == "labels" else None
         tokens = [token for sentence in sentences for token in sentence]
@@ -228,9 +231,9 @@ class Classifier(Predictor[str, EncodedText, Classification]):
             spans = [next(found) for _ in sentence]
             known = [at for at, span in enumerate(spans) if span is not None]
             weights: list[float] | None = None
-            if "words" in records:
+            if "words" in recorded:
                 weights = _pooled_row(records["words"].weights[number], None)[: len(sentence)]
-            elif "pooling" in records:
+            elif "pooling" in recorded:
                 weights = _pooled_row(records["pooling"].weights[0], row)[: len(sentence)]
             places: list[Span] = [span for span in spans if span is not None]
             if weights is not None:
@@ -242,7 +245,7 @@ class Classifier(Predictor[str, EncodedText, Classification]):
             )
             weight = (
                 _pooled_row(records["sentences"].weights[0], row)[number]
-                if "sentences" in records
+                if "sentences" in recorded
                 else None
             )
             result.append(

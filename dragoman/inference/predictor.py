@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import torch
 from torch import nn
 
-from dragoman.bundle import Bundle
-from dragoman.bundle.format import require_task
+from dragoman.bundle import TaskBundle
+from dragoman.bundle.task_bundle import build_loaded_task_model
 from dragoman.data.records import TEXT, Record
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.errors import ConfigError
@@ -74,14 +74,13 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
 
         The device `auto` is a GPU if there is one.
         """
-        require_task(Path(path), cls.task_name)
         return run_with_cpu_fallback(
             choose_device(device), lambda where: cls._load_on(Path(path), where)
         )
 
     @classmethod
     def _load_on(cls, path: Path, device: torch.device) -> Self:
-        bundle: Any = Bundle.load(path, device=device)
+        bundle = TaskBundle.load(path, task=cls.task_name, device=device)
         return cls(bundle.model, bundle.task)
 
     def __repr__(self) -> str:
@@ -227,11 +226,8 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
     def _cpu_copy(self) -> nn.Module:
         """Return the same model on the CPU, for inputs that do not fit in GPU memory."""
         if self._cpu_model is None:
-            with torch.device("meta"):
-                copy = self.task.build_model()
             weights = {name: tensor.cpu() for name, tensor in self.model.state_dict().items()}
-            copy.load_state_dict(weights, assign=True)
-            self._cpu_model = copy.eval().requires_grad_(False)
+            self._cpu_model = build_loaded_task_model(self.task, weights)
         return self._cpu_model
 
     def _warn_once(self, line: str, *values: object) -> None:

@@ -12,6 +12,7 @@ import pytest
 import dragoman
 
 PUBLIC = {
+    "Classifier",
     "Config",
     "DragomanError",
     "Explanation",
@@ -44,7 +45,7 @@ def test_dir_lists_them_all() -> None:
 
 def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
     with pytest.raises(
-        AttributeError, match="no attribute 'Translater'; it has Config, DragomanError"
+        AttributeError, match="no attribute 'Translater'; it has Classifier, Config, DragomanError"
     ):
         _ = dragoman.Translater
 

@@ -152,14 +152,6 @@ def write_model_of(path, task):
     return path
 
 
-def test_a_model_of_another_task_is_named(tmp_path):
-    with pytest.raises(
-        BundleError,
-        match=r"needs a model of the task classify; found .*model, a model of the task translate; use dragoman.load",
-    ):
-        Counter.load(write_model_of(tmp_path / "model", None))
-
-
 def test_load_needs_a_model_and_a_known_task(tmp_path):
     with pytest.raises(BundleError, match="found nothing at"):
         dragoman.load(tmp_path / "nowhere")
