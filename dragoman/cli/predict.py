@@ -232,6 +232,7 @@ def _explain(
 
     from dragoman.explain.highlighted_text import render_explanation
     from dragoman.explain.html_page import render_html
+    from dragoman.explain.text_explanation import TextExplanation
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     pages = []
@@ -245,10 +246,19 @@ def _explain(
                 ]
             )
         explanation = predictor.explain(each)
-        if html is not None:
+        if html is not None and isinstance(explanation, TextExplanation):
             pages.append(explanation)
+        elif html is not None:
+            raise ConfigError(
+                [
+                    "--html is for models of the task classify; found one of "
+                    f"{predictor.task_name}; use --explain"
+                ]
+            )
         elif json:
             print_json({"line": number, **explanation.to_dict()}, write)
+        elif not isinstance(explanation, TextExplanation):
+            write(f"{explanation.to_text()}\n")
         else:
             with console.capture() as capture:
                 console.print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -16,7 +16,7 @@ from dragoman.data.example_store import ExampleStore
 from dragoman.data.records import Record, find_text_field
 from dragoman.errors import DataError
 from dragoman.inference.predictor import Predictor
-from dragoman.inference.translation import replace_control_chars, truncate_repr
+from dragoman.inference.translation import iter_texts, replace_control_chars, truncate_repr
 from dragoman.models.classifier import Classifier as ClassifierModel
 
 if TYPE_CHECKING:
@@ -116,6 +116,10 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         trained = self.config.data.text_field
         wanted = text_field or (trained if trained in record.fields else "")
         return record.text(find_text_field(record, wanted))
+
+    def iter_inputs(self, inputs: Iterable[Any]) -> Iterator[str]:
+        """Yield texts; raise DataError for the first value that is none."""
+        return iter_texts(inputs)
 
     def encode(self, inputs: Sequence[str]) -> list[EncodedText]:
         """Encode texts as arrays of ids, all in one store."""

@@ -23,7 +23,7 @@ from dragoman.data.records import TEXT, Record
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.errors import ConfigError
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
-from dragoman.inference.translation import check_text_iterable, iter_texts
+from dragoman.inference.translation import check_text_iterable
 from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
 from dragoman.tasks.base import TrainingTask
@@ -131,8 +131,8 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         return check_text_iterable(inputs)
 
     def iter_inputs(self, inputs: Iterable[Any]) -> Iterator[InputT]:
-        """Yield inputs; raise DataError for the first that is none; by default, that is no text."""
-        return iter_texts(inputs)  # type: ignore[return-value]
+        """Yield inputs; a task may raise DataError for the first that is none."""
+        return iter(inputs)
 
     def size(self, each: InputT) -> int:
         """Return the characters of an input, which bound the memory of a window."""
@@ -142,8 +142,8 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         """Explain the prediction of one input; raise ConfigError where a task cannot."""
         raise ConfigError(
             [
-                f"--explain is for models of the task classify; found one of {self.task_name}; "
-                "leave it out"
+                f"--explain is for models of the tasks classify and pairs; found one of "
+                f"{self.task_name}; leave it out"
             ]
         )
 

@@ -149,6 +149,11 @@ def test_several_labels_with_thresholds_and_attention_by_label(tmp_path):
         predictor.explain("The film is great.", label="nice")
 
 
+def test_what_is_no_text_is_named(han):
+    with pytest.raises(DataError, match=r"text 2 must be a text; found 3 \(int\)"):
+        han.predict(["one", 3])
+
+
 def test_text_to_explain_must_hold_words(han):
     with pytest.raises(DataError, match="must hold words; found ' '"):
         han.explain(" ")

@@ -138,7 +138,8 @@ def test_a_task_without_explanation_says_so():
     Counter.task_name = "tag"
     try:
         with pytest.raises(
-            ConfigError, match="--explain is for models of the task classify; found one of tag"
+            ConfigError,
+            match="--explain is for models of the tasks classify and pairs; found one of tag",
         ):
             Counter().explain("a")
     finally:
