@@ -9,6 +9,8 @@ VARIANTS = "Transformer variants"
 RNN = "RNN"
 CNN = "CNN"
 DOMHAN2018 = "Domhan (2018)"
+PAIRS = "Sentence pairs"
+SETS = "Sets"
 
 RECIPES = Registry(
     "recipe",
@@ -289,6 +291,78 @@ RECIPES = Registry(
         "dragoman.recipes.domhan2018:domhan2018_none_self",
         "Feed-forward encoder, Transformer decoder",
         family=DOMHAN2018,
+    ),
+    chen2017=Entry(
+        "dragoman.recipes.pairs:chen2017",
+        "ESIM: BiLSTM, co-attention (Chen et al. 2017)",
+        family=PAIRS,
+        task="pairs",
+    ),
+    parikh2016=Entry(
+        "dragoman.recipes.pairs:parikh2016",
+        "Decomposable attention (Parikh et al. 2016)",
+        family=PAIRS,
+        task="pairs",
+    ),
+    conneau2017=Entry(
+        "dragoman.recipes.pairs:conneau2017",
+        "InferSent, no attention (Conneau et al. 2017)",
+        family=PAIRS,
+        task="pairs",
+    ),
+    rocktaschel2016=Entry(
+        "dragoman.recipes.pairs:rocktaschel2016",
+        "Pair as one sequence (Rocktäschel et al. 2016)",
+        family=PAIRS,
+        task="pairs",
+    ),
+    lee2019=Entry(
+        "dragoman.recipes.sets:lee2019",
+        "Set Transformer for your sets (Lee et al. 2019)",
+        family=SETS,
+        task="sets",
+    ),
+    lee2019_isab=Entry(
+        "dragoman.recipes.sets:lee2019_isab",
+        "Set Transformer for large sets (Lee et al. 2019)",
+        family=SETS,
+        task="sets",
+    ),
+    lee2019_max=Entry(
+        "dragoman.recipes.sets:lee2019_max",
+        "Maximum of numbers (Lee et al. 2019)",
+        family=SETS,
+        task="sets",
+    ),
+    lee2019_unique=Entry(
+        "dragoman.recipes.sets:lee2019_unique",
+        "Different characters (Lee et al. 2019)",
+        family=SETS,
+        task="sets",
+    ),
+    lee2019_clustering=Entry(
+        "dragoman.recipes.sets:lee2019_clustering",
+        "Amortized clustering (Lee et al. 2019)",
+        family=SETS,
+        task="sets",
+    ),
+    zaheer2017_mean=Entry(
+        "dragoman.recipes.sets:zaheer2017_mean",
+        "Deep Sets, mean pooling (Zaheer et al. 2017)",
+        family=SETS,
+        task="sets",
+    ),
+    zaheer2017_sum=Entry(
+        "dragoman.recipes.sets:zaheer2017_sum",
+        "Deep Sets, sum pooling (Zaheer et al. 2017)",
+        family=SETS,
+        task="sets",
+    ),
+    zaheer2017_max=Entry(
+        "dragoman.recipes.sets:zaheer2017_max",
+        "Deep Sets, max pooling (Zaheer et al. 2017)",
+        family=SETS,
+        task="sets",
     ),
 )
 
