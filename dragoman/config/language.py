@@ -14,7 +14,34 @@ class LanguageConfig:
     """Language modeling: segments, memory, dropout outside the blocks, evaluation."""
 
     # Metrics of validation, besides the loss.
-    metrics: ClassVar[tuple[str, ...]] = ("perplexity", "bits_per_byte")
+    metrics: ClassVar[tuple[str, ...]] = (
+        "perplexity",
+        "bits_per_byte",
+        "pseudo_perplexity",
+        "order_accuracy",
+    )
+
+    objective: str = setting(
+        "causal",
+        "What is predicted: the next token, masked tokens (BERT), or tokens in a random order "
+        "(XLNet).",
+        choices=("causal", "masked", "permuted"),
+    )
+    mask_rate: float = setting(
+        0.15,
+        "Fraction of the tokens that a masked or permuted model predicts.",
+        at_least=0.01,
+        at_most=0.9,
+    )
+    sentence_order: bool = setting(
+        False,
+        "Sentence-order prediction beside masked tokens: are two segments in order (ALBERT)?",
+    )
+    eval_masked: str = setting(
+        "rate",
+        "Tokens masked at a time in evaluation: language.mask_rate of them, or one, which is slow.",
+        choices=("rate", "one"),
+    )
     # Largest sizes of a miniature (`dragoman train --mini`), by setting.
     mini: ClassVar[dict[str, object]] = {}
 
@@ -95,6 +122,21 @@ class LanguageConfig:
 
     def problems(self) -> Iterator[str]:
         """Yield inconsistencies between fields."""
+        if self.objective != "causal" and self.memory:
+            yield (
+                f"language.objective={self.objective} reads each segment alone; found "
+                f"language.memory={self.memory}; set language.memory=0"
+            )
+        if self.sentence_order and self.objective != "masked":
+            yield (
+                "language.sentence_order needs language.objective=masked; found "
+                f"language.objective={self.objective}; set it, or leave sentence_order out"
+            )
+        if self.sentence_order and self.segment < 4:
+            yield (
+                "language.sentence_order cuts a segment in two, of at least 2 tokens each; found "
+                f"language.segment={self.segment}; raise it"
+            )
         if self.eval_stride > self.segment:
             yield (
                 "language.eval_stride must be at most language.segment, the length of a window; "

@@ -19,6 +19,7 @@ def language_problems(config: Config) -> Iterator[str]:
         names = [spec.name for spec in parse_blocks(model.decoder, "model.decoder")]
     except ConfigError:
         return  # reported with the block list
+    yield from _objective_problems(config, names)
     is_relative = "in_attention" in catalogue("positions")[model.positions].traits
     found = f"model.positions={model.positions}"
     if language.memory:
@@ -53,4 +54,22 @@ def language_problems(config: Config) -> Iterator[str]:
         yield (
             "language.clamp_distance needs model.positions=transformer_xl; found "
             f"{found}; leave it out"
+        )
+
+
+def _objective_problems(config: Config, names: list[str]) -> Iterator[str]:
+    """Yield what masked and permuted language models do not support."""
+    model, objective = config.model, config.language.objective
+    if objective == "causal":
+        return
+    if others := sorted({*names} - {"transformer", "ffn"}):
+        yield (
+            f"language.objective={objective} needs blocks that attend in both directions, "
+            f"transformer and ffn; found {', '.join(others)} in model.decoder; use transformer"
+        )
+    if objective == "permuted" and "in_attention" in catalogue("positions")[model.positions].traits:
+        yield (
+            "language.objective=permuted needs positions that are added to the embeddings, for "
+            "both streams stand in one sequence; found "
+            f"model.positions={model.positions}; try sinusoidal"
         )

@@ -86,6 +86,14 @@ class LanguageTask(TrainingTask):
     metrics: ClassVar[Mapping[str, bool]] = {"perplexity": False, "bits_per_byte": False}
     unit = "segments"
 
+    def __new__(cls, config: Config, text: LanguageText) -> LanguageTask:
+        """Return the task of `language.objective`: see `tasks/masked.py` for others than causal."""
+        if config.language.objective != "causal":
+            from dragoman.tasks.masked import MaskedLanguageTask  # here: it imports this module
+
+            return super().__new__(MaskedLanguageTask)
+        return super().__new__(cls)
+
     def __init__(self, config: Config, text: LanguageText) -> None:
         super().__init__(config, text)
         self.language = config.language

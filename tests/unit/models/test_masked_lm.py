@@ -84,10 +84,11 @@ def test_a_permuted_prediction_equals_one_of_the_masked_sequence() -> None:
     ranks = torch.from_numpy(factorization_ranks(LENGTH, positions.numpy()))
     found = model.permuted(tokens, ranks, positions)[0, 0]
     given = torch.tensor([0, 1, 3, 4, 6, 7, 8])
-    sequence = torch.cat([tokens[0, given], torch.tensor([model.mask_token])])[None]
-    places = torch.cat([given, torch.tensor([5])])[None]
-    mask = torch.ones(1, 8, 8, dtype=torch.bool)
-    mask[:, :, 7] = False  # nobody sees the query
+    unseen = torch.tensor([model.mask_token, model.mask_token])  # the second fills the row
+    sequence = torch.cat([tokens[0, given], unseen])[None]
+    places = torch.cat([given, torch.tensor([0, 5])])[None]
+    mask = torch.ones(1, 9, 9, dtype=torch.bool)
+    mask[:, :, 7:] = False  # nobody sees the query
     expected = model.decode(sequence, attention_mask=mask, position_ids=places)[0, -1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
