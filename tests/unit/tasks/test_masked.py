@@ -192,9 +192,9 @@ def trained(tmp_path: Path, config: Config, lines: list[str], **train: Any) -> T
 def test_it_learns_from_both_sides(name: str, tmp_path: Path) -> None:
     """A word follows from its neighbours; 2.3 nats are those of a model that knows nothing."""
     config, lines = masked_config(name), lines_of(200)
-    trainer = trained(tmp_path, config, lines, steps=200)
+    trainer = trained(tmp_path, config, lines, steps=300)
     loss = evaluate(task_of(config, lines), trainer.model, lines_of(30, seed=1))["loss"]
-    assert loss < 1.2
+    assert loss < 1.0
 
 
 def test_the_order_of_letters_is_told(tmp_path: Path) -> None:
