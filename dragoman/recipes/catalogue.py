@@ -11,6 +11,7 @@ CNN = "CNN"
 DOMHAN2018 = "Domhan (2018)"
 PAIRS = "Sentence pairs"
 SETS = "Sets"
+TAGGERS = "Taggers"
 
 RECIPES = Registry(
     "recipe",
@@ -363,6 +364,37 @@ RECIPES = Registry(
         "Deep Sets, max pooling (Zaheer et al. 2017)",
         family=SETS,
         task="sets",
+    ),
+    # The first recipe of a task is its default.
+    lample2016=Entry(
+        "dragoman.recipes.tagging:lample2016",
+        "BiLSTM-CRF, character LSTM (Lample et al. 2016)",
+        family=TAGGERS,
+        task="tag",
+    ),
+    ma2016=Entry(
+        "dragoman.recipes.tagging:ma2016",
+        "BiLSTM-CRF, character CNN (Ma and Hovy 2016)",
+        family=TAGGERS,
+        task="tag",
+    ),
+    huang2015=Entry(
+        "dragoman.recipes.tagging:huang2015",
+        "BiLSTM-CRF, spelling features (Huang et al. 2015)",
+        family=TAGGERS,
+        task="tag",
+    ),
+    plank2016=Entry(
+        "dragoman.recipes.tagging:plank2016",
+        "POS tagging with auxiliary loss (Plank et al. 2016)",
+        family=TAGGERS,
+        task="tag",
+    ),
+    vaswani2017_tagger=Entry(
+        "dragoman.recipes.tagging:vaswani2017_tagger",
+        "Transformer tagger with a CRF",
+        family=TAGGERS,
+        task="tag",
     ),
 )
 
