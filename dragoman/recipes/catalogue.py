@@ -386,7 +386,7 @@ RECIPES = Registry(
     ),
     plank2016=Entry(
         "dragoman.recipes.tagging:plank2016",
-        "POS tagging with auxiliary loss (Plank et al. 2016)",
+        "POS tags, auxiliary loss (Plank et al. 2016)",
         family=TAGGERS,
         task="tag",
     ),
