@@ -12,6 +12,7 @@ DOMHAN2018 = "Domhan (2018)"
 PAIRS = "Sentence pairs"
 SETS = "Sets"
 TAGGERS = "Taggers"
+CLASSIFIERS = "Classification"
 
 RECIPES = Registry(
     "recipe",
@@ -395,6 +396,84 @@ RECIPES = Registry(
         "Transformer tagger with a CRF",
         family=TAGGERS,
         task="tag",
+    ),
+    yang2016=Entry(
+        "dragoman.recipes.classification:yang2016",
+        "HAN: words, sentences (Yang et al. 2016)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    kim2014=Entry(
+        "dragoman.recipes.classification:kim2014",
+        "TextCNN: filters, max-pooling (Kim 2014)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    wang2012=Entry(
+        "dragoman.recipes.classification:wang2012",
+        "CNN, BiLSTM, NB n-grams (Wang, Manning 2012)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    johnson2015=Entry(
+        "dragoman.recipes.classification:johnson2015",
+        "One-hot CNN, NB n-grams (Johnson, Zhang 2015)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    zhou2016=Entry(
+        "dragoman.recipes.classification:zhou2016",
+        "BiLSTM, attention pooling (Zhou et al. 2016)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    li2002=Entry(
+        "dragoman.recipes.classification:li2002",
+        "Question types, two levels (Li and Roth 2002)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    lin2017=Entry(
+        "dragoman.recipes.classification:lin2017",
+        "Structured self-attention (Lin et al. 2017)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    bai2018=Entry(
+        "dragoman.recipes.classification:bai2018",
+        "TCN: causal dilated CNN (Bai et al. 2018)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    yu2016=Entry(
+        "dragoman.recipes.classification:yu2016",
+        "Dilated CNN (Yu and Koltun 2016)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    vaswani2017_classifier=Entry(
+        "dragoman.recipes.classification:vaswani2017_classifier",
+        "Transformer encoder (Vaswani et al. 2017)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    adhikari2019=Entry(
+        "dragoman.recipes.classification:adhikari2019",
+        "Regularized BiLSTM (Adhikari et al. 2019)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    mullenbach2018=Entry(
+        "dragoman.recipes.classification:mullenbach2018",
+        "One attention per label (Mullenbach 2018)",
+        family=CLASSIFIERS,
+        task="classify",
+    ),
+    hu2018=Entry(
+        "dragoman.recipes.classification:hu2018",
+        "Attribute attention, few-shot (Hu et al. 2018)",
+        family=CLASSIFIERS,
+        task="classify",
     ),
 )
 

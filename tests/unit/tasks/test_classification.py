@@ -1,0 +1,327 @@
+"""The classification task: texts, labels, batches, losses, thresholds and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dragoman.bundle import format as bundle_format
+from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
+from dragoman.config.classify import ClassifyConfig
+from dragoman.data.records import Record
+from dragoman.errors import BundleError, ConfigError, DataError
+from dragoman.tasks.classification import ClassificationTask, split_document
+from dragoman.training.mixed_precision import Precision
+from dragoman.training.progress import QuietProgress
+from tests.classify_kit import fit_task, make_records, micro_f1, train_steps
+
+FLOAT32 = Precision(torch.float32, "for tests")
+
+
+def configure(**classify: Any) -> Config:
+    return Config(
+        task="classify",
+        text=TextConfig(tokenizer="words", lowercase=True),
+        data=DataConfig(max_length=100),
+        model=ModelConfig(encoder=("bigru",), width=16, positions="none", dropout=0.0),
+        classify=ClassifyConfig(**{"dropout": 0.0, **classify}),
+        train=TrainConfig(label_smoothing=0.0, batch_tokens=400, learning_rate=1e-2),
+    )
+
+
+def records_of(*fields: dict[str, Any]) -> list[Record]:
+    return [Record(Path("x.jsonl"), number, each) for number, each in enumerate(fields, 1)]
+
+
+def test_documents_are_split_at_punctuation_and_line_breaks() -> None:
+    text = "It is good. Very good!<br /><br />Dr. Who likes it\nSo do I"
+    found = list(split_document(configure(hierarchical=True), text))
+    assert found == [
+        ["It", "is", "good", "."],
+        ["Very", "good", "!"],
+        ["Dr", ".", "Who", "likes", "it"],
+        ["So", "do", "I"],
+    ]
+
+
+def test_anonymised_text_is_split_at_its_second_most_frequent_token() -> None:
+    config = configure(hierarchical=True, sentence_end="second_most_frequent", max_sentence_words=3)
+    texts = ["7 9 8 7 8 7 5 7 6 8 4", "7 8 7", "7 8"]  # 7 is the comma, 8 the full stop
+    records = records_of(
+        *({"text": text, "label": number % 2} for number, text in enumerate(texts))
+    )
+    task = fit_task(config, records)
+    assert task.text.sentence_end == "8"
+    assert task.tokenize(texts[0]).sentences == [
+        ["7", "9", "8"],
+        ["7", "8"],
+        ["7", "5", "7"],
+        ["6", "8"],
+        ["4"],
+    ]
+    with pytest.raises(DataError, match="at least two different tokens; found 1"):
+        fit_task(config, records_of({"text": "7", "label": 0}, {"text": "7", "label": 1}))
+
+
+def test_texts_are_cut_after_the_longest_length() -> None:
+    for hierarchical in (False, True):
+        config = configure(hierarchical=hierarchical).replace(data={"max_length": 5})
+        task = fit_task(config, make_records(20, seed=0))
+        found = task.tokenize("one two. three four! five six")
+        assert found.tokens == ["one", "two", ".", "three", "four"]
+
+
+def test_batches_hold_the_words_of_documents() -> None:
+    config = configure(hierarchical=True, max_sentence_words=4)
+    records = records_of({"text": "a b c. d e f g h", "label": "x"}, {"text": "b", "label": "y"})
+    task = fit_task(config, records)
+    batch = task.collate(task.encode(records), np.arange(2))
+    tokens = task.text.vocabulary.tokens
+    rows = [
+        [[tokens[word] for word in sentence] for sentence in document]
+        for document in batch.words.tolist()
+    ]
+    pad = "<pad>"
+    assert rows[0] == [["a", "b", "c", "."], ["d", "e", "f", "g"], ["h", pad, pad, pad]]
+    assert rows[1] == [["b", pad, pad, pad], [pad] * 4, [pad] * 4]
+    assert batch.lengths.tolist() == [[4, 4, 1], [1, 0, 0]]
+    assert (batch.tokens, batch.padded_tokens) == (10, 24)
+    assert batch.mask is not None
+    assert torch.equal(batch.mask, batch.words != 0)
+
+
+def test_values_of_ngrams_are_normalized_tf_idf() -> None:
+    records = records_of(
+        {"text": "a a b", "label": ["x"]}, {"text": "b c", "label": []}, {"text": "b", "label": []}
+    )
+    config = configure(
+        pooling="none", ngrams=1, ngram_min_count=1, ngram_weights="tf_idf", multi_label="on"
+    )
+    task = fit_task(config, records)
+    batch = task.collate(task.encode(records), np.arange(3))
+    assert batch.ngram_values is not None
+    a, b = (1 + np.log(2)) * (np.log(4 / 2) + 1), np.log(4 / 4) + 1
+    found = batch.ngram_values[0][batch.ngram_values[0] > 0].sort().values
+    np.testing.assert_allclose(found, sorted(np.array([a, b]) / np.hypot(a, b)), rtol=1e-5)
+
+
+def test_ngrams_begin_with_naive_bayes_ratios() -> None:
+    records = make_records(60, seed=0)
+    task = fit_task(configure(pooling="none", ngrams=1), records)
+    model = task.build_model()
+    assert model.bag is not None
+    assert task.text.ngrams is not None
+    money, sport = task.text.labels.names
+    (goal,) = task.text.ngrams.count(["goal"]).ids
+    assert model.bag.ratios[goal, task.text.labels.index(sport)] > 1
+    assert model.bag.ratios[goal, task.text.labels.index(money)] < -1
+
+
+def test_the_loss_is_the_cross_entropy_of_the_class() -> None:
+    records = make_records(40, seed=0)
+    config = configure(class_weights="balanced").replace(train={"label_smoothing": 0.1})
+    task = fit_task(config, records)
+    model = task.build_model().eval()
+    batch = task.collate(task.encode(records), np.arange(7))
+    loss = task.loss(model, batch)
+    logits = task.forward(model, batch).logits
+    counts = torch.tensor(task.text.label_counts, dtype=torch.float)
+    weights = 40 / (2 * counts)
+    log_probs = logits.log_softmax(-1)
+    smooth = 0.9 * F.one_hot(batch.labels, 2) + 0.05
+    expected = -(smooth * weights * log_probs).sum()
+    torch.testing.assert_close(loss.total, expected)
+    torch.testing.assert_close(loss.nll, -log_probs[range(7), batch.labels].sum())
+    assert float(loss.count) == 7
+
+
+def test_the_loss_of_several_labels_branches_and_attributes() -> None:
+    records = make_records(40, seed=0, several=True)
+    config = configure(
+        ngrams=1,
+        branch_loss=0.5,
+        pooling="max",
+        attribute_field="attributes",
+        attribute_weight=2.0,
+        auxiliary_field="fine",
+        auxiliary_weight=3.0,
+    )
+    unknown = Record(Path("x.jsonl"), 41, {**records[0].fields, "attributes": None})
+    task = fit_task(config, records)
+    assert task.text.multi_label
+    model = task.build_model()
+    batch = task.collate(task.encode([*records[:5], unknown]), np.arange(6))
+    output = task.forward(model, batch)
+    loss = task.loss(model, batch)
+
+    def entropy(logits: torch.Tensor | None, targets: torch.Tensor) -> torch.Tensor:
+        assert logits is not None
+        p = logits.sigmoid()
+        return -(targets * p.log() + (1 - targets) * (1 - p).log()).sum()
+
+    labels = batch.labels.double()
+    assert output.attributes is not None
+    assert output.auxiliary is not None
+    assert batch.attributes is not None
+    assert batch.auxiliary is not None
+    fine = output.auxiliary.log_softmax(-1)[range(6), batch.auxiliary]
+    expected = (
+        entropy(output.logits, labels)
+        + 0.5 * entropy(output.encoder_logits, labels)
+        + 0.5 * entropy(output.ngram_logits, labels)
+        + 2.0 * entropy(output.attributes[:5], batch.attributes[:5])
+        - 3.0 * fine.sum()
+    )
+    torch.testing.assert_close(loss.total, expected.float(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(loss.nll, entropy(output.logits, labels).float())
+
+
+def test_balanced_labels_weigh_as_much_as_their_absence() -> None:
+    task = fit_task(configure(class_weights="balanced"), make_records(50, seed=0, several=True))
+    weights = task._class_weights
+    assert weights is not None
+    counts = np.array(task.text.label_counts)
+    np.testing.assert_allclose(weights.numpy() * counts, 50 - counts, rtol=1e-6)
+
+
+def test_thresholds_are_tuned_on_the_validation_set_and_used() -> None:
+    config = configure(tune_threshold="labels", threshold=0.9, ngrams=1)
+    records = make_records(200, seed=0, several=True)
+    task = fit_task(config, records)
+    model = train_steps(task, records, steps=8)
+    assert model.thresholds.tolist() == pytest.approx([0.9, 0.9])
+    before = micro_f1(task, model, records)
+    with torch.no_grad():
+        decided = task.finish(
+            model,
+            task.encode(records),
+            device=torch.device("cpu"),
+            precision=FLOAT32,
+            progress=QuietProgress(),
+        )
+    model.load_state_dict({**model.state_dict(), **decided})
+    assert len(set(model.thresholds.tolist())) == 2
+    assert micro_f1(task, model, records) > before
+
+
+def test_metrics_are_those_of_all_examples() -> None:
+    records = make_records(150, seed=0)
+    task = fit_task(configure(), records)
+    model = train_steps(task, records, steps=30)
+    with torch.no_grad():
+        found = task.evaluate(
+            model,
+            task.encode(records),
+            device=torch.device("cpu"),
+            precision=FLOAT32,
+            progress=QuietProgress(),
+        )
+    assert found["accuracy"] == pytest.approx(micro_f1(task, model, records))
+    assert set(found) == {"loss", *task.metrics}
+    assert set(task.metrics) == set(ClassifyConfig.metrics)
+    signatures = {score.name: score.signature for score in task.scores(found)}
+    assert signatures["macro_f1"] == (
+        "mean F1 of 2 classes, 0 where none is predicted; one of 2 classes"
+    )
+
+
+def test_text_survives_its_files() -> None:
+    config = configure(
+        ngrams=2, attribute_field="attributes", auxiliary_field="fine", pooling="max"
+    )
+    records = make_records(60, seed=0)
+    task = fit_task(config, records)
+    model = task.build_model().eval()
+    files = task.text_files()
+    assert set(files) <= set(bundle_format.TEXT_FILES)
+    again = ClassificationTask(config, ClassificationTask.load_text(config, files))
+    assert again.text_files() == files
+    other = again.build_model().eval()
+    other.load_state_dict(model.state_dict())
+    texts = again.golden_inputs(records)
+    with torch.no_grad():
+        assert again.golden_outputs(other, texts) == task.golden_outputs(model, texts)
+    assert len(texts) == 3
+    with pytest.raises(TypeError, match="must be texts"):
+        task.golden_outputs(model, [3])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "features.json must be JSON"),
+        (b'{"format": 2}', "must have format 1; found"),
+        (b'{"format": 1, "multi_label": 1}', "valid 'multi_label'; found 1"),
+    ],
+)
+def test_bad_files_are_reported(content: bytes, message: str) -> None:
+    config = configure()
+    files = fit_task(config, make_records(20, seed=0)).text_files()
+    with pytest.raises(BundleError, match=message):
+        ClassificationTask.load_text(config, {**files, "features.json": content})
+    counts = files["features.json"].replace(b'"label_counts": [', b'"label_counts": [1, ')
+    with pytest.raises(BundleError, match=r"must count the 2 labels.*found 3 counts"):
+        ClassificationTask.load_text(config, {**files, "features.json": counts})
+
+
+def test_bad_records_are_reported_with_their_line() -> None:
+    records = make_records(20, seed=0)
+    task = fit_task(configure(), records)
+    wrong = Record(Path("dev.jsonl"), 7, {"text": "a", "label": "weather"})
+    with pytest.raises(DataError, match=r"dev.jsonl line 7 must have a label.*found 'weather'"):
+        task.encode([wrong])
+    off = fit_task(configure(multi_label="off"), records)
+    wrong = Record(Path("dev.jsonl"), 8, {"text": "a", "label": ["sport", "money"]})
+    with pytest.raises(DataError, match=r"line 8 must have one label.*found 2 labels"):
+        off.encode([wrong])
+    with pytest.raises(DataError, match="at least 2 labels; found 1 in 2 examples"):
+        fit_task(configure(), records_of(*({"text": "a", "label": 1} for _ in range(2))))
+    with pytest.raises(DataError, match="must have attributes; found none in the field 'facts'"):
+        fit_task(configure(attribute_field="facts", pooling="max"), records)
+
+
+def test_subwords_are_refused() -> None:
+    config = configure().replace(text={"tokenizer": "bpe"})
+    with pytest.raises(ConfigError, match=r"words, characters or bytes.*found bpe"):
+        fit_task(config, make_records(20, seed=0))
+
+
+@pytest.mark.parametrize("tokenizer", ["characters", "bytes"])
+def test_characters_and_bytes_are_tokens_too(tokenizer: str) -> None:
+    config = configure().replace(text={"tokenizer": tokenizer, "lowercase": False})
+    records = records_of({"text": "好 书", "label": 1}, {"text": "坏书", "label": 0})
+    task = fit_task(config, records)
+    store = task.encode(records)
+    length = 3 if tokenizer == "characters" else 7
+    assert store.lengths("words")[0] == length - (tokenizer == "characters")
+    assert 3 not in store.sequence("words", 0)  # <unk>
+    assert task.text.labels.names == ("0", "1")
+
+
+def test_word_vectors_start_the_embeddings(tmp_path: Path) -> None:
+    tuned, frozen = tmp_path / "tuned.txt", tmp_path / "frozen.txt"
+    tuned.write_text("goal 1 2 3\nbank 4 5 6\n")
+    frozen.write_text("goal 7 8\n")
+    config = configure(vectors=(str(tuned),), frozen_vectors=(str(frozen),))
+    task = fit_task(config, make_records(60, seed=0))
+    model = task.build_model()
+    assert model.embedding is not None
+    goal = task.text.vocabulary.id("goal")
+    assert model.embedding.tables[0][goal].tolist() == [1, 2, 3]
+    assert model.embedding.frozen_tables[0][goal].tolist() == [7, 8]
+    assert len(model.embedding.tables) == 1
+    with_own = configure(vectors=(str(tuned),)).replace(model={"embedding_width": 5})
+    model = fit_task(with_own, make_records(60, seed=0)).build_model()
+    assert model.embedding is not None
+    assert [table.size(1) for table in model.embedding.tables] == [5, 3]
+    # A loaded model needs no file.
+    tuned.unlink()
+    files = task.text_files()
+    loaded = ClassificationTask(config, ClassificationTask.load_text(config, files))
+    loaded.build_model().load_state_dict(task.build_model().state_dict())
+    assert "2 words with vectors, 1 words with vectors" in task.describe()
