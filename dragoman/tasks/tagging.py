@@ -140,15 +140,17 @@ class TaggingTask(TrainingTask):
         """Return the sizes of vocabularies and label sets."""
         text = self.text
         spans = "" if text.scheme == PLAIN else f", scheme {text.scheme}"
+        found = text.vectors
+        vectors = "" if found is None else f", {len(found.ids):,} words with vectors"
         return (
             f"{len(text.words):,} words, {len(text.characters):,} characters, "
-            f"{len(text.labels):,} tags{spans}"
+            f"{len(text.labels):,} tags{spans}{vectors}"
         )
 
     def build_model(self) -> TaggingModel:
-        """Build the tagger."""
+        """Build the tagger, with pre-trained word vectors where the run has them."""
         text = self.text
-        return build_tagger(
+        model = build_tagger(
             self.config.model,
             self.config.tag,
             TaggerSizes(
@@ -160,6 +162,13 @@ class TaggingTask(TrainingTask):
                 auxiliary=text.auxiliary_sizes,
             ),
         )
+        if text.vectors is not None and model.inputs.words is not None:
+            table = model.inputs.words.weight
+            with torch.no_grad():
+                table[torch.from_numpy(text.vectors.ids)] = torch.from_numpy(
+                    text.vectors.vectors
+                ).to(table)
+        return model
 
     def encode(self, records: Iterable[Record]) -> ExampleStore:
         """Return tagged sentences as arrays; raise DataError for a bad record."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dragoman.config.config import Config
 from dragoman.config.tag import FREQUENCY_TARGET, TagConfig
-from dragoman.errors import BundleError
+from dragoman.errors import BundleError, DataError
 from dragoman.text.special_tokens import SPECIAL_TOKENS
 from dragoman.text.tag_schemes import (
     OUTSIDE,
@@ -27,6 +27,7 @@ from dragoman.text.tag_schemes import (
     write_tags,
 )
 from dragoman.text.vocabulary import Labels, Vocabulary, build_vocabulary, normalize_text
+from dragoman.text.word_vectors import WordVectors, read_word_vectors
 
 PLAIN = "plain"
 UNKNOWN = "<unknown>"  # type or label that training did not have
@@ -89,6 +90,8 @@ class TaggingText:
     scheme: str  # of the training files
     auxiliary: Mapping[str, Labels]
     frequencies: tuple[int, ...]  # class of each word of the vocabulary, for Plank et al. (2016)
+    # Of tag.vectors, for a new model; a bundle has them in its weights.
+    vectors: WordVectors | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def build(cls, config: Config, sentences: Sequence[TaggedSentence]) -> TaggingText:
@@ -125,6 +128,7 @@ class TaggingText:
             frequencies=_frequency_classes(words, spelled)
             if FREQUENCY_TARGET in tag.auxiliary_fields
             else (),
+            vectors=_read_vectors(tag, words) if tag.vectors else None,
         )
 
     @property
@@ -324,6 +328,19 @@ def _frequency_classes(words: Vocabulary, sentences: Iterable[Iterable[str]]) ->
     for sentence in sentences:
         counts.update(words.ids(sentence))
     return tuple(int(math.log(max(counts[word], 1))) for word in range(len(words)))
+
+
+def _read_vectors(tag: TagConfig, words: Vocabulary) -> WordVectors:
+    """Return the pre-trained vectors of the words; raise DataError if their width is another."""
+    ids = {word: number for number, word in enumerate(words.tokens)}
+    vectors = read_word_vectors(tag.vectors, ids, lowercase=words.lowercase)
+    if vectors.width != tag.word_width:
+        raise DataError(
+            f"the vectors of {tag.vectors} must have tag.word_width={tag.word_width} dimensions",
+            found=f"{vectors.width}",
+            fix=f"set tag.word_width={vectors.width}",
+        )
+    return vectors
 
 
 def _file(files: Mapping[str, bytes], name: str) -> bytes:

@@ -266,6 +266,27 @@ def test_fields_are_named_or_detected() -> None:
         )
 
 
+def test_pretrained_vectors_start_the_word_embeddings(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text("Anna 1 2 3\nbonn 4 5 6\nother 7 8 9\n", encoding="utf-8")
+    task = make_task(vectors=str(path), word_width=3)
+    table = task.build_model().inputs.words
+    assert table is not None
+    words = task.text.words
+    assert table.weight[words.id("anna")].tolist() == [1, 2, 3]
+    assert table.weight[words.id("bonn")].tolist() == [4, 5, 6]
+    assert table.weight[words.id("sees")].abs().max() < 3
+    assert task.describe().endswith("2 words with vectors")
+    # The weights of a bundle have them: its text needs no file.
+    assert TaggingTask.load_text(task.config, task.text_files()).vectors is None
+    with torch.device("meta"):
+        assert task.build_model().inputs.words is not None
+    with pytest.raises(
+        DataError, match=r"tag\.word_width=8 dimensions; found 3; set tag\.word_wid"
+    ):
+        make_task(vectors=str(path))
+
+
 def test_training_data_without_sentences_is_an_error() -> None:
     with pytest.raises(DataError, match="training data must have tagged sentences; found none"):
         TaggingTask.fit_text(make_config(), lambda: iter(()))
