@@ -120,7 +120,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
 
     def size(self, each: InputPair) -> int:
         """Return the characters of both sentences."""
-        return len(each[0]) + len(each[1])
+        return sum(len(text) for text in each if isinstance(text, str))
 
     def encode(self, inputs: Sequence[InputPair]) -> list[EncodedPair]:
         """Return pairs of token ids; raise DataError for what is no pair of texts."""

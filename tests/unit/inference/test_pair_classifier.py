@@ -1,0 +1,91 @@
+"""PairClassifier: inputs, batches, predictions and co-attention."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.config import Config, ModelConfig, TextConfig
+from dragoman.config.pairs import PairsConfig
+from dragoman.data.records import Record
+from dragoman.errors import ConfigError, DataError
+from dragoman.inference.pair_classifier import PairClassifier
+from dragoman.tasks.pairs import PairsTask
+
+PAIRS = [("A man plays", "A man is playing"), ("A dog", "The dog is not running here"), ("", "x")]
+
+
+def record_of(**fields) -> Record:
+    return Record(Path("in.txt"), 3, fields)
+
+
+def classifier_of(**pairs) -> PairClassifier:
+    config = Config(
+        task="pairs",
+        text=TextConfig(tokenizer="words", lowercase=True),
+        model=ModelConfig(
+            encoder=("bilstm",), width=8, heads=2, ffn_width=8, dropout=0.0, positions="none"
+        ),
+        pairs=PairsConfig(classifier_width=6, match_features=True, **pairs),
+    )
+    rows = [
+        record_of(a=a, b=b, label=label, relatedness=2)
+        for (a, b), label in zip(PAIRS, "xyx", strict=True)
+    ]
+    task = PairsTask(config, PairsTask.fit_text(config, lambda: iter(rows)))
+    torch.manual_seed(0)
+    return PairClassifier(task.build_model(), task)
+
+
+@pytest.mark.parametrize("interaction", ["co_attention", "decomposable", "none", "sequence"])
+def test_batches_change_nothing(interaction):
+    model = classifier_of(interaction=interaction)
+    together = model.predict(PAIRS)
+    for pair, expected in zip(PAIRS, together, strict=True):
+        (alone,) = model.predict([pair])
+        assert alone.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
+        assert alone.score == pytest.approx(expected.score, rel=1e-4)
+    first = together[0]
+    assert 1 <= first.score <= 5
+    assert sum(first.probabilities.values()) == pytest.approx(1.0)
+    line = first.to_line()
+    assert line == f"{first.label}\t{first.probabilities[first.label]:.4f}\t{first.score:.3f}"
+    assert first.to_line(top=2).count("\t") == 4
+    assert set(first.to_dict()) == {"label", "probabilities", "score"}
+
+
+def test_a_line_has_a_tab_and_a_record_two_fields():
+    model = classifier_of()
+    assert model.read_record(record_of(text="one\ttwo\tignored")) == ("one", "two")
+    assert model.read_record(record_of(premise="one", hypothesis="two")) == ("one", "two")
+    with pytest.raises(DataError, match=r"in\.txt line 3 .* tab in between; found 'one'"):
+        model.read_record(record_of(text="one"))
+    with pytest.raises(DataError, match=r"pairs\.second_field"):
+        model.read_record(record_of(a="one", other="two"))
+
+
+def test_what_is_no_pair_is_an_error():
+    model = classifier_of()
+    with pytest.raises(DataError, match="list of pairs; found 'x'"):
+        model.predict("x")
+    for wrong in ("ab", ("a",), ("a", 1)):
+        with pytest.raises(DataError, match="pair of texts; found"):
+            model.predict([wrong])
+
+
+def test_an_explanation_has_the_weights_of_both_directions():
+    model = classifier_of()
+    found = model.explain(PAIRS[0])
+    assert found.first == ["A", "man", "plays"]
+    assert found.first_weights.shape == (3, 4)
+    assert found.second_weights.shape == (4, 3)
+    torch.testing.assert_close(found.first_weights.sum(1), torch.ones(3))
+    assert found.prediction.probabilities == pytest.approx(
+        model.predict([PAIRS[0]])[0].probabilities, rel=1e-5
+    )
+    assert len(found.to_dict()["second_weights"]) == 4
+    lines = found.to_text().splitlines()
+    assert lines[0] == found.prediction.to_line()
+    assert lines[2].split("\t")[0] == "A"
+    with pytest.raises(ConfigError, match=r"found pairs\.interaction=none"):
+        classifier_of(interaction="none").explain(PAIRS[0])

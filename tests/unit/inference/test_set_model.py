@@ -1,0 +1,90 @@
+"""SetModel: inputs, batches and predictions of every problem."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman.config import Config, ModelConfig
+from dragoman.config.sets import SetsConfig
+from dragoman.data.records import Record
+from dragoman.errors import DataError
+from dragoman.inference.set_model import SetModel
+from dragoman.tasks.sets import SetsTask
+
+
+def model_of(*records: Record, **sets) -> SetModel:
+    config = Config(
+        task="sets",
+        model=ModelConfig(width=16, heads=2, ffn_width=16, dropout=0.0, positions="none"),
+        sets=SetsConfig(**sets),
+    )
+    task = SetsTask(config, SetsTask.fit_text(config, lambda: iter(records)))
+    torch.manual_seed(0)
+    return SetModel(task.build_model(), task)
+
+
+def record_of(**fields) -> Record:
+    return Record(Path("in.txt"), 3, fields)
+
+
+def test_batches_and_order_change_nothing():
+    model = model_of(problem="maximum")
+    sets = [[3.5, 80, 2], [7], [1] * 40]
+    together = [each.value for each in model.predict(sets)]
+    alone = [model.predict([each])[0].value for each in sets]
+    assert together == pytest.approx(alone, rel=1e-4)
+    assert model.predict([[2, 80, 3.5]])[0].value == pytest.approx(together[0], rel=1e-5)
+    assert model.predict([np.array([3.5, 80, 2])])[0].value == pytest.approx(together[0], rel=1e-5)
+    assert model.predict([]) == []
+
+
+def test_predictions_have_the_fields_of_their_problem():
+    (number,) = model_of(problem="maximum").predict([[1, 2]])
+    assert number.to_dict() == {"value": number.value}
+    assert float(number.to_line()) == pytest.approx(number.value, rel=1e-4)
+    records = [record_of(set=[1], target="a"), record_of(set=[2], target="b")]
+    (label,) = model_of(*records).predict([[1, 2]])
+    assert sum(label.probabilities.values()) == pytest.approx(1.0)
+    assert label.to_line() == f"{label.label}\t{label.probabilities[label.label]:.4f}"
+    assert label.to_line(top=2).count("\t") == 3
+    (count,) = model_of(problem="unique").predict([[[0.0] * 784] * 3])
+    assert count.count == round(count.rate)
+    assert count.to_line() == str(count.count)
+    clusters = model_of(problem="clustering", seeds=4).predict([[[0, 1]] * 5, [[1, 2]]])
+    assert [len(each.clusters) for each in clusters] == [5, 1]
+    assert sum(part["weight"] for part in clusters[0].components) == pytest.approx(1.0)
+    assert len(clusters[0].to_line().split()) == 5
+    assert not clusters[0].notes
+
+
+def test_images_may_be_rows_of_pixels():
+    model = model_of(problem="unique")
+    image = np.zeros((28, 28)).tolist()
+    flat = model.predict([[[0.0] * 784]])[0].rate
+    assert model.predict([[image]])[0].rate == pytest.approx(flat)
+
+
+def test_a_line_is_a_json_list_and_a_record_has_a_field():
+    model = model_of(problem="maximum")
+    assert model.read_record(record_of(text="[1, 2.5]")) == [1, 2.5]
+    assert model.read_record(record_of(set=[4])) == [4]
+    assert model.read_record(record_of(numbers=[4]), text_field="numbers") == [4]
+    for fields, found in (
+        ({"text": "hello"}, "'hello'"),
+        ({"text": "[]"}, "an empty list"),
+        ({"set": [[1, 2]]}, "2 numbers"),
+        ({"other": 1}, "other"),
+    ):
+        with pytest.raises(DataError, match=r"in\.txt line 3") as caught:
+            model.read_record(record_of(**fields))
+        assert caught.value.found == found
+
+
+def test_what_is_no_set_is_an_error():
+    model = model_of(problem="maximum")
+    with pytest.raises(DataError, match=r"list of sets; found '\[1\]'"):
+        model.predict("[1]")
+    with pytest.raises(DataError, match=r"a set must have a list of numbers.*found 3"):
+        model.predict([3])
