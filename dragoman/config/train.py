@@ -47,6 +47,9 @@ class TrainConfig:
         at_least=0.0,
         at_most=1.0,
     )
+    momentum: float = setting(
+        0.9, "Nesterov momentum of sgd; 0 for none.", at_least=0.0, at_most=0.9999
+    )
     beta1: float = setting(0.9, "Adam's beta1.", at_least=0.0, at_most=0.9999)
     beta2: float = setting(0.98, "Adam's beta2.", at_least=0.0, at_most=0.999999)
     epsilon: float = setting(1e-9, "Adam's epsilon.", at_least=1e-15, at_most=1.0)

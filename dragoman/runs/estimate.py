@@ -23,6 +23,7 @@ from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage.disk import format_bytes
 from dragoman.tasks.translation import TranslationTask, TranslationValidator
 from dragoman.training.mixed_precision import choose_precision
+from dragoman.training.optimizer import moment_slots
 from dragoman.training.progress import format_duration
 from dragoman.training.throughput import Throughput, time_steps
 from dragoman.training.trainer import Trainer
@@ -167,7 +168,8 @@ def estimate_run(
         else PROBE_SECONDS
     )
     parameters = count_parameters(trainer.model)
-    copies = 3 + (1 if config.train.ema_decay else 0)  # weights, two Adam moments, EMA
+    # Weights, moments of the optimizer, EMA.
+    copies = 1 + len(moment_slots(trainer.optimizer)) + (1 if config.train.ema_decay else 0)
     return RunEstimate(
         data=data,
         parameters=parameters,

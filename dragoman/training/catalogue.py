@@ -14,6 +14,10 @@ OPTIMIZERS = Registry(
         "dragoman.training.optimizer:build_adamw",
         "AdamW: weight decay decoupled from the gradient.",
     ),
+    sgd=Entry(
+        "dragoman.training.optimizer:build_sgd",
+        "Stochastic gradient descent with Nesterov momentum, train.momentum.",
+    ),
 )
 
 SCHEDULES = Registry(

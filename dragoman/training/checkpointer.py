@@ -243,7 +243,7 @@ class Checkpointer:
         moments = {
             f"{name}.{slot}": weight
             for name, weight in weights.items()
-            for slot in ("exp_avg", "exp_avg_sq")
+            for slot in optimizers.moment_slots(self._optimizer)
         }
         tensors: CheckpointTensors = {
             "weights": weights,
@@ -296,11 +296,7 @@ class Checkpointer:
         """
         for parameter in self._model.parameters():
             if parameter.requires_grad and not self._optimizer.state.get(parameter):
-                self._optimizer.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+                self._optimizer.state[parameter] = optimizers.zero_state(self._optimizer, parameter)
         self._world.broadcast(named_weights(self._model).values())
         self._world.broadcast(optimizers.state_dict(self._optimizer, self._model).values())
         if self.ema is not None:

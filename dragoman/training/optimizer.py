@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dragoman.config import TrainConfig
 from dragoman.errors import CorruptError
@@ -25,6 +26,50 @@ def build_adam(model: nn.Module, config: TrainConfig) -> Optimizer:
 def build_adamw(model: nn.Module, config: TrainConfig) -> Optimizer:
     """Return AdamW, Loshchilov and Hutter (2019)."""
     return AdamW(_parameter_groups(model, config), **_adam_arguments(config))
+
+
+class NesterovSGD(SGD):
+    r"""Stochastic gradient descent with Nesterov momentum, in the form of Sutskever et al. (2013).
+
+    .. math:: v \leftarrow \mu v + g, \quad w \leftarrow w - \eta (g + \mu v)
+
+    Buffers start as zeros, which gives the same first step. Torch leaves them uninitialized until
+    the first step writes them, also when `found_inf` skips that step.
+    """
+
+    def step(self, closure: Any = None) -> Any:
+        """Do one step; parameters without a momentum buffer get one first."""
+        for group in self.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                if parameter.grad is not None and not self.state.get(parameter):
+                    self.state[parameter] = zero_state(self, parameter)
+        return super().step(closure)
+
+
+def build_sgd(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """Return SGD, with Nesterov momentum unless `train.momentum` is 0."""
+    return NesterovSGD(
+        _parameter_groups(model, config),
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+        fused=True,
+    )
+
+
+def moment_slots(optimizer: Optimizer) -> tuple[str, ...]:
+    """Return the names of the tensors, of a parameter's shape, that are kept for each parameter."""
+    if not isinstance(optimizer, SGD):
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if optimizer.param_groups[0]["momentum"] else ()
+
+
+def zero_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return a parameter's state before the first step."""
+    state = {slot: torch.zeros_like(parameter) for slot in moment_slots(optimizer)}
+    if isinstance(optimizer, SGD):
+        return state
+    return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **state}
 
 
 def state_dict(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

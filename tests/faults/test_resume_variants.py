@@ -29,14 +29,26 @@ def _no_requests():
     signals.uninstall_handlers()
 
 
-def run(path: Path, model: dict[str, object], *, stop_after: int = 0, resume: bool = False) -> None:
+def run(
+    path: Path,
+    model: dict[str, object],
+    *,
+    stop_after: int = 0,
+    resume: bool = False,
+    **settings: object,
+) -> None:
     def on_record(record):
         if "event" not in record and record["step"] == stop_after:
             signals.request_stop("a test")
 
     with RunDirectory(path) as directory:
         tiny_trainer(
-            directory, model=model, parts={"on_record": on_record}, steps=6, checkpoint_every=3
+            directory,
+            model=model,
+            parts={"on_record": on_record},
+            steps=6,
+            checkpoint_every=3,
+            **settings,
         ).fit(resume=resume)
     signals.uninstall_handlers()
 
@@ -55,6 +67,19 @@ def test_stopped_and_resumed(tmp_path: Path, name: str) -> None:
         if key.startswith("weights/")
     }
     assert sum(tensor.numel() for tensor in saved.values()) == count_parameters(tiny_model(**model))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_stopped_and_resumed_with_sgd(tmp_path: Path, momentum: float) -> None:
+    options = {"optimizer": "sgd", "momentum": momentum, "learning_rate": 0.1}
+    run(tmp_path / "whole", {}, **options)
+    run(tmp_path / "cut", {}, stop_after=1, **options)
+    run(tmp_path / "cut", {}, resume=True, **options)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    slots = {
+        key.rpartition(".")[2] for key in tensors_of(tmp_path / "whole") if "optimizer/" in key
+    }
+    assert slots == ({"momentum_buffer"} if momentum else set())
 
 
 @pytest.mark.parametrize("name", ["shared", "factorised, of length one"])

@@ -61,6 +61,58 @@ def test_step_equals_torchs_with_divided_gradients(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.99])
+def test_sgd_equals_torchs_and_the_papers_nesterov_momentum(momentum: float) -> None:
+    """Torch's loop without fusion; and v = mu v + g, w = w - lr (g + mu v) written out."""
+    ours, theirs, written = make_model(), make_model(), make_model()
+    config = TrainConfig(momentum=momentum, optimizer="sgd")
+    mine = OPTIMIZERS.load("sgd")(ours, config)
+    reference = torch.optim.SGD(
+        theirs.parameters(), lr=0.01, momentum=momentum, nesterov=momentum > 0, foreach=False
+    )
+    speeds = [torch.zeros_like(parameter) for parameter in written.parameters()]
+    for seed in range(4):
+        take_step(ours, mine, divisor=4.0, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in theirs.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator) / 4
+        reference.step()
+        for parameter, speed, other in zip(
+            written.parameters(), speeds, theirs.parameters(), strict=True
+        ):
+            speed.mul_(momentum).add_(other.grad)
+            parameter.data -= 0.01 * (other.grad + momentum * speed)
+    for one, two, three in zip(*(m.parameters() for m in (ours, theirs, written)), strict=True):
+        torch.testing.assert_close(one, two)
+        torch.testing.assert_close(one, three)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_a_first_step_that_is_not_finite_leaves_no_trace(name: str) -> None:
+    """Torch leaves the momentum of a skipped first step uninitialized."""
+    model, other = make_model(), make_model()
+    optimizer, untouched = (OPTIMIZERS.load(name)(each, TrainConfig()) for each in (model, other))
+    take_step(model, optimizer, bad=1.0, divisor=float("nan"))
+    for seed in (2, 3):
+        take_step(model, optimizer, seed=seed)
+        take_step(other, untouched, seed=seed)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_the_zero_state_has_the_slots_of_a_real_one(name: str) -> None:
+    model = make_model()
+    optimizer = OPTIMIZERS.load(name)(model, TrainConfig())
+    take_step(model, optimizer)
+    parameter = next(model.parameters())
+    real, zero = optimizer.state[parameter], optimizers.zero_state(optimizer, parameter)
+    assert {slot: (value.shape, value.dtype) for slot, value in real.items()} == {
+        slot: (value.shape, value.dtype) for slot, value in zero.items()
+    }
+    assert not any(value.any() for value in zero.values())
+
+
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_a_step_that_is_not_finite_changes_nothing_at_all(name: str) -> None:
     """Weights, moments and step counts do not change (facebookresearch/fairseq#1529)."""
@@ -99,11 +151,11 @@ def test_state_goes_out_and_in_by_parameter_name(name: str) -> None:
     other.load_state_dict(model.state_dict())
     tensors = {key: value.clone() for key, value in optimizers.state_dict(optimizer, model).items()}
     assert {
-        "0.weight.exp_avg",
-        "0.weight.exp_avg_sq",
-        "0.weight.step",
-        "1.bias.exp_avg",
+        f"{parameter}.{slot}"
+        for parameter in ("0.weight", "1.bias")
+        for slot in optimizers.moment_slots(optimizer)
     } <= tensors.keys()
+    assert name == "sgd" or "0.weight.step" in tensors
     optimizers.load_state_dict(again, other, dict(reversed(tensors.items())))
     for seed in range(3, 6):
         take_step(model, optimizer, seed=seed)
