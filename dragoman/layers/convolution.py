@@ -81,7 +81,7 @@ class GatedConvolution(nn.Module):
     Gehring et al. (2017), section 3.2. A causal convolution covers a position and the kernel - 1
     before it, any other as many on either side; the sequence is padded with zeros. With a dilation
     of d only every d-th of these positions is read, over d times the distance (Yu and Koltun 2016).
-    Another activation may replace the gate.
+    Another activation may replace the gate. The output has the input's width unless it is given.
     """
 
     def __init__(
@@ -91,23 +91,25 @@ class GatedConvolution(nn.Module):
         *,
         weight: type[PlainWeight | WeightNormWeight],
         causal: bool,
+        output_width: int | None = None,
         dilation: int = 1,
         dropout: float = 0.0,
         activation: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.input_width, self.output_width = width, output_width or width
         self.dilation = dilation
         self.activation = GLU() if activation is None else activation
         projections = count_projections(self.activation)
         # Section 3.5: the gate passes a quarter of the variance, dropout scales by 1 / (1 - p).
         # Without a gate it is a half (He et al. 2015).
         self.weight = weight(
-            projections * width,
+            projections * self.output_width,
             width,
             kernel_size,
             std=(2 * projections * (1 - dropout) / (kernel_size * width)) ** 0.5,
         )
-        self.bias = nn.Parameter(torch.zeros(projections * width))
+        self.bias = nn.Parameter(torch.zeros(projections * self.output_width))
         reach = dilation * (kernel_size - 1)  # from the first position read to the last
         self.left_padding = reach if causal else reach // 2
         self.right_padding = reach - self.left_padding
@@ -147,7 +149,8 @@ class ConvS2SAttention(RecordableAttention):
     Gehring et al. (2017), equations 1 and 2. As in the released code, sums are scaled by sqrt(1/2),
     the context by the square root of the source length (section 3.4: m sqrt(1 / m)), and an output
     projection follows. `grad_scale` multiplies the gradient of the encoder's outputs, which get one
-    from the attention of every layer.
+    from the attention of every layer. States may have a width other than that of embeddings and
+    encoder outputs: the two projections lead from one to the other and back (section 3.3).
     """
 
     cuda_graphs = False  # whether CUDA graphs replay this layer; set by the trainer
@@ -157,13 +160,15 @@ class ConvS2SAttention(RecordableAttention):
         width: int,
         *,
         weight: type[PlainWeight | WeightNormWeight],
+        state_width: int | None = None,
         dropout: float = 0.0,
         grad_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.grad_scale = grad_scale
-        self.query = ConvS2SLinear(width, width, weight=weight)  # W_d, b_d
-        self.output = ConvS2SLinear(width, width, weight=weight)
+        state_width = state_width or width
+        self.query = ConvS2SLinear(state_width, width, weight=weight)  # W_d, b_d
+        self.output = ConvS2SLinear(width, state_width, weight=weight)
         self.dropout = dropout
 
     def prepare(self, outputs: Tensor, embeddings: Tensor | None) -> dict[str, Tensor]:
@@ -184,8 +189,8 @@ class ConvS2SAttention(RecordableAttention):
         `mask` is broadcastable to (B, T, S). Several rows may share a sentence, as beams do:
         (B * K, T, D) to (B, S, D).
         """
-        key, value, shape = source["key"], source["value"], x.shape
-        rows_per_sentence = shape[0] // key.size(0)
+        key, value = source["key"], source["value"]
+        rows_per_sentence = x.size(0) // key.size(0)
         if self.hooks is not None and rows_per_sentence > 1:  # records have one row each
             key, value = (
                 key.repeat_interleave(rows_per_sentence, dim=0),
@@ -196,9 +201,11 @@ class ConvS2SAttention(RecordableAttention):
                 if mask is None or mask.size(0) == 1
                 else mask.repeat_interleave(rows_per_sentence, dim=0)
             )
-        query = ((self.query(x) + embedded) * SQRT_HALF).view(key.size(0), -1, shape[2])
+        query = (self.query(x) + embedded) * SQRT_HALF  # (B * K, T, D)
         keys = key.size(1) if mask is None else mask.sum(dim=-1, keepdim=True).to(query.dtype)
-        return self.output((self._attend_head(query, key, value, mask) * keys**0.5).view(shape))
+        by_sentence = query.view(key.size(0), -1, query.size(2))  # (B, K * T, D)
+        context = self._attend_head(by_sentence, key, value, mask) * keys**0.5
+        return self.output(context.view(query.shape))
 
     def _attend_head(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None

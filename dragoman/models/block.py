@@ -37,6 +37,7 @@ class BuildContext:
     causal: bool  # whether it is a decoder's block
     # Width of the encoder's output; None in an encoder or a language model.
     memory_width: int | None
+    input_width: int | None = None  # width of the block's input; None for config.width
 
 
 class Block(nn.Module):
@@ -58,6 +59,8 @@ class Block(nn.Module):
     has_segment_memory: ClassVar[bool] = False
     # Settings of `model` that the block can override: transformer(heads=4).
     overridable: ClassVar[tuple[str, ...]] = ()
+    # Whether it reads the stack's input, `ForwardContext.embedded`, and has extend_with_embeddings.
+    reads_embeddings = False
 
     @classmethod
     def build(cls, build_context: BuildContext) -> Block:
@@ -99,10 +102,21 @@ class Block(nn.Module):
         """
         return SegmentOutput(self(x, context), {})
 
+    def extend_with_embeddings(
+        self, x: Tensor, embedded: Tensor, state: DecoderState
+    ) -> ExtendOutput:
+        """Return what `extend` does, given the stack's input at the new positions (B, T, D).
 
-def build_residual(config: ModelConfig, *, dropout: float | None = None) -> Residual:
-    """Build a residual connection; its dropout probability is model.dropout unless given."""
-    norm = catalogue("norm").load(config.norm)(config.width, config.norm_epsilon)
+        For blocks that read it.
+        """
+        raise NotImplementedError
+
+
+def build_residual(
+    config: ModelConfig, *, dropout: float | None = None, width: int = 0
+) -> Residual:
+    """Build a residual connection with model.dropout and model.width unless they are given."""
+    norm = catalogue("norm").load(config.norm)(width or config.width, config.norm_epsilon)
     residual = catalogue("residual").load(config.residual)(
         norm, dropout=config.dropout if dropout is None else dropout
     )

@@ -45,6 +45,10 @@ class BlockOptions:
         """Whether a decoder's block reads the encoder's output."""
         return True
 
+    def own_width(self) -> int:
+        """Return the width of the block's output if it is the block's own; 0 for model.width."""
+        return 0
+
     @classmethod
     def suggest(cls, option: str, value: OptionValue) -> str:
         """Return a hint for an option or value that the block does not have, or ""."""
@@ -217,6 +221,13 @@ class ConvolutionOptions(BlockOptions):
     dilation: int = setting(
         1, "Distance between the positions that the kernel reads.", at_least=1, at_most=10_000
     )
+    width: int = setting(
+        0,
+        "Width of its own, with projections where widths change; its attentions then share the "
+        "decoder's input as target embeddings; 0 for model.width.",
+        at_least=0,
+        at_most=65_536,
+    )
     weight_norm: bool = setting(True, "Weight normalization.")
     layers: int = setting(
         1,
@@ -239,12 +250,30 @@ class ConvolutionOptions(BlockOptions):
     )
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
-        """Yield a problem if an encoder's kernel size is even."""
+        """Yield an encoder's even kernel size, and settings that need blocks of one width."""
         if not causal and self.kernel_size % 2 == 0:
             yield (
                 f"kernel_size must be odd in an encoder; found {self.kernel_size}; "
                 f"try kernel_size={self.kernel_size + 1}"
             )
+        if not self.width:
+            return
+        if config.layer_drop:
+            yield (
+                "a block with a width of its own cannot be skipped; found "
+                f"width={self.width} with model.layer_drop={config.layer_drop:g}; set "
+                "model.layer_drop=0, or leave width out"
+            )
+        if config.share_layers == "all":
+            yield (
+                "blocks with widths of their own have weights of different shapes; found "
+                f"width={self.width} with model.share_layers=all; set model.share_layers=none, "
+                "or leave width out"
+            )
+
+    def own_width(self) -> int:
+        """Return the width of the block's output if it is the block's own; 0 for model.width."""
+        return self.width
 
     def reads_source(self) -> bool:
         """Whether a decoder's block reads the encoder's output: with attention."""

@@ -49,6 +49,7 @@ class ForwardContext:
     cache_limit: int = 0  # earlier positions that decoding attends to at most; 0 for all
     prefix: int = 0  # of a prefix LM: the first positions, which are visible to all
     losses: dict[str, Tensor] = field(default_factory=dict)  # auxiliary losses by name
+    embedded: Tensor | None = None  # (B, T, D), the stack's input, where a block reads it
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Add an auxiliary loss, summed over the batch, such as the coverage loss."""

@@ -8,8 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dragoman.config import ModelConfig
 from dragoman.layers.convolution import (
     ConvS2SAttention,
+    ConvS2SLinear,
     GatedConvolution,
     PlainWeight,
     WeightNormWeight,
@@ -17,6 +19,7 @@ from dragoman.layers.convolution import (
 from dragoman.layers.residual import Residual
 from dragoman.models.block import Block, BuildContext, ExtendOutput, build_residual
 from dragoman.models.block_options import ConvolutionOptions
+from dragoman.models.block_spec import parse_blocks
 from dragoman.models.context import ForwardContext
 from dragoman.models.decoder_state import DecoderState
 from dragoman.registry import catalogue
@@ -25,7 +28,8 @@ from dragoman.registry import catalogue
 class ConvolutionLayer(Block):
     """Gated convolution and, in a decoder, cross-attention: Gehring et al. (2017), figure 1.
 
-    The residual connection of the attention is inside that of the whole layer.
+    The residual connection of the attention is inside that of the whole layer. Between different
+    widths it has a linear projection, `shortcut`.
     """
 
     overridable = ConvolutionOptions.overridable
@@ -37,10 +41,16 @@ class ConvolutionLayer(Block):
         residual: Residual,
         cross: ConvS2SAttention | None,
         cross_residual: Residual | None,
+        shortcut: ConvS2SLinear | None = None,
+        reads_embeddings: bool = False,
     ) -> None:
         super().__init__()
         self.convolution = convolution
         self.residual = residual
+        if shortcut is not None:
+            self.shortcut = shortcut
+        self.has_shortcut = shortcut is not None
+        self.reads_embeddings = reads_embeddings and cross is not None
         if cross is not None and cross_residual is not None:
             self.cross = cross  # recorded as decoder.0.cross
             self.cross_residual = cross_residual
@@ -55,6 +65,7 @@ class ConvolutionLayer(Block):
         *,
         kernel_size: int = 3,
         dilation: int = 1,
+        width: int = 0,
         weight_norm: bool = True,
         layers: int = 1,
         attention: str = "convs2s",
@@ -68,25 +79,32 @@ class ConvolutionLayer(Block):
         """
         config = build_context.config
         weight = WeightNormWeight if weight_norm else PlainWeight
+        output_width = width or config.width
+        normalizes_input = catalogue("residual").load(config.residual).final_norm  # pre-norm
 
-        def layer() -> ConvolutionLayer:
+        def layer(input_width: int) -> ConvolutionLayer:
             cross = cross_residual = None
             if build_context.memory_width is not None and attention != "none":
                 assert build_context.memory_width == config.width, "dot products need one width"
-                grad_scale = 1 / (2 * layers) if scale_encoder_grad else 1.0
+                grad_scale = 1 / (2 * attentions) if scale_encoder_grad else 1.0
                 cross = ConvS2SAttention(
                     config.width,
                     weight=weight,
+                    state_width=output_width,
                     dropout=config.attention_dropout,
                     grad_scale=grad_scale,
                 )
                 # The layer's own residual connection applies the dropout.
-                cross_residual = build_residual(config, dropout=0.0)
+                cross_residual = build_residual(config, dropout=0.0, width=output_width)
+            shortcut = None
+            if input_width != output_width:
+                shortcut = ConvS2SLinear(input_width, output_width, weight=weight)
             return cls(
                 convolution=GatedConvolution(
-                    config.width,
+                    input_width,
                     kernel_size,
                     weight=weight,
+                    output_width=output_width,
                     causal=build_context.causal,
                     dilation=dilation,
                     dropout=config.dropout,
@@ -94,16 +112,28 @@ class ConvolutionLayer(Block):
                     if activation == "glu"
                     else catalogue("activation").load(activation)(),
                 ),
-                residual=build_residual(config),
+                residual=build_residual(
+                    config, width=input_width if normalizes_input else output_width
+                ),
                 cross=cross,
                 cross_residual=cross_residual,
+                shortcut=shortcut,
+                reads_embeddings=width > 0,
             )
 
-        return layer() if layers == 1 else ConvolutionStack([layer() for _ in range(layers)])
+        attentions = max(layers, _count_attentions(config))
+        first = layer(build_context.input_width or config.width)
+        if layers == 1:
+            return first
+        return ConvolutionStack([first, *(layer(output_width) for _ in range(layers - 1))])
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Return the output for (B, T, D), taking the layer's input as target embeddings."""
-        return self.forward_with_embeddings(x, x, context)
+        """Return the output for (B, T, D).
+
+        Target embeddings are the layer's input, or the decoder's if it has a width of its own.
+        """
+        embedded = x if context.embedded is None or not self.reads_embeddings else context.embedded
+        return self.forward_with_embeddings(x, embedded, context)
 
     def forward_with_embeddings(
         self, x: Tensor, embedded: Tensor, context: ForwardContext
@@ -119,7 +149,7 @@ class ConvolutionLayer(Block):
             assert context.memory is not None, "cross-attention needs the encoder's output"
             source = self.cross.prepare(context.memory.values, context.memory.embeddings)
             sublayer_output = self._attend(sublayer_output, embedded, source, context.memory_mask())
-        return self.residual.add_output(x, sublayer_output)
+        return self._add(x, sublayer_output)
 
     def start(self, context: ForwardContext) -> DecoderState:
         """Return the state before the first position: zeros as left context of the kernel."""
@@ -128,16 +158,20 @@ class ConvolutionLayer(Block):
         if self.has_cross:
             assert context.memory is not None, "cross-attention needs the encoder's output"
             source = self.cross.prepare(values, context.memory.embeddings)
-        shape = (values.size(0), self.convolution.left_padding, values.size(-1))
+        shape = (values.size(0), self.convolution.left_padding, self.convolution.input_width)
         return context.initial_state(source, recurrent={"before": values.new_zeros(shape)})
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D), and the state after them."""
-        return self.extend_with_embeddings(x, x, state)
+        return self._extend(x, x, state)
 
     def extend_with_embeddings(
         self, x: Tensor, embedded: Tensor, state: DecoderState
     ) -> ExtendOutput:
+        """Return what `extend` does, given the stack's input at the new positions (B, T, D)."""
+        return self._extend(x, embedded, state)
+
+    def _extend(self, x: Tensor, embedded: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions, given their target embeddings (B, T, D)."""
         left_context = state.recurrent["before"]
         sublayer_input = torch.cat([left_context, self.residual.prepare_input(x)], dim=1)
@@ -149,8 +183,14 @@ class ConvolutionLayer(Block):
         # Sliced from the front, because a kernel of 1 has no left context.
         recurrent = {"before": sublayer_input[:, x.size(1) :]}
         return ExtendOutput(
-            self.residual.add_output(x, sublayer_output),
+            self._add(x, sublayer_output),
             replace(state.advance(x.size(1)), recurrent=recurrent),
+        )
+
+    def _add(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
+        """Return the residual sum, of an input that is projected where the widths differ."""
+        return self.residual.add_output(
+            self.shortcut(x) if self.has_shortcut else x, sublayer_output
         )
 
     def _attend(
@@ -175,6 +215,7 @@ class ConvolutionStack(Block):
             self.add_module(str(number), layer)
         self.depth = len(layers)
         self.final_norm = layers[-1].final_norm
+        self.reads_embeddings = layers[0].reads_embeddings
 
     def layers(self) -> Iterator[tuple[str, ConvolutionLayer]]:
         """Yield the layers in order, with their names."""
@@ -184,7 +225,7 @@ class ConvolutionStack(Block):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return the output for a whole sequence (B, T, D)."""
-        embedded = x
+        embedded = x if context.embedded is None or not self.reads_embeddings else context.embedded
         for _, layer in self.layers():
             x = layer.forward_with_embeddings(x, embedded, context)
         return x
@@ -195,7 +236,26 @@ class ConvolutionStack(Block):
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D), and the state after them."""
-        embedded, children = x, {}
+        return self._extend(x, x, state)
+
+    def extend_with_embeddings(
+        self, x: Tensor, embedded: Tensor, state: DecoderState
+    ) -> ExtendOutput:
+        """Return what `extend` does, given the stack's input at the new positions (B, T, D)."""
+        return self._extend(x, embedded, state)
+
+    def _extend(self, x: Tensor, embedded: Tensor, state: DecoderState) -> ExtendOutput:
+        """Return the output for T more positions, given their target embeddings (B, T, D)."""
+        children = {}
         for name, layer in self.layers():
-            x, children[name] = layer.extend_with_embeddings(x, embedded, state.children[name])
+            x, children[name] = layer._extend(x, embedded, state.children[name])
         return ExtendOutput(x, state.advance(embedded.size(1), children=children))
+
+
+def _count_attentions(config: ModelConfig) -> int:
+    """Return the number of attentions in the conv blocks of a decoder."""
+    return sum(
+        int(spec.options.get("layers", 1))
+        for spec in parse_blocks(config.decoder, "model.decoder")
+        if spec.name == "conv" and spec.options.get("attention") != "none"
+    )

@@ -13,10 +13,11 @@ from torch.overrides import TorchFunctionMode
 from dragoman.attention.positions import Positions
 from dragoman.config import ModelConfig
 from dragoman.errors import ConfigError
+from dragoman.layers.convolution import ConvS2SLinear, WeightNormWeight
 from dragoman.layers.embedding import Embedding, OutputProjection, SegmentInput, StackInput
 from dragoman.models.block import Block, BuildContext
 from dragoman.models.block_rules import resolve_block, stack_problems
-from dragoman.models.block_spec import BlockSpec, parse_blocks
+from dragoman.models.block_spec import parse_blocks
 from dragoman.models.catalogue import BLOCKS
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.initialization import DEPTH_SCALINGS, initialize_weights
@@ -180,6 +181,10 @@ def _named_layers(model: EncoderDecoder) -> list[tuple[str, nn.Module]]:
         else:
             parts.append((f"{side}_entrance.positions", entrance.positions))
         role = "encoder" if stack is model.encoder else "decoder"
+        if stack.has_projections:
+            parts.extend(
+                (f"{role}.projections.{name}", layer) for name, layer in stack.projections.items()
+            )
         for number, block in stack.blocks():
             for name, layer in block.named_children():
                 if name.isdecimal():  # a block of several layers
@@ -256,7 +261,26 @@ def build_stack(
     """Build a stack from its block list."""
     build_context = BuildContext(config=config, causal=causal, memory_width=memory_width)
     specs = parse_blocks(texts, setting)
-    blocks = [_build_block(spec, build_context, setting) for spec in specs]
+    blocks: list[Block] = []
+    projections: dict[str, nn.Module] = {}
+    width = config.width  # of the residual stream
+    for number, spec in enumerate(specs):
+        resolved, options = resolve_block(
+            spec, config, setting, memory=memory_width is not None, causal=causal
+        )
+        own = options.own_width()
+        # Embeddings are projected to the first block's own width; after another block a block with
+        # its own width projects its residual connection itself (Gehring et al. 2017, section 3.3).
+        needed = (own if number == 0 else width) if own else config.width
+        if needed != width:
+            projections[str(number)] = ConvS2SLinear(width, needed, weight=WeightNormWeight)
+        kind = BLOCKS.load(spec.name)
+        assert issubclass(kind, Block), f"{spec.name} must be a Block"
+        block_context = replace(build_context, config=resolved, input_width=needed)
+        blocks.append(kind.build(block_context, **asdict(options)))
+        width = own or config.width
+    if width != config.width:
+        projections["end"] = ConvS2SLinear(width, config.width, weight=WeightNormWeight)
     ends_in_norm = {"auto": blocks[-1].final_norm, "on": True, "off": False}[config.final_norm]
     norm = (
         catalogue("norm").load(config.norm)(config.width, config.norm_epsilon)
@@ -264,19 +288,9 @@ def build_stack(
         else None
     )
     return Stack(
-        blocks, norm, block_texts=[str(spec) for spec in specs], layer_drop=config.layer_drop
+        blocks,
+        norm,
+        block_texts=[str(spec) for spec in specs],
+        layer_drop=config.layer_drop,
+        projections=projections,
     )
-
-
-def _build_block(spec: BlockSpec, build_context: BuildContext, setting: str) -> Block:
-    """Build one block from its options and its overrides of model settings."""
-    kind = BLOCKS.load(spec.name)
-    assert issubclass(kind, Block), f"{spec.name} must be a Block"
-    config, options = resolve_block(
-        spec,
-        build_context.config,
-        setting,
-        memory=build_context.memory_width is not None,
-        causal=build_context.causal,
-    )
-    return kind.build(replace(build_context, config=config), **asdict(options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ class Stack(nn.Module):
     """Blocks in sequence, named by their index: `encoder.0.self` is a module path.
 
     In training each block is skipped with probability `layer_drop`; outputs are not rescaled. Fan,
-    Grave and Joulin (2020).
+    Grave and Joulin (2020). `projections` change the width before the block of a name, or at the
+    "end", where blocks have widths of their own.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Stack(nn.Module):
         *,
         block_texts: Sequence[str] = (),
         layer_drop: float = 0.0,
+        projections: Mapping[str, nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.block_texts = tuple(block_texts)  # the blocks as written in the configuration
@@ -36,6 +39,10 @@ class Stack(nn.Module):
         for number, block in enumerate(blocks):
             self.add_module(str(number), block)
         self.depth = len(blocks)
+        self.reads_embeddings = any(block.reads_embeddings for block in blocks)
+        if projections:
+            self.projections = nn.ModuleDict(projections)
+        self.has_projections = bool(projections)
         self.norm = norm
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
@@ -47,9 +54,12 @@ class Stack(nn.Module):
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return the output for a whole sequence (B, T, D)."""
         drops_layers = self.training and self.layer_drop > 0
-        for _, block in self.blocks():
+        if self.reads_embeddings:
+            context = replace(context, embedded=x)
+        for name, block in self.blocks():
+            x = self._project(x, name)
             x = self._maybe_skip(block, x, context) if drops_layers else block(x, context)
-        return x if self.norm is None else self.norm(x)
+        return self._finish(x)
 
     def start(self, context: ForwardContext) -> DecoderState:
         """Return the state before the first position."""
@@ -59,20 +69,29 @@ class Stack(nn.Module):
         """Return the output for a prefix (B, S, D) of a prefix LM, and the state after it."""
         children = {}
         for name, block in self.blocks():
-            x, children[name] = block.start_with_prefix(x, context)
-        return ExtendOutput(
-            x if self.norm is None else self.norm(x), DecoderState(children=children)
-        )
+            x, children[name] = block.start_with_prefix(self._project(x, name), context)
+        return ExtendOutput(self._finish(x), DecoderState(children=children))
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D), and the state after them."""
-        count = x.size(1)
-        children = {}
+        embedded, children = x, {}
         for name, block in self.blocks():
-            x, children[name] = block.extend(x, state.children[name])
-        return ExtendOutput(
-            x if self.norm is None else self.norm(x), state.advance(count, children=children)
-        )
+            x = self._project(x, name)
+            x, children[name] = (
+                block.extend_with_embeddings(x, embedded, state.children[name])
+                if block.reads_embeddings
+                else block.extend(x, state.children[name])
+            )
+        return ExtendOutput(self._finish(x), state.advance(embedded.size(1), children=children))
+
+    def _project(self, x: Tensor, name: str) -> Tensor:
+        """Return (B, T, D) in the width that the block of a name takes."""
+        return self.projections[name](x) if self.has_projections and name in self.projections else x
+
+    def _finish(self, x: Tensor) -> Tensor:
+        """Return the last block's output in the model's width, normalized if there is a norm."""
+        x = self._project(x, "end")
+        return x if self.norm is None else self.norm(x)
 
     def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what the blocks carry over segments, named `<block>.<tensor>`."""
@@ -94,9 +113,9 @@ class Stack(nn.Module):
                 for name, tensor in previous.items()
                 if name.startswith(prefix)
             }
-            x, left = block.forward_segment(x, context, own)
+            x, left = block.forward_segment(self._project(x, number), context, own)
             carried.update({prefix + name: tensor for name, tensor in left.items()})
-        return SegmentOutput(x if self.norm is None else self.norm(x), carried)
+        return SegmentOutput(self._finish(x), carried)
 
     def _maybe_skip(self, block: Block, x: Tensor, context: ForwardContext) -> Tensor:
         """Apply or skip a block at random, with the generator that was seeded for this batch."""

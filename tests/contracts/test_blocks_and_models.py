@@ -53,6 +53,7 @@ FORMS = [
     "tcn(kernel_size=2, dilation=2)",
     "conv(dilation=2)",
     "conv(dilation=3, kernel_size=2, layers=2)",
+    "conv(width=12, layers=2)",
     "reformer(layers=2, attention=full, ffn_chunks=3)",
     "reformer(layers=2, rounds=1, buckets=2, window=2)",  # so narrow that seven tokens are sorted
 ]

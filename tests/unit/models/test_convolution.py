@@ -31,6 +31,10 @@ MIXED = [
         ("conv", "conv(dilation=2)", "conv(dilation=4)"),
         ("conv(dilation=2)", "conv(dilation=3, layers=2, kernel_size=2)"),
     ),
+    (
+        ("conv(width=8)*2", "conv(width=24)*2", "transformer", "conv(width=32, kernel_size=1)"),
+        ("conv(width=8)*2", "conv(width=24, layers=2)", "conv", "conv(width=4, attention=none)"),
+    ),
 ]
 
 
@@ -108,6 +112,56 @@ def test_the_model_is_the_papers_equations() -> None:
         z, e = paper_encoder(model, src[row, :length])
         torch.testing.assert_close(memory.values[row, :length], torch.stack(z))
         torch.testing.assert_close(hidden[row], torch.stack(paper_decoder(model, tgt[row], z, e)))
+
+
+@torch.no_grad()
+def test_widths_of_their_own_are_the_released_codes() -> None:
+    """fairseq's fconv.py: fc1, convolutions of 8, 24 and 32 with projected residuals, fc2; in the decoder attention
+    through projections to the embeddings' width and back."""
+    model = make(
+        ("conv(width=8)*2", "conv(width=24)", "conv(width=32, kernel_size=1)"),
+        ("conv(width=8)*2", "conv(width=24)"),
+        **PAPER,
+    )
+    for name, weight in model.named_parameters():
+        if name.endswith("bias") or "embeddings" in name:
+            nn.init.normal_(weight, std=0.5)
+    src, tgt = torch.randint(4, VOCABULARY, (2, 6)), torch.randint(4, VOCABULARY, (2, 5))
+    half = math.sqrt(0.5)
+
+    def linear(module: nn.Module, x: Tensor) -> Tensor:
+        return x @ module.weight().t() + module.bias  # type: ignore[operator]
+
+    def convolve(layer: nn.Module, x: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        weight, bias = layer.convolution.weight(), layer.convolution.bias  # type: ignore[union-attr, operator]
+        same = weight.size(0) // 2 == weight.size(1)
+        assert same == (not layer.has_shortcut)
+        residual = x if same else linear(layer.shortcut, x)  # type: ignore[arg-type]
+        padded = F.pad(x.transpose(1, 2), padding)
+        return F.glu(F.conv1d(padded, weight, bias), dim=1).transpose(1, 2), residual
+
+    places = torch.arange(6)
+    words = model.embeddings["src"].weight[src] + model.src_entrance.positions.weight[places]  # type: ignore[index]
+    x = linear(model.encoder.projections["0"], words)
+    for _, layer in model.encoder.blocks():
+        reach = layer.convolution.weight().size(2) // 2
+        x, residual = convolve(layer, x, (reach, reach))
+        x = (x + residual) * half
+    z = linear(model.encoder.projections["end"], x)
+    memory = model.encode(src)
+    torch.testing.assert_close(memory.values, z)
+    values = (z + words) * half
+    g = model.embeddings["tgt"].weight[tgt] + model.tgt_entrance.positions.weight[places[:5]]  # type: ignore[index]
+    x = linear(model.decoder.projections["0"], g)
+    for _, layer in model.decoder.blocks():
+        x, residual = convolve(layer, x, (2, 0))
+        scores = ((linear(layer.cross.query, x) + g) * half) @ z.transpose(1, 2)
+        context = scores.softmax(-1) @ values * math.sqrt(6)
+        x = (linear(layer.cross.output, context) + x) * half
+        x = (x + residual) * half
+    torch.testing.assert_close(
+        model.decode(tgt, memory), linear(model.decoder.projections["end"], x)
+    )
 
 
 # Mixed stacks keep the contracts
@@ -268,6 +322,7 @@ def test_weight_normalisation_is_an_option() -> None:
             "conv",
             "dilation of 'conv(dilation=0)' in model.encoder must be at least 1; found 0",
         ),
+        ("conv(width=-1)", "conv", "width of 'conv(width=-1)' in model.encoder must be at least 0"),
         ("conv(kernel_size=wide)", "conv", "found 'wide'"),
         (
             "conv(kernel_sise=3)",
@@ -280,6 +335,28 @@ def test_mistakes_are_refused_with_what_was_found(encoder: str, decoder: str, sa
     with pytest.raises(ConfigError) as error:
         make((encoder,), (decoder,))
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"layer_drop": 0.2}, "cannot be skipped; found width=8 with model.layer_drop=0.2"),
+        ({"share_layers": "all"}, "found width=8 with model.share_layers=all"),
+    ],
+)
+def test_blocks_of_several_widths_are_neither_skipped_nor_shared(
+    settings: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        make(("conv(width=8)",), ("conv",), **settings)
+    assert said in str(error.value)
+
+
+def test_scaling_the_encoders_gradient_counts_the_attentions_of_all_blocks() -> None:
+    blocks = ("conv(layers=2, scale_encoder_grad=true)", "conv(width=8, scale_encoder_grad=true)")
+    model = make(("conv",), (*blocks, "conv(attention=none)"))
+    scales = [layer.grad_scale for layer in model.modules() if isinstance(layer, ConvS2SAttention)]
+    assert scales == [pytest.approx(1 / 6)] * 3
 
 
 def test_dropout_works_on_the_layers_input_in_training_only() -> None:
