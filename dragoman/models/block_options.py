@@ -294,7 +294,7 @@ class ConvolutionOptions(BlockOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RNNOptions(BlockOptions):
-    """Options of `lstm`, and the base class of those of `gru`."""
+    """Options of `lstm`, and the base class of those of `gru`, `rnn` and `sru`."""
 
     overridable = ("dropout", "residual")
 
@@ -320,8 +320,9 @@ class RNNOptions(BlockOptions):
     initial_state: str = setting(
         "mean",
         "Encoder states that a decoder's initial hidden state is projected from; last_backward and "
-        "last_bidirectional need a bidirectional encoder.",
-        choices=("first", "last", "mean", "last_backward", "last_bidirectional", "zero"),
+        "last_bidirectional need a bidirectional encoder; encoder copies the final states of an "
+        "encoder of the same kind.",
+        choices=("first", "last", "mean", "last_backward", "last_bidirectional", "encoder", "zero"),
     )
     reverse: bool = setting(False, "Read the source from right to left; encoders only.")
     residual_connection: bool = setting(
@@ -410,7 +411,9 @@ class RNNOptions(BlockOptions):
                 "initial_state is for decoders; found "
                 f"initial_state={self.initial_state} in an encoder; leave it out"
             )
-        if self.initial_cell and (not memory or self.initial_state == "zero"):
+        if memory and self.initial_state == "encoder":
+            yield from self._copy_problems(config)
+        if self.initial_cell and (not memory or self.initial_state in ("zero", "encoder")):
             found = (
                 f"initial_cell=true with initial_state={self.initial_state}"
                 if memory
@@ -447,6 +450,39 @@ class RNNOptions(BlockOptions):
                 "use it in model.encoder"
             )
 
+    def _copy_problems(self, config: ModelConfig) -> Iterator[str]:
+        """Yield a problem if the encoder has no final states for every layer of the decoder."""
+        try:
+            last = parse_blocks(config.encoder)[-1]
+        except ConfigError:
+            return  # reported with the encoder
+        kind = catalogue("block").options(last.name)
+        layers = last.options.get("layers", 1)
+        if kind is not type(self) or layers != self.layers or self.decoder == "gnmt":
+            found = (
+                "decoder=gnmt"
+                if self.decoder == "gnmt"
+                else f"layers={self.layers} with model.encoder=[{', '.join(config.encoder)}]"
+            )
+            yield (
+                "initial_state=encoder copies the final states of an encoder that ends in the same "
+                f"block with as many layers; found {found}; make the two equal, or use last or mean"
+            )
+        elif config.layer_drop:
+            yield (
+                "an encoder whose final states are copied cannot be skipped; found "
+                f"model.layer_drop={config.layer_drop:g}; set it to 0, or use last or mean"
+            )
+        elif last.options.get("residual_connection", True) and all(
+            spec.options.get("initial_state") == "encoder" and "attention" not in spec.options
+            for spec in parse_blocks(config.decoder)
+        ):
+            yield (
+                "a decoder that reads only the encoder's final states leaves its outputs unused; "
+                f"found a residual connection in '{last}' of model.encoder; give it "
+                "residual_connection=false"
+            )
+
     def reads_source(self) -> bool:
         """Whether a decoder's block reads the encoder's output: attention or the initial state."""
         return self.attention != "none" or self.initial_state != "zero"
@@ -476,17 +512,50 @@ def _has_bidirectional_encoder(config: ModelConfig) -> bool:
     return kind is None or bool(kind.is_bidirectional)
 
 
+def copies_final_state(config: ModelConfig) -> bool:
+    """Whether a decoder's block starts with the final states of the encoder."""
+    return bool(config.decoder) and any(
+        spec.options.get("initial_state") == "encoder"
+        for spec in parse_blocks(config.decoder, "model.decoder")
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GRUOptions(RNNOptions):
     """Options of `gru`, which has no cell state."""
+
+    block: ClassVar[str] = "gru"
 
     def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
         """Yield the problems of any RNN, and `initial_cell`, which a GRU does not have."""
         yield from RNNOptions.problems(self, config, memory=memory, causal=causal)
         if self.initial_cell:
             yield (
-                "initial_cell needs an LSTM's cell state; found initial_cell=true in a gru; "
-                "leave it out, or use lstm"
+                f"initial_cell needs an LSTM's cell state; found initial_cell=true in a "
+                f"{self.block}; leave it out, or use lstm"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TanhRNNOptions(GRUOptions):
+    """Options of `rnn`, which has no cell state."""
+
+    block = "rnn"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SRUOptions(GRUOptions):
+    """Options of `sru`, whose cell always starts as its hidden state."""
+
+    block = "sru"
+
+    def problems(self, config: ModelConfig, *, memory: bool, causal: bool) -> Iterator[str]:
+        """Yield the problems of any RNN, and dropout of matrices that an SRU does not have."""
+        yield from GRUOptions.problems(self, config, memory=memory, causal=causal)
+        if self.weight_dropout:
+            yield (
+                "weight_dropout needs hidden-to-hidden matrices, which an sru does not have; found "
+                f"weight_dropout={self.weight_dropout:g}; leave it out, or use lstm"
             )
 
 
@@ -501,7 +570,7 @@ _ALIGNMENT_OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BidirectionalRNNOptions(BlockOptions):
-    """Options of `bilstm` and `bigru`."""
+    """Options of `bilstm`, `bigru`, `birnn` and `bisru`."""
 
     overridable = ("dropout", "residual")
     is_bidirectional = True
@@ -529,6 +598,30 @@ class BidirectionalRNNOptions(BlockOptions):
         if option == "layers":
             return f"repeat the block instead: bigru*{value} or bilstm*{value}"
         return RNNOptions.suggest(option, value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlicedRNNOptions(BlockOptions):
+    """Options of `sliced_rnn`."""
+
+    overridable = ("dropout", "residual")
+    is_bidirectional = True  # a position sees the rest of its slice
+
+    cell: str = setting("gru", "RNN of every level.", choices=("gru", "lstm", "rnn", "sru"))
+    slice_length: int = setting(
+        4, "Positions in a slice, and slices in a slice of slices.", at_least=2, at_most=65_536
+    )
+    levels: int = setting(
+        2, "Levels of RNNs; the top one runs over all that is left.", at_least=2, at_most=16
+    )
+    residual_connection: bool = setting(
+        True, "Whether the block has a residual connection and norm."
+    )
+
+    @classmethod
+    def suggest(cls, option: str, value: OptionValue) -> str:
+        """Return the hint of the bidirectional RNNs."""
+        return BidirectionalRNNOptions.suggest(option, value)
 
 
 def resolve_attention(attention: str, alignment: str) -> tuple[str, str]:

@@ -21,8 +21,8 @@ _BLOCK_ALIASES |= dict.fromkeys(
     ("attend", "cross", "crossattention", "encoder_attention"), "cross_attention"
 )
 _BLOCK_ALIASES |= {
-    "rnn": "lstm",
-    "birnn": "bilstm",
+    "elman": "rnn",
+    "srnn": "sliced_rnn",
     "cnn": "conv",
     "convolution": "conv",
     "feedforward": "ffn",

@@ -44,6 +44,33 @@ BLOCKS = Registry(
         options="dragoman.models.block_options:TCNOptions",
         exempt={"weights": "it has no attention weights"},
     ),
+    rnn=Entry(
+        "dragoman.models.rnn:TanhRNNLayer",
+        "Plain RNN (tanh); in a decoder with attention=NAME.",
+        options="dragoman.models.block_options:TanhRNNOptions",
+        exempt={"weights": "an RNN without attention has no attention weights"},
+    ),
+    sru=Entry(
+        "dragoman.models.rnn:SRULayer",
+        "Simple recurrent unit, parallel over units; in a decoder with attention=NAME.",
+        options="dragoman.models.block_options:SRUOptions",
+        exempt={"weights": "an RNN without attention has no attention weights"},
+    ),
+    birnn=Entry(
+        "dragoman.models.rnn:BiTanhRNNLayer",
+        "Bidirectional plain RNN; encoders only.",
+        options="dragoman.models.block_options:BidirectionalRNNOptions",
+    ),
+    bisru=Entry(
+        "dragoman.models.rnn:BiSRULayer",
+        "Bidirectional SRU; encoders only.",
+        options="dragoman.models.block_options:BidirectionalRNNOptions",
+    ),
+    sliced_rnn=Entry(
+        "dragoman.models.rnn:SlicedRNNLayer",
+        "Sliced RNN: slices in parallel, their last states in the next level; encoders only.",
+        options="dragoman.models.block_options:SlicedRNNOptions",
+    ),
     reformer=Entry(
         "dragoman.models.reformer:Reformer",
         "Reversible Transformer layers with LSH attention (or attention=full).",

@@ -18,6 +18,8 @@ class Memory(NamedTuple):
     mask: Tensor | None = None  # (B, S), True for real tokens; None without padding
     embeddings: Tensor | None = None  # (B, S, D) source embeddings with positions, for ConvS2S
     state: DecoderState | None = None  # of a prefix LM: the KV caches of the source
+    # (B, N, layers, D) final states of an RNN encoder: hidden state, and cell of an LSTM.
+    final_state: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -31,6 +33,7 @@ class Memory(NamedTuple):
             None if self.mask is None else self.mask.index_select(0, rows),
             None if self.embeddings is None else self.embeddings.index_select(0, rows),
             None if self.state is None else self.state.select(rows),
+            None if self.final_state is None else self.final_state.index_select(0, rows),
         )
 
 
@@ -50,6 +53,8 @@ class ForwardContext:
     prefix: int = 0  # of a prefix LM: the first positions, which are visible to all
     losses: dict[str, Tensor] = field(default_factory=dict)  # auxiliary losses by name
     embedded: Tensor | None = None  # (B, T, D), the stack's input, where a block reads it
+    # Of an encoder's last RNN, for Memory.final_state; at most one, the last that was appended.
+    final_states: list[Tensor] = field(default_factory=list)
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Add an auxiliary loss, summed over the batch, such as the coverage loss."""

@@ -256,6 +256,6 @@ def _count_attentions(config: ModelConfig) -> int:
     """Return the number of attentions in the conv blocks of a decoder."""
     return sum(
         int(spec.options.get("layers", 1))
-        for spec in parse_blocks(config.decoder, "model.decoder")
+        for spec in (parse_blocks(config.decoder, "model.decoder") if config.decoder else ())
         if spec.name == "conv" and spec.options.get("attention") != "none"
     )

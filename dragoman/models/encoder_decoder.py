@@ -64,7 +64,9 @@ class EncoderDecoder(nn.Module):
         """Encode sources (B, S), real where `mask` is True; add auxiliary losses to `losses`."""
         context = ForwardContext(mask=mask, losses={} if losses is None else losses)
         embedded = self.src_entrance(self._embedding("src")(src))
-        return Memory(self.encoder(embedded, context), mask, embedded)
+        values = self.encoder(embedded, context)
+        final_state = context.final_states[-1] if context.final_states else None
+        return Memory(values, mask, embedded, final_state=final_state)
 
     def decode(
         self,

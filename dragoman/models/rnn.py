@@ -1,4 +1,4 @@
-"""Recurrent blocks: `lstm` and `gru` in encoders and decoders, `bilstm` and `bigru` in encoders."""
+"""Recurrent blocks: `lstm`, `gru`, `rnn`, `sru`; in encoders also bidirectional and sliced."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from dragoman.layers.rnn import (
     LSTM,
     MEMORY_SUMMARIES,
     RNN,
+    SRU,
     BidirectionalRNN,
     MemorySummary,
     RNNState,
+    SlicedRNN,
+    TanhRNN,
 )
 from dragoman.layers.rnn_decoders import RNN_DECODERS, AttentionDecoder
 from dragoman.models.block import (
@@ -32,7 +35,13 @@ from dragoman.models.block import (
     SegmentOutput,
     build_residual,
 )
-from dragoman.models.block_options import BidirectionalRNNOptions, RNNOptions, resolve_attention
+from dragoman.models.block_options import (
+    BidirectionalRNNOptions,
+    RNNOptions,
+    SlicedRNNOptions,
+    copies_final_state,
+    resolve_attention,
+)
 from dragoman.models.context import ForwardContext, Memory
 from dragoman.models.decoder_state import DecoderState
 from dragoman.registry import catalogue
@@ -72,11 +81,15 @@ class RNNLayer(Block):
         memory_width: int | None,
         initial_cell: bool = False,
         reverse: bool = False,
+        hands_over_state: bool = False,
+        copies_state: bool = False,
     ) -> None:
         super().__init__()
         self.residual = residual
         self.final_norm = residual.final_norm
         self.reverse = reverse
+        self.hands_over_state = hands_over_state  # an encoder's final state to the decoder
+        self.copies_state = copies_state  # a decoder starts with it
         self.has_cross = attention is not None
         if attention is not None:
             self.asking, self.cross = attention
@@ -163,6 +176,8 @@ class RNNLayer(Block):
             memory_width=memory_width,
             initial_cell=initial_cell,
             reverse=reverse,
+            hands_over_state=memory_width is None and copies_final_state(config),
+            copies_state=initial_state == "encoder",
         )
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
@@ -170,11 +185,19 @@ class RNNLayer(Block):
         sublayer_input = self.residual.prepare_input(x)
         if context.memory is None:
             rnn = self._rnn_without_attention()
-            sublayer_output = (
-                rnn.run_reversed(sublayer_input, context.mask)
-                if self.reverse
-                else rnn.run_forward(sublayer_input)
-            )
+            if self.hands_over_state:
+                sublayer_output, final = rnn.encode(
+                    sublayer_input, context.mask, reverse=self.reverse
+                )
+                context.final_states.append(
+                    torch.stack([final[name] for name in rnn.state_names], dim=1)
+                )
+            else:
+                sublayer_output = (
+                    rnn.run_reversed(sublayer_input, context.mask)
+                    if self.reverse
+                    else rnn.run_forward(sublayer_input)
+                )
         elif self.has_cross:
             sublayer_output = self._forward_with_attention(sublayer_input, context.memory, context)
         else:
@@ -315,12 +338,18 @@ class RNNLayer(Block):
         .. math:: s_0 = \tanh(W_s h), \quad c_0 = \tanh(W_c h)
 
         The first is Bahdanau et al. (2015), appendix A.2.2; the second, for an LSTM with
-        `initial_cell`, Xu et al. (2015). Without it, the initial cell state is zero.
+        `initial_cell`, Xu et al. (2015). Without it, the initial cell state is zero. With
+        `initial_state=encoder` both are the encoder's final states, layer by layer, as in Sutskever
+        et al. (2014).
         """
         recurrent = self._rnn().zero_state(memory.values)
+        if self.copies_state:
+            assert memory.final_state is not None, "the encoder must hand over its final state"
+            return dict(zip(recurrent, memory.final_state.unbind(1), strict=True))
         if self.summary is not None:
             summary = self.summary(memory.values, memory.mask)
-            recurrent["hidden"] = torch.tanh(self.initial(summary)).view_as(recurrent["hidden"])
+            projected = torch.tanh(self.initial(summary)).view_as(recurrent["hidden"])
+            recurrent |= dict.fromkeys(self.kind.projected_states, projected)
             if hasattr(self, "initial_cell"):
                 recurrent["cell"] = torch.tanh(self.initial_cell(summary)).view_as(
                     recurrent["cell"]
@@ -338,6 +367,18 @@ class GRULayer(RNNLayer):
     """GRU as a block: `gru` in a configuration."""
 
     kind = GRU
+
+
+class TanhRNNLayer(RNNLayer):
+    """Plain RNN as a block: `rnn` in a configuration."""
+
+    kind = TanhRNN
+
+
+class SRULayer(RNNLayer):
+    """SRU as a block: `sru` in a configuration."""
+
+    kind = SRU
 
 
 class BidirectionalRNNLayer(Block):
@@ -379,6 +420,54 @@ class BiGRULayer(BidirectionalRNNLayer):
     """Bidirectional GRU as a block: `bigru` in a configuration."""
 
     kind = GRU
+
+
+class BiTanhRNNLayer(BidirectionalRNNLayer):
+    """Bidirectional plain RNN as a block: `birnn` in a configuration."""
+
+    kind = TanhRNN
+
+
+class BiSRULayer(BidirectionalRNNLayer):
+    """Bidirectional SRU as a block: `bisru` in a configuration."""
+
+    kind = SRU
+
+
+class SlicedRNNLayer(Block):
+    """Sliced RNN of an encoder: `sliced_rnn` in a configuration."""
+
+    overridable = SlicedRNNOptions.overridable
+    supports_compile = False  # PyTorch's RNN kernels, which torch.compile does not change
+
+    def __init__(self, *, sliced: SlicedRNN, residual: Residual) -> None:
+        super().__init__()
+        self.sliced, self.residual = sliced, residual
+        self.final_norm = residual.final_norm
+
+    @classmethod
+    def build(
+        cls,
+        build_context: BuildContext,
+        cell: str = "gru",
+        slice_length: int = 4,
+        levels: int = 2,
+        residual_connection: bool = True,
+    ) -> SlicedRNNLayer:
+        """Build an encoder's layer with one RNN for each level."""
+        config = build_context.config
+        kind = {"gru": GRU, "lstm": LSTM, "rnn": TanhRNN, "sru": SRU}[cell]
+        return cls(
+            sliced=SlicedRNN(
+                [kind(config.width, config.width) for _ in range(levels)], slice_length
+            ),
+            residual=_build_residual(config, residual_connection),
+        )
+
+    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """Return the output for a whole sequence (B, T, D)."""
+        sublayer_output = self.sliced(self.residual.prepare_input(x), context.mask)
+        return self.residual.add_output(x, sublayer_output)
 
 
 def _build_residual(config: ModelConfig, residual_connection: bool) -> Residual:

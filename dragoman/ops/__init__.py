@@ -11,6 +11,7 @@ linear_relu            cuBLAS epilogue, one backward kernel           linear_rel
 lsh_attention          sorted chunks                                  masked attention
 monotonic_attention    closed-form gradients                          the recurrence
 rnn                    cuDNN, fused LSTM and GRU cells                the cells' equations
+sru_scan               one kernel for all positions                   the recurrence
 
 A caller always gets a tensor, whichever form ran. Kernels that pay only when a CUDA graph replays
 their launches are used where the caller passes `cuda_graphs=True`. Operations of a decoding step on

@@ -131,6 +131,11 @@ RECIPES = Registry(
         "Reformer for WMT: reversible, full attention",
         family=TRANSFORMER,
     ),
+    sutskever2014=Entry(
+        "dragoman.recipes.rnn:sutskever2014",
+        "LSTM without attention, reversed source",
+        family=RNN,
+    ),
     bahdanau2015=Entry(
         "dragoman.recipes.rnn:bahdanau2015",
         "RNNsearch: GRU with additive attention",
@@ -197,6 +202,11 @@ RECIPES = Registry(
     gehring2017=Entry(
         "dragoman.recipes.convs2s:gehring2017",
         "ConvS2S: gated CNN with attention in each layer",
+        family=CNN,
+    ),
+    gehring2017_wmt=Entry(
+        "dragoman.recipes.convs2s:gehring2017_wmt",
+        "ConvS2S for WMT: 15 layers, 512 to 2048 channels",
         family=CNN,
     ),
     domhan2018_transformer=Entry(

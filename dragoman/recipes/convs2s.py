@@ -2,8 +2,9 @@
 
 "Released" is the authors' code, facebookresearch/fairseq: fairseq/models/fconv.py for the model
 (`fconv_iwslt_de_en`), docs/getting_started.rst for its training command,
-examples/translation/README.md for a later one. The paper is cited without sections. One width
-serves embeddings and convolutions, so the projections between them are left out.
+examples/translation/README.md for a later one. The paper is cited without sections. In
+`gehring2017` one width serves embeddings and convolutions, so there are no projections between
+them.
 """
 
 from __future__ import annotations
@@ -61,4 +62,36 @@ def gehring2017() -> Config:
             # the paper: normalized by the length
             length_penalty=1.0,
         ),
+    )
+
+
+def gehring2017_wmt() -> Config:
+    """The released model for WMT 2014 English-German, 15 layers a side of up to 2048 channels."""
+    # released fconv_wmt_en_de: [(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2, for both sides
+    encoder = (
+        "conv(width=512)*9",
+        "conv(width=1024)*4",
+        "conv(width=2048, kernel_size=1)*2",
+    )
+    # released: GradMultiply by 1 / (2 * num_attention_layers)
+    decoder = (
+        "conv(width=512, scale_encoder_grad=true)*9",
+        "conv(width=1024, scale_encoder_grad=true)*4",
+        "conv(width=2048, kernel_size=1, scale_encoder_grad=true)*2",
+    )
+    return gehring2017().replace(
+        text={"vocab_size": 40_000},  # the paper: 40,000 types, source and target together
+        model={
+            "encoder": encoder,
+            "decoder": decoder,
+            "width": 768,  # released: embeddings of 768; its output embedding has 512
+        },
+        train={
+            "steps": 300_000,  # not in the paper
+            "optimizer": "sgd",  # the paper: Nesterov's accelerated gradient
+            "momentum": 0.99,  # the paper: 0.99
+            "learning_rate": 0.25,  # the paper: 0.25
+            "checkpoint_every": 2000,  # not in the paper
+            "validate_every": 2000,  # not in the paper
+        },
     )

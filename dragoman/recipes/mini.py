@@ -46,8 +46,10 @@ def mini(config: Config) -> Config:
         },
         data={"max_length": 200},  # in characters
         model={
-            "encoder": _reduce_blocks(model.encoder, "model.encoder") if model.encoder else (),
-            "decoder": _reduce_blocks(model.decoder, "model.decoder"),
+            "encoder": _reduce_blocks(model.encoder, "model.encoder", model.width)
+            if model.encoder
+            else (),
+            "decoder": _reduce_blocks(model.decoder, "model.decoder", model.width),
             "width": WIDTH,
             "heads": heads,
             "kv_heads": max(1, heads // group) if group else 0,
@@ -96,7 +98,10 @@ def _mini_task(config: Config) -> Config:
     small = {name: _smaller(getattr(section, name), value) for name, value in section.mini.items()}
     return config.replace(
         model={
-            **{side: _reduce_blocks(getattr(model, side), f"model.{side}") for side in stacks},
+            **{
+                side: _reduce_blocks(getattr(model, side), f"model.{side}", model.width)
+                for side in stacks
+            },
             "width": WIDTH,
             "heads": heads,
             "kv_heads": min(model.kv_heads, heads),
@@ -131,9 +136,9 @@ def _smaller(value: Any, most: Any) -> Any:
     return min(value, most) if is_number else most
 
 
-def _reduce_blocks(blocks: tuple[str, ...], setting: str) -> tuple[str, ...]:
+def _reduce_blocks(blocks: tuple[str, ...], setting: str, width: int) -> tuple[str, ...]:
     """Return two repetitions of a stack's repeated pattern, or each distinct block once."""
-    found = [str(_shrink_block(spec)) for spec in parse_blocks(blocks, setting)]
+    found = [str(_shrink_block(spec, width)) for spec in parse_blocks(blocks, setting)]
     period = next(
         size for size in range(1, len(found) + 1) if found == found[:size] * (len(found) // size)
     )
@@ -143,12 +148,17 @@ def _reduce_blocks(blocks: tuple[str, ...], setting: str) -> tuple[str, ...]:
     return (f"{found[0]}*{repeats}",) if period == 1 else tuple(found[:period] * repeats)
 
 
-def _shrink_block(spec: BlockSpec) -> BlockSpec:
-    """Return a block with smaller sizes; windows over the source are wider, for characters."""
+def _shrink_block(spec: BlockSpec, width: int) -> BlockSpec:
+    """Return a block with smaller sizes; windows over the source are wider, for characters.
+
+    A width of its own shrinks as the model's width does.
+    """
     options = {
         name: min(value, _MAX_SIZES[name]) if name in _MAX_SIZES else value
         for name, value in spec.options.items()
     }
+    if options.get("width"):
+        options["width"] = max(1, int(options["width"]) * WIDTH // width)
     if {"local_m", "local_p"} & {options.get("attention"), options.get("alignment")}:
         options["radius"] = max(int(options.get("radius", 0)), RADIUS)
     return BlockSpec(spec.name, options)

@@ -1,4 +1,4 @@
-"""RNN models with attention: Bahdanau et al. (2015), Luong et al. (2015), Wu et al. (2016).
+"""RNN models: Sutskever et al. (2014) without attention; Bahdanau, Luong and Wu et al. with it.
 
 Settings that differ from the paper are marked. In all: subwords instead of words, so there are no
 unknown words; one width for embeddings, states and encoder output; initialization as in
@@ -8,6 +8,54 @@ unknown words; one width for embeddings, states and encoder output; initializati
 from __future__ import annotations
 
 from dragoman.config import Config, DataConfig, DecodeConfig, ModelConfig, TextConfig, TrainConfig
+
+
+def sutskever2014() -> Config:
+    """Encoder-decoder without attention: four LSTM layers, the source reversed."""
+    return Config(
+        text=TextConfig(
+            tokenizer="bpe",  # not the paper's whole words, which made rare words unknown
+            vocab_size=80_000,  # the paper: 160,000 source and 80,000 target words
+            shared_vocab=False,  # the paper: one vocabulary for each language
+        ),
+        data=DataConfig(max_length=100),  # not in the paper
+        model=ModelConfig(
+            # section 3.3: the source reversed; section 3.4: 4 layers
+            encoder=("lstm(layers=4, reverse=true, residual_connection=false)",),
+            # section 2: the decoder starts with the encoder's final states, h and c of each layer
+            decoder=("lstm(layers=4, initial_state=encoder, residual_connection=false)",),
+            width=1000,  # section 3.4: 1000 cells a layer, embeddings of 1000
+            heads=1,  # no attention
+            positions="none",  # an RNN encodes the order
+            tie_embeddings="none",  # the paper: separate matrices
+            scale_embeddings=False,  # the paper: embeddings are not scaled
+            output_bias=False,  # not in the paper
+            dropout=0.0,  # the paper names none
+            attention_dropout=0.0,  # no attention
+        ),
+        train=TrainConfig(
+            steps=700_000,  # section 3.4: 7.5 epochs of 12 million pairs in batches of 128
+            batch_tokens=3800,  # section 3.4: 128 sentences, of about 30 words each
+            optimizer="adam",  # not the paper's SGD without momentum
+            learning_rate=5e-4,  # not the paper's 0.7, which is for SGD
+            beta2=0.999,  # Adam's default
+            epsilon=1e-8,  # Adam's default
+            # section 3.4: constant for 5 epochs, then halved every half epoch; here linear
+            schedule="wsd",
+            cooldown_fraction=0.33,  # section 3.4: the last 2.5 of 7.5 epochs
+            warmup_steps=0,  # none in the paper
+            max_grad_norm=5.0,  # section 3.4: gradient norm clipped at 5
+            label_smoothing=0.0,  # none in the paper
+            compile="off",  # cuDNN's LSTM, which torch.compile does not change
+            final_checkpoint="best",  # not in the paper
+            checkpoint_every=2000,  # not in the paper
+            validate_every=2000,  # not in the paper
+        ),
+        decode=DecodeConfig(
+            beam=12,  # section 3.6: a beam of 12, and 2 for most of the gain
+            length_penalty=0.0,  # section 3.2: the most likely translation
+        ),
+    )
 
 
 def bahdanau2015() -> Config:

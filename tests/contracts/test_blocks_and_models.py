@@ -32,7 +32,8 @@ SETTINGS: dict[str, tuple[str, Registry]] = {
     "activation": ("activation", ACTIVATIONS),
     "positions": ("positions", POSITIONS),
 }
-ENCODER_ONLY = ("bilstm", "bigru")  # bidirectional: the decoder has `transformer` instead
+# Not causal: the decoder has `transformer` instead.
+ENCODER_ONLY = ("bilstm", "bigru", "birnn", "bisru", "sliced_rnn")
 DECODER_ONLY = ("cross_attention",)  # needs a memory: the encoder has `transformer` instead
 SOURCELESS = (
     "ffn",
@@ -54,6 +55,11 @@ FORMS = [
     "conv(dilation=2)",
     "conv(dilation=3, kernel_size=2, layers=2)",
     "conv(width=12, layers=2)",
+    "rnn(attention=additive, decoder=bahdanau, layers=2)",
+    "sru(attention=dot, input_feeding=true, layers=2)",
+    "sru(attention=additive, decoder=bahdanau, initial_state=last)",
+    "lstm(attention=dot, initial_state=encoder)",
+    "sru(attention=additive, initial_state=encoder)",
     "reformer(layers=2, attention=full, ffn_chunks=3)",
     "reformer(layers=2, rounds=1, buckets=2, window=2)",  # so narrow that seven tokens are sorted
 ]

@@ -18,8 +18,9 @@ BOS = 1
 DECODERS = {
     "lstm": ("lstm(attention=scaled_dot)",),
     "gru": ("gru(attention=scaled_dot)",),
-    "bilstm": ("transformer",),
-    "bigru": ("transformer",),
+    "rnn": ("rnn(attention=scaled_dot)",),
+    "sru": ("sru(attention=scaled_dot)",),
+    **dict.fromkeys(("bilstm", "bigru", "birnn", "bisru", "sliced_rnn"), ("transformer",)),
     "ffn": ("cross_attention", "ffn"),
 }
 ENCODERS = {"cross_attention": ("transformer",)}  # the other way round

@@ -248,7 +248,7 @@ def test_recipes_hand_over_the_states_that_their_papers_do(name: str) -> None:
     for spec in specs:
         assert spec.options.get("initial_cell", False) == both
         assert (spec.options["initial_state"] == "zero") == (
-            not both and name not in ("bahdanau2015", "chorowski2015")
+            not both and name not in ("bahdanau2015", "chorowski2015", "sutskever2014")
         )
     if name == "bahdanau2015":
         assert specs[0].options["initial_state"] == "last_backward"
@@ -304,7 +304,7 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
         (
             "gru(initial_state=midst)",
             True,
-            "must be one of first, last, mean, last_backward, last_bidirectional, zero; found 'midst'",
+            "must be one of first, last, mean, last_backward, last_bidirectional, encoder, zero; found 'midst'",
         ),
         (
             "lstm(layers=0)",
@@ -359,6 +359,20 @@ def test_dropout_works_in_training_only(options: dict[str, object]) -> None:
             True,
             "found initial_state=last_backward with model.encoder=[transformer]",
         ),
+        (
+            "lstm(initial_state=encoder)",
+            True,
+            "block with as many layers; found layers=1 with model.encoder=[transformer]; make the two equal, or use last or mean",
+        ),
+        ("sru(weight_dropout=0.5)", True, "found weight_dropout=0.5; leave it out, or use lstm"),
+        ("sru(initial_cell=true)", True, "found initial_cell=true in a sru; leave it out"),
+        ("birnn", True, "must be causal; found birnn, which is bidirectional; use rnn"),
+        ("sliced_rnn", True, "must be causal; found sliced_rnn"),
+        (
+            "sliced_rnn(slice_length=1)",
+            False,
+            "slice_length of 'sliced_rnn(slice_length=1)' in model.encoder must be at least 2; found 1",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) -> None:
@@ -370,6 +384,86 @@ def test_what_has_no_meaning_is_refused(block: str, causal: bool, problem: str) 
             ModelConfig(**stacks, width=8, heads=2, ffn_width=8), src_vocab_size=9, tgt_vocab_size=9
         )
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "problem"),
+    [
+        ("lstm(layers=2)", "lstm(layers=3, initial_state=encoder)", "found layers=3 with model"),
+        ("gru", "lstm(initial_state=encoder)", "found layers=1 with model.encoder=[gru]"),
+        ("bilstm", "lstm(initial_state=encoder)", "found layers=1 with model.encoder=[bilstm]"),
+        (
+            "lstm",
+            "lstm(attention=dot, initial_state=encoder, decoder=gnmt)",
+            "found decoder=gnmt; make the two equal",
+        ),
+        (
+            "lstm",
+            "lstm(attention=dot, initial_state=encoder, initial_cell=true)",
+            "found initial_cell=true with initial_state=encoder; leave it out",
+        ),
+        (
+            "lstm",
+            "lstm(initial_state=encoder)",
+            "found a residual connection in 'lstm' of model.encoder; give it residual_connection=false",
+        ),
+    ],
+)
+def test_final_states_are_copied_between_equals_only(
+    encoder: str, decoder: str, problem: str
+) -> None:
+    config = ModelConfig(encoder=(encoder,), decoder=(decoder,), width=8, heads=2, positions="none")
+    with pytest.raises(ConfigError) as caught:
+        build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+    assert problem in str(caught.value)
+
+
+def test_an_encoder_whose_states_are_copied_is_never_skipped() -> None:
+    config = ModelConfig(
+        encoder=("gru",), decoder=("gru(attention=dot, initial_state=encoder)",), layer_drop=0.1
+    )
+    with pytest.raises(ConfigError, match=r"cannot be skipped; found model\.layer_drop=0\.1"):
+        build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn", "sru"])
+@torch.no_grad()
+def test_a_decoder_without_attention_goes_on_from_the_encoders_final_states(kind: str) -> None:
+    """Sutskever et al. (2014): one RNN over the reversed source, another from its final states; PyTorch's modules where there are some."""
+    torch.manual_seed(0)
+    options = "layers=2, residual_connection=false"
+    config = ModelConfig(
+        encoder=(f"{kind}({options}, reverse=true)",),
+        decoder=(f"{kind}({options}, initial_state=encoder)",),
+        width=D,
+        heads=1,
+        positions="none",
+        dropout=0.0,
+        scale_embeddings=False,
+    )
+    model = build_model(config, src_vocab_size=12, tgt_vocab_size=12).double().eval()
+    for weight in model.parameters():
+        weight.normal_(std=0.5)
+    mask = torch.arange(6) < torch.tensor([[6], [2], [4]])
+    src, tgt = torch.randint(4, 12, (3, 6)), torch.randint(4, 12, (3, 5))
+    found = model(src, tgt, mask)
+    table = model.embeddings["shared"].weight
+    encoder = model.encoder.get_submodule("0").recurrence
+    decoder = model.decoder.get_submodule("0").recurrence
+    for row, length in enumerate((6, 2, 4)):
+        source = table[src[row, :length].flip(0)].unsqueeze(0)
+        target = table[tgt[row]].unsqueeze(0)
+        if kind == "sru":
+            state = encoder.run(source, encoder.zero_state(source)).rnn_state
+            hidden = decoder.run(target, state).output
+        else:
+            state = encoder.kernel(source)[1]
+            hidden = decoder.kernel(target, state)[0]
+        torch.testing.assert_close(found[row], hidden[0] @ table.t())
+    state = model.start(model.encode(src, mask))
+    for position in range(5):
+        logits, state = model.step(tgt[:, position], state)
+        torch.testing.assert_close(logits, found[:, position])
 
 
 def test_two_sides_need_an_even_width() -> None:

@@ -147,7 +147,8 @@ def test_every_block_may_be_left_out(form: str, share: str) -> None:
     """Each registered block with each score and alignment: some passes leave both out, one or none, and all give finite gradients."""
     torch.manual_seed(0)
     plain = form.partition("(")[0]
-    in_decoder, in_encoder = plain not in ("bilstm", "bigru"), plain != "cross_attention"
+    in_decoder = not BLOCKS.options(plain).is_bidirectional  # type: ignore[union-attr]
+    in_encoder = plain != "cross_attention"
     config = ModelConfig(
         encoder=(f"{plain}*2",) if in_encoder else ("transformer",),
         decoder=("cross_attention", f"{form}*2") if in_decoder else ("transformer",),

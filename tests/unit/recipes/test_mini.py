@@ -19,6 +19,7 @@ SIZES = {
     "heads",
     "kv_heads",
     "head_width",
+    "width",
     "ffn_width",
     "buckets",
     "coverage_loss_weight",
