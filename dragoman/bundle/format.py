@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dragoman.errors import BundleError
+from dragoman.errors import BundleError, CorruptError
 from dragoman.storage import manifest
 
 FORMAT_VERSION = 1
@@ -95,8 +95,14 @@ def require_bundle(path: Path) -> None:
 
 
 def read_task(path: Path) -> str:
-    """Return the task in a bundle's configuration, whose files are verified only when loaded."""
-    task = manifest.read_json(path / CONFIG).get("task", "translate")
+    """Return the task in a bundle's configuration, which is verified only when it is loaded.
+
+    A configuration that cannot be read counts as a translator's: loading reports what is wrong.
+    """
+    try:
+        task = manifest.read_json(path / CONFIG).get("task", "translate")
+    except CorruptError:
+        return "translate"
     return task if isinstance(task, str) else repr(task)
 
 

@@ -1,13 +1,15 @@
-"""`dragoman evaluate`: translate a test set and score it with sacreBLEU."""
+"""`dragoman evaluate`: score a model on a test set, by sacreBLEU or its task's metrics."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dragoman.bundle.format import read_task
 from dragoman.cli.options import (
     BatchSizeOption,
     BeamOption,
@@ -22,17 +24,29 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.output import print_json, print_note, print_result, print_table
 from dragoman.cli.progress import progress, track
+from dragoman.errors import ConfigError
 from dragoman.storage.output_files import check_output_file, open_output
 
 
 def evaluate(
     model: BundleArgument,
+    test: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--test",
+            metavar="FILE",
+            help="Labelled test file of a model of another task than translation. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     src: Annotated[
-        Path, typer.Option(help="Source sentences of the test set.", show_default=False)
-    ],
+        Path | None,
+        typer.Option(help="Source sentences of the test set of a translator.", show_default=False),
+    ] = None,
     ref: Annotated[
-        Path, typer.Option(help="Reference translations, not tokenized.", show_default=False)
-    ],
+        Path | None,
+        typer.Option(help="Reference translations, not tokenized.", show_default=False),
+    ] = None,
     tgt_lang: TargetLanguageOption = "",
     lowercase: LowercaseOption = False,
     tokenize: TokenizeOption = "",
@@ -40,16 +54,48 @@ def evaluate(
     length_penalty: LengthPenaltyOption = None,
     batch_size: BatchSizeOption = None,
     hyp: Annotated[
-        Path | None, typer.Option(help="Also write the translations to this file.")
+        Path | None, typer.Option(help="Also write translations or predictions to this file.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change a setting of the model's task or of data. May be repeated.",
+        ),
     ] = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
 ) -> None:
-    """Score a model on a test set with BLEU, chrF and TER.
+    """Score a model on a test set: BLEU, chrF and TER, or the metrics of its task.
 
-    Scores are sacreBLEU's, with their signatures; the throughput is printed as well.
+    A translator needs --src and --ref, and its scores are sacreBLEU's; a model of another
+    task needs --test. Scores come with their signatures and the throughput.
     """
+    if read_task(model) != "translate":
+        translation = {"--src": src, "--ref": ref, "--beam": beam, "--tokenize": tokenize}
+        _evaluate_task(
+            model,
+            test or [],
+            hyp=hyp,
+            overrides=set_ or [],
+            wrong=[name for name, value in translation.items() if value],
+            json=json,
+            device=device,
+        )
+        return
+    if src is None or ref is None or test or set_:
+        missing = " and ".join(
+            name for name, value in (("--src", src), ("--ref", ref)) if value is None
+        )
+        found = f"no {missing}" if missing else "--test" if test else "--set"
+        raise ConfigError(
+            [
+                "a translator is evaluated on --src and --ref; found "
+                f"{found}; see dragoman evaluate --help"
+            ]
+        )
     from dragoman.evaluate.metrics import (
         check_aligned,
         check_tokenizer,
@@ -107,3 +153,79 @@ def evaluate(
     )
     for sentence in scores.notes:
         print_note(sentence)
+
+
+def _evaluate_task(
+    model: Path,
+    files: list[Path],
+    *,
+    hyp: Path | None,
+    overrides: list[str],
+    wrong: list[str],
+    json: bool,
+    device: str,
+) -> None:
+    """Score a model of another task and print its metrics."""
+    from dragoman.data.file_stream import open_input_file
+    from dragoman.inference.catalogue import PREDICTORS
+    from dragoman.training.progress import open_progress
+
+    if wrong:
+        raise ConfigError(
+            [
+                f"{wrong[0]} is for translators; found it for a model of the task "
+                f"{read_task(model)}; leave it out"
+            ]
+        )
+    for path in files:
+        open_input_file(path).close()
+    if hyp:
+        task = read_task(model)
+        if not files or PREDICTORS[task].family != "predict":
+            found_instead = "no --test" if not files else f"a model of the task {task}"
+            raise ConfigError(
+                [f"--hyp writes the predictions of --test; found {found_instead}; leave it out"]
+            )
+        check_output_file("--hyp", hyp, inputs=files)
+
+    # Imported here, so that errors in the arguments are reported before torch is imported.
+    from dragoman.inference.task_evaluation import evaluate_task
+
+    found = evaluate_task(
+        model, files, device=device, overrides=overrides, progress=open_progress(sys.stderr)
+    )
+    if hyp:
+        _write_predictions(model, files, hyp, device)
+    if json:
+        print_json({"model": str(model), **found.to_dict()})
+        return
+    print_table(
+        ["metric", "score", "signature"],
+        [
+            (
+                each.name,
+                f"{each.value:.4f}" if abs(each.value) < 10 else f"{each.value:.2f}",
+                each.signature,
+            )
+            for each in found.scores
+        ],
+        right=["score"],
+    )
+    print_result(
+        f"{found.examples:,} {found.unit} in {found.seconds:.1f} s: "
+        f"{found.examples / max(found.seconds, 1e-9):,.1f} {found.unit}/s"
+    )
+    for reason, count in found.skipped.items():
+        print_note(f"{count:,} {found.unit} left out: {reason}")
+
+
+def _write_predictions(model: Path, files: list[Path], hyp: Path, device: str) -> None:
+    """Write a line for each example of the test files."""
+    from dragoman.data.records import read_records
+    from dragoman.inference.loading import load
+
+    predictor = load(model, device=device)
+    inputs = (predictor.read_record(record) for record in read_records(files))
+    with open_output(hyp) as file, progress("predicting", None, "lines") as bar:
+        for prediction in track(predictor.stream(inputs), bar):
+            file.write(f"{prediction.to_line()}\n")

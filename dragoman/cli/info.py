@@ -10,11 +10,13 @@ import typer
 from dragoman.cli.options import JsonOption, RunArgument
 from dragoman.cli.output import print_json, print_result, print_table
 from dragoman.cli.settings import changed_settings
+from dragoman.config.config import TASK_STACKS
 from dragoman.errors import ConfigError
+from dragoman.inference.catalogue import PREDICTORS
 from dragoman.storage.disk import format_bytes
 
 if TYPE_CHECKING:
-    from dragoman.bundle import Bundle
+    from dragoman.bundle import Bundle, TaskBundle
     from dragoman.inference.engine_benchmark import EngineInfo
 
 
@@ -24,23 +26,25 @@ def info(
     json: JsonOption = False,
 ) -> None:
     """Show a model's architecture, training, engines and settings."""
-    from dragoman.bundle import Bundle
+    from dragoman.bundle import Bundle, TaskBundle
+    from dragoman.bundle.format import read_task
 
     run = _read_run_status(model)
     if run and not (model / "manifest.json").exists():
         _print_run(model, run, json=json)
         return
-    bundle = Bundle.load(model)
+    bundle = Bundle.load(model) if read_task(model) == "translate" else TaskBundle.load(model)
     changed = _changed_settings(bundle)
+    engines = _list_engines(bundle) if isinstance(bundle, Bundle) and not card else []
     if card:
         print_result(bundle.card)
     elif json:
         differences = {path: {"value": value, "was": was} for path, value, was, _ in changed}
-        engines = [each.to_dict() for each in _list_engines(bundle)]
-        print_json({**_json_values(bundle), "engines": engines, "changed": differences, "run": run})
+        listed = [each.to_dict() for each in engines]
+        print_json({**_json_values(bundle), "engines": listed, "changed": differences, "run": run})
     else:
         print_table(["", ""], _summary_rows(bundle, run).items())
-        _print_engines(_list_engines(bundle))
+        _print_engines(engines)
         if changed:
             print_result()
             title = (
@@ -55,22 +59,33 @@ def info(
             )
 
 
-def _json_values(bundle: Bundle) -> dict[str, Any]:
-    """Return the values of `info --json`; every model has the same keys."""
-    config, tokenizers = bundle.config, bundle.tokenizers
+def _json_values(bundle: Bundle | TaskBundle) -> dict[str, Any]:
+    """Return the values of `info --json`; every model of a task has the same keys."""
+    from dragoman.bundle import Bundle
+
+    config = bundle.config
+    if isinstance(bundle, Bundle):
+        tokenizers = bundle.tokenizers
+        own = {
+            "src_lang": config.data.src_lang,
+            "tgt_lang": config.data.tgt_lang,
+            "encoder": list(config.model.encoder),
+            "decoder": list(config.model.decoder),
+            "shared_vocabulary": tokenizers.shared_vocab,
+            "src_vocab_size": len(tokenizers.src),
+            "tgt_vocab_size": len(tokenizers.tgt),
+        }
+    else:
+        own = {each: list(getattr(config.model, each)) for each in TASK_STACKS[config.task]}
+        own["text"] = bundle.task.describe()
     return {
         "model": str(bundle.path),
+        "task": config.task,
         "recipe": config.recipe,
-        "src_lang": config.data.src_lang,
-        "tgt_lang": config.data.tgt_lang,
         "parameters": bundle.parameters,
-        "encoder": list(config.model.encoder),
-        "decoder": list(config.model.decoder),
         "width": config.model.width,
         "tokenizer": config.text.tokenizer,
-        "shared_vocabulary": tokenizers.shared_vocab,
-        "src_vocab_size": len(tokenizers.src),
-        "tgt_vocab_size": len(tokenizers.tgt),
+        **own,
         "bytes": _bundle_bytes(bundle),
         "manifest": {
             name: value
@@ -80,31 +95,16 @@ def _json_values(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _bundle_bytes(bundle: Bundle) -> int:
+def _bundle_bytes(bundle: Bundle | TaskBundle) -> int:
     """Return the size of a model's files."""
     return sum(int(record["bytes"]) for record in bundle.manifest["files"].values())
 
 
-def _summary_rows(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
+def _summary_rows(bundle: Bundle | TaskBundle, run: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of the summary table."""
-    config, tokenizers = bundle.config, bundle.tokenizers
-    languages = " to ".join(each or "?" for each in (config.data.src_lang, config.data.tgt_lang))
-    vocabulary = (
-        f"{len(tokenizers.src):,} shared"
-        if tokenizers.shared_vocab
-        else f"{len(tokenizers.src):,} and {len(tokenizers.tgt):,}"
-    )
-    rows: dict[str, Any] = {
-        "model": str(bundle.path),
-        "recipe": config.recipe or "none",
-        "languages": languages if languages != "? to ?" else "not stated",
-        "parameters": f"{bundle.parameters:,}",
-        "encoder": " ".join(config.model.encoder),
-        "decoder": " ".join(config.model.decoder),
-        "width": config.model.width,
-        "vocabulary": f"{vocabulary}, {config.text.tokenizer}",
-        "size": format_bytes(_bundle_bytes(bundle)),
-    }
+    from dragoman.bundle import Bundle
+
+    rows = _translator_rows(bundle) if isinstance(bundle, Bundle) else _task_rows(bundle)
     rows |= {
         name.replace("_", " "): value
         for name, value in bundle.manifest_fields().items()
@@ -117,6 +117,43 @@ def _summary_rows(bundle: Bundle, run: dict[str, Any]) -> dict[str, Any]:
     return rows
 
 
+def _task_rows(bundle: TaskBundle) -> dict[str, Any]:
+    """Return the rows about a model of another task than translation."""
+    config = bundle.config
+    return {
+        "model": str(bundle.path),
+        "task": f"{config.task}, run by dragoman {PREDICTORS[config.task].family}",
+        "recipe": config.recipe or "none",
+        "parameters": f"{bundle.parameters:,}",
+        **{each: " ".join(getattr(config.model, each)) for each in TASK_STACKS[config.task]},
+        "width": config.model.width,
+        "text": bundle.task.describe() or config.text.tokenizer,
+        "size": format_bytes(_bundle_bytes(bundle)),
+    }
+
+
+def _translator_rows(bundle: Bundle) -> dict[str, Any]:
+    """Return the rows about a translation model."""
+    config, tokenizers = bundle.config, bundle.tokenizers
+    languages = " to ".join(each or "?" for each in (config.data.src_lang, config.data.tgt_lang))
+    vocabulary = (
+        f"{len(tokenizers.src):,} shared"
+        if tokenizers.shared_vocab
+        else f"{len(tokenizers.src):,} and {len(tokenizers.tgt):,}"
+    )
+    return {
+        "model": str(bundle.path),
+        "recipe": config.recipe or "none",
+        "languages": languages if languages != "? to ?" else "not stated",
+        "parameters": f"{bundle.parameters:,}",
+        "encoder": " ".join(config.model.encoder),
+        "decoder": " ".join(config.model.decoder),
+        "width": config.model.width,
+        "vocabulary": f"{vocabulary}, {config.text.tokenizer}",
+        "size": format_bytes(_bundle_bytes(bundle)),
+    }
+
+
 def _list_engines(bundle: Bundle) -> list[EngineInfo]:
     """Return the engines of a model with their measured throughput on this machine."""
     from dragoman.inference import TranslationOptions
@@ -127,7 +164,7 @@ def _list_engines(bundle: Bundle) -> list[EngineInfo]:
 
 def _print_engines(engines: list[EngineInfo]) -> None:
     """Print the engines if there are others than the native one."""
-    if len(engines) == 1:
+    if len(engines) <= 1:
         return
     rows = []
     for each in engines:
@@ -167,7 +204,7 @@ def _format_parity(parity: dict[str, Any] | None) -> str:
     return line
 
 
-def _changed_settings(bundle: Bundle) -> list[tuple[str, str, str, str]]:
+def _changed_settings(bundle: Bundle | TaskBundle) -> list[tuple[str, str, str, str]]:
     """Return the settings that differ from the bundle's recipe."""
     from dragoman.config import Config, read_config
 

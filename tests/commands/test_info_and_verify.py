@@ -45,6 +45,7 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert values["recipe"] == "tiny"
     assert {name: type(value) for name, value in values.items()} == {
         "model": str,
+        "task": str,
         "recipe": str,
         "src_lang": str,
         "tgt_lang": str,

@@ -1,0 +1,128 @@
+"""Evaluation of a model of any task but translation, by the task's own metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman._version import __version__
+from dragoman.bundle import TaskBundle
+from dragoman.bundle.task_bundle import build_loaded_task_model
+from dragoman.config import apply_overrides
+from dragoman.data.records import open_records
+from dragoman.errors import ConfigError, DataError
+from dragoman.runtime.device import choose_device
+from dragoman.tasks.base import TaskScore
+from dragoman.training.mixed_precision import Precision
+from dragoman.training.progress import Progress, QuietProgress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskEvaluation:
+    """The scores of a test set."""
+
+    task: str
+    scores: list[TaskScore]
+    loss: float | None
+    examples: int
+    unit: str  # what an example is, such as "examples"
+    seconds: float
+    skipped: dict[str, int]  # what was left out, by reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "task": self.task,
+            "scores": {
+                each.name: {"score": each.value, "signature": each.signature}
+                for each in self.scores
+            },
+            "loss": self.loss,
+            "examples": self.examples,
+            "skipped": self.skipped,
+            "speed": {
+                "seconds": round(self.seconds, 3),
+                "examples_per_second": round(self.examples / max(self.seconds, 1e-9), 2),
+            },
+        }
+
+
+def evaluate_task(
+    path: str | Path,
+    files: Sequence[Path | str],
+    *,
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> TaskEvaluation:
+    """Score a model on labelled files; a generated problem needs none.
+
+    `overrides` are settings of the task's own section, such as a longer memory of a language
+    model. Numbers are float32, so that a score does not depend on the device's precision.
+    """
+    progress = progress or QuietProgress()
+    where = choose_device(device)
+    bundle = TaskBundle.load(path, device=where)
+    task, model = bundle.task, bundle.model
+    if overrides:
+        wrong = [each for each in overrides if not each.startswith((f"{task.name}.", "data."))]
+        if wrong:
+            raise ConfigError(
+                [
+                    f"--set must change a setting of {task.name} or data in an evaluation; "
+                    f"found {wrong[0]!r:.60}; leave it out"
+                ]
+            )
+        task = type(task)(apply_overrides(task.config, overrides), task.text)
+        model = build_loaded_task_model(task, bundle.model.state_dict()).to(where)
+    if files:
+        with progress.phase("reading the test set"):
+            store = task.encode(open_records(task.config.data, files)())
+    elif task.is_generated(task.config):
+        store = task.generate("test")
+    else:
+        raise ConfigError(
+            [
+                f"a model of the task {task.name} is evaluated on labelled files; "
+                "found none; give --test FILE"
+            ]
+        )
+    if not len(store):
+        raise DataError(
+            f"{' and '.join(map(str, files))} must hold examples to score",
+            found=", ".join(f"{count:,} {reason}" for reason, count in store.skipped.items())
+            or "none",
+            fix="check the path, or what wrote the file",
+        )
+    started = time.monotonic()
+    with torch.no_grad():
+        metrics = task.evaluate(
+            model,
+            store,
+            device=where,
+            precision=Precision(torch.float32, "evaluation"),
+            progress=progress,
+        )
+    seconds = time.monotonic() - started
+    signed = [
+        each._replace(signature="; ".join(filter(None, [each.signature, _version()])))
+        for each in task.scores(metrics)
+    ]
+    return TaskEvaluation(
+        task=task.name,
+        scores=signed,
+        loss=metrics.get("loss"),
+        examples=len(store),
+        unit=task.unit,
+        seconds=seconds,
+        skipped=store.skipped,
+    )
+
+
+def _version() -> str:
+    return f"dragoman {__version__}"
