@@ -121,6 +121,7 @@ def _model_option(command: str, runs: str = "") -> Any:
 
 ModelOption = Annotated[Path, _model_option("", "translate")]  # a translation model
 PredictorOption = Annotated[Path, _model_option("predict")]
+LanguageModelOption = Annotated[Path, _model_option("generate")]
 TranslatorArgument = Annotated[
     Path,
     typer.Argument(

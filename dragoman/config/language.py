@@ -43,7 +43,18 @@ class LanguageConfig:
         choices=("rate", "one"),
     )
     # Largest sizes of a miniature (`dragoman train --mini`), by setting.
-    mini: ClassVar[dict[str, object]] = {}
+    mini: ClassVar[dict[str, object]] = {
+        "segment": 32,
+        "memory": 32,
+        "eval_memory": 64,
+        "clamp_distance": 64,
+        "eval_stride": 16,
+        "embedding_dropout": 0.0,
+        "input_dropout": 0.1,
+        "output_dropout": 0.1,
+        "activation_penalty": 0.1,
+        "temporal_penalty": 0.1,
+    }
 
     segment: int = setting(
         128, "Tokens of a training segment of the text.", at_least=2, at_most=1_000_000

@@ -114,12 +114,12 @@ class Sampling:
         ) -> ChosenTokens:
             assert log_normalizer is not None, "sampling needs probabilities"
             uniform_draws = [
-                _uniform_draw(
+                uniform_draw(
                     self.seed, repeated.sample_ids[row], int(sample[row]), step, rejections
                 )
                 for row in active_rows
             ]
-            return self._draw(logits - log_normalizer, uniform_draws, step)
+            return self.draw(logits - log_normalizer, uniform_draws, step)
 
         drawn = decode_one_path(
             model,
@@ -134,7 +134,7 @@ class Sampling:
             for row in range(count)
         ]
 
-    def _draw(self, log_probs: Tensor, uniform_draws: list[float], step: int) -> ChosenTokens:
+    def draw(self, log_probs: Tensor, uniform_draws: list[float], step: int) -> ChosenTokens:
         """Return one token per row: the quantile of the cumulative distribution at its draw.
 
         Tokens are sorted by descending probability, so that top-k and top-p keep the first of a
@@ -162,7 +162,7 @@ class Sampling:
         return to_host(log_probs.gather(-1, tokens).squeeze(1), tokens.squeeze(1), step)
 
 
-def _uniform_draw(seed: int, sample_id: int, sample: int, step: int, rejections: int = 0) -> float:
+def uniform_draw(seed: int, sample_id: int, sample: int, step: int, rejections: int = 0) -> float:
     """Hash a position of an output to a number in [0, 1) with 53 random bits.
 
     After a token was rejected another one is drawn from the rest: so draws are from the

@@ -13,6 +13,7 @@ PAIRS = "Sentence pairs"
 SETS = "Sets"
 TAGGERS = "Taggers"
 CLASSIFIERS = "Classification"
+LANGUAGE = "Language models"
 
 RECIPES = Registry(
     "recipe",
@@ -484,6 +485,48 @@ RECIPES = Registry(
         "Attribute attention, few-shot (Hu et al. 2018)",
         family=CLASSIFIERS,
         task="classify",
+    ),
+    dai2019_lm=Entry(
+        "dragoman.recipes.language:dai2019_lm",
+        "Transformer-XL on words (Dai et al. 2019)",
+        family=LANGUAGE,
+        task="language",
+    ),
+    dai2019_bytes=Entry(
+        "dragoman.recipes.language:dai2019_bytes",
+        "Transformer-XL on bytes (Dai et al. 2019)",
+        family=LANGUAGE,
+        task="language",
+    ),
+    merity2018=Entry(
+        "dragoman.recipes.language:merity2018",
+        "AWD-LSTM on words (Merity et al. 2018)",
+        family=LANGUAGE,
+        task="language",
+    ),
+    vaswani2017_lm=Entry(
+        "dragoman.recipes.language:vaswani2017_lm",
+        "Plain Transformer on words; equal context",
+        family=LANGUAGE,
+        task="language",
+    ),
+    vaswani2017_bytes=Entry(
+        "dragoman.recipes.language:vaswani2017_bytes",
+        "Plain Transformer on bytes; equal context",
+        family=LANGUAGE,
+        task="language",
+    ),
+    radford2018=Entry(
+        "dragoman.recipes.language:radford2018",
+        "GPT on subwords (Radford et al. 2018)",
+        family=LANGUAGE,
+        task="language",
+    ),
+    kitaev2020_lm=Entry(
+        "dragoman.recipes.language:kitaev2020_lm",
+        "Reformer on bytes (Kitaev et al. 2020)",
+        family=LANGUAGE,
+        task="language",
     ),
 )
 

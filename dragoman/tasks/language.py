@@ -84,7 +84,7 @@ class LanguageTask(TrainingTask):
 
     name = "language"
     metrics: ClassVar[Mapping[str, bool]] = {"perplexity": False, "bits_per_byte": False}
-    unit = "segments"
+    unit = "texts"
 
     def __new__(cls, config: Config, text: LanguageText) -> LanguageTask:
         """Return the task of `language.objective`: see `tasks/masked.py` for others than causal."""

@@ -1,0 +1,284 @@
+"""LanguageModel: continues a text token by token, and scores texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dragoman.data.records import Record, find_text_field
+from dragoman.decoding.sampling import Sampling, uniform_draw
+from dragoman.decoding.search import to_host
+from dragoman.errors import ConfigError, DataError
+from dragoman.inference.predictor import Predictor
+from dragoman.inference.translation import truncate_repr
+from dragoman.models.decoder_state import DecoderState
+from dragoman.models.language_model import LanguageModel as LanguageModelModule
+from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
+
+if TYPE_CHECKING:
+    from dragoman.tasks.language import LanguageTask
+    from dragoman.text.language_text import TextDecoder
+
+EMPTY_NOTE = "the text is empty: there is nothing to score"
+MAX_NLL = 80.0  # a loss whose perplexity still fits a float
+PREFILL_TOKENS = 512  # of the prompt that are read at a time
+MAX_TOKENS = 1_000_000  # to generate; more is a mistake
+
+
+class Piece(str):
+    """Text that one or several tokens add to a continuation, and which continuation it is."""
+
+    sample: int  # from 0
+    log_prob: float  # of the token that completed it, before temperature, top-k and top-p
+
+    def __new__(cls, text: str, *, sample: int = 0, log_prob: float = 0.0) -> Piece:
+        """Return the text with its sample."""
+        piece = super().__new__(cls, text)
+        piece.sample, piece.log_prob = sample, log_prob
+        return piece
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continuation:
+    """What a model wrote after a prompt."""
+
+    prompt: str
+    text: str
+    tokens: int
+    log_prob: float  # natural, of all tokens, before temperature, top-k and top-p
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; six decimals."""
+        return {
+            "prompt": self.prompt,
+            "text": self.text,
+            "tokens": self.tokens,
+            "log_prob": round(self.log_prob, 6),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextScore:
+    """The log-probability of a text as a document of its own."""
+
+    text: str
+    log_prob: float  # natural, of all tokens
+    tokens: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def perplexity(self) -> float:
+        """The perplexity per token."""
+        return math.exp(min(-self.log_prob / max(self.tokens, 1), MAX_NLL))
+
+    def __repr__(self) -> str:
+        """Return the text and its perplexity in one line."""
+        return f"TextScore({truncate_repr(self.text)}, perplexity {self.perplexity:.4g})"
+
+    def to_line(self, *, top: int = 1) -> str:
+        """Return `log-probability TAB perplexity`."""
+        return f"{self.log_prob:.6f}\t{self.perplexity:.4f}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; six decimals."""
+        return {
+            "text": self.text,
+            "log_prob": round(self.log_prob, 6),
+            "tokens": self.tokens,
+            "perplexity": round(self.perplexity, 6),
+            "notes": list(self.notes),
+        }
+
+
+class EncodedText(NamedTuple):
+    """A text and its token ids."""
+
+    text: str
+    ids: NDArray[np.int32]
+
+
+class LanguageModel(Predictor[str, EncodedText, TextScore]):
+    """Continues and scores texts.
+
+    `"".join(LanguageModel.load("my-lm").generate("The", max_tokens=100))`
+    """
+
+    task_name: ClassVar[str] = "language"
+    task: LanguageTask
+    model: LanguageModelModule
+
+    # Generation
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 1,
+        n: int = 1,
+    ) -> Iterator[Piece]:
+        """Yield the continuation of a prompt as it is written.
+
+        A temperature of 0 takes the most probable token. With `n` several continuations are written
+        at once, and each piece tells its `sample`; sample i is the same for any n. The seed decides
+        all draws.
+        """
+        options = _check_options(max_tokens, temperature, top_k, top_p, seed, n)
+        if not isinstance(prompt, str):
+            raise DataError(
+                "a prompt must be text",
+                found=f"{type(prompt).__name__} {prompt!r:.60}",
+                fix='pass "The" or ""',
+            )
+        return self._generate(prompt, max_tokens, options, n)
+
+    def complete(self, prompt: str = "", *, n: int = 1, **options: Any) -> list[Continuation]:
+        """Return n whole continuations of a prompt; the options are those of `generate`."""
+        pieces: list[list[Piece]] = [[] for _ in range(n)] if isinstance(n, int) else []
+        for piece in self.generate(prompt, n=n, **options):
+            pieces[piece.sample].append(piece)
+        return [
+            Continuation(
+                prompt=prompt,
+                text="".join(each),
+                tokens=len(each),
+                log_prob=math.fsum(piece.log_prob for piece in each),
+            )
+            for each in pieces
+        ]
+
+    @torch.inference_mode()
+    def _generate(
+        self, prompt: str, max_tokens: int, sampling: Sampling | None, n: int
+    ) -> Iterator[Piece]:
+        """Yield the pieces, one per token and sample; "" where a token completes no character."""
+        ids = self.task.text.encode_prompt(prompt)
+        decoders: list[TextDecoder] = [self.task.text.decoder(ids) for _ in range(n)]
+        written = [[BOS, *ids] for _ in range(n)]
+        logits, state = self._read(torch.tensor([[BOS, *ids]], device=self.device), None)
+        logits = logits.expand(n, -1)
+        state = state.select(torch.zeros(n, dtype=torch.int64, device=self.device))
+        for step in range(max_tokens):
+            chosen = self._choose(logits, sampling, step)
+            for sample, (token, log_prob) in enumerate(zip(*chosen, strict=True)):
+                written[sample].append(int(token))
+                text = decoders[sample].push(int(token))
+                yield Piece(text, sample=sample, log_prob=float(log_prob))
+            if step + 1 < max_tokens:
+                logits, state = self._advance(written, state)
+
+    def _choose(
+        self, logits: Tensor, sampling: Sampling | None, step: int
+    ) -> tuple[Sequence[int], Sequence[float]]:
+        """Return one token for each row of logits (N, V), and its log-probability."""
+        log_probs = logits.double().log_softmax(dim=-1)
+        allowed = log_probs.clone()
+        allowed[:, [PAD, BOS, UNK]] = -torch.inf
+        if self.config.text.tokenizer == "bytes":
+            allowed[:, EOS] = -torch.inf  # bytes have line breaks of their own
+        if sampling is None:
+            tokens = allowed.argmax(dim=-1)
+            chosen = to_host(allowed.gather(1, tokens[:, None]).squeeze(1), tokens, step)
+        else:
+            draws = [uniform_draw(sampling.seed, 0, row, step) for row in range(len(logits))]
+            chosen = sampling.draw(allowed, draws, step)
+        return chosen.tokens.tolist(), chosen.log_probs.tolist()
+
+    def _advance(
+        self, written: Sequence[Sequence[int]], state: DecoderState
+    ) -> tuple[Tensor, DecoderState]:
+        """Return logits (N, V) after the last written tokens, reusing the state.
+
+        A model whose positions end with the training segment reads the last half of one anew.
+        """
+        if not self.task.carries and state.length >= self.config.language.segment:
+            kept = max(1, self.config.language.segment // 2)
+            recent = torch.tensor([row[-kept:] for row in written], device=self.device)
+            return self._read(recent, None)
+        last = torch.tensor([row[-1] for row in written], device=self.device)
+        return self.model.step(last, state)
+
+    def _read(self, tokens: Tensor, state: DecoderState | None) -> tuple[Tensor, DecoderState]:
+        """Read tokens (N, T) into a new state; return the logits (N, V) of the next."""
+        settings = self.config.language
+        if not self.task.carries:  # positions past the segment were never trained
+            tokens = tokens[:, -settings.segment :]
+        if state is None:
+            state = self.model.start(len(tokens), memory=settings.resolved_eval_memory)
+        size = settings.segment if settings.memory else PREFILL_TOKENS
+        for first in range(0, tokens.size(1), size):
+            hidden, state = self.model.extend_hidden(tokens[:, first : first + size], state)
+        return self.model.project(hidden[:, -1]), state
+
+    # Scores
+
+    def score(self, texts: Iterable[str], *, batch_size: int | None = None) -> list[TextScore]:
+        """Return the log-probability and perplexity of each text, as a document of its own."""
+        return self.predict(texts, batch_size=batch_size)
+
+    def read_record(self, record: Record, *, text_field: str = "") -> str:
+        """Return the text of a record."""
+        return record.text(find_text_field(record, text_field))
+
+    def encode(self, inputs: Sequence[str]) -> Sequence[EncodedText]:
+        """Encode texts as documents; an empty one has no tokens."""
+        empty = np.zeros(0, np.int32)
+        return [
+            EncodedText(text, self.task.text.encode(text) if text else empty) for text in inputs
+        ]
+
+    def length(self, encoded: EncodedText) -> int:
+        """Return the number of tokens that are read at a time."""
+        return min(len(encoded.ids), self.config.language.segment)
+
+    def predict_batch(
+        self, model: nn.Module, encoded: Sequence[EncodedText], device: torch.device
+    ) -> list[TextScore]:
+        """Score a batch of texts."""
+        assert isinstance(model, LanguageModelModule), f"found {type(model).__name__}"
+        scores = self.task.scorer(model, device).documents([each.ids for each in encoded])
+        return [
+            TextScore(
+                text=each.text,
+                log_prob=-nll,
+                tokens=len(each.ids),
+                notes=() if len(each.ids) else (EMPTY_NOTE,),
+            )
+            for each, nll in zip(encoded, scores, strict=True)
+        ]
+
+
+def _check_options(
+    max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int, n: int
+) -> Sampling | None:
+    """Return the sampling settings, None for greedy; raise ConfigError with all bad values."""
+    problems = [
+        f"{name} must be a whole number from 1 to {most:,}; found {value!r}; try {fix}"
+        for name, value, most, fix in (
+            ("max_tokens", max_tokens, MAX_TOKENS, 100),
+            ("n", n, 1024, 1),
+        )
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most
+    ]
+    greedy = isinstance(temperature, (int, float)) and temperature == 0
+    try:
+        sampling = Sampling(
+            temperature=1.0 if greedy else temperature, top_k=top_k, top_p=top_p, seed=seed
+        )
+    except ConfigError as error:
+        problems += error.problems
+    except TypeError as error:
+        problems.append(f"temperature, top_k, top_p and seed must be numbers; found {error}")
+    if problems:
+        raise ConfigError(problems)
+    return None if greedy else sampling

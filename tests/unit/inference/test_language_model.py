@@ -1,0 +1,133 @@
+"""LanguageModel: generation by seed, independent of the number of samples; scores of texts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from language_kit import config_of, lines_of, task_of
+
+from dragoman.decoding.sampling import Sampling
+from dragoman.decoding.search import search
+from dragoman.errors import ConfigError, DataError
+from dragoman.inference.language_model import EMPTY_NOTE, LanguageModel
+from dragoman.text.special_tokens import BOS, EOS
+
+
+def predictor_of(name: str, tokenizer: str = "words", **changes: Any) -> LanguageModel:
+    text = {"tokenizer": tokenizer, "vocab_size": 270}
+    task = task_of(config_of(name, text=text, **changes), lines_of(50))
+    torch.manual_seed(1)
+    return LanguageModel(task.build_model(), task)
+
+
+@pytest.mark.parametrize("name", ["transformer_xl", "lstm", "transformer", "reformer"])
+def test_generation_is_reproducible_and_independent_of_n(name: str) -> None:
+    model = predictor_of(name)
+    one = "".join(model.generate("a b", max_tokens=20, seed=5))
+    assert one == "".join(model.generate("a b", max_tokens=20, seed=5))
+    assert one != "".join(model.generate("a b", max_tokens=20, seed=6))
+    three = model.complete("a b", max_tokens=20, seed=5, n=3)
+    assert [each.tokens for each in three] == [20, 20, 20]
+    assert three[0].text == one
+    assert three[1].text == model.complete("a b", max_tokens=20, seed=5, n=2)[1].text
+    assert three[1].text != one
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "bytes", "bpe"])
+def test_pieces_are_the_text_that_follows_the_prompt(tokenizer: str) -> None:
+    model = predictor_of("lstm", tokenizer)
+    for prompt in ("", "a b", "a b\n"):
+        ids = model.task.text.encode_prompt(prompt)
+        decoder = model.task.text.decoder(ids)
+        ahead = model.task.text.encode_prompt("c d\nb\n")
+        text = "".join(decoder.push(token) for token in ahead)
+        assert text.lstrip(" ") == "c d\nb\n"
+        assert text.startswith(" ") == (prompt == "a b" and tokenizer != "bytes")
+
+
+def test_a_byte_model_waits_for_whole_characters() -> None:
+    text = predictor_of("lstm", "bytes").task.text
+    decoder = text.decoder([])
+    pieces = [decoder.push(token) for token in text.encode_prompt("é€")]
+    assert pieces == ["", "é", "", "", "€"]
+
+
+def test_greedy_generation_equals_the_most_probable_tokens_of_the_whole_text() -> None:
+    """Against logits computed without a cache; the memory covers the whole text."""
+    model = predictor_of("transformer_xl", language={"memory": 60, "eval_memory": 60})
+    text = model.task.text
+    ids = [BOS, *text.encode_prompt("a b")]
+    expected = []
+    with torch.no_grad():
+        for _ in range(15):
+            logits = model.model(torch.tensor([ids]))[0, -1]
+            logits[[0, 1, 3]] = -math.inf
+            ids.append(int(logits.argmax()))
+            expected.append(ids[-1])
+    decoder = text.decoder(text.encode_prompt("a b"))
+    wanted = "".join(decoder.push(token) for token in expected)
+    assert "".join(model.generate("a b", max_tokens=15, temperature=0)) == wanted
+    assert "".join(model.generate("a b", max_tokens=15, top_k=1)) == wanted
+
+
+def test_sampling_equals_the_search_of_translation() -> None:
+    """The same draws as `search` with the sampling strategy, until the first line ends."""
+    model = predictor_of("lstm")
+    found = search(model.model, 1, limits=[12], strategy=Sampling(seed=9), sample_ids=[0])[0][0]
+    pieces = list(model.generate("", max_tokens=12, seed=9))
+    decoder = model.task.text.decoder([])
+    tokens = [*found.tokens, *([EOS] if found.finished else [])]
+    wanted = [decoder.push(token) for token in tokens]
+    assert [str(piece) for piece in pieces[: len(wanted)]] == wanted
+    assert [piece.log_prob for piece in pieces[: len(wanted)]] == pytest.approx(
+        found.log_probs, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["transformer", "reformer"])
+def test_a_model_without_memory_reads_the_recent_text_anew(name: str) -> None:
+    model = predictor_of(name)  # segments of 8 tokens
+    assert model.complete("a b c d a b c d a b", max_tokens=40)[0].tokens == 40
+
+
+def test_scores_equal_a_hand_computation_in_any_batch() -> None:
+    model = predictor_of("lstm")
+    texts = ["a b c", "", "d e f g h a", "b"]
+    scores = model.score(texts)
+    assert scores[1].notes == (EMPTY_NOTE,)
+    assert scores[1].log_prob == 0.0
+    for text, score in zip(texts, scores, strict=True):
+        if not text:
+            continue
+        ids = [BOS, *model.task.text.encode(text).tolist()]
+        with torch.no_grad():
+            log_probs = model.model(torch.tensor([ids[:-1]])).log_softmax(-1)[0]
+        expected = float(log_probs.gather(1, torch.tensor(ids[1:])[:, None]).sum())
+        assert score.log_prob == pytest.approx(expected, rel=1e-5)
+        assert score.perplexity == pytest.approx(math.exp(-expected / score.tokens), rel=1e-5)
+        assert model.score([text])[0].log_prob == pytest.approx(score.log_prob, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to 1,000,000; found 0"),
+        ({"n": 0}, "n must be a whole number from 1 to 1,024; found 0"),
+        ({"temperature": -1.0}, "temperature must be a finite number above 0; found -1.0"),
+        ({"top_p": 0.0}, "found 0.0"),
+        ({"top_k": -2}, "found -2"),
+        ({"seed": -1}, "found -1"),
+    ],
+)
+def test_bad_options_are_reported(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        predictor_of("lstm").generate("a", **options)
+    assert message in str(error.value)
+
+
+def test_a_prompt_must_be_text() -> None:
+    with pytest.raises(DataError, match="found int 3"):
+        predictor_of("lstm").generate(3)  # type: ignore[arg-type]
