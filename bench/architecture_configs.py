@@ -55,7 +55,7 @@ def list_architectures() -> Iterator[Architecture]:
     recipes = catalogue("recipe")
     used: set[str] = set()
     for name in recipes:
-        if name in SKIPPED:
+        if name in SKIPPED or recipes[name].task != "translate":
             continue
         recipe: Config = recipes.load(name)()
         used |= {str(value) for spec in _specs(recipe) for value in spec.options.values()}
@@ -138,12 +138,14 @@ def scale_recipe(recipe: Config, task: Task = TRANSLATION) -> Config:
     reversible = any(spec.name == "reformer" for spec in _specs(recipe))
     heads = 1 if model.heads == 1 else 4
     group = model.heads // model.kv_heads if model.kv_heads else 0
+    prefix_lm = model.architecture == "prefix_lm"
     return recipe.replace(
         text={**task.text, "bpe_dropout": 0.0},
         data={"max_length": 100},
         model={
             "encoder": _reduce_depth(model.encoder),
-            "decoder": _reduce_depth(model.decoder),
+            # one stack has the depth of two
+            "decoder": model.decoder if prefix_lm else _reduce_depth(model.decoder),
             "width": width,
             "heads": heads,
             "kv_heads": max(1, heads // group) if group else 0,

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dragoman.attention.alignments import HardAlignment as HardAlignment
     from dragoman.attention.alignments import SmoothedSoftmax as SmoothedSoftmax
     from dragoman.attention.alignments import Softmax as Softmax
+    from dragoman.attention.gates import FeatureGate as FeatureGate
+    from dragoman.attention.gates import MultiDimensionalPooling as MultiDimensionalPooling
+    from dragoman.attention.gates import PositionGate as PositionGate
     from dragoman.attention.local_alignment import (
         LocalMonotonicAlignment as LocalMonotonicAlignment,
     )
@@ -75,6 +78,11 @@ _HOMES = {
         "HardAlignment",
         "SmoothedSoftmax",
         "Softmax",
+    ),
+    "gates": (
+        "FeatureGate",
+        "MultiDimensionalPooling",
+        "PositionGate",
     ),
     "local_alignment": (
         "LocalMonotonicAlignment",
