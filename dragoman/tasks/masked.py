@@ -26,6 +26,7 @@ from dragoman.data.masking import (
     predicted_count,
     segment_columns,
 )
+from dragoman.decoding.padded_batch import pad_batch
 from dragoman.errors import DataError
 from dragoman.models.language_model import LanguageDropout
 from dragoman.models.masked_lm import MaskedLM, build_masked_lm, gather_positions
@@ -296,40 +297,59 @@ class MaskedLanguageTask(LanguageTask):
 
     # Filling in
 
+    @staticmethod
+    def has_mask(text: str) -> bool:
+        """Whether a text has a <mask> or [MASK]."""
+        return MASK_PATTERN.search(text) is not None
+
     @torch.no_grad()
-    def fill_masks(self, model: MaskedLM, text: str, *, top: int = 5) -> FilledText:
-        """Return the most probable tokens for each <mask> or [MASK] of a text.
+    def fill_masks(
+        self, model: MaskedLM, texts: Sequence[str], *, top: int = 5
+    ) -> list[FilledText]:
+        """Return the most probable tokens for each <mask> or [MASK] of texts.
 
         Masks do not see each other. Raise DataError for a text without a mask, or with more tokens
         than a segment.
         """
-        tokens = self._encode_with_masks(text)
-        device = next(model.parameters()).device
-        inputs = torch.tensor([tokens], device=device)
-        masks = [column for column, token in enumerate(tokens) if token == self.mask_token]
-        positions = torch.tensor([masks], device=device)
+        rows = [self._encode_with_masks(text) for text in texts]
+        if not rows:
+            return []
+        inputs, mask = pad_batch(rows, next(model.parameters()).device)
+        masked = inputs == self.mask_token
         if self.language.objective == "permuted":
-            ranks = torch.zeros_like(inputs).scatter(1, positions, 1)  # unseen by each other
-            hidden = model.permuted(inputs, ranks, positions)
+            hidden = self._fill_permuted(model, inputs, mask, masked)
         else:
-            hidden = gather_positions(model.decode(inputs), positions)
-        logits = model.project(hidden)[0].float()  # (P, V)
+            hidden = model.decode(inputs, mask)[masked]  # (N, E)
+        logits = model.project(hidden).float()  # (N, V)
         logits[:, [*range(len(SPECIAL_TOKENS)), self.mask_token]] = -torch.inf
-        found = logits.softmax(-1).topk(min(top, len(self.text) - len(SPECIAL_TOKENS)))
-        for column, best in zip(masks, found.indices[:, 0].tolist(), strict=True):
-            tokens[column] = best
-        framed = tokens[1:-1] if self.language.sentence_order else tokens[:-1]
-        decoder = self.text.decoder([])
-        return FilledText(
-            "".join(decoder.push(token) for token in framed),
-            [
-                [
-                    TokenGuess(self._token_text(token), probability)
-                    for token, probability in zip(ids, values, strict=True)
-                ]
-                for ids, values in zip(found.indices.tolist(), found.values.tolist(), strict=True)
-            ],
-        )
+        best = logits.softmax(-1).topk(min(top, len(self.text) - len(SPECIAL_TOKENS)))
+        found = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return [self._filled_text(row, found) for row in rows]
+
+    def _fill_permuted(
+        self, model: MaskedLM, inputs: Tensor, mask: Tensor | None, masked: Tensor
+    ) -> Tensor:
+        """Return what predicts the masks of rows (B, L) from what is given: (N, E)."""
+        ranks = masked.long()  # given tokens come first, then all masks, unseen by each other
+        if mask is not None:
+            ranks = ranks.masked_fill(~mask, 2)  # padding is unseen by all
+        count = int(masked.sum(dim=1).max())
+        positions = masked.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+        return model.permuted(inputs, ranks, positions)[masked.gather(1, positions)]
+
+    def _filled_text(
+        self, tokens: list[int], best: Iterator[tuple[list[int], list[float]]]
+    ) -> FilledText:
+        """Return the text of a row with masks, taking the guesses of each mask from `best`."""
+        guesses, decoder, text = [], self.text.decoder([]), ""
+        for token in tokens[1:-1] if self.language.sentence_order else tokens[:-1]:
+            if token == self.mask_token:
+                ids, values = next(best)
+                pairs = zip(map(self._token_text, ids), values, strict=True)
+                guesses.append([TokenGuess(*pair) for pair in pairs])
+                token = ids[0]
+            text += decoder.push(token)
+        return FilledText(text, guesses)
 
     def _encode_with_masks(self, text: str) -> list[int]:
         """Return the tokens of one line and EOS, the mask in place of <mask> and [MASK]."""

@@ -211,7 +211,8 @@ def test_masks_are_filled_in(name: str) -> None:
     task = masked_task(name, lines)
     torch.manual_seed(0)
     model = task.build_model().eval()
-    filled = task.fill_masks(model, "the <mask> sat [MASK]", top=3)
+    texts = ["the <mask> sat [MASK]", "<mask>", "<mask> cat <MASK> sat the dog sat"]
+    filled, *others = task.fill_masks(model, texts, top=3)
     assert len(filled.guesses) == 2
     words = filled.text.split()
     assert (words[0], words[2]) == ("the", "sat")
@@ -221,7 +222,13 @@ def test_masks_are_filled_in(name: str) -> None:
         assert probabilities == sorted(probabilities, reverse=True)
         assert len(guesses) == 3
         assert all(guess.token in {"the", "cat", "dog", "sat"} for guess in guesses)
-    everything = task.fill_masks(model, "<mask>", top=99).guesses[0]
+    for text, together in zip(texts[1:], others, strict=True):  # padding changes nothing
+        (alone,) = task.fill_masks(model, [text], top=3)
+        assert together.text == alone.text
+        for one, two in zip(together.guesses, alone.guesses, strict=True):
+            assert [each.token for each in one] == [each.token for each in two]
+            assert one[0].probability == pytest.approx(two[0].probability, abs=1e-5)
+    (everything,) = task.fill_masks(model, ["<mask>"], top=99)[0].guesses
     assert sum(guess.probability for guess in everything) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -229,9 +236,9 @@ def test_texts_that_cannot_be_filled_in_are_named() -> None:
     task = masked_task("masked", ["the cat sat"])
     model = task.build_model()
     with pytest.raises(DataError, match="must have a <mask>; found 'the cat'"):
-        task.fill_masks(model, "the cat")
+        task.fill_masks(model, ["the cat"])
     with pytest.raises(DataError, match=r"at most 15 tokens.*found 40"):
-        task.fill_masks(model, "<mask> " * 40)
+        task.fill_masks(model, ["<mask> " * 40])
 
 
 @pytest.mark.parametrize(
