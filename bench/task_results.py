@@ -1,0 +1,271 @@
+"""Train and test the recipes of every task on real data, with several seeds, and print a table.
+
+    python bench/task_results.py --data DATA --out results.json --only imdb_han trec --jobs 4
+
+Each row is `dragoman train` with a recipe and `dragoman evaluate` on the test set, which chooses
+nothing: settings were chosen on validation data or a split of the training data. DATA is the
+folder of corpora (imdb/, wikitext2/, …). With --jobs several runs share one GPU: results are the
+same, times are not. Finished runs in the results file are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Row(NamedTuple):
+    """One line of the table: a recipe on a data set."""
+
+    name: str
+    bar: str  # what is aimed at
+    metric: str  # of `dragoman evaluate --json`
+    train: str  # arguments of `dragoman train`; {data} is the folder of corpora
+    test: str  # arguments of `dragoman evaluate`
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+
+_IMDB = (
+    "--task classify --train {data}/imdb/train.jsonl.xz --train {data}/imdb/dev.jsonl.xz "
+    "--set data.hold_out=0 --recipe"
+)
+_IMDB_TEST = "--test {data}/imdb/test.jsonl.xz"
+_SST = (
+    "--task classify --train {data}/sst2/train.jsonl.xz --valid {data}/sst2/dev.jsonl.xz --recipe"
+)
+_TREC = (
+    "--task classify --train {data}/trec/train.jsonl.xz --set data.label_field=coarse "
+    "--set classify.auxiliary_field=fine --set data.hold_out=0 --recipe"
+)
+_REUTERS = (
+    "--task classify --train {data}/reuters21578/train.jsonl.xz --set data.hold_out=0 --recipe"
+)
+_REUTERS_TEST = "--test {data}/reuters21578/test.jsonl.xz"
+_WIKITEXT = (
+    "--task language --train {data}/wikitext2/train.txt.xz --valid {data}/wikitext2/valid.txt.xz "
+    "--budget 10m --recipe"
+)
+_WIKITEXT_TEST = "--test {data}/wikitext2/test.txt.xz"
+_BOOKS = (
+    "--task language --train {data}/pg_books/train.jsonl.xz --valid {data}/pg_books/dev.jsonl.xz "
+    "--budget 10m --recipe"
+)
+_BOOKS_TEST = "--test {data}/pg_books/test.jsonl.xz"
+_EWT = (
+    "--task tag --train {data}/ud_english_ewt/train.jsonl.xz "
+    "--valid {data}/ud_english_ewt/dev.jsonl.xz --set tag.tag_field=upos --recipe"
+)
+_CHUNKS = "--task tag --train {data}/conll2000/train.jsonl.xz --set data.hold_out=0 --recipe"
+_CHUNKS_TEST = "--test {data}/conll2000/test.jsonl.xz"
+_WNUT = (
+    "--task tag --train {data}/wnut17/train.jsonl.xz --valid {data}/wnut17/dev.jsonl.xz --recipe"
+)
+_SICK = "--task pairs --train {data}/sick/train.jsonl.xz --valid {data}/sick/dev.jsonl.xz --recipe"
+_SICK_TEST = "--test {data}/sick/test.jsonl.xz"
+_FIVE = (1, 2, 3, 4, 5)
+
+ROWS = (
+    Row("imdb_han", "accuracy >= 89.5", "accuracy", f"{_IMDB} yang2016", _IMDB_TEST),
+    Row("imdb_best", "accuracy >= 91.0", "accuracy", f"{_IMDB} johnson2015", _IMDB_TEST),
+    Row("sst2", ">= 79", "accuracy", f"{_SST} kim2014", "--test {data}/sst2/test.jsonl.xz", _FIVE),
+    Row("trec", ">= 90", "accuracy", f"{_TREC} kim2014", "--test {data}/trec/test.jsonl.xz", _FIVE),
+    Row("reuters_micro", ">= .85", "micro_f1", f"{_REUTERS} adhikari2019", _REUTERS_TEST),
+    Row("reuters_labels", "macro + .02", "macro_f1", f"{_REUTERS} mullenbach2018", _REUTERS_TEST),
+    Row("wikitext2_xl", "<= 78", "perplexity", f"{_WIKITEXT} dai2019_lm", _WIKITEXT_TEST, (1,)),
+    Row("wikitext2_lstm", "<= 82", "perplexity", f"{_WIKITEXT} merity2018", _WIKITEXT_TEST, (1,)),
+    Row(
+        "wikitext2_plain",
+        "XL below it",
+        "perplexity",
+        f"{_WIKITEXT} radford2018",
+        _WIKITEXT_TEST,
+        (1,),
+    ),
+    Row("books_xl", "<= 1.45", "bits_per_byte", f"{_BOOKS} dai2019_bytes", _BOOKS_TEST, (1,)),
+    Row(
+        "books_plain",
+        "XL below it",
+        "bits_per_byte",
+        f"{_BOOKS} dai2019_bytes --set language.memory=0",
+        _BOOKS_TEST,
+        (1,),
+    ),
+    Row(
+        "ewt",
+        ">= 95.0",
+        "accuracy",
+        f"{_EWT} plank2016",
+        "--test {data}/ud_english_ewt/test.jsonl.xz",
+    ),
+    Row(
+        "chunks_pos",
+        ">= 93.8",
+        "f1",
+        f"{_CHUNKS} lample2016 --set tag.input_field=pos",
+        _CHUNKS_TEST,
+    ),
+    Row("chunks", ">= 92.5", "f1", f"{_CHUNKS} lample2016", _CHUNKS_TEST),
+    Row(
+        "chunks_softmax",
+        "below CRF",
+        "f1",
+        f"{_CHUNKS} lample2016 --set tag.crf=false",
+        _CHUNKS_TEST,
+    ),
+    Row("wnut17", "reported", "f1", f"{_WNUT} lample2016", "--test {data}/wnut17/test.jsonl.xz"),
+    Row("sick", ">= 75", "accuracy", f"{_SICK} chen2017", _SICK_TEST),
+    Row("sick_no_attention", "2 below", "accuracy", f"{_SICK} conneau2017", _SICK_TEST),
+    Row("max_sab", "MAE < .25", "mae", "--task sets --recipe lee2019_max", ""),
+    Row("max_max", "best", "mae", "--task sets --recipe zaheer2017_max", ""),
+    Row("max_mean", "worst", "mae", "--task sets --recipe zaheer2017_mean", ""),
+    Row(
+        "clustering",
+        "gap <= .06",
+        "log_likelihood_gap",
+        "--task sets --recipe lee2019_clustering",
+        "",
+    ),
+    Row("unique", "reported", "accuracy", "--task sets --recipe lee2019_unique", ""),
+)
+
+
+class Run(NamedTuple):
+    """A row with one seed."""
+
+    row: Row
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Name of the run in the results file."""
+        return f"{self.row.name}/{self.seed}"
+
+
+def run_one(run: Run, data: str, folder: Path, extra: list[str]) -> dict[str, Any]:
+    """Train and test once; return metrics, seconds, or the end of the output of a failure."""
+    model = folder / run.key.replace("/", "-")
+    command = [sys.executable, "-m", "dragoman"]
+    named = shlex.split(run.row.train.format(data=data))
+    train = [*command, "train", *named, "--set", f"train.seed={run.seed}", *extra]
+    began = time.monotonic()
+    first = subprocess.run(
+        [*train, "--out", str(model)], capture_output=True, text=True, check=False
+    )
+    seconds = time.monotonic() - began
+    log = first.stderr[-3000:]
+    if first.returncode:
+        return {"error": log, "seconds": seconds}
+    test = shlex.split(run.row.test.format(data=data))
+    began = time.monotonic()
+    second = subprocess.run(
+        [*command, "evaluate", str(model), *test, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if second.returncode:
+        return {"error": second.stderr[-3000:], "log": log, "seconds": seconds}
+    return {
+        "metrics": json.loads(second.stdout),
+        "seconds": round(seconds, 1),
+        "test_seconds": round(time.monotonic() - began, 1),
+        "log": log,
+    }
+
+
+def find_value(metrics: Any, name: str) -> float | None:
+    """Return the metric of this name in the output of `dragoman evaluate --json`."""
+    if isinstance(metrics, dict):
+        if isinstance(metrics.get(name), (int, float)):
+            return float(metrics[name])
+        metrics = list(metrics.values())
+    if isinstance(metrics, list):
+        for each in metrics:
+            if isinstance(each, dict) and each.get("name") == name and "value" in each:
+                return float(each["value"])
+            if (found := find_value(each, name)) is not None:
+                return found
+    return None
+
+
+def print_table(results: dict[str, Any]) -> None:
+    """Print the mean and the standard deviation of each row over its seeds."""
+    print(f"{'row':18} {'metric':18} {'mean':>8} {'std':>7} {'seeds':>5} {'s/run':>6}  aim")
+    for row in ROWS:
+        done = [
+            results[f"{row.name}/{seed}"] for seed in row.seeds if f"{row.name}/{seed}" in results
+        ]
+        values = [
+            value
+            for each in done
+            if (value := find_value(each.get("metrics"), row.metric)) is not None
+        ]
+        if not done:
+            continue
+        if not values:
+            print(f"{row.name:18} failed: {done[0].get('error', 'no such metric')[-200:]!r}")
+            continue
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        seconds = statistics.mean(each["seconds"] for each in done)
+        print(
+            f"{row.name:18} {row.metric:18} {statistics.mean(values):8.4f} {spread:7.4f} "
+            f"{len(values):5} {seconds:6.0f}  {row.bar}"
+        )
+
+
+def main() -> None:
+    """Run the rows that are not in the results file yet."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder of the corpora")
+    parser.add_argument("--out", type=Path, default=Path("task_results.json"))
+    parser.add_argument("--only", nargs="*", default=[], help="names of rows")
+    parser.add_argument("--seeds", type=int, default=0, help="at most so many seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--set", action="append", default=[], help="setting of every run")
+    parser.add_argument("--list", action="store_true", help="print the commands and exit")
+    arguments = parser.parse_args()
+    known = {row.name for row in ROWS}
+    if unknown := sorted(set(arguments.only) - known):
+        parser.error(f"there is no row {unknown[0]}; there are {', '.join(sorted(known))}")
+    rows = [row for row in ROWS if not arguments.only or row.name in arguments.only]
+    if arguments.list:
+        for row in rows:
+            print(f"{row.name}: dragoman train {row.train} --out {row.name}")
+        return
+    extra = [part for each in arguments.set for part in ("--set", each)]
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    runs = [
+        run
+        for row in rows
+        for run in (Run(row, seed) for seed in row.seeds[: arguments.seeds or None])
+        if "metrics" not in results.get(run.key, {})
+    ]
+    with (
+        tempfile.TemporaryDirectory(prefix="task-results-") as folder,
+        ThreadPoolExecutor(arguments.jobs) as pool,
+    ):
+        waiting = {
+            pool.submit(run_one, run, arguments.data, Path(folder), extra): run for run in runs
+        }
+        for future, run in waiting.items():
+            results[run.key] = future.result()
+            value = find_value(results[run.key].get("metrics"), run.row.metric)
+            print(
+                f"{run.key}: {run.row.metric} {value}, {results[run.key]['seconds']:.0f} s",
+                flush=True,
+            )
+            arguments.out.write_text(json.dumps(results, indent=1))
+    print_table(results)
+
+
+if __name__ == "__main__":
+    main()
