@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.layers.rnn import reverse_padded
+from dragoman.layers.rnn import last_state, reverse_padded
 from dragoman.ops import IGNORE_INDEX
 
 # Added to the score of a forbidden transition. Finite, so that a sentence for which every sequence
@@ -120,7 +120,8 @@ class LinearChainCRF(TagOutput):
         scores = self.scores(emissions)
         emissions = emissions.to(_wide(emissions))
         chains = _run_chains(emissions, mask, scores, directions=2)
-        return _node_marginals(emissions, mask, chains, _ends(chains[0], scores.end))
+        partition = torch.logsumexp(_final_scores(chains[0], mask, scores.end), dim=-1)
+        return _node_marginals(emissions, mask, chains, partition)
 
 
 class TokenSoftmax(TagOutput):
@@ -207,7 +208,7 @@ class _LogPartition(torch.autograd.Function):
         scores = TransitionScores(start, transitions, end)
         trains = any(ctx.needs_input_grad)
         chains = _run_chains(emissions, mask, scores, directions=2 if trains else 1)
-        partition = _ends(chains[0], end)
+        partition = torch.logsumexp(_final_scores(chains[0], mask, end), dim=-1)
         if trains:
             ctx.has_mask = mask is not None
             kept = () if mask is None else (mask,)
@@ -231,7 +232,7 @@ class _LogPartition(torch.autograd.Function):
         if mask is not None:  # before exp, which could overflow there
             edges = edges.masked_fill(~mask[:, 1:, None, None], -torch.inf)
         edges = (edges.exp_() * rows[:, :, None, None]).sum(dim=(0, 1))
-        last = forward[:, -1] + end - partition.unsqueeze(1)  # the state stays after the last token
+        last = _final_scores(forward, mask, end) - partition.unsqueeze(1)
         return nodes, None, nodes[:, 0].sum(dim=0), edges, (last.exp() * rows).sum(dim=0)
 
 
@@ -244,7 +245,7 @@ def _run_chains(
         \gamma_{ti} = e_{ti} + \log \sum_j \exp(A_{ij} + \gamma_{t+1, j})
 
     Both include the emission of their own position. The second is the first over the reversed
-    sentence with transposed transitions. Past a row's last token the forward score stays.
+    sentence with transposed transitions. Scores of padding are finite and mean nothing.
     """
     start, transitions, end = scores
     if directions == 2:
@@ -257,8 +258,7 @@ def _run_chains(
     state = first + inputs[:, :, 0]  # (2, B, K)
     states = [state]
     for position in range(1, emissions.size(1)):
-        after = torch.logsumexp(into + state.unsqueeze(2), dim=-1) + inputs[:, :, position]
-        state = after if mask is None else torch.where(mask[:, position, None], after, state)
+        state = torch.logsumexp(into + state.unsqueeze(2), dim=-1) + inputs[:, :, position]
         states.append(state)
     chains = torch.stack(states, dim=2)  # (2, B, T, K)
     if directions == 2:
@@ -266,9 +266,9 @@ def _run_chains(
     return chains
 
 
-def _ends(forward: Tensor, end: Tensor) -> Tensor:
-    """Return log Z (B,) from the forward scores (B, T, K)."""
-    return torch.logsumexp(forward[:, -1] + end, dim=-1)
+def _final_scores(forward: Tensor, mask: Tensor | None, end: Tensor) -> Tensor:
+    """Return the scores (B, K) of sentences by their last tag, from forward scores (B, T, K)."""
+    return last_state(forward, mask) + end
 
 
 def _node_marginals(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dragoman import ops
 from dragoman.config import ModelConfig
@@ -135,7 +136,18 @@ class TaggingModel(nn.Module):
         features: Tensor | None = None,
     ) -> Tensor:
         """Return the emissions (B, T, K): the score of each tag for each token."""
-        return self.emission(self.encode(words, mask, characters=characters, features=features))
+        return self.emit(self.encode(words, mask, characters=characters, features=features))
+
+    def emit(self, hidden: Tensor) -> Tensor:
+        """Return the emissions (B, T, K) of hidden states (B, T, D), in float32.
+
+        In bfloat16 a score of 20 would be rounded to multiples of an eighth, and a CRF adds up
+        such scores over a whole sentence.
+        """
+        weight, bias = self.emission.weight, self.emission.bias
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.to(dtype), weight.to(dtype), bias.to(dtype))
 
 
 def build_tagger(model: ModelConfig, tag: TagConfig, sizes: TaggerSizes) -> TaggingModel:

@@ -81,6 +81,7 @@ def lample2016() -> Config:
             characters="lstm",  # section 4.1
             character_width=50,  # the paper: 25
             character_features=100,  # section 5.1: 25 a direction; here 50
+            max_characters=16,  # the paper: all; of longer words here the first and last eight
         ),
     )
 
@@ -140,6 +141,7 @@ def plank2016() -> Config:
             characters="lstm",  # section 2.2: w + c
             character_width=100,  # section 3: 100
             character_features=200,  # section 3: 100 a direction
+            max_characters=16,  # the paper: all; of longer words here the first and last eight
         ),
     )
 
@@ -172,5 +174,6 @@ def vaswani2017_tagger() -> Config:
             characters="cnn",  # Ma and Hovy (2016): no recurrence, as the encoder
             character_width=50,
             character_features=100,
+            max_characters=16,
         ),
     )

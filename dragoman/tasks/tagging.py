@@ -250,7 +250,7 @@ class TaggingTask(TrainingTask):
         hidden = model.encode(
             batch.words, mask, characters=batch.characters, features=batch.features
         )
-        total, nll = self._tag_loss(model, model.emission(hidden), batch)
+        total, nll = self._tag_loss(model, model.emit(hidden), batch)
         if batch.auxiliary is not None and model.training:
             for index, head in enumerate(model.auxiliary.values()):
                 targets = batch.auxiliary[:, :, index]

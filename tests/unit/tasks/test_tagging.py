@@ -321,3 +321,15 @@ def test_segmentation_reads_the_text_field() -> None:
 )
 def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
     assert message in "; ".join(TagConfig(**settings).problems())
+
+
+def test_emissions_are_float32_under_autocast() -> None:
+    task, model = build("transformer-crf")
+    batch = task.collate(task.encode(make_records(5)), np.arange(5))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        hidden = model.encode(batch.words, batch.mask, characters=batch.characters)
+        emissions = model.emit(hidden)
+        loss = task.loss(model, batch)
+    assert emissions.dtype == loss.nll.dtype == torch.float32
+    exact = hidden.double() @ model.emission.weight.double().t() + model.emission.bias
+    torch.testing.assert_close(emissions.double(), exact, atol=1e-5, rtol=1e-5)
