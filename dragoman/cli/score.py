@@ -127,7 +127,7 @@ class _ScoreSummary:
     """Totals over all pairs, printed to stderr."""
 
     def __init__(self) -> None:
-        self.pairs = self.tokens = self.num_skipped = self.num_noted = 0
+        self.pairs = self.tokens = self.characters = self.num_skipped = self.num_noted = 0
         self.log_prob = 0.0
 
     def add(self, pair: SentencePair, one: PairScore) -> None:
@@ -137,6 +137,7 @@ class _ScoreSummary:
         else:
             self.pairs += 1
             self.tokens += len(one.tokens)
+            self.characters += len(pair.tgt) + 1  # the end of a line counts as one
             self.log_prob += one.log_prob
         self.num_noted += bool(one.notes)
         if one.notes and self.num_noted <= NOTES_SHOWN:
@@ -152,8 +153,10 @@ class _ScoreSummary:
         skipped = (
             f"; {format_count(self.num_skipped, 'pair')} not scored" if self.num_skipped else ""
         )
+        by_character = math.exp(min(-self.log_prob / max(1, self.characters), 700))
         metrics = (
-            f"mean log-probability {mean:.4f} per token, perplexity {math.exp(min(-mean, 700)):.4g}"
+            f"mean log-probability {mean:.4f} per token, perplexity "
+            f"{math.exp(min(-mean, 700)):.4g}, {by_character:.4g} per character"
         )
         print_note(
             f"{format_count(self.pairs, 'pair')}, {format_count(self.tokens, 'token')}: "

@@ -682,9 +682,11 @@ def check_constraints(
             fix="change the prefix or drop a constraint",
         )
     kept = list(compiled.constraints)
+    is_length_to_blame = _is_possible(kept, compiled.vocabulary, source, UNREACHABLE >> 1)
+    most = limit if is_length_to_blame else UNREACHABLE >> 1
     for each in compiled.constraints:  # drop whatever is not needed for the conflict
         others = [other for other in kept if other is not each]
-        if not _is_possible(others, compiled.vocabulary, source, limit):
+        if not _is_possible(others, compiled.vocabulary, source, most):
             kept = others
     names = " and ".join(each.describe(source) for each in kept)
     missing = [
@@ -700,7 +702,7 @@ def check_constraints(
             found=f"none for {missing[0]!r} of {names}, for {shown}",
             fix="use another word, or train with more characters (text.character_coverage=1.0)",
         )
-    if _is_possible(kept, compiled.vocabulary, source, UNREACHABLE >> 1):
+    if is_length_to_blame:
         raise ConstraintError(
             "some output must fulfil all constraints",
             found=f"none of at most {limit} tokens under {names}, for {shown}",

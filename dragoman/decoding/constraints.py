@@ -198,7 +198,7 @@ class Require(_Words):
 
     def expressions(self) -> Iterable[tuple[Expression, bool]]:
         """Yield one expression for each word."""
-        return ((_containing(each), True) for each in self.given)
+        return ((_containing([each]), True) for each in self.given)
 
 
 class Forbid(_Words):
@@ -213,7 +213,7 @@ class Forbid(_Words):
 
     def expressions(self) -> Iterable[tuple[Expression, bool]]:
         """Yield one expression for all words, which must not match."""
-        return [(Alternation(tuple(_containing(each) for each in self.given)), False)]
+        return [(_containing(self.given), False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,25 +268,30 @@ def contains_word(text: str, word: str) -> bool:
     return False
 
 
-def _containing(word: str) -> Expression:
-    """Return the expression of all texts that contain a word."""
+def _containing(words: Sequence[str]) -> Expression:
+    """Return the expression of all texts that contain one of some words.
 
-    def bounded(edge: str, *parts: Expression) -> Expression:
-        if not _is_spaced_letter(edge):
-            return ANYTHING
-        return Alternation((EMPTY, Concatenation(parts)))
+    What follows a word is written once: an automaton would else remember which words occurred.
+    """
+    other = Characters(_spaced_letters().complement()) if any(map(_has_edge, words)) else EMPTY
 
-    other = Characters(_spaced_letters().complement()) if _has_spaced_edge(word) else EMPTY
-    return Concatenation(
-        (
-            bounded(word[0], ANYTHING, other),
-            literal(word),
-            bounded(word[-1], other, ANYTHING),
+    def ending(word: str) -> Expression:
+        before = (
+            Alternation((EMPTY, Concatenation((ANYTHING, other))))
+            if _is_spaced_letter(word[0])
+            else ANYTHING
         )
-    )
+        return Concatenation((before, literal(word)))
+
+    spaced = [ending(each) for each in words if _is_spaced_letter(each[-1])]
+    others = [ending(each) for each in words if not _is_spaced_letter(each[-1])]
+    bounded = Alternation(tuple(spaced))
+    anywhere = Alternation((*others, Concatenation((bounded, other))) if spaced else (*others,))
+    followed = Concatenation((anywhere, ANYTHING))
+    return Alternation((followed, bounded)) if spaced else followed
 
 
-def _has_spaced_edge(word: str) -> bool:
+def _has_edge(word: str) -> bool:
     return _is_spaced_letter(word[0]) or _is_spaced_letter(word[-1])
 
 

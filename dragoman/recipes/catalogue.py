@@ -27,6 +27,11 @@ RECIPES = Registry(
         "Transformer, 9M parameters; about 100k pairs",
         family=TRANSFORMER,
     ),
+    couplets=Entry(
+        "dragoman.recipes.couplets:couplets",
+        "Transformer of characters for verse; docs/couplets.md",
+        family=TRANSFORMER,
+    ),
     vaswani2017_base=Entry(
         "dragoman.recipes.transformer:vaswani2017_base",
         "Transformer base (Vaswani et al. 2017)",

@@ -46,6 +46,8 @@ MISTAKES = [
     ("translate -m MODEL --sample --beam 3 text", "--beam 3"),
     ("translate -m MODEL --top-k 3 text", "--top-k needs --sample"),
     ("translate -m MODEL --beam 0 text", "'0'"),
+    ("translate -m MODEL --constraint mirored text", "'mirored'; did you mean mirror?"),
+    ("translate -m MODEL --regex a(b text", "'(b' at position 2"),
     ("evaluate x --src s --ref t", "nothing at x"),
     ("evaluate MODEL --src x --ref t", "x must exist"),
     ("evaluate MODEL --src s --ref x", "x must exist"),

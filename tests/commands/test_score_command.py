@@ -32,8 +32,11 @@ def test_a_number_for_each_pair_and_a_summary(
     mean = sum(each.log_prob for each in expected) / tokens
     assert (
         f"6 pairs, {tokens} tokens: mean log-probability {mean:.4f} per token, perplexity "
-        f"{math.exp(-mean):.4g}" in captured.err
+        f"{math.exp(-mean):.4g}, " in captured.err
     )
+    characters = sum(len(text) + 1 for text in texts[1])
+    by_character = math.exp(-mean * tokens / characters)
+    assert f", {by_character:.4g} per character" in captured.err
 
 
 def test_json_and_normalized_numbers_agree(

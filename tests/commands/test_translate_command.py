@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -352,3 +353,27 @@ def test_a_shortlist_needs_the_native_engine(
         == 2
     )
     assert "a shortlist needs the native engine; found ctranslate2" in capsys.readouterr().err
+
+
+def test_constraints_on_the_command_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["Guten Morgen.", "Das ist ein Haus."]
+    options = ["--constraint", "equal_length", "--constraint", "punctuation", "--json"]
+    options += ["--require", "o", "--forbid", "x", "--forbid", "yy"]
+    rows = [json.loads(line) for line in translate(bundle, *options, *lines, capsys=capsys)]
+    for line, row in zip(lines, rows, strict=True):
+        assert len(row["text"]) == len(line)
+        assert row["constraints"] == ["equal_length", "punctuation", "require o", "forbid x yy"]
+    [found] = translate(bundle, "--regex", "[a-c]{3} ?[d-f]+", lines[0], capsys=capsys)
+    assert re.fullmatch("[a-c]{3} ?[d-f]+", found)
+    [free] = translate(bundle, "--json", lines[0], capsys=capsys)
+    assert "constraints" not in json.loads(free)
+
+
+def test_constraints_that_conflict_are_named(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--constraint", "equal_length", "--require", "Hauptbahnhof"]
+    assert main(["translate", "-m", str(bundle), *options, "Ja."]) == 2
+    error = capsys.readouterr().err
+    assert "none under equal_length (3 characters) and require Hauptbahnhof, for 'Ja.'" in error
+    assert "Traceback" not in error

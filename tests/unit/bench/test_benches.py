@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from dragoman.text.tokenizer import train_tokenizers
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -538,3 +540,23 @@ def test_lsh(bench, monkeypatch, capsys):
         bench("lsh"), monkeypatch, capsys, "--device", "cpu", "--lengths", "64", "--repeats", "1"
     )
     assert {row["system"] for row in found["attention"]} >= {"LSH", "full, fused"}
+
+
+def test_the_couplet_bench_scores_a_model(bench, monkeypatch, capsys, tmp_path):
+    kit = importlib.import_module("translator_kit")
+    lines = ["春风又绿江南岸", "处处山，家家水", "云开见日"] * 4
+    answers = ["明月何时照我还", "人人笑，户户歌", "雨过天晴"] * 4
+    for name, texts in (("first", lines), ("second", answers)):
+        (tmp_path / name).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    config = kit.CONFIG.replace(text={"tokenizer": "characters"})
+    tokenizers = train_tokenizers(lines, answers, config.text)
+    model = kit.write_random(tmp_path / "model", tokenizers)
+    files = ["--src", str(tmp_path / "first"), "--ref", str(tmp_path / "second")]
+    row = run(bench("couplets"), monkeypatch, capsys, str(model), *files, "--show", "3")
+    assert row["constrained"]["any_violation"] == 0
+    assert row["constrained"]["equal_length"] == 1.0
+    assert row["free"]["lines"] == 12
+    assert row["perplexity"] > 1
+    pad = bench("couplets").pad
+    assert pad("春风", 6) == "春风  "
+    assert pad("春风又绿江南岸", 7) == "春风又…"

@@ -14,12 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from dragoman.config.config import TextConfig
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraint_automaton import (
     AutomatonState,
     CompiledConstraints,
+    ConstraintError,
     OutputVocabulary,
     SentenceConstraints,
+    check_constraints,
+    code_point_bounds,
 )
 from dragoman.decoding.constraints import (
     Constraint,
@@ -30,12 +34,16 @@ from dragoman.decoding.constraints import (
     Punctuation,
     Regex,
     Require,
+    contains_word,
+    parse_constraints,
 )
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import SearchStrategy, search
+from dragoman.errors import ConfigError
 from dragoman.text.special_tokens import BOS, EOS
+from dragoman.text.tokenizer import Tokenizer
 
 SPECIAL: list[str | bytes | None] = [None] * 4
 CHARACTERS = OutputVocabulary([*SPECIAL, " ", *"abcd，"])
@@ -300,3 +308,235 @@ def test_samples_follow_the_distribution_over_the_outputs_that_may_follow() -> N
     for tokens, probability in expected.items():
         spread = math.sqrt(draws * probability * (1 - probability))
         assert abs(counts[tokens] - draws * probability) <= 4.5 * spread + 1
+
+
+# Tokens of bytes
+
+
+BYTES = OutputVocabulary([*SPECIAL, *(bytes([each]) for each in range(256)), " ", "a", "ab"])
+BYTE_TEXTS: list[str | bytes | None] = [
+    *SPECIAL,
+    *(bytes([each]) for each in range(256)),
+    " ",
+    "a",
+    "ab",
+]
+
+
+def decode_bytes(tokens: Sequence[int]) -> str:
+    """Decode tokens of bytes and of text; raise UnicodeDecodeError for invalid UTF-8."""
+    parts = [BYTE_TEXTS[token] for token in tokens]
+    if parts and isinstance(parts[0], str):
+        parts[0] = parts[0].removeprefix(" ")
+    return b"".join(
+        each.encode() if isinstance(each, str) else each or b"" for each in parts
+    ).decode()
+
+
+@pytest.mark.parametrize(
+    ("constraints", "source", "limit"),
+    [
+        ([Regex("[é😀]b?")], "", 4),
+        ([EqualLength(), Regex("[aé春]+")], "xx", 4),
+        ([Punctuation(), Regex("[a-b，]*")], "x，", 4),
+        ([Require(["é"]), Regex("[a-cé]*")], "", 3),
+    ],
+)
+def test_bytes_form_valid_characters(
+    constraints: list[Constraint], source: str, limit: int
+) -> None:
+    """Against brute force over the tokens that can have a part in it."""
+    automaton = CompiledConstraints(constraints, BYTES).bind(source)
+    found = set(outputs(automaton, limit))
+    useful = {*"é😀春，abc".encode()}
+    tokens = [4 + byte for byte in sorted(useful)] + [260, 261, 262]
+    expected = set()
+    for length in range(limit + 1):
+        for each in itertools.product(tokens, repeat=length):
+            try:
+                text = decode_bytes(each)
+            except UnicodeDecodeError:
+                continue
+            if all(constraint.holds(source, text) for constraint in constraints):
+                expected.add(each)
+    assert found == expected
+    assert expected
+
+
+def test_the_bounds_of_a_utf8_prefix_are_those_of_its_characters() -> None:
+    rng = random.Random(0)
+    codes = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xFFFF, 0x10000, 0x10FFFF]
+    codes += [
+        rng.choice([rng.randrange(0xD800), rng.randrange(0xE000, 0x110000)]) for _ in range(300)
+    ]
+    for code in codes:
+        whole = chr(code).encode()
+        assert code_point_bounds(whole) == (code, code)
+        for length in range(1, len(whole)):
+            low, high = code_point_bounds(whole[:length]) or (1, 0)
+            assert low <= code <= high
+            for bound in (low, high):
+                assert chr(bound).encode("utf-8", "surrogatepass").startswith(whole[:length])
+    for wrong in (b"\x80", b"\xc0", b"\xf5", b"\xff", b"\xe4a", b"\xe0\x80", b"\xf4\x90"):
+        assert code_point_bounds(wrong) is None
+
+
+@pytest.mark.parametrize("algorithm", ["characters", "bpe", "unigram"])
+def test_texts_of_tokens_are_those_that_the_tokenizer_decodes(algorithm: str) -> None:
+    lines = ["春风又绿江南岸，", "明月何时照我还", "a man walks, a dog runs", "x  y ▁z"] * 5
+    size = {"characters": 400, "bpe": 320, "unigram": 295}[algorithm]
+    tokenizer = Tokenizer.train(lines, TextConfig(tokenizer=algorithm, vocab_size=size))
+    vocabulary = OutputVocabulary.of(tokenizer)
+    assert vocabulary.size == len(tokenizer)
+    assert vocabulary.has_bytes
+    automaton = CompiledConstraints([Forbid(["dog", "月"])], vocabulary).bind("")
+    rng = random.Random(3)
+    for _ in range(150):
+        state, tokens, left = automaton.start(), list[int](), 12
+        while True:
+            token = rng.choice(automaton.allowed(state, left).nonzero()[0].tolist())
+            if token == EOS:
+                break
+            tokens.append(token)
+            state, left = automaton.advance(state, token), left - 1
+        text = tokenizer.decode(tokens)
+        assert len(text) == state.position, (text, tokenizer.tokens(tokens))
+        assert "�" not in text
+        assert Forbid(["dog", "月"]).holds("", text)
+
+
+# What is asked for
+
+
+def test_the_predicates_on_couplets() -> None:
+    assert Mirror().holds("处处春风", "人人夏雨")
+    assert not Mirror().holds("处处春风", "人家夏雨")
+    assert Mirror().holds("山，水，云", "月，日！星"), "punctuation is left aside"
+    assert NoCopy().holds("处处春风", "人人夏雨")
+    assert not NoCopy().holds("春风", "春雨")
+    assert not NoCopy().holds("春风", "雨雨")
+    assert NoCopy().holds("春，风，", "夏，雨，")
+    assert not NoCopy().holds("春", "夏夏"), "past the end nothing repeats"
+    assert Punctuation().holds("春，风", "夏，雨")
+    assert not Punctuation().holds("春，风", "夏雨")
+    assert not Punctuation().holds("春，风", "夏，雨，")
+    assert not Punctuation().holds("春风", "夏，")
+    assert EqualLength().holds("春风", "夏雨")
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "expected"),
+    [
+        ("a dog runs", "dog", True),
+        ("a dogma", "dog", False),
+        ("hotdog", "dog", False),
+        ("dogma, dog", "dog", True),
+        ("春风得意", "风得", True),
+        ("x春y", "春", True),
+        ("wi-fi", "fi", True),
+        ("12%", "2%", False),
+        ("a 2%b", "2%", True),
+    ],
+)
+def test_a_word_respects_the_boundaries_of_its_script(text: str, word: str, expected: bool) -> None:
+    assert contains_word(text, word) is expected
+    vocabulary = OutputVocabulary([*SPECIAL, *sorted(set(text))])
+    tokens = [4 + sorted(set(text)).index(each) for each in text]
+    for constraint, wanted in ((Require([word]), expected), (Forbid([word]), not expected)):
+        automaton = CompiledConstraints([constraint], vocabulary).bind("")
+        state = automaton.start()
+        for token in tokens:
+            state = automaton.advance(state, token)
+        assert automaton.accepts(state) is wanted
+
+
+def test_constraints_are_parsed_by_name() -> None:
+    found = parse_constraints(
+        ["equal_length", "no-copy", "equal_length"],
+        require=["春", "a"],
+        forbid=["死"],
+        regex=["a*"],
+    )
+    assert found == (
+        EqualLength(),
+        NoCopy(),
+        Require(["春", "a"]),
+        Forbid(["死"]),
+        Regex("a*"),
+    )
+    assert [each.label for each in found] == [
+        "equal_length",
+        "no_copy",
+        "require 春 a",
+        "forbid 死",
+        "regex a*",
+    ]
+    with pytest.raises(ConfigError, match="found 'mirrored'; did you mean mirror"):
+        parse_constraints(["mirrored"])
+    with pytest.raises(ConfigError, match="require needs words; found ' '"):
+        Require(["春", " "])
+    with pytest.raises(ConfigError, match="forbid needs at least one word; found none"):
+        Forbid([])
+    with pytest.raises(ConfigError, match="regex needs a pattern; found 3"):
+        Regex(3)  # type: ignore[arg-type]
+
+
+# Conflicts
+
+
+def conflict(constraints: Sequence[Constraint], source: str, limit: int = 20, prefix=()) -> str:
+    compiled = CompiledConstraints(constraints, CHARACTERS)
+    with pytest.raises(ConstraintError) as caught:
+        check_constraints(compiled, compiled.bind(source), limit, prefix, line=3)
+    return str(caught.value)
+
+
+def test_an_error_names_the_constraints_that_conflict_and_no_others() -> None:
+    found = conflict([Punctuation(), EqualLength(), Require(["abcd"]), Forbid(["d，"])], "xyz")
+    assert (
+        "found none under equal_length (3 characters) and require abcd, for 'xyz' (line 3)" in found
+    )
+    found = conflict([Require(["ab"]), Mirror(), Forbid(["ab"]), NoCopy()], "xyz")
+    assert "under require ab and forbid ab" in found
+    found = conflict([EqualLength(), Mirror(), Require(["ab"])], "xx")
+    assert "under equal_length (2 characters) and mirror and require ab" in found
+    # Four letters are not enough for five different characters.
+    found = conflict([EqualLength(), Mirror(), NoCopy(), Punctuation()], "vwxyz")
+    assert "found none under equal_length (5 characters) and no_copy and punctuation" in found
+    assert "found none under regex [e-z]+, for 'x' (line 3); change it" in conflict(
+        [Regex("[e-z]+")], "x"
+    )
+    found = conflict([NoCopy(), Require(["春"])], "x")
+    assert "the model's vocabulary must hold" in found
+    assert "found none for '春' of require 春" in found
+    found = conflict([Require(["abcd"]), Mirror()], "xyz", limit=3)
+    assert "found none of at most 3 tokens under require abcd" in found
+    found = conflict([Regex("b.*")], "xyz", prefix=[5])
+    assert "the prefix must agree with the constraints" in found
+    assert "found one that no output continues for 'xyz' (line 3)" in found
+
+
+def test_a_hard_combination_is_decided_exactly() -> None:
+    """A path through all nodes of a graph, each once, is NoCopy and forbidden pairs."""
+    rng = random.Random(11)
+    nodes = "甲乙丙丁戊己庚"
+    vocabulary = OutputVocabulary([*SPECIAL, *nodes])
+    pairs = [(one, other) for one in nodes for other in nodes if one != other]
+    seen = set()
+    for _ in range(25):
+        edges = {pair for pair in pairs if rng.random() < 0.27}
+        missing = Forbid([one + other for one, other in pairs if (one, other) not in edges])
+        automaton = CompiledConstraints([EqualLength(), NoCopy(), missing], vocabulary).bind(
+            "1234567"
+        )
+        paths = [
+            path
+            for path in itertools.permutations(nodes)
+            if all(pair in edges for pair in itertools.pairwise(path))
+        ]
+        assert automaton.is_possible(7) is bool(paths)
+        if paths:
+            found = {"".join(nodes[token - 4] for token in each) for each in outputs(automaton, 7)}
+            assert found == {"".join(path) for path in paths}
+        seen.add(bool(paths))
+    assert seen == {True, False}
