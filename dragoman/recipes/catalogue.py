@@ -29,7 +29,7 @@ RECIPES = Registry(
     ),
     couplets=Entry(
         "dragoman.recipes.couplets:couplets",
-        "Transformer of characters for verse; docs/couplets.md",
+        "Transformer of characters, for lines of verse",
         family=TRANSFORMER,
     ),
     vaswani2017_base=Entry(
