@@ -163,14 +163,17 @@ class NgramBag(nn.Module):
 
     With the naive-Bayes log-count ratios r and x = 1 these are the features of Wang and Manning
     (2012), section 2.3; with r = 1 and tf-idf values x it is a linear tf-idf classifier. Feature 0
-    is padding.
+    is padding. Logits are multiplied by `scale`: values of unit length need large weights, which
+    Adam reaches sooner so.
     """
 
     ratios: Tensor
 
-    def __init__(self, features: int, labels: int, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self, features: int, labels: int, *, dropout: float = 0.0, scale: float = 1.0
+    ) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.scale = dropout, scale
         self.weight = nn.Parameter(torch.zeros(features, labels))
         ratios = torch.ones(features, labels)
         ratios[PADDING] = 0.0
@@ -183,7 +186,7 @@ class NgramBag(nn.Module):
             real if values is None else values * real, self.dropout, training=self.training
         )
         rows = F.embedding(features, self.weight * self.ratios)  # (B, K, C)
-        return (amounts.unsqueeze(2) * rows).sum(dim=1)
+        return (amounts.unsqueeze(2) * rows).sum(dim=1) * self.scale
 
 
 class FeatureGate(nn.Module):

@@ -46,6 +46,8 @@ from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack
 from dragoman.text.special_tokens import UNK
 
+TF_IDF_SCALE = 10.0  # of the logits of tf-idf vectors, which have unit length
+
 
 class NgramFeatures(NamedTuple):
     """The n-grams of a batch of texts."""
@@ -136,7 +138,12 @@ class Classifier(nn.Module):
                 )
             )
         self.bag = (
-            NgramBag(sizes.ngram_features, sizes.labels, dropout=classify.ngram_dropout)
+            NgramBag(
+                sizes.ngram_features,
+                sizes.labels,
+                dropout=classify.ngram_dropout,
+                scale=TF_IDF_SCALE if classify.ngram_weights == "tf_idf" else 1.0,
+            )
             if classify.ngrams
             else None
         )
