@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import DeviceOption, JsonOption, TranslatorArgument
+from dragoman.cli.options import BundleArgument, DeviceOption, JsonOption
 from dragoman.cli.output import format_count, print_json, print_result, print_table
 from dragoman.errors import BundleError, CorruptError, DataError
 
@@ -23,7 +23,7 @@ _STYLES = {"PASS": "green", "FAIL": "bold red", "SKIP": "yellow"}
 
 
 def doctor(
-    model: TranslatorArgument,
+    model: BundleArgument,
     src: Annotated[
         Path | None,
         typer.Option(help="Source sentences to check on; by default the model's golden sentences."),

@@ -261,7 +261,6 @@ def test_the_output_is_not_one_of_the_inputs(model, tmp_path, capsys):
         ("language", ["translate", "-m", "MODEL", "text"], "generate"),
         ("classify", ["score", "-m", "MODEL", "--src", "a", "--tgt", "b"], "predict"),
         ("tag", ["export", "MODEL", "--to", "onnx", "--out", "x"], "predict"),
-        ("sets", ["doctor", "MODEL"], "predict"),
     ],
 )
 def test_a_model_of_another_task_names_its_command(tmp_path, capsys, task, arguments, command):
