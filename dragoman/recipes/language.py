@@ -42,7 +42,7 @@ def dai2019_lm() -> Config:
         language=LanguageConfig(
             segment=150,  # the paper: target length
             memory=150,  # the paper: memory length
-            clamp_distance=300,  # distances of training end at 299
+            clamp_distance=299,  # the farthest of training
             embedding_dropout=0.3,  # replications: rows
             input_dropout=0.7,  # replications, locked
             output_dropout=0.5,  # replications, locked
@@ -92,7 +92,7 @@ def dai2019_bytes() -> Config:
             segment=512,  # released
             memory=512,  # released
             eval_memory=2_048,  # four times the training memory; the paper: 2,100 to 3,800
-            clamp_distance=1_024,  # distances of training end at 1,023; released: 820
+            clamp_distance=1_023,  # the farthest of training; released: 820
             input_dropout=0.1,  # released
             output_dropout=0.1,  # released: dropout after the last layer
         ),

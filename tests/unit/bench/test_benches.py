@@ -560,3 +560,14 @@ def test_the_couplet_bench_scores_a_model(bench, monkeypatch, capsys, tmp_path):
     pad = bench("couplets").pad
     assert pad("春风", 6) == "春风  "
     assert pad("春风又绿江南岸", 7) == "春风又…"
+
+
+def test_evaluation_with_reused_states_is_compared_with_a_sliding_window(
+    bench, monkeypatch, capsys
+) -> None:
+    sizes = ("--layers", "1", "--width", "16", "--heads", "2", "--rows", "2", "--repeats", "1")
+    printed = run(
+        bench("xl_evaluation"), monkeypatch, capsys, "--device", "cpu", "--context", "8", *sizes
+    )
+    assert [each["rows"] for each in printed["results"]] == [1, 2]
+    assert all(each["ratio"] > 0 for each in printed["results"])
