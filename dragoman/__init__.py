@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dragoman.attention.recorder import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
-    from dragoman.inference import Classifier, Translation, Translator, load
+    from dragoman.inference import Classifier, Tagger, Translation, Translator, load
     from dragoman.runs.training_run import train
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Config",
     "DragomanError",
     "Explanation",
+    "Tagger",
     "Translation",
     "Translator",
     "__version__",
@@ -41,6 +42,7 @@ _HOMES = {
     "Classifier": "dragoman.inference",
     "Config": "dragoman.config",
     "Explanation": "dragoman.explain",
+    "Tagger": "dragoman.inference",
     "Translation": "dragoman.inference",
     "Translator": "dragoman.inference",
     "edit": "dragoman.attention.recorder",

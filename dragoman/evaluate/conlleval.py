@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dragoman._version import __version__
 from dragoman.text.tag_schemes import find_spans
 
 
@@ -91,5 +90,5 @@ def score_spans(
 
 
 def span_signature(unit: str) -> str:
-    """Return the signature of a span score: what is counted, how, by which version."""
-    return f"{unit}:exact|illegal:repaired|rules:conlleval|dragoman:{__version__}"
+    """Return the signature of a span score: what is counted, and how."""
+    return f"{unit}:exact|illegal:repaired|rules:conlleval"

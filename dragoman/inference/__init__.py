@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dragoman.inference.native_engine import NativeEngine
     from dragoman.inference.pair_scores import PairScore
     from dragoman.inference.predictor import Predictor
+    from dragoman.inference.tagger import Tagger, Tagging
     from dragoman.inference.translation import Translation
     from dragoman.inference.translation_options import TranslationOptions
     from dragoman.inference.translator import Translator
@@ -25,6 +26,8 @@ __all__ = [
     "PairScore",
     "Predictor",
     "SearchRequest",
+    "Tagger",
+    "Tagging",
     "Translation",
     "TranslationOptions",
     "Translator",
@@ -39,6 +42,8 @@ _MODULES = {
     "PairScore": "dragoman.inference.pair_scores",
     "Predictor": "dragoman.inference.predictor",
     "SearchRequest": "dragoman.decoding.search",
+    "Tagger": "dragoman.inference.tagger",
+    "Tagging": "dragoman.inference.tagger",
     "Translation": "dragoman.inference.translation",
     "TranslationOptions": "dragoman.inference.translation_options",
     "Translator": "dragoman.inference.translator",

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.config.tag import FREQUENCY_TARGET
 from dragoman.data.batch_shapes import BatchShape
@@ -301,7 +300,7 @@ class TaggingTask(TrainingTask):
     def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
         """Return accuracy, and for spans their precision, recall and F1, with signatures."""
         scheme = self.text.scheme
-        tokens = f"tokens:given|scheme:{scheme}|dragoman:{__version__}"
+        tokens = f"tokens:given|scheme:{scheme}"
         found = [TaskScore("accuracy", metrics["accuracy"], tokens)]
         if scheme != PLAIN:
             signature = span_signature("words" if scheme == "bmes" else "spans")

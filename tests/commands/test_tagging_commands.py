@@ -74,6 +74,16 @@ def test_conll_files_are_tagged_by_their_tokens(
     assert sum(right) / len(right) > 0.9
 
 
+def test_a_test_file_is_scored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, test = str(folder / "model"), str(folder / "test.conll")
+    assert main(["evaluate", model, "--test", test, "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["examples"] == 30
+    assert found["scores"]["f1"]["score"] > 0.9
+    assert "rules:conlleval" in found["scores"]["f1"]["signature"]
+    assert set(found["scores"]) == {"accuracy", "precision", "recall", "f1"}
+
+
 def test_a_bad_line_is_named_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ PUBLIC = {
     "Config",
     "DragomanError",
     "Explanation",
+    "Tagger",
     "Translation",
     "Translator",
     "__version__",
