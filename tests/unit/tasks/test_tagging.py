@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -333,3 +334,22 @@ def test_emissions_are_float32_under_autocast() -> None:
     assert emissions.dtype == loss.nll.dtype == torch.float32
     exact = hidden.double() @ model.emission.weight.double().t() + model.emission.bias
     torch.testing.assert_close(emissions.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+# Without the encoders whose sinusoidal positions are a table on the CPU.
+@pytest.mark.parametrize(
+    "name", sorted(name for name in VARIANTS if "encoder" not in VARIANTS[name])
+)
+def test_a_training_step_never_reads_a_value_of_a_tensor(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meta tensors have none: what would synchronize with a GPU raises here."""
+    # There is no autocast for meta tensors, not even to switch it off.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    task, _ = build(name, word_dropout=0.1 if VARIANTS[name].get("word_width", 1) else 0.0)
+    batch = task.collate(task.encode(make_records(6)), np.arange(6), training=True)
+    with torch.device("meta"):
+        model = task.build_model().train()
+        loss = task.loss(model, batch.to("meta"))
+        loss.total.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
