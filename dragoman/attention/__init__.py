@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from dragoman.attention.scores import AdditiveScore as AdditiveScore
     from dragoman.attention.scores import CosineScore as CosineScore
     from dragoman.attention.scores import DotScore as DotScore
+    from dragoman.attention.scores import FixedScore as FixedScore
     from dragoman.attention.scores import GeneralScore as GeneralScore
     from dragoman.attention.scores import LearnedScaleDotScore as LearnedScaleDotScore
     from dragoman.attention.scores import LocationScore as LocationScore
@@ -142,6 +143,7 @@ _HOMES = {
         "AdditiveScore",
         "CosineScore",
         "DotScore",
+        "FixedScore",
         "GeneralScore",
         "LearnedScaleDotScore",
         "LocationScore",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,6 +25,7 @@ class Alignment(nn.Module):
     has_loss = False  # whether a position adds to the training loss; then positions are sequential
     loss_name = ""  # name of that loss
     is_discrete = False  # whether weights depend on comparisons, which rounding may change
+    scans_keys = False  # whether evaluation reads keys one by one, forward only: `scan`
 
     def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0) -> None:
         super().__init__()
@@ -65,6 +68,16 @@ class Alignment(nn.Module):
             )
             rows.append(weights)
         return torch.stack(rows, dim=1)
+
+    def scan(
+        self, score_keys: Callable[[Tensor, Tensor], Tensor], state: AlignmentState
+    ) -> tuple[Tensor, AlignmentState]:
+        """Return which rows (B,) stop at their new `state["position"]`, and that state.
+
+        `score_keys(rows, positions)` returns the score (N,) of one key of each of N rows. Only for
+        evaluation, and for alignments with `scans_keys`.
+        """
+        raise NotImplementedError
 
     def step_loss(self, weights: Tensor, state: AlignmentState) -> Tensor | None:
         """Return the loss (B,) of a position with weights (B, S) and its new state, or None."""

@@ -37,6 +37,10 @@ SCORES = Registry(
         "dragoman.attention.scores:LocationScore",
         "Location-based: depends on the query and the position only (Luong).",
     ),
+    fixed=Entry(
+        "dragoman.attention.scores:FixedScore",
+        "Trained weights of the positions, whatever the query: no attention, to compare with.",
+    ),
 )
 
 ALIGNMENTS = Registry(

@@ -20,6 +20,8 @@ from dragoman.attention.scores import Score
 from dragoman.errors import DragomanError
 from dragoman.ops import build_attention_mask, masked_softmax
 
+MIN_SCANNED_KEYS = 256  # with fewer, scoring all keys in one call is faster
+
 
 class Attended(NamedTuple):
     """Context vectors and attention weights."""
@@ -119,6 +121,40 @@ class Mechanism(RecordableAttention):
             weights.view(sentences, -1, weights.size(1)), prepared
         )
         return Attended(context.view(rows, 1, -1), weights.view(rows, 1, -1)), state
+
+    def can_scan(self, prepared: PreparedKeys) -> bool:
+        """Whether `scan` may replace `step`: in evaluation, where it pays, if nobody records."""
+        return (
+            self.alignment.scans_keys
+            and not self.alignment.training
+            and not self.score.is_positional
+            and self.hooks is None
+            # A GPU would be waited for at every key, and scores them all in one launch.
+            and prepared.value.device.type == "cpu"
+            and prepared.value.size(1) >= MIN_SCANNED_KEYS
+        )
+
+    @torch.no_grad()
+    def scan(
+        self, query: Tensor, prepared: PreparedKeys, state: AlignmentState
+    ) -> tuple[Tensor, AlignmentState]:
+        """Return the context (B, 1, D) of one more position (B, 1, D), reading keys one by one.
+
+        The same as `step`, in time that does not depend on the number of keys. Several rows may
+        share a sentence, as beams do.
+        """
+        rows_per_sentence = query.size(0) // prepared.value.size(0)
+        key, _ = self._split_prepared(prepared)
+
+        def score_keys(rows: Tensor, positions: Tensor) -> Tensor:
+            one = key[rows // rows_per_sentence, positions].unsqueeze(1)  # (N, 1, A)
+            return self.score(query[rows], one).flatten()
+
+        stopped, state = self.alignment.scan(score_keys, state)
+        sentences = torch.arange(query.size(0), device=query.device) // rows_per_sentence
+        places = state["position"].clamp(max=prepared.value.size(1) - 1)
+        context = prepared.value[sentences, places].masked_fill(~stopped.unsqueeze(1), 0.0)
+        return context.unsqueeze(1), state
 
     def _split_prepared(self, prepared: PreparedKeys) -> tuple[Tensor, Tensor]:
         """Split prepared keys into the score's and the alignment's part."""

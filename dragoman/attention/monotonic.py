@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,8 +25,9 @@ class MonotonicAlignment(Alignment):
 
     Raffel et al. (2017). Training uses the expected weights, with noise on the scores that makes
     the probabilities nearly discrete; evaluation stops where e + r > 0, without noise. A head that
-    runs past the last key stays there, and later weights are zero: rows sum to at most 1. Every key
-    is scored, so this form does not save computation.
+    runs past the last key stays there, and later weights are zero: rows sum to at most 1. `forward`
+    and `step` score every key; `scan` reads a key only when the head is on it, at most S + T times
+    for S keys and T positions, so that decoding takes linear time.
 
     The trained offset r starts below 0, or all attention would stay on the first keys: at -1, where
     one key in four stops the head, because a translation is about as long as its source. For speech
@@ -32,6 +35,7 @@ class MonotonicAlignment(Alignment):
     """
 
     is_discrete = True
+    scans_keys = True
 
     def __init__(
         self,
@@ -47,7 +51,15 @@ class MonotonicAlignment(Alignment):
         self.noise = noise  # standard deviation of xi
 
     def start(self, mask: Tensor) -> AlignmentState:
-        """Return the initial state, with the head on the first key."""
+        """Return the initial state, with the head on the first key.
+
+        In training it has the weights of the previous position, in evaluation the position of the
+        head, which is the number of keys when the head has run past the last one.
+        """
+        if not self.training:
+            places = torch.arange(1, mask.size(1) + 1, device=mask.device)
+            keys = (mask * places).amax(dim=1)  # up to the last that may be attended to
+            return {"mask": mask, "keys": keys, "position": torch.zeros_like(keys)}
         wide = torch.promote_types(self.offset.dtype, torch.float32)
         previous = torch.zeros(mask.shape, dtype=wide, device=mask.device)
         previous[:, :1] = 1
@@ -61,14 +73,33 @@ class MonotonicAlignment(Alignment):
         key: Tensor | None = None,
     ) -> tuple[Tensor, AlignmentState]:
         """Return the weights of one position: expected in training, one-hot or zero otherwise."""
-        mask, previous = state["mask"], state["previous"]
-        scores_wide = scores.to(previous.dtype) + self.offset.to(previous.dtype)
-        weights = (
-            self._expected(scores_wide, mask, previous)
-            if self.training
-            else _first_stop(scores_wide, mask, previous)
-        )
-        return weights.to(scores.dtype), {"mask": mask, "previous": weights}
+        wide = torch.promote_types(self.offset.dtype, torch.float32)
+        scores_wide = scores.to(wide) + self.offset.to(wide)
+        if self.training:
+            weights = self._expected(scores_wide, state["mask"], state["previous"])
+            return weights.to(scores.dtype), {"mask": state["mask"], "previous": weights}
+        places = torch.arange(scores.size(1), device=scores.device)
+        fits = (scores_wide > 0) & state["mask"] & (places >= state["position"].unsqueeze(1))
+        weights = (fits & (fits.cumsum(dim=-1) == 1)).to(scores.dtype)
+        position = torch.where(fits.any(dim=1), fits.int().argmax(dim=1), state["keys"])
+        return weights, {**state, "position": position}
+
+    def scan(
+        self, score_keys: Callable[[Tensor, Tensor], Tensor], state: AlignmentState
+    ) -> tuple[Tensor, AlignmentState]:
+        """Return which rows (B,) stop at their new `state["position"]`, and that state."""
+        wide = torch.promote_types(self.offset.dtype, torch.float32)
+        position, keys = state["position"].clone(), state["keys"]
+        stopped = torch.zeros_like(position, dtype=torch.bool)
+        reading = (position < keys).nonzero().squeeze(1)  # rows
+        while reading.numel():
+            scores = score_keys(reading, position[reading]).to(wide) + self.offset.to(wide)
+            stops = (scores > 0) & state["mask"][reading, position[reading]]
+            stopped[reading[stops]] = True
+            reading = reading[~stops]
+            position[reading] += 1
+            reading = reading[position[reading] < keys[reading]]
+        return stopped, {**state, "position": position}
 
     def _expected(self, scores: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         """Return the probability that the head stops at each key."""
@@ -85,6 +116,8 @@ class MochaAlignment(MonotonicAlignment):
 
     Chiu and Raffel (2018); u is a separate additive score. Rows sum to what the head's row does.
     """
+
+    scans_keys = False
 
     def __init__(
         self,
@@ -151,9 +184,3 @@ def spread_over_chunks(
         for index in range(chunk_size)
     ]
     return torch.stack(shifted).sum(dim=0)
-
-
-def _first_stop(scores: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-    """Return a one at the first key, from the previous one on, whose score is above 0."""
-    fits = (scores > 0) & mask & (previous.cumsum(dim=-1) > 0.5)
-    return (fits & (fits.cumsum(dim=-1) == 1)).to(previous.dtype)

@@ -16,6 +16,9 @@ class Score(nn.Module):
 
     fused = False  # whether `ops.attend` computes this score
     accepts_features = False  # whether an alignment can add features inside it
+    is_positional = (
+        False  # whether it depends on a key's position: keys cannot be scored one by one
+    )
 
     def __init__(self, *, query_width: int, key_width: int, score_width: int) -> None:
         super().__init__()
@@ -159,6 +162,8 @@ class LocationScore(Score):
     long one past the last row are ignored.
     """
 
+    is_positional = True
+
     def __init__(
         self, *, query_width: int, key_width: int, score_width: int = 0, max_positions: int = 256
     ) -> None:
@@ -171,6 +176,33 @@ class LocationScore(Score):
         keys = prepared.size(-2)
         scores = F.linear(query, self.places.weight[:keys])
         return F.pad(scores, (0, keys - scores.size(-1)), value=MASKED_SCORE)
+
+
+class FixedScore(Score):
+    r"""Fixed weights, trained as those of a linear layer over the positions are.
+
+    .. math:: e_{ts} = w_s
+
+    No attention: the weights are parameters, not a function of query and keys. It is what attention
+    is compared with. At first all are equal, which is the mean of the values. Tokens past
+    `max_positions` are ignored.
+    """
+
+    is_positional = True
+
+    def __init__(
+        self, *, query_width: int, key_width: int, score_width: int = 0, max_positions: int = 256
+    ) -> None:
+        super().__init__(query_width=query_width, key_width=key_width, score_width=score_width)
+        self.weight = nn.Parameter(torch.zeros(max_positions))  # w
+
+    def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
+        """Return the scores (B, T, S) of (B, T, D); only the number of keys matters."""
+        self.reject_features(features)
+        keys = prepared.size(-2)
+        scores = self.weight[:keys].to(query.dtype)
+        scores = F.pad(scores, (0, keys - scores.size(-1)), value=MASKED_SCORE)
+        return scores.expand(*query.shape[:-1], keys)
 
 
 class AdditiveScore(Score):

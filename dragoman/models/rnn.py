@@ -293,8 +293,13 @@ class RNNLayer(Block):
             if not name.startswith(ALIGNMENT_PREFIX)
         }
 
+        scans = alignment_steps is None and self.cross.can_scan(prepared)
+
         def attend(query: Tensor) -> Tensor:
             nonlocal aligned
+            if scans:
+                context, aligned = self.cross.scan(query.unsqueeze(1), prepared, aligned)
+                return context.squeeze(1)
             attended, aligned = self.cross.step(query.unsqueeze(1), prepared, aligned)
             if alignment_steps is not None:
                 alignment_steps.append(AlignmentStep(attended.weights.squeeze(1), aligned))

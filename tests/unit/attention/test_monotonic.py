@@ -11,12 +11,17 @@ from torch import Tensor
 
 from dragoman.attention import (
     AdditiveScore,
+    LocationScore,
     Mechanism,
     MochaAlignment,
     MonotonicAlignment,
+    Softmax,
+    record,
 )
 from dragoman.attention.monotonic import spread_over_chunks
+from dragoman.config import ModelConfig
 from dragoman.errors import DragomanError
+from dragoman.models.factory import build_model
 from dragoman.ops import monotonic_attention
 from dragoman.ops.monotonic_attention import arrival_probabilities
 
@@ -259,3 +264,129 @@ def test_a_chunk_of_nothing_is_refused() -> None:
         DragomanError, match=r"MochaAlignment needs query_width .*; found query_width=0"
     ):
         MochaAlignment()
+
+
+class CountingScore(AdditiveScore):
+    """An additive score that counts the keys it reads."""
+
+    def __init__(self, **widths: int) -> None:
+        super().__init__(**widths)
+        self.reads = 0
+
+    def forward(self, query: Tensor, prepared: Tensor, features: Tensor | None = None) -> Tensor:
+        self.reads += query.size(0) * query.size(1) * prepared.size(1)
+        return super().forward(query, prepared, features)
+
+
+def scanned(
+    attention: Mechanism, query: Tensor, key: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the contexts of `scan` and of `step`, position by position."""
+    prepared = attention.prepare(key=key, value=key, mask=mask)
+    states = [attention.start(prepared), attention.start(prepared)]
+    contexts: list[list[Tensor]] = [[], []]
+    for position in query.unsqueeze(2).unbind(1):
+        context, states[0] = attention.scan(position, prepared, states[0])
+        attended, states[1] = attention.step(position, prepared, states[1])
+        contexts[0].append(context)
+        contexts[1].append(attended.context)
+        assert torch.equal(states[0]["position"], states[1]["position"])
+    return torch.cat(contexts[0], 1), torch.cat(contexts[1], 1)
+
+
+@pytest.mark.parametrize("offset", [-3.0, -0.5, 0.0, 0.5, 9.0])
+@pytest.mark.parametrize("hole", [False, True])
+@torch.no_grad()
+def test_scanning_stops_where_scoring_all_keys_does(offset: float, hole: bool) -> None:
+    """Heads that stay, that walk, and that run past the last key; rows of several lengths, one without keys."""
+    torch.manual_seed(0)
+    score = AdditiveScore(query_width=8, key_width=8, score_width=8)
+    attention = Mechanism(score, MonotonicAlignment(offset=offset)).double().eval()
+    score.energy.weight.mul_(6)
+    query, key = (torch.randn(4, n, 8, dtype=torch.float64) for n in (9, 12))
+    mask = torch.arange(12) < torch.tensor([[12], [5], [1], [0]])
+    if hole:
+        mask[:, 2] = False
+    found, expected = scanned(attention, query, key, mask)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    whole = attention(query=query, key=key, value=key, mask=mask).context
+    torch.testing.assert_close(found, whole)
+
+
+@pytest.mark.parametrize("offset", [-3.0, -0.5, 0.0, 9.0])
+@torch.no_grad()
+def test_every_source_position_is_read_once_and_again_only_where_the_head_stands(
+    offset: float,
+) -> None:
+    """At most S + T reads for S keys and T positions, in all rows of a batch together."""
+    torch.manual_seed(0)
+    score = CountingScore(query_width=8, key_width=8, score_width=8)
+    attention = Mechanism(score, MonotonicAlignment(offset=offset)).eval()
+    score.energy.weight.mul_(6)
+    lengths, positions = torch.tensor([300, 40, 1]), 120
+    query, key = torch.randn(3, positions, 8), torch.randn(3, 300, 8)
+    prepared = attention.prepare(key=key, value=key, mask=torch.arange(300) < lengths.unsqueeze(1))
+    assert attention.can_scan(prepared)
+    state, score.reads = attention.start(prepared), 0
+    for position in query.unsqueeze(2).unbind(1):
+        _, state = attention.scan(position, prepared, state)
+    assert 0 < score.reads <= int(lengths.sum()) + 3 * positions
+    # Reads are the distance that the head went, plus one at every position where it stood on a key.
+    assert score.reads >= int(state["position"].sum())
+
+
+@torch.no_grad()
+def test_beams_share_the_keys_of_a_sentence_when_scanning() -> None:
+    torch.manual_seed(0)
+    score = AdditiveScore(query_width=8, key_width=8, score_width=8)
+    attention = Mechanism(score, MonotonicAlignment(offset=0.0)).eval()
+    key, query = torch.randn(2, 12, 8), torch.randn(6, 1, 8)
+    shared = attention.prepare(key=key, value=key)
+    own = attention.prepare(key=key.repeat_interleave(3, 0), value=key.repeat_interleave(3, 0))
+    state = attention.start(own)
+    found, _ = attention.scan(query, shared, state)
+    expected, _ = attention.step(query, own, state)
+    torch.testing.assert_close(found, expected.context)
+
+
+def test_what_cannot_scan_scores_every_key() -> None:
+    """Training, recording, short sources, scores of positions, and other alignments."""
+    widths = {"query_width": 4, "key_width": 4, "score_width": 4}
+    score, key = AdditiveScore(**widths), torch.randn(1, 300, 4)
+
+    def can_scan(attention: Mechanism, keys: Tensor = key) -> bool:
+        return attention.can_scan(attention.prepare(key=keys, value=keys))
+
+    monotonic = Mechanism(score, MonotonicAlignment()).eval()
+    assert can_scan(monotonic)
+    assert not can_scan(monotonic, key[:, :20])
+    with record(monotonic):
+        assert not can_scan(monotonic)
+    assert not can_scan(Mechanism(LocationScore(**widths), MonotonicAlignment()).eval())
+    assert not can_scan(Mechanism(score, MochaAlignment(**widths)).eval())
+    assert not can_scan(Mechanism(score, Softmax()).eval())
+    assert not can_scan(monotonic.train())
+
+
+@torch.no_grad()
+def test_a_decoder_scans_long_sources_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        encoder=("gru",),
+        decoder=("gru(attention=monotonic, decoder=bahdanau)",),
+        width=16,
+        heads=1,
+        positions="none",
+        dropout=0.0,
+    )
+    model = build_model(config, src_vocab_size=20, tgt_vocab_size=20).double().eval()
+    for parameter in model.parameters():
+        parameter.mul_(2)
+    src, tgt = torch.randint(4, 20, (2, 300)), torch.randint(4, 20, (2, 12))
+    with record(model):
+        expected = model(src, tgt)
+    calls = []
+    scan = Mechanism.scan
+    monkeypatch.setattr(Mechanism, "scan", lambda *args: (calls.append(1), scan(*args))[1])
+    torch.testing.assert_close(model(src, tgt), expected)
+    assert len(calls) == 12

@@ -14,7 +14,8 @@ from dragoman.attention.catalogue import SCORES
 from dragoman.errors import DragomanError
 
 Row = list[float]
-UNEQUAL = ("general", "additive", "normed_additive", "location")
+UNEQUAL = ("general", "additive", "normed_additive", "location", "fixed")
+POSITIONAL = ("location", "fixed")
 
 
 def dot(a: Row, b: Row) -> float:
@@ -50,6 +51,7 @@ PAPERS = {
     ),
     "general": lambda score, q, k, s: dot(q, times(score.key_proj, k)),
     "location": lambda score, q, k, s: times(score.places, q)[s],
+    "fixed": lambda score, q, k, s: score.weight[s].item(),
     "additive": lambda score, q, k, s: additive(score, q, k),
     "normed_additive": lambda score, q, k, s: normed(score, q, k),
 }
@@ -119,9 +121,10 @@ def test_features_are_a_term_inside_the_tanh_or_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCORES)
 def test_every_parameter_receives_a_gradient(name: str) -> None:
-    score = build(name, **({"max_positions": 5} if name == "location" else {}))
+    score = build(name, **({"max_positions": 5} if name in POSITIONAL else {}))
     query, key = tensors()
-    score(query.requires_grad_(), score.prepare(key)).square().sum().backward()
+    weights = score(query.requires_grad_(), score.prepare(key)).softmax(-1)
+    (weights @ key).square().sum().backward()
     for path, parameter in score.named_parameters():
         assert parameter.grad is not None, path
         assert parameter.grad.ne(0).any(), path
@@ -158,12 +161,21 @@ def test_normed_additive_starts_where_the_paper_does() -> None:
     assert not score.bias.any()
 
 
-def test_location_ignores_the_words_past_its_last_place() -> None:
-    score = build("location", max_positions=3)
+@pytest.mark.parametrize("name", POSITIONAL)
+def test_positional_scores_ignore_the_words_past_their_last_place(name: str) -> None:
+    score = build(name, max_positions=3)
     query, key = tensors()
     weights = score(query, score.prepare(key)).softmax(-1)
     assert not weights[..., 3:].any()
     torch.testing.assert_close(weights[..., :3], score(query, key[:, :3]).softmax(-1))
+
+
+def test_fixed_weights_start_equal_and_see_neither_query_nor_keys() -> None:
+    score = SCORES.load("fixed")(query_width=4, key_width=4)
+    query, key = tensors()
+    assert not score(query, key).any()
+    torch.nn.init.normal_(score.weight)
+    torch.testing.assert_close(score(query, key), score(query + 1, key.flip(1)))
 
 
 def test_the_cosine_does_not_see_lengths() -> None:
