@@ -29,7 +29,7 @@ class ProjectedQKV(NamedTuple):
     """The projections of a sequence, split into heads."""
 
     query: Tensor  # (B, H, T, Dh)
-    key_value: Tensor  # (B, 2, G, T, Dh), the layout of the KV cache
+    key_value: Tensor  # (B, 2, G, T, Dc), the layout of the KV cache
 
 
 class RelativeTerms(NamedTuple):
@@ -48,7 +48,9 @@ class MultiHead(RecordableAttention):
     Vaswani et al. (2017), section 3.2.2. A head is width / heads wide, or `head_width`
     (Bhojanapalli et al. 2020). With fewer `kv_heads`, G, groups of heads share keys and values
     (grouped-query attention, Ainslie et al. 2023). `norms` normalize queries and keys (Henry et al.
-    2020, Dehghani et al. 2023).
+    2020, Dehghani et al. 2023). Values may have another width than queries and keys, `value_width`,
+    the paper's d_v apart from d_k. The KV cache then has the larger of the two, Dc, and zeros fill
+    the other.
 
     With `talking_heads` the heads mix their scores before the softmax and their weights after it,
     by trained H x H matrices:
@@ -66,6 +68,7 @@ class MultiHead(RecordableAttention):
         heads: int,
         *,
         head_width: int = 0,
+        value_width: int = 0,
         kv_heads: int = 0,
         norms: tuple[nn.Module, nn.Module] | None = None,
         talking_heads: bool = False,
@@ -76,15 +79,22 @@ class MultiHead(RecordableAttention):
         super().__init__()
         check_heads(width, heads, head_width=head_width, kv_heads=kv_heads)
         self.width, self.heads, self.head_width = width, heads, head_width or width // heads
+        self.value_width = value_width or self.head_width
+        self.cache_width = max(self.head_width, self.value_width)
         self.kv_heads = kv_heads or heads
-        self.inner, self.kv_inner = heads * self.head_width, self.kv_heads * self.head_width
+        self.inner = heads * self.head_width  # of all queries
+        # Of all keys and of all values: columns of their projections.
+        self.kv_inner, self.value_inner = (
+            self.kv_heads * self.head_width,
+            self.kv_heads * self.value_width,
+        )
         self.score = (
             ScaledDotScore(query_width=self.head_width, key_width=self.head_width)
             if score is None
             else score
         )
         self.dropout = dropout
-        self.output = nn.Linear(self.inner, width, bias=bias)  # W^O
+        self.output = nn.Linear(heads * self.value_width, width, bias=bias)  # W^O
         self.query_norm = None if norms is None else norms[0]
         self.key_norm = None if norms is None else norms[1]
         # Identity at first, as if heads did not mix; the paper does not state its initialization.
@@ -92,7 +102,12 @@ class MultiHead(RecordableAttention):
         self.mix_weights = nn.Parameter(torch.eye(heads)) if talking_heads else None  # P_w
         self.fused = self.score.fused and not talking_heads
         # Whether nothing but scaled dot products happens between the projections.
-        self.is_plain = self.fused and self.kv_heads == self.heads and norms is None
+        self.is_plain = (
+            self.fused
+            and self.kv_heads == self.heads
+            and self.value_width == self.head_width
+            and norms is None
+        )
         if not self.score.fused:
             _warn_not_fused(type(self.score).__name__)
 
@@ -114,7 +129,7 @@ class MultiHead(RecordableAttention):
     ) -> Tensor:
         """Attend from (B, H, T, Dh) to (B, G, S, Dh), concatenate the heads and project: (B, T, D).
 
-        The arguments are those of `ops.attend`.
+        The arguments are those of `ops.attend`. Keys and values may have the width of the cache.
         """
         return self.output(
             self._concat_contexts(
@@ -133,7 +148,9 @@ class MultiHead(RecordableAttention):
         bias: Tensor | None = None,
         window: int = 0,
     ) -> Tensor:
-        """Attend as `attend_heads` does; return the concatenated heads: (B, T, H Dh)."""
+        """Attend as `attend_heads` does; return the concatenated heads: (B, T, H Dv)."""
+        if self.value_width != self.head_width:
+            key, value = key[..., : self.head_width], value[..., : self.value_width]
         if self.kv_heads != self.heads:
             key, value = (
                 part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (key, value)
@@ -184,6 +201,23 @@ class MultiHead(RecordableAttention):
         """Split projections (B, T, parts * n * Dh) into heads: (B, parts, n, T, Dh)."""
         return x.view(x.size(0), x.size(1), parts, -1, self.head_width).permute(0, 2, 3, 1, 4)
 
+    def split_key_value(self, x: Tensor) -> Tensor:
+        """Split projected keys and values (B, T, G (Dh + Dv)) into heads: (B, 2, G, T, Dc)."""
+        if self.value_width == self.head_width:
+            return self.split(x, 2)
+        parts = torch.split(x, [self.kv_inner, self.value_inner], dim=-1)
+        return self.stack_key_value(
+            *(part.view(*x.shape[:2], self.kv_heads, -1).transpose(1, 2) for part in parts)
+        )
+
+    def stack_key_value(self, key: Tensor, value: Tensor) -> Tensor:
+        """Return keys (B, G, T, Dh) and values (B, G, T, Dv) as in the cache: (B, 2, G, T, Dc)."""
+        if self.value_width != self.head_width:
+            key, value = (
+                F.pad(part, (0, self.cache_width - part.size(-1))) for part in (key, value)
+            )
+        return torch.stack([key, value], dim=1)
+
 
 class SelfAttention(MultiHead):
     """Multi-head self-attention; one linear layer projects queries, keys and values.
@@ -199,6 +233,7 @@ class SelfAttention(MultiHead):
         heads: int,
         *,
         head_width: int = 0,
+        value_width: int = 0,
         kv_heads: int = 0,
         norms: tuple[nn.Module, nn.Module] | None = None,
         talking_heads: bool = False,
@@ -210,6 +245,7 @@ class SelfAttention(MultiHead):
     ) -> None:
         shape: dict[str, Any] = {
             "head_width": head_width,
+            "value_width": value_width,
             "kv_heads": kv_heads,
             "norms": norms,
             "talking_heads": talking_heads,
@@ -217,7 +253,9 @@ class SelfAttention(MultiHead):
         }
         super().__init__(width, heads, **shape, dropout=dropout, bias=bias)
         # W^Q, W^K and W^V, one below the other.
-        self.query_key_value = nn.Linear(width, self.inner + 2 * self.kv_inner, bias=bias)
+        self.query_key_value = nn.Linear(
+            width, self.inner + self.kv_inner + self.value_inner, bias=bias
+        )
         self.within, self.window = within, window
         self.has_bias = within is not None and within.has_bias
         self.rotates = within is not None and not within.has_bias
@@ -226,13 +264,14 @@ class SelfAttention(MultiHead):
 
     def project(self, x: Tensor, *, first: int = 0) -> ProjectedQKV:
         """Return queries, keys and values of (B, T, D) at positions first to first + T - 1."""
-        query, key_value = self.query_key_value(x).split([self.inner, 2 * self.kv_inner], dim=-1)
-        query, key_value = self.split(query, 1).squeeze(1), self.split(key_value, 2)
+        sizes = [self.inner, self.kv_inner + self.value_inner]
+        query, key_value = self.query_key_value(x).split(sizes, dim=-1)
+        query, key_value = self.split(query, 1).squeeze(1), self.split_key_value(key_value)
         if not self.rotates and self.key_norm is None:
             return ProjectedQKV(query, key_value)
         key, value = key_value.unbind(1)
-        query, key = self._normalize_and_rotate(query, key, first)
-        return ProjectedQKV(query, torch.stack([key, value], dim=1))
+        query, key = self._normalize_and_rotate(query, key[..., : self.head_width], first)
+        return ProjectedQKV(query, self.stack_key_value(key, value))
 
     def relative_terms(
         self, query: Tensor, mask: Tensor | None, query_positions: Tensor, key_positions: Tensor
@@ -289,8 +328,9 @@ class SelfAttention(MultiHead):
                 cuda_graphs=self.cuda_graphs,
             )
             return self.output(context)
-        parts = packed.split([self.inner, self.kv_inner, self.kv_inner], dim=-1)
-        query, key, value = (self.split(part, 1).squeeze(1) for part in parts)
+        parts = packed.split([self.inner, self.kv_inner, self.value_inner], dim=-1)
+        query, key = (self.split(part, 1).squeeze(1) for part in parts[:2])
+        value = parts[2].view(*x.shape[:2], self.kv_heads, -1).transpose(1, 2)
         query, key = self._normalize_and_rotate(query, key, 0)
         if prefix:
             return self._attend_with_prefix(query, key, value, mask, prefix)
@@ -312,13 +352,15 @@ class SelfAttention(MultiHead):
         assert causal, "only a causal layer continues earlier segments"
         memory, keys = previous.size(1), previous.size(1) + x.size(1)
         check_mask(mask, x.size(0), x.size(1), keys)
-        query, key_value = self.query_key_value(x).split([self.inner, 2 * self.kv_inner], dim=-1)
+        sizes = [self.inner, self.kv_inner + self.value_inner]
+        query, key_value = self.query_key_value(x).split(sizes, dim=-1)
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
         earlier = F.linear(
             previous, weight[self.inner :], None if bias is None else bias[self.inner :]
         )
         query = self.split(query, 1).squeeze(1)
-        key, value = self.split(torch.cat([earlier, key_value], dim=1), 2).unbind(1)
+        key, value = self.split_key_value(torch.cat([earlier, key_value], dim=1)).unbind(1)
+        key = key[..., : self.head_width]
         if self.query_norm is not None and self.key_norm is not None:
             query = _normalize_heads(self.query_norm, query)
             key = _normalize_heads(self.key_norm, key)
@@ -376,6 +418,7 @@ class CrossAttention(MultiHead):
         *,
         memory_width: int | None = None,
         head_width: int = 0,
+        value_width: int = 0,
         kv_heads: int = 0,
         norms: tuple[nn.Module, nn.Module] | None = None,
         talking_heads: bool = False,
@@ -385,6 +428,7 @@ class CrossAttention(MultiHead):
     ) -> None:
         shape: dict[str, Any] = {
             "head_width": head_width,
+            "value_width": value_width,
             "kv_heads": kv_heads,
             "norms": norms,
             "talking_heads": talking_heads,
@@ -393,19 +437,22 @@ class CrossAttention(MultiHead):
         super().__init__(width, heads, **shape, dropout=dropout, bias=bias)
         memory_width = width if memory_width is None else memory_width
         self.query = nn.Linear(width, self.inner, bias=bias)  # W^Q
-        self.key_value = nn.Linear(memory_width, 2 * self.kv_inner, bias=bias)  # W^K above W^V
+        # W^K above W^V
+        self.key_value = nn.Linear(memory_width, self.kv_inner + self.value_inner, bias=bias)
 
     def prepare(self, memory: Tensor) -> Tensor:
-        """Project the memory (B, S, D) to keys and values: (B, 2, G, S, Dh)."""
+        """Project the memory (B, S, D) to keys and values: (B, 2, G, S, Dc)."""
         return self._split_key_value(self.key_value(memory))
 
     def _split_key_value(self, packed_key_value: Tensor) -> Tensor:
-        """Split (B, S, 2 G Dh) into heads and normalize the keys: (B, 2, G, S, Dh)."""
-        key_value = self.split(packed_key_value, 2)
+        """Split (B, S, G (Dh + Dv)) into heads and normalize the keys: (B, 2, G, S, Dc)."""
+        key_value = self.split_key_value(packed_key_value)
         if self.key_norm is None:
             return key_value
         key, value = key_value.unbind(1)
-        return torch.stack([_normalize_heads(self.key_norm, key), value], dim=1)
+        return self.stack_key_value(
+            _normalize_heads(self.key_norm, key[..., : self.head_width]), value
+        )
 
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to (B, S, D); `mask` is broadcastable to (B, T, S)."""
@@ -433,7 +480,7 @@ class CrossAttention(MultiHead):
         return self._attend_projected(packed_query, key_value, mask=mask)
 
     def attend_prepared(self, x: Tensor, prepared: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Attend from (B, T, D) to what `prepare` returned, (B, 2, G, S, Dh).
+        """Attend from (B, T, D) to what `prepare` returned, (B, 2, G, S, Dc).
 
         Several rows may share a sentence, as beams do: (B * K, T, D). They become a longer query,
         so that keys and values are neither copied nor read K times.
@@ -443,7 +490,7 @@ class CrossAttention(MultiHead):
     def _attend_projected(
         self, packed_query: Tensor, prepared: Tensor, *, mask: Tensor | None
     ) -> Tensor:
-        """Attend from projected queries (B, T, H Dh) to (B, 2, G, S, Dh)."""
+        """Attend from projected queries (B, T, H Dh) to (B, 2, G, S, Dc)."""
         sentences, shape = prepared.size(0), packed_query.shape
         if self.hooks is not None and sentences != shape[0]:  # records have one row each
             prepared = prepared.repeat_interleave(shape[0] // sentences, dim=0)

@@ -31,6 +31,12 @@ class ModelConfig:
         at_least=0,
         at_most=4096,
     )
+    value_width: int = setting(
+        0,
+        "Dimension of a head's values (d_v), apart from queries and keys; 0 for the head's.",
+        at_least=0,
+        at_most=4096,
+    )
     kv_heads: int = setting(
         0,
         "Number of key-value heads (grouped-query attention); 0 for model.heads.",

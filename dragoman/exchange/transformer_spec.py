@@ -148,6 +148,16 @@ def _read_stack(
                 )
             )
             return None
+        attentions = [block.self, block.cross] if block.has_cross else [block.self]
+        if other := [each for each in attentions if each.value_width != each.head_width]:
+            problems.append(
+                export_problem(
+                    program,
+                    f"a head of model.{name} must have values as wide as its keys",
+                    f"model.value_width={other[0].value_width}",
+                )
+            )
+            return None
         layers.append(block)
 
     def one(what: str, read: Callable[[TransformerLayer], Any]) -> Any:

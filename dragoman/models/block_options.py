@@ -17,7 +17,7 @@ from dragoman.errors import ConfigError
 from dragoman.models.block_spec import OptionValue, parse_blocks
 from dragoman.registry import catalogue
 
-HEAD_SETTINGS = ("heads", "head_width", "kv_heads", "qk_norm", "talking_heads")
+HEAD_SETTINGS = ("heads", "head_width", "value_width", "kv_heads", "qk_norm", "talking_heads")
 # Scores of the alignments' papers, where they are not additive.
 _DEFAULT_SCORES = {
     "monotonic": "normed_additive",
@@ -142,6 +142,7 @@ class ReformerOptions(BlockOptions):
             yield f"buckets must be {problem.must}; found {self.buckets}; {problem.fix}"
         defaults = ModelConfig()
         reasons = {
+            "value_width": "its kernels need values as wide as keys",
             "kv_heads": "queries and keys are the same vectors",
             "qk_norm": "keys are normalized to unit length",
             "talking_heads": "each head has its own buckets",

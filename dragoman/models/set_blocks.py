@@ -47,6 +47,7 @@ class MultiheadAttentionBlock(nn.Module):
             config.width,
             config.heads,
             head_width=config.head_width,
+            value_width=config.value_width,
             dropout=config.attention_dropout,
             bias=config.attention_bias,
         )
@@ -76,6 +77,7 @@ class SetAttentionBlock(Block):
             config.width,
             config.heads,
             head_width=config.head_width,
+            value_width=config.value_width,
             dropout=config.attention_dropout,
             bias=config.attention_bias,
         )

@@ -136,7 +136,7 @@ class TransformerLayer(Block):
         """Return an empty KV cache and the projected keys and values of the source."""
         assert self.causal, "only a decoder's layer generates"
         values = context.state_template()
-        empty = values.new_empty(values.size(0), 2, self.self.kv_heads, 0, self.self.head_width)
+        empty = values.new_empty(values.size(0), 2, self.self.kv_heads, 0, self.self.cache_width)
         return context.initial_state(self._prepare_cross(values), cache={"key_value": empty})
 
     def start_with_prefix(self, x: Tensor, context: ForwardContext) -> ExtendOutput:
@@ -225,6 +225,7 @@ def _head_arguments(config: ModelConfig) -> dict[str, Any]:
         norms = tuple(norm(config.resolved_head_width, config.norm_epsilon) for _ in range(2))
     return {
         "head_width": config.head_width,
+        "value_width": config.value_width,
         "kv_heads": config.kv_heads,
         "norms": norms,
         "talking_heads": config.talking_heads,

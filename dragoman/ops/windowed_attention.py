@@ -63,5 +63,5 @@ def attend_windowed(
     context = attend(  # the mask is (B * blocks, 1, block, span)
         query_blocks, key_windows(key), key_windows(value), mask=visible, dropout=dropout
     )
-    context = context.view(rows, blocks, heads, block, width).transpose(1, 2)
+    context = context.view(rows, blocks, heads, block, value.size(-1)).transpose(1, 2)
     return context.flatten(2, 3)[:, :, :length]

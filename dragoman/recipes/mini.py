@@ -21,6 +21,7 @@ _MAX_SIZES: dict[str, int | float] = {
     "heads": HEADS,
     "kv_heads": HEADS,
     "head_width": WIDTH // HEADS,
+    "value_width": WIDTH // HEADS,
     "ffn_width": 4 * WIDTH,
     "buckets": 8,  # short sequences need few
     # a larger loss would keep attention from being learned in so few steps
@@ -54,6 +55,7 @@ def mini(config: Config) -> Config:
             "heads": heads,
             "kv_heads": max(1, heads // group) if group else 0,
             "head_width": min(model.head_width, _MAX_SIZES["head_width"]),
+            "value_width": min(model.value_width, _MAX_SIZES["value_width"]),
             "window": min(model.window, WINDOW),
             "embedding_width": min(model.embedding_width, WIDTH // 4),
             "ffn_width": min(model.ffn_width, _MAX_SIZES["ffn_width"]),
@@ -106,6 +108,7 @@ def _mini_task(config: Config) -> Config:
             "heads": heads,
             "kv_heads": min(model.kv_heads, heads),
             "head_width": min(model.head_width, _MAX_SIZES["head_width"]),
+            "value_width": min(model.value_width, _MAX_SIZES["value_width"]),
             "embedding_width": min(model.embedding_width, WIDTH // 4),
             "ffn_width": min(model.ffn_width, _MAX_SIZES["ffn_width"]),
             "dropout": min(model.dropout, 0.1),  # so small a model hardly overfits

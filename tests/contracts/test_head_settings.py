@@ -16,6 +16,18 @@ from dragoman.models.factory import build_model
 VARIANTS: dict[str, dict[str, object]] = {
     "wide heads": {"head_width": 12},
     "narrow heads": {"heads": 3, "head_width": 4},
+    "narrow values": {"value_width": 3},
+    "wide values": {"value_width": 7},
+    "values apart": {
+        "head_width": 6,
+        "value_width": 9,
+        "kv_heads": 2,
+        "qk_norm": "rms",
+        "window": 3,
+        "positions": "rotary",
+    },
+    "values apart, xl": {"value_width": 2, "kv_heads": 2, "positions": "transformer_xl"},
+    "values apart, talking": {"value_width": 5, "talking_heads": True},
     "grouped": {"kv_heads": 2},
     "one key": {"kv_heads": 1},
     "layer": {"qk_norm": "layer"},

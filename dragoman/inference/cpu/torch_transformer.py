@@ -72,7 +72,12 @@ def torch_unsupported_reason(model: EncoderDecoder) -> str:
                 [block.self, block.cross] if block.has_cross else [block.self]
             )
             for each in attentions:
-                if not each.fused or each.kv_heads != each.heads or each.query_norm is not None:
+                if (
+                    not each.fused
+                    or each.kv_heads != each.heads
+                    or each.value_width != each.head_width
+                    or each.query_norm is not None
+                ):
                     return f"{side}.{number} has another kind of attention heads"
     if not all(getattr(block, "has_cross", False) for _, block in model.decoder.blocks()):
         return "the decoder has layers without cross-attention"

@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 from dragoman.attention import CrossAttention, ScaledDotScore, SelfAttention, record
 from dragoman.attention.multi_head import _warn_not_fused
+from dragoman.config import ModelConfig
 from dragoman.errors import DragomanError
+from dragoman.exchange.transformer_spec import _read_stack
+from dragoman.inference.cpu.torch_transformer import torch_unsupported_reason
+from dragoman.models.factory import build_model
 
 
 def twin(attention: SelfAttention | CrossAttention) -> nn.MultiheadAttention:
@@ -122,3 +126,59 @@ def test_dropout_acts_in_training_only() -> None:
     assert differ() > 0
     attention.eval()
     assert differ() == 0
+
+
+@pytest.mark.parametrize("value_width", [2, 7])
+@pytest.mark.parametrize("kv_heads", [0, 2])
+@torch.no_grad()
+def test_values_may_have_a_width_of_their_own(value_width: int, kv_heads: int) -> None:
+    """Section 3.2.2 of Vaswani et al. (2017) with d_v apart from d_k, head by head; cached and not."""
+    torch.manual_seed(0)
+    options = {"head_width": 5, "value_width": value_width, "kv_heads": kv_heads}
+    own = SelfAttention(12, 4, **options).double()
+    cross = CrossAttention(12, 4, memory_width=10, **options).double()
+    x = torch.randn(2, 6, 12, dtype=torch.float64)
+    memory = torch.randn(2, 9, 10, dtype=torch.float64)
+    groups = kv_heads or 4
+
+    def by_hand(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        heads = []
+        for head in range(4):
+            group = head // (4 // groups)
+            q = query[..., 5 * head : 5 * head + 5]
+            k = key[..., 5 * group : 5 * group + 5]
+            v = value[..., value_width * group : value_width * (group + 1)]
+            scores = q @ k.mT / 5**0.5
+            if causal:
+                scores = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+            heads.append(scores.softmax(-1) @ v)
+        return torch.cat(heads, -1)
+
+    sizes = [20, 5 * groups, value_width * groups]
+    for causal in (False, True):
+        expected = own.output(by_hand(*own.query_key_value(x).split(sizes, -1), causal))
+        torch.testing.assert_close(own(x, causal=causal), expected)
+    expected = cross.output(
+        by_hand(cross.query(x), *cross.key_value(memory).split(sizes[1:], -1), False)
+    )
+    torch.testing.assert_close(cross(x, memory), expected)
+    prepared = cross.prepare(memory)
+    assert prepared.shape == (2, 2, groups, 9, max(5, value_width))
+    torch.testing.assert_close(cross.attend_prepared(x, prepared), expected)
+
+
+def test_other_engines_do_not_take_values_of_another_width() -> None:
+    config = ModelConfig(
+        encoder=("transformer",),
+        decoder=("transformer",),
+        width=16,
+        heads=2,
+        value_width=4,
+        ffn_width=16,
+    )
+    model = build_model(config, src_vocab_size=9, tgt_vocab_size=9)
+    assert "another kind of attention heads" in torch_unsupported_reason(model)
+    problems: list[str] = []
+    positions = model.src_entrance.positions
+    assert _read_stack(model.encoder, positions, "encoder", "ONNX", problems) is None
+    assert "values as wide as its keys; found model.value_width=4" in problems[0]
