@@ -114,6 +114,14 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
     task: LanguageTask
     model: LanguageModelModule
 
+    def __new__(cls, model: nn.Module, task: LanguageTask) -> LanguageModel:
+        """Return the predictor of `language.objective`: MaskedLanguageModel unless causal."""
+        if task.language.objective != "causal":
+            from dragoman.inference.masked_language_model import MaskedLanguageModel
+
+            return super().__new__(MaskedLanguageModel)
+        return super().__new__(cls)
+
     # Generation
 
     def generate(

@@ -527,6 +527,24 @@ RECIPES = Registry(
         family=LANGUAGE,
         task="language",
     ),
+    devlin2019=Entry(
+        "dragoman.recipes.masked_lm:devlin2019",
+        "BERT: masked tokens (Devlin et al. 2019)",
+        family=LANGUAGE,
+        task="language",
+    ),
+    yang2019=Entry(
+        "dragoman.recipes.masked_lm:yang2019",
+        "XLNet: a random order (Yang et al. 2019)",
+        family=LANGUAGE,
+        task="language",
+    ),
+    lan2020_lm=Entry(
+        "dragoman.recipes.masked_lm:lan2020_lm",
+        "ALBERT: shared layers, sentence order (2020)",
+        family=LANGUAGE,
+        task="language",
+    ),
     kitaev2020_lm=Entry(
         "dragoman.recipes.language:kitaev2020_lm",
         "Reformer on bytes (Kitaev et al. 2020)",
