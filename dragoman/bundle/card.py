@@ -80,9 +80,9 @@ def write_card(card: Card, config: Config, *, parameters: int) -> str:
         )
     else:
         title = card.title or TASK_TITLES[config.task]
-        call = "generate(" if config.task == "language" else "predict(["
-        close = ")" if config.task == "language" else "])"
-        use = f'import dragoman\n\nprint(dragoman.load("this directory").{call}"…"{close})'
+        call = {"causal": 'generate("…")'}.get(config.language.objective, 'fill_mask("… <mask> …")')
+        call = call if config.task == "language" else 'predict(["…"])'
+        use = f'import dragoman\n\nprint(dragoman.load("this directory").{call})'
     parts = [
         _front_matter(card, config),
         f"# {title}",

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from dragoman.errors import BundleError, CorruptError
+from dragoman.registry import catalogue
 from dragoman.storage import manifest
 
 FORMAT_VERSION = 1
@@ -104,6 +105,21 @@ def read_task(path: Path) -> str:
     except CorruptError:
         return "translate"
     return task if isinstance(task, str) else repr(task)
+
+
+def read_command(path: Path) -> str:
+    """Return the command that runs a bundle's model; "" for a task that is not known."""
+    task = read_task(path)
+    if task not in catalogue("predictor"):
+        return ""
+    section = {} if task != "language" else manifest.read_json(path / CONFIG).get("language", {})
+    return model_command(task, section.get("objective") if isinstance(section, dict) else None)
+
+
+def model_command(task: str, objective: object = None) -> str:
+    """Return the command that runs models of a task; a language model with masks predicts."""
+    has_masks = task == "language" and objective in ("masked", "permuted")
+    return "predict" if has_masks else catalogue("predictor")[task].family
 
 
 def _suggest_bundle(path: Path) -> str:

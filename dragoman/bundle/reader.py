@@ -16,7 +16,6 @@ from dragoman.bundle import format as layout
 from dragoman.config import Config, from_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
-from dragoman.registry import catalogue
 from dragoman.storage import manifest
 from dragoman.storage.atomic import open_regular, read_regular
 
@@ -74,11 +73,12 @@ def require_task(contents: BundleContents, task: str) -> None:
     found = contents.config.task
     if found == task:
         return
+    command = layout.model_command(found, contents.config.language.objective)
     what = {TRANSLATE: "a translation model", "predict": "a model for `dragoman predict`"}
     raise BundleError(
         f"{contents.path} must be {what.get(task, f'a model of task {task}')}",
         found=f"a model of task {found}",
-        fix=f"use `dragoman {catalogue('predictor')[found].family} -m {contents.path}`",
+        fix=f"use `dragoman {command} -m {contents.path}`",
     )
 
 

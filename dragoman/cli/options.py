@@ -43,20 +43,18 @@ def require_command(path: Path, command: str, runs: str = "") -> None:
 
     The message names the command that runs it.
     """
-    from dragoman.bundle.format import read_task, require_bundle
-    from dragoman.inference.catalogue import PREDICTORS
+    from dragoman.bundle.format import read_command, read_task, require_bundle
 
     require_bundle(path)
-    task = read_task(path)
-    entry = PREDICTORS.get(task)
+    task, found = read_task(path), read_command(path)
     wanted = runs or command
-    if entry is None or entry.family != wanted:
+    if found != wanted:
         what = {"translate": "a translation model", "generate": "a language model"}
         raise BundleError(
             f"`dragoman {command}` needs "
             f"{what.get(wanted, 'a model that predicts labels, tags or values')}",
             found=f"{path}, a model of the task {task:.40}",
-            fix=f"use `dragoman {entry.family} -m {path}`" if entry else "check its config.json",
+            fix=f"use `dragoman {found} -m {path}`" if found else "check its config.json",
         )
 
 

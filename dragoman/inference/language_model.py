@@ -24,6 +24,7 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 if TYPE_CHECKING:
     from dragoman.tasks.language import LanguageTask
+    from dragoman.tasks.masked import FilledText
     from dragoman.text.language_text import TextDecoder
 
 EMPTY_NOTE = "the text is empty: there is nothing to score"
@@ -227,6 +228,15 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         for first in range(0, tokens.size(1), size):
             hidden, state = self.model.extend_hidden(tokens[:, first : first + size], state)
         return self.model.project(hidden[:, -1]), state
+
+    def fill_mask(self, text: str, *, top: int = 5) -> FilledText:
+        """Raise ConfigError: only a model trained with masks fills them in."""
+        raise ConfigError(
+            [
+                "fill_mask needs a model trained with language.objective=masked or permuted; found "
+                "causal; use generate"
+            ]
+        )
 
     # Scores
 

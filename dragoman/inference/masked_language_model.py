@@ -66,7 +66,7 @@ class MaskedLanguageModel(LanguageModel):
     `LanguageModel.load("my-mlm").fill_mask("The <mask> sat.")`
     """
 
-    task: MaskedLanguageTask  # type: ignore[assignment]
+    task: MaskedLanguageTask
     model: MaskedLM
 
     def fill_mask(self, text: str, *, top: int = 5) -> FilledText:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.bundle import Card, CardScore, write_task_bundle
+from dragoman.bundle.format import model_command
 from dragoman.bundle.task_bundle import build_loaded_task_model, load_task_text, task_text_files
 from dragoman.config import Config
 from dragoman.config.config import file_names
@@ -307,8 +308,10 @@ class TaskBuilder(RunBuilder):
             golden=self.prepared.golden,
             manifest_fields=fields,
         )
-        generates = self.config.task == "language"
-        return "dragoman generate --prompt The -m" if generates else "dragoman predict -m"
+        command = model_command(self.config.task, self.config.language.objective)
+        return (
+            "dragoman generate --prompt The -m" if command == "generate" else "dragoman predict -m"
+        )
 
 
 def _float32(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
