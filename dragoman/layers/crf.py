@@ -120,8 +120,7 @@ class LinearChainCRF(TagOutput):
         scores = self.scores(emissions)
         emissions = emissions.to(_wide(emissions))
         chains = _run_chains(emissions, mask, scores, directions=2)
-        partition = torch.logsumexp(_final_scores(chains[0], mask, scores.end), dim=-1)
-        return _node_marginals(emissions, mask, chains, partition)
+        return _node_marginals(emissions, mask, chains)
 
 
 class TokenSoftmax(TagOutput):
@@ -208,32 +207,27 @@ class _LogPartition(torch.autograd.Function):
         scores = TransitionScores(start, transitions, end)
         trains = any(ctx.needs_input_grad)
         chains = _run_chains(emissions, mask, scores, directions=2 if trains else 1)
-        partition = torch.logsumexp(_final_scores(chains[0], mask, end), dim=-1)
         if trains:
             ctx.has_mask = mask is not None
             kept = () if mask is None else (mask,)
-            ctx.save_for_backward(emissions, transitions, end, chains, partition, *kept)
-        return partition
+            ctx.save_for_backward(emissions, transitions, end, chains, *kept)
+        return torch.logsumexp(_final_scores(chains[0], mask, end), dim=-1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the marginals, weighted by the gradient (B,) of each row."""
-        emissions, transitions, end, chains, partition, *kept = ctx.saved_tensors
+        emissions, transitions, end, chains, *kept = ctx.saved_tensors
         mask = kept[0] if ctx.has_mask else None
         forward, backward = chains  # (B, T, K) each
-        rows = grad.unsqueeze(1)  # (B, 1)
-        nodes = _node_marginals(emissions, mask, chains, partition) * rows.unsqueeze(2)
+        rows = grad[:, None, None]  # (B, 1, 1)
+        nodes = _node_marginals(emissions, mask, chains) * rows
         # Edge t: tag i at t, tag j at t + 1. The edges' sum over b and t is the gradient of A.
-        edges = (
-            forward[:, :-1, :, None]
-            + transitions
-            + (backward[:, 1:, None, :] - partition[:, None, None, None])
-        )  # (B, T - 1, K, K)
-        if mask is not None:  # before exp, which could overflow there
-            edges = edges.masked_fill(~mask[:, 1:, None, None], -torch.inf)
-        edges = (edges.exp_() * rows[:, :, None, None]).sum(dim=(0, 1))
-        last = _final_scores(forward, mask, end) - partition.unsqueeze(1)
-        return nodes, None, nodes[:, 0].sum(dim=0), edges, (last.exp() * rows).sum(dim=0)
+        edges = forward[:, :-1, :, None] + transitions + backward[:, 1:, None, :]
+        edges = edges.flatten(2).softmax(dim=-1)  # (B, T - 1, K K)
+        weight = rows if mask is None else rows * mask[:, 1:, None]
+        edges = (edges * weight).sum(dim=(0, 1)).view_as(transitions)
+        last = _final_scores(forward, mask, end).softmax(dim=-1) * grad.unsqueeze(1)
+        return nodes, None, nodes[:, 0].sum(dim=0), edges, last.sum(dim=0)
 
 
 def _run_chains(
@@ -258,7 +252,10 @@ def _run_chains(
     state = first + inputs[:, :, 0]  # (2, B, K)
     states = [state]
     for position in range(1, emissions.size(1)):
-        state = torch.logsumexp(into + state.unsqueeze(2), dim=-1) + inputs[:, :, position]
+        moved = into + state.unsqueeze(2)  # (2, B, K, K)
+        # log-sum-exp as x - log_softmax(x), of any element x: one kernel instead of nine
+        total = moved[..., 0] - moved.log_softmax(dim=-1)[..., 0]
+        state = total + inputs[:, :, position]
         states.append(state)
     chains = torch.stack(states, dim=2)  # (2, B, T, K)
     if directions == 2:
@@ -271,12 +268,12 @@ def _final_scores(forward: Tensor, mask: Tensor | None, end: Tensor) -> Tensor:
     return last_state(forward, mask) + end
 
 
-def _node_marginals(
-    emissions: Tensor, mask: Tensor | None, chains: Tensor, partition: Tensor
-) -> Tensor:
+def _node_marginals(emissions: Tensor, mask: Tensor | None, chains: Tensor) -> Tensor:
     """Return the marginal probabilities (B, T, K); zero at padding."""
     joint = chains[0] + chains[1] - emissions  # each chain has the position's own emission
-    return _zero_padding((joint - partition[:, None, None]).exp(), mask)
+    # The sum over tags is Z at every position: a softmax needs no log Z, whose rounding error in a
+    # long sentence would be the same for all tags.
+    return _zero_padding(joint.softmax(dim=-1), mask)
 
 
 def viterbi(emissions: Tensor, mask: Tensor | None, scores: TransitionScores) -> Tensor:
