@@ -8,6 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from dragoman.cli.constraint_options import (
+    ConstraintOption,
+    ForbidOption,
+    RegexOption,
+    RequireOption,
+    parse_constraint_options,
+)
 from dragoman.cli.options import DeviceOption, JsonOption, LanguageModelOption
 from dragoman.cli.output import print_json, print_text
 from dragoman.errors import ConfigError
@@ -60,13 +67,21 @@ def generate(
     seed: Annotated[
         int, typer.Option(min=0, help="Random seed.", rich_help_panel=_SAMPLING_PANEL)
     ] = 1,
+    constraint: ConstraintOption = None,
+    require: RequireOption = None,
+    forbid: ForbidOption = None,
+    regex: RegexOption = None,
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Continue a text with a language model; the text appears as it is written."""
+    """Continue a text with a language model; the text appears as it is written.
+
+    With constraints the continuation is one line that ends within --max-tokens.
+    """
     if not top_p > 0:
         raise ConfigError([f"--top-p must be more than 0 and at most 1; found {top_p}; try 0.95"])
 
+    constraints = parse_constraint_options(constraint, require, forbid, regex)
     text = sys.stdin.read() if prompt == "-" else prompt
 
     # Imported here, so that errors in the arguments are reported before torch is imported.
@@ -79,6 +94,7 @@ def generate(
         "top_k": top_k,
         "top_p": top_p,
         "seed": seed,
+        "constraints": constraints,
     }
     if json:
         for continuation in language_model.complete(text, n=n, **options):

@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from dragoman.cli.constraint_options import (
+    ConstraintOption,
+    ForbidOption,
+    RegexOption,
+    RequireOption,
+    parse_constraint_options,
+)
 from dragoman.cli.input_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
 from dragoman.cli.options import (
     BatchSizeOption,
@@ -31,12 +38,10 @@ from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
-    from dragoman.decoding.constraints import Constraint
     from dragoman.inference import Translation
 
 NOTES_SHOWN = 3
 _SAMPLING_PANEL = "Sampling"
-_CONSTRAINTS_PANEL = "Constraints"
 _ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
 
 
@@ -81,39 +86,10 @@ def translate(
     engine: EngineOption = "auto",
     precision: PrecisionOption = None,
     shortlist: ShortlistOption = None,
-    constraint: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Constraint that every translation must fulfil: equal_length, mirror, no_copy or "
-            "punctuation. May be repeated.",
-            rich_help_panel=_CONSTRAINTS_PANEL,
-        ),
-    ] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORD",
-            help="Word that every translation must contain. May be repeated.",
-            rich_help_panel=_CONSTRAINTS_PANEL,
-        ),
-    ] = None,
-    forbid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORD",
-            help="Word that no translation may contain. May be repeated.",
-            rich_help_panel=_CONSTRAINTS_PANEL,
-        ),
-    ] = None,
-    regex: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Regular expression that every whole translation must match.",
-            rich_help_panel=_CONSTRAINTS_PANEL,
-        ),
-    ] = None,
+    constraint: ConstraintOption = None,
+    require: RequireOption = None,
+    forbid: ForbidOption = None,
+    regex: RegexOption = None,
     sample: Annotated[
         bool,
         typer.Option(
@@ -172,7 +148,7 @@ def translate(
         raise ConfigError(
             [f"--sample and --beam exclude each other; found both, with --beam {beam}; keep one"]
         )
-    constraints = _parse_constraint_options(constraint, require, forbid, regex)
+    constraints = parse_constraint_options(constraint, require, forbid, regex)
     if texts and input_:
         raise ConfigError(
             [
@@ -247,25 +223,6 @@ def translate(
                 found=f"{lines.read:,} read and {written:,} written",
                 fix="please report it",
             )
-
-
-def _parse_constraint_options(
-    names: list[str] | None,
-    require: list[str] | None,
-    forbid: list[str] | None,
-    regex: str | None,
-) -> tuple[Constraint, ...]:
-    """Return the constraints of the command line."""
-    if not (names or require or forbid or regex is not None):
-        return ()
-    from dragoman.decoding.constraints import parse_constraints
-
-    return parse_constraints(
-        names or (),
-        require=require or (),
-        forbid=forbid or (),
-        regex=() if regex is None else [regex],
-    )
 
 
 def warn_about_file(text: str, done: str) -> None:

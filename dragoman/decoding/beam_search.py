@@ -132,7 +132,7 @@ class _ConstrainedBeams:
     """The state of every hypothesis in the automaton of its sentence, on the host."""
 
     def __init__(self, request: SearchRequest) -> None:
-        self._rows = ConstrainedRows(request)
+        self._rows = ConstrainedRows(request.constraints, request.max_lengths.tolist())
         self._sentences = list(range(len(request.constraints)))  # (N,)
         # (N, F); None for an empty place in the beam and for a sentence that is done
         self._states: list[list[AutomatonState | None]] = [

@@ -90,14 +90,21 @@ class OutputVocabulary:
 
     A text is None for a token that is never written, and bytes for a token of a single byte. The
     first token loses one leading space, as SentencePiece decodes, or with `strip` the whole text
-    its spaces at both ends.
+    its spaces at both ends. The token `end` ends a text.
     """
 
-    def __init__(self, texts: Sequence[str | bytes | None], *, strip: bool = False) -> None:
-        self.strip, self.size = strip, len(texts)
+    def __init__(
+        self, texts: Sequence[str | bytes | None], *, strip: bool = False, end: int = EOS
+    ) -> None:
+        self.strip, self.size, self.end = strip, len(texts), end
         written = [
             text if isinstance(text, str) and text and _is_written(text) else None for text in texts
         ]
+        # A byte that is a character by itself is written as one, if no other token writes it.
+        single = {text for text in written if text and len(text) == 1}
+        for number, text in enumerate(texts):
+            if isinstance(text, bytes) and text.isascii() and text.decode() not in single:
+                written[number] = text.decode() if _is_written(text.decode()) else None
         self.characters = sorted({each for text in written for each in text or ""})
         self.numbers = {each: number for number, each in enumerate(self.characters)}
         self.codes = np.array([ord(each) for each in self.characters], dtype=np.int64)  # (C,)
@@ -437,7 +444,7 @@ class SentenceConstraints:
             if compiled.has_bytes:
                 close = self._byte_distances(state.state, state.position, state.pending) < remaining
                 found[compiled.vocabulary.byte_ids[close]] = True
-        found[EOS] = self.accepts(state)
+        found[compiled.vocabulary.end] = self.accepts(state)
         return found
 
     def _distances(self, state: AutomatonState) -> IntArray:
@@ -543,7 +550,7 @@ class SentenceConstraints:
 
     def can_complete(self, state: AutomatonState, token: int, remaining: int) -> bool:
         """Whether a token that `allowed` returned leaves a completion under all constraints."""
-        if token == EOS or not self.needs_check:
+        if token == self.compiled.vocabulary.end or not self.needs_check:
             return True
         return self._agrees(state, token) and self._has_completion(
             self.advance(state, token), remaining - 1
@@ -668,13 +675,13 @@ def check_constraints(
     limit: int,
     prefix: Sequence[int] = (),
     *,
-    line: int,
+    line: int | None = None,
 ) -> None:
     """Raise ConstraintError that names the constraints which no output fulfils together."""
     if constraints.is_possible(limit, prefix):
         return
     source = constraints.source
-    shown = f"{source!r:.60} (line {line})"
+    shown = f"{source!r:.60}" + (f" (line {line})" if line is not None else "")
     if prefix and constraints.is_possible(limit):
         raise ConstraintError(
             "the prefix must agree with the constraints",

@@ -102,7 +102,9 @@ def decode_one_path(
 ) -> list[Hypothesis]:
     """Append the chosen token to every row until EOS or its limit; done rows leave the batch."""
     max_lengths, return_scores = request.max_lengths, request.return_scores
-    constrained = ConstrainedRows(request) if request.constraints else None
+    constrained = (
+        ConstrainedRows(request.constraints, max_lengths.tolist()) if request.constraints else None
+    )
     states = [constrained.start(row) for row in range(len(max_lengths))] if constrained else []
     steps: list[_StepTokens] = []
     active_rows: IntArray = np.arange(len(max_lengths))

@@ -204,13 +204,15 @@ def apply_constraints(logits: Tensor, *, forced: IntArray, step: int, min_length
 
 
 class ConstrainedRows:
-    """The constraints of a request, applied to rows that are each in a state of its sentence's.
+    """The constraints of sentences, applied to rows that are each in a state of its sentence's.
 
     A row without a state (None) is not constrained: nobody reads it.
     """
 
-    def __init__(self, request: SearchRequest) -> None:
-        self._constraints, self._max_lengths = request.constraints, request.max_lengths.tolist()
+    def __init__(
+        self, constraints: Sequence[SentenceConstraints], max_lengths: Sequence[int]
+    ) -> None:
+        self._constraints, self._max_lengths = constraints, max_lengths
         self.needs_check = any(each.needs_check for each in self._constraints)
 
     def start(self, sentence: int) -> AutomatonState:

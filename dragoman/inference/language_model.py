@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +15,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.data.records import Record, find_text_field
+from dragoman.decoding.constraint_automaton import (
+    AutomatonState,
+    CompiledConstraints,
+    OutputVocabulary,
+    SentenceConstraints,
+    check_constraints,
+)
+from dragoman.decoding.constraints import Constraint
 from dragoman.decoding.sampling import Sampling, uniform_draw
-from dragoman.decoding.search import to_host
+from dragoman.decoding.search import ConstrainedRows, to_host
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translation import truncate_repr
 from dragoman.models.decoder_state import DecoderState
 from dragoman.models.language_model import LanguageModel as LanguageModelModule
-from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
+from dragoman.ops.topk import TopK
+from dragoman.text.language_text import SubwordText, WordText
+from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from dragoman.text.vocabulary import normalize_text
 
 if TYPE_CHECKING:
     from dragoman.tasks.language import LanguageTask
@@ -135,12 +148,17 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         top_p: float = 1.0,
         seed: int = 1,
         n: int = 1,
+        constraints: Sequence[Constraint] = (),
     ) -> Iterator[Piece]:
         """Yield the continuation of a prompt as it is written.
 
         A temperature of 0 takes the most probable token. With `n` several continuations are written
         at once, and each piece tells its `sample`; sample i is the same for any n. The seed decides
         all draws.
+
+        With `constraints` a continuation is one line, which ends within `max_tokens` and fulfils
+        them; a space before its first word is not counted. What is said of a source is said of the
+        prompt.
         """
         options = _check_options(max_tokens, temperature, top_k, top_p, seed, n)
         if not isinstance(prompt, str):
@@ -149,7 +167,8 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
                 found=f"{type(prompt).__name__} {prompt!r:.60}",
                 fix='pass "The" or ""',
             )
-        return self._generate(prompt, max_tokens, options, n)
+        rules = self._bind_constraints(constraints, prompt, max_tokens) if constraints else None
+        return self._generate(prompt, max_tokens, options, n, rules)
 
     def complete(self, prompt: str = "", *, n: int = 1, **options: Any) -> list[Continuation]:
         """Return n whole continuations of a prompt; the options are those of `generate`."""
@@ -168,7 +187,12 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 
     @torch.inference_mode()
     def _generate(
-        self, prompt: str, max_tokens: int, sampling: Sampling | None, n: int
+        self,
+        prompt: str,
+        max_tokens: int,
+        sampling: Sampling | None,
+        n: int,
+        rules: SentenceConstraints | None,
     ) -> Iterator[Piece]:
         """Yield the pieces, one per token and sample; "" where a token completes no character."""
         ids = self.task.text.encode_prompt(prompt)
@@ -177,17 +201,26 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         logits, state = self._read(torch.tensor([[BOS, *ids]], device=self.device), None)
         logits = logits.expand(n, -1)
         state = state.select(torch.zeros(n, dtype=torch.int64, device=self.device))
+        constrained = None if rules is None else _ConstrainedSamples(rules, n, max_tokens - 1)
         for step in range(max_tokens):
-            chosen = self._choose(logits, sampling, step)
-            for sample, (token, log_prob) in enumerate(zip(*chosen, strict=True)):
+            tokens, log_probs = self._choose(logits, sampling, step, constrained)
+            for sample, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
                 written[sample].append(int(token))
+                if constrained and not constrained.advance(sample, int(token)):
+                    continue
                 text = decoders[sample].push(int(token))
                 yield Piece(text, sample=sample, log_prob=float(log_prob))
+            if constrained and constrained.all_ended:
+                return
             if step + 1 < max_tokens:
                 logits, state = self._advance(written, state)
 
     def _choose(
-        self, logits: Tensor, sampling: Sampling | None, step: int
+        self,
+        logits: Tensor,
+        sampling: Sampling | None,
+        step: int,
+        constrained: _ConstrainedSamples | None = None,
     ) -> tuple[Sequence[int], Sequence[float]]:
         """Return one token for each row of logits (N, V), and its log-probability."""
         log_probs = logits.double().log_softmax(dim=-1)
@@ -195,13 +228,49 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         allowed[:, [PAD, BOS, UNK]] = -torch.inf
         if self.config.text.tokenizer == "bytes":
             allowed[:, EOS] = -torch.inf  # bytes have line breaks of their own
-        if sampling is None:
-            tokens = allowed.argmax(dim=-1)
-            chosen = to_host(allowed.gather(1, tokens[:, None]).squeeze(1), tokens, step)
-        else:
-            draws = [uniform_draw(sampling.seed, 0, row, step) for row in range(len(logits))]
-            chosen = sampling.draw(allowed, draws, step)
-        return chosen.tokens.tolist(), chosen.log_probs.tolist()
+        if constrained:
+            allowed = constrained.mask(allowed, step)
+        rows = list(range(len(logits)))
+        tokens, found = [0] * len(rows), [0.0] * len(rows)
+        for rejections in itertools.count():
+            left = allowed[rows] if rejections else allowed
+            if sampling is None:
+                best = left.argmax(dim=-1)
+                chosen = to_host(left.gather(1, best[:, None]).squeeze(1), best, step)
+            else:
+                draws = [uniform_draw(sampling.seed, 0, row, step, rejections) for row in rows]
+                chosen = sampling.draw(left, draws, step)
+            for row, token, log_prob in zip(rows, *map(np.ndarray.tolist, chosen), strict=True):
+                tokens[row], found[row] = token, log_prob
+            if constrained:
+                rows = constrained.reject(allowed, tokens, rows, step)
+            if not constrained or not rows:
+                return tokens, found
+        raise AssertionError("itertools.count does not end")
+
+    def _bind_constraints(
+        self, constraints: Sequence[Constraint], prompt: str, max_tokens: int
+    ) -> SentenceConstraints:
+        """Compile constraints; raise ConstraintError if no continuation fulfils them."""
+        form = self.config.text.normalization
+        rules = [each.normalized(lambda text: normalize_text(text, form)) for each in constraints]
+        compiled = CompiledConstraints(rules, self._output_vocabulary)
+        bound = compiled.bind(prompt.strip())
+        check_constraints(compiled, bound, max_tokens - 1)
+        return bound
+
+    @functools.cached_property
+    def _output_vocabulary(self) -> OutputVocabulary:
+        """The text of every token; a line break ends a constrained continuation."""
+        text = self.task.text
+        if isinstance(text, SubwordText):
+            return OutputVocabulary.of(text.tokenizer)
+        specials: list[str | bytes | None] = [None] * len(SPECIAL_TOKENS)
+        if isinstance(text, WordText):
+            words = text.vocabulary.tokens[len(SPECIAL_TOKENS) :]
+            return OutputVocabulary([*specials, *(f" {word}" for word in words)])
+        single = [bytes([byte]) for byte in range(256)]
+        return OutputVocabulary([*specials, *single], end=len(specials) + ord("\n"))
 
     def _advance(
         self, written: Sequence[Sequence[int]], state: DecoderState
@@ -274,6 +343,40 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
             )
             for each, nll in zip(encoded, scores, strict=True)
         ]
+
+
+class _ConstrainedSamples:
+    """The state of each continuation in the automaton of the constraints; None once it ended."""
+
+    def __init__(self, rules: SentenceConstraints, n: int, limit: int) -> None:
+        self._rows, self._end = ConstrainedRows([rules], [limit]), rules.compiled.vocabulary.end
+        self._states: list[AutomatonState | None] = [rules.start() for _ in range(n)]
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every continuation has ended."""
+        return not any(self._states)
+
+    def mask(self, log_probs: Tensor, step: int) -> Tensor:
+        """Set the log-probabilities of tokens that leave no completion to -inf, in place."""
+        return self._rows.mask(log_probs, [0] * len(self._states), self._states, step)
+
+    def reject(
+        self, log_probs: Tensor, tokens: Sequence[int], rows: Sequence[int], step: int
+    ) -> list[int]:
+        """Set chosen tokens without a completion to -inf; return their rows."""
+        ids = torch.tensor([[tokens[row]] for row in rows])
+        candidates = TopK(torch.zeros(ids.shape), ids)
+        sentences = [0] * len(self._states)
+        return self._rows.reject(log_probs, sentences, self._states, candidates, step, rows)
+
+    def advance(self, sample: int, token: int) -> bool:
+        """Follow a token; whether the continuation goes on."""
+        state = self._states[sample]
+        if state is not None:
+            ended = token == self._end
+            self._states[sample] = None if ended else self._rows.advance(0, state, token)
+        return self._states[sample] is not None
 
 
 def _check_options(

@@ -9,6 +9,8 @@ import pytest
 import torch
 from language_kit import config_of, lines_of, task_of
 
+from dragoman.decoding.constraint_automaton import ConstraintError
+from dragoman.decoding.constraints import EqualLength, Forbid, Mirror, Regex, Require
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import search
 from dragoman.errors import ConfigError, DataError
@@ -131,3 +133,32 @@ def test_bad_options_are_reported(options: dict[str, Any], message: str) -> None
 def test_a_prompt_must_be_text() -> None:
     with pytest.raises(DataError, match="found int 3"):
         predictor_of("lstm").generate(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "bytes", "bpe", "characters"])
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"n": 3, "top_p": 0.9}], ids=str)
+def test_a_constrained_continuation_is_a_line_that_fulfils_everything(
+    tokenizer: str, options: dict[str, Any]
+) -> None:
+    model = predictor_of("lstm", tokenizer)
+    for constraints in (
+        [Require(["b"]), Forbid(["c", "d"])],
+        [Regex("[abc ]{3,9}")],
+        [EqualLength(), Mirror(), Forbid(["e"])],
+    ):
+        found = model.complete("a b a", max_tokens=30, constraints=constraints, **options)
+        for each in found:
+            text = each.text.removeprefix(" ")
+            assert all(rule.holds("a b a", text) for rule in constraints), (text, constraints)
+            assert "\n" not in each.text
+    assert len(found) == options.get("n", 1)
+    free = model.complete("a b a", max_tokens=10)
+    assert free[0].text == model.complete("a b a", max_tokens=10, constraints=())[0].text
+
+
+def test_constraints_that_no_continuation_fulfils_are_an_error() -> None:
+    model = predictor_of("lstm", "bytes")
+    with pytest.raises(ConstraintError, match="none under require b and forbid b, for 'a'"):
+        model.generate("a", constraints=[Require(["b"]), Forbid(["b"])])
+    with pytest.raises(ConstraintError, match="none of at most 3 tokens under require abcd"):
+        model.generate("a", max_tokens=4, constraints=[Require(["abcd"])])
