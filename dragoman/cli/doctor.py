@@ -13,7 +13,7 @@ import typer
 
 from dragoman.cli.options import BundleArgument, DeviceOption, JsonOption
 from dragoman.cli.output import format_count, print_json, print_result, print_table
-from dragoman.errors import BundleError, CorruptError, DataError
+from dragoman.errors import BundleError, ConfigError, CorruptError, DataError
 
 if TYPE_CHECKING:
     from dragoman.doctor import CheckResult
@@ -84,6 +84,13 @@ def doctor(
             )
             origin, findings = subject.origin, list(run_checks(subject, on_check=on_check))
             values |= {"sentences": len(subject.sources), "origin": origin}
+        elif src or export:
+            raise ConfigError(
+                [
+                    f"--{'src' if src else 'export'} is for translators; found it for a model of "
+                    f"the task {read_task(model)}; leave it out"
+                ]
+            )
         else:
             other = TaskModelUnderTest(model, device=device)
             origin, findings = other.origin, list(run_task_checks(other, on_check=on_check))

@@ -45,7 +45,6 @@ def render_explanation(explanation: TextExplanation, *, width: int = 80) -> Text
 
 def _shade_text(explanation: TextExplanation, width: int) -> Text:
     """Return the text with each word's background shaded by its drop, wrapped to the width."""
-    most = max((abs(word.drop or 0.0) for word in explanation.words), default=0.0)
     shown, used, at = Text("  "), 0, 0
     for word in explanation.words:
         piece = escape_unprintable(word.text)
@@ -54,15 +53,15 @@ def _shade_text(explanation: TextExplanation, width: int) -> Text:
             shown.append("\n  ")
             gap, used = "", 0
         shown.append(gap)
-        shown.append(piece, _shade(word, most))
+        shown.append(piece, _shade(word, explanation.scale))
         used += cell_len(gap + piece)
         at = word.span.end
     return shown.append("\n")
 
 
-def _shade(word: WordEffect, most: float) -> Style:
+def _shade(word: WordEffect, scale: float) -> Style:
     """Return the style of a word: green where the label needs it, red where it speaks against."""
-    strength = abs(word.drop or 0.0) / most if most else 0.0
+    strength = abs(word.drop or 0.0) / scale
     if strength < _LEAST_SHADED:
         return Style()
     shades = _FOR if (word.drop or 0.0) > 0 else _AGAINST
@@ -93,13 +92,12 @@ def _append_words(shown: Text, explanation: TextExplanation) -> None:
     """Append the table of words, largest effect first, with a bar for the drop."""
     weights = explanation.has_word_weights
     ranked = explanation.ranked_words()[:MAX_WORDS_SHOWN]
-    most = max((abs(word.drop or 0.0) for word in ranked), default=0.0)
     shown.append(f"{'weight  ' if weights else ''}  drop  {'':{_BAR_CELLS}}  word\n", "bold")
     for word in ranked:
         if weights:
             shown.append(f"{_format_weight(word.weight)}  ")
         shown.append(f"{_format_drop(word.drop)}  ")
-        length = round(_BAR_CELLS * abs(word.drop or 0.0) / most) if most else 0
+        length = round(_BAR_CELLS * abs(word.drop or 0.0) / explanation.scale)
         supports = (word.drop or 0.0) > 0
         bar = ("█" if supports else "░") * length
         shown.append(f"{bar:{_BAR_CELLS}}", "green" if supports else "red")

@@ -82,10 +82,9 @@ def _article(number: int, explanation: TextExplanation) -> str:
         f"<span>{_escape(label)} {value:.3f} <meter value='{value:.3f}'></meter></span>"
         for label, value in list(explanation.probabilities.items())[:5]
     )
-    most_drop = max((abs(word.drop or 0.0) for word in explanation.words), default=0.0)
     most_sentence = max((each.weight or 0.0 for each in explanation.sentences), default=0.0)
     sentences = "\n".join(
-        _sentence(each, explanation, most_drop, most_sentence) for each in explanation.sentences
+        _sentence(each, explanation, most_sentence) for each in explanation.sentences
     )
     notes = "".join(f'<p class="note">{_escape(note)}</p>' for note in explanation.notes)
     return (
@@ -95,16 +94,14 @@ def _article(number: int, explanation: TextExplanation) -> str:
     )
 
 
-def _sentence(
-    sentence: SentenceEffect, explanation: TextExplanation, most_drop: float, most_weight: float
-) -> str:
+def _sentence(sentence: SentenceEffect, explanation: TextExplanation, most_weight: float) -> str:
     """Return a sentence with its numbers and its shaded words."""
     alone = len(explanation.sentences) < 2
     most_word = max((word.weight or 0.0 for word in sentence.words), default=0.0)
     text, at = [], sentence.words[0].span.start
     for word in sentence.words:
         text.append(_escape(explanation.text[at : word.span.start]))
-        text.append(_word(word, most_drop, most_word))
+        text.append(_word(word, explanation.scale, most_word))
         at = word.span.end
     shown = "".join(text)
     if alone:
@@ -119,10 +116,10 @@ def _sentence(
     )
 
 
-def _word(word: WordEffect, most_drop: float, most_weight: float) -> str:
+def _word(word: WordEffect, scale: float, most_weight: float) -> str:
     """Return a word; its numbers are shown under the pointer."""
     drop = word.drop or 0.0
-    effect = abs(drop) / most_drop if most_drop else 0.0
+    effect = abs(drop) / scale
     weight = (word.weight or 0.0) / most_weight if most_weight else 0.0
     numbers = f"drop {_format(word.drop)}"
     if word.weight is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 MAX_LEFT_OUT = 512  # words of a text that are left out in turn; the model runs once for each
+MIN_SCALE = 0.1  # a text whose words all change less than this is drawn in pale colors
 _MAX_SKIPPED = 256  # characters, such as markup, that a tokenizer may drop between two tokens
 _SPACES = re.compile(r"[ \t\r\n]+")
 
@@ -97,6 +98,11 @@ class TextExplanation:
     def has_sentence_weights(self) -> bool:
         """Whether the model has attention weights over sentences too: two levels."""
         return any(sentence.weight is not None for sentence in self.sentences)
+
+    @property
+    def scale(self) -> float:
+        """The drop that is drawn at full strength: the largest, and at least MIN_SCALE."""
+        return max([MIN_SCALE, *(abs(word.drop or 0.0) for word in self.words)])
 
     def ranked_words(self) -> list[WordEffect]:
         """Return the words by the size of their effect, then by weight; undecided ones last."""

@@ -88,6 +88,14 @@ def test_info_and_verify(model, capsys):
     assert "all checksums match" in capsys.readouterr().out
 
 
+def test_doctor(model, test_file, capsys):
+    assert main(["doctor", str(model)]) == 0
+    assert "6 checks passed" in capsys.readouterr().out
+    assert main(["doctor", str(model), "--src", str(test_file)]) == 2
+    err = capsys.readouterr().err
+    assert "--src is for translators; found it for a model of the task classify" in err
+
+
 # Mistakes
 
 

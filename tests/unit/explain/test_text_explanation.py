@@ -227,6 +227,19 @@ def test_the_page_is_whole_loads_nothing_and_holds_the_text():
     assert 'title="weight 0.091, drop +0.458"' in page
 
 
+def test_small_effects_are_drawn_pale():
+    """Colors relative to the largest effect of a text would make noise look like a reason."""
+    VALUES["slightly"] = 0.1
+    try:
+        found = explanation("A slightly long film.")
+    finally:
+        del VALUES["slightly"]
+    assert found.scale == pytest.approx(0.1)
+    assert 0.02 < found.ranked_words()[0].drop < 0.03
+    assert any(re.search(r"\+0\.025  ██ +slightly", line) for line in shown(found))
+    assert "--e:0.19" in render_html([found])
+
+
 def test_an_explanation_is_plain_json():
     found = explanation().to_dict()
     assert list(found) == ["text", "label", "probability", "probabilities", "sentences", "notes"]
