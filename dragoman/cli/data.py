@@ -64,7 +64,7 @@ def check(
     ] = None,
     task: Annotated[
         str,
-        typer.Option("--task", help="What the files are for: translate or classify."),
+        typer.Option("--task", help="What the files are for: translate, classify, tag or pairs."),
     ] = "translate",
     valid: Annotated[
         list[Path] | None,
@@ -95,8 +95,8 @@ def check(
 ) -> None:
     """Check a corpus for misalignment, empty lines, duplicates, bad UTF-8 and test-set leakage.
 
-    With --task classify, check labelled files: the distribution of labels, duplicates,
-    texts with two labels, and texts that --valid has too.
+    With --task classify, tag or pairs, check labelled files: the distribution of labels,
+    duplicates, texts with two labels, and texts that --valid has too.
 
     The exit code is 0 if the corpus could be read, whatever was found in it;
     with --strict it is 1 if any check found something.
@@ -195,24 +195,24 @@ def _check_labelled(
 ) -> None:
     """Check labelled files and print their labels and findings."""
     from dragoman.data.file_stream import open_input_file
-    from dragoman.data.label_checks import check_labels
+    from dragoman.data.label_checks import READERS, check_labels
     from dragoman.data.records import read_records, read_rows
     from dragoman.training.progress import open_progress
 
-    if task != "classify":
+    if task not in READERS:
         found = f"--task {task!r:.40}" + (f" and {files[0]}" if files else "")
         raise ConfigError(
             [
-                f"--task must be translate, with --src and --tgt, or classify, with FILE; found "
-                f"{found}; name the right one"
+                "--task must be translate, with --src and --tgt, or one of "
+                f"{', '.join(READERS)}, with FILE; found {found}; name the right one"
             ]
         )
     if parallel or not files:
         raise ConfigError(
             [
-                "--task classify checks labelled files; found "
+                f"--task {task} checks labelled files; found "
                 f"{parallel[0] if parallel else 'no FILE'}; "
-                "write: dragoman data check --task classify FILE"
+                f"write: dragoman data check --task {task} FILE"
             ]
         )
     for path in [*files, *valid]:
@@ -226,7 +226,7 @@ def _check_labelled(
 
     with open_progress(sys.stderr).phase("checking", None, "texts") as phase:
         report = check_labels(
-            read_rows(files), held_out=read_records(valid), progress=advance, **fields
+            read_rows(files), held_out=read_records(valid), task=task, progress=advance, **fields
         )
     if not report.examples:
         raise DataError(
@@ -247,7 +247,7 @@ def _check_labelled(
             }
         )
     else:
-        _print_labels(report)
+        _print_labels(report, "words" if task == "tag" else "texts")
         print_table(
             ["check", "found", "first lines", "advice"],
             [
@@ -272,16 +272,18 @@ def _check_labelled(
         raise typer.Exit(FINDINGS_EXIT_CODE)
 
 
-def _print_labels(report: LabelReport) -> None:
+def _print_labels(report: LabelReport, unit: str) -> None:
     """Print the distribution of the labels, the most frequent first."""
     shown = list(report.labels.items())[:MAX_LABELS_SHOWN]
     most = max((count for _, count in shown), default=1)
+    # Of all words, or of all texts, which may have several labels.
+    total = sum(report.labels.values()) if unit == "words" else report.examples
     rows = [
-        (label, f"{count:,}", f"{count / report.examples:.3f}", "█" * max(1, 20 * count // most))
+        (label, f"{count:,}", f"{count / total:.3f}", "█" * max(1, 20 * count // most))
         for label, count in shown
     ]
     more = len(report.labels) - len(shown)
-    print_table(["label", "texts", "fraction", ""], rows, right=["texts", "fraction"])
+    print_table(["label", unit, "fraction", ""], rows, right=[unit, "fraction"])
     if more:
         print_result(f"and {format_count(more, 'label')} more; --json has all")
     if report.multi_label:

@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 from dragoman.data.corpus_checks import overlap_key
 from dragoman.data.line_reader import BadLine
-from dragoman.data.records import Record, find_label_field, find_text_field
+from dragoman.data.records import (
+    FIRST_NAMES,
+    SECOND_NAMES,
+    TAG_NAMES,
+    TOKEN_NAMES,
+    Record,
+    find_field,
+    find_label_field,
+    find_text_field,
+)
+from dragoman.errors import DataError
 
 _RARE = 2  # a label with fewer examples cannot be both learned and validated
 
@@ -21,6 +31,58 @@ class LabelledText(NamedTuple):
     line: int | str
     text: str
     labels: tuple[str, ...]
+    target: object  # what is compared between equal texts: a set of labels, or a tag sequence
+
+
+class FieldNames(NamedTuple):
+    """Names of the columns, as given; empty ones are found by their usual names."""
+
+    text: str = ""
+    label: str = ""
+
+
+class RecordExample(NamedTuple):
+    """The text and the labels of a record."""
+
+    text: str
+    labels: tuple[str, ...]
+    target: object
+
+
+def _read_text(record: Record, names: FieldNames) -> RecordExample:
+    """Return a text with its labels, of which the order does not matter."""
+    labels = tuple(record.texts(find_label_field(record, names.label)))
+    return RecordExample(
+        record.text(find_text_field(record, names.text)), labels, frozenset(labels)
+    )
+
+
+def _read_pair(record: Record, names: FieldNames) -> RecordExample:
+    """Return two sentences as one text, with their label."""
+    first = find_field(record, names.text, FIRST_NAMES, setting="pairs.first_field")
+    second = find_field(record, "", SECOND_NAMES, setting="pairs.second_field")
+    labels = tuple(record.texts(find_label_field(record, names.label)))
+    return RecordExample(f"{record.text(first)}\t{record.text(second)}", labels, labels)
+
+
+def _read_tags(record: Record, names: FieldNames) -> RecordExample:
+    """Return the tokens of a sentence as one text, with a tag for each."""
+    tokens = record.texts(find_field(record, names.text, TOKEN_NAMES, setting="tag.token_field"))
+    tags = record.texts(find_field(record, names.label, TAG_NAMES, setting="tag.tag_field"))
+    if len(tokens) != len(tags):
+        raise record.error(
+            "must have a tag for each token",
+            f"{len(tokens)} tokens and {len(tags)} tags",
+            "repair the line",
+        )
+    return RecordExample(" ".join(tokens), tuple(tags), tuple(tags))
+
+
+READERS: dict[str, Callable[[Record, FieldNames], RecordExample]] = {
+    "classify": _read_text,
+    "pairs": _read_pair,
+    "tag": _read_tags,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +116,25 @@ def check_labels(
     records: Iterable[Record | BadLine],
     *,
     held_out: Iterable[Record] = (),
+    task: str = "classify",
     text_field: str = "",
     label_field: str = "",
     progress: Callable[[int], None] | None = None,
 ) -> LabelReport:
-    """Check the records of a labelled file; overlap is checked with `held_out` records.
+    """Check the records of a task's labelled file; overlap is checked with `held_out` records.
 
     Two texts are equal if their letters and digits are, whatever their case.
     """
-    held_out_keys = {
-        hash(overlap_key(each.text))
-        for each in read_examples(held_out, text_field=text_field, label_field=label_field)
-    }
+    names = FieldNames(text_field, label_field)
+    held_out_keys = {hash(overlap_key(each.text)) for each in read_examples(held_out, task, names)}
     examples = 0
     words = 0
     counts: Counter[str] = Counter()
     sizes: Counter[int] = Counter()  # labels per text
     lines: dict[str, list[int | str]] = {name: [] for name in _CHECKS}
-    first_seen: dict[int, tuple[str, ...]] = {}  # labels of each text, by the hash of its letters
+    first_seen: dict[int, LabelledText] = {}  # by the hash of a text's letters
     label_lines: dict[str, list[int | str]] = {}
-    for example in read_examples(
-        records, text_field=text_field, label_field=label_field, bad=lines["broken"]
-    ):
+    for example in read_examples(records, task, names, bad=lines["broken"]):
         examples += 1
         if progress is not None and not examples % 10_000:
             progress(examples)
@@ -92,15 +151,16 @@ def check_labels(
             lines["no-label"].append(example.line)
         # A text of punctuation alone has no letters to compare.
         key = hash(overlap_key(example.text) or example.text)
-        known = first_seen.setdefault(key, example.labels)
-        if known is not example.labels:
-            same = set(known) == set(example.labels)
+        # Sentences that differ in punctuation have different tags.
+        known = first_seen.setdefault(hash(example.text) if task == "tag" else key, example)
+        if known is not example:
+            same = known.target == example.target
             lines["duplicate" if same else "contradiction"].append(example.line)
         if key in held_out_keys:
             lines["leak"].append(example.line)
     if progress is not None:
         progress(examples)
-    multi_label = any(size != 1 for size in sizes)
+    multi_label = task == "classify" and any(size != 1 for size in sizes)
     for label, where in label_lines.items():
         if counts[label] < _RARE:
             lines["rare-label"] += where
@@ -144,17 +204,17 @@ _CHECKS = {
 
 def read_examples(
     records: Iterable[Record | BadLine],
+    task: str,
+    names: FieldNames,
     *,
-    text_field: str = "",
-    label_field: str = "",
     bad: list[int | str] | None = None,
 ) -> Iterator[LabelledText]:
-    """Yield the text and the labels of each record; fields are found in a file's first record.
+    """Yield the text and the labels of each record.
 
     A line of another file than the first is given with the file's name. The lines of rows that
-    cannot be read are appended to `bad`.
+    cannot be read are appended to `bad`; in the first record of a file they are an error.
     """
-    names: dict[Path, tuple[str, str]] = {}
+    files = set[Path]()
     first: Path | None = None
 
     def line_of(row: Record | BadLine) -> int | str:
@@ -167,10 +227,12 @@ def read_examples(
                 raise record.error()
             bad.append(line_of(record))
             continue
-        if record.file not in names:
-            names[record.file] = (
-                find_text_field(record, text_field),
-                find_label_field(record, label_field),
-            )
-        text_name, label_name = names[record.file]
-        yield LabelledText(line_of(record), record.text(text_name), tuple(record.texts(label_name)))
+        try:
+            example = READERS[task](record, names)
+        except DataError:
+            if bad is None or record.file not in files:
+                raise
+            bad.append(line_of(record))
+            continue
+        files.add(record.file)
+        yield LabelledText(line_of(record), *example)

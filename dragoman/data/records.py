@@ -18,6 +18,11 @@ from dragoman.registry import import_object
 TEXT = "text"  # field of a line of plain text
 _TEXT_NAMES = ("text", "sentence", "document", "content", "review", "question", "body", "input")
 _LABEL_NAMES = ("label", "labels", "class", "category", "target", "coarse", "sentiment", "tag")
+# Usual names of the two sentences of a pair, and of the tokens and tags of a sentence.
+FIRST_NAMES = ("a", "sentence1", "sentence_a", "premise", "text_a", "first")
+SECOND_NAMES = ("b", "sentence2", "sentence_b", "hypothesis", "text_b", "second")
+TOKEN_NAMES = ("tokens", "words", "form", "forms", "token", "word")
+TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "chunks", "upos", "tag", "pos_tags", "pos")
 MAX_RECORD_BYTES = 64 << 20  # of a JSONL line, such as a book
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.attention.recorder import record as record_attention
-from dragoman.data.records import TEXT, Record, find_field
+from dragoman.data.records import FIRST_NAMES, SECOND_NAMES, TEXT, Record, find_field
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictor import Predictor
 from dragoman.models.pair_classifier import PairOutput
-from dragoman.tasks.pairs import FIRST_NAMES, SECOND_NAMES, EncodedPair, PairsTask, expected_score
+from dragoman.tasks.pairs import EncodedPair, PairsTask, expected_score
 
 InputPair = tuple[str, str]
 

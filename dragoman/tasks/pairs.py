@@ -18,7 +18,7 @@ from dragoman.config import Config
 from dragoman.data.batch_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record, find_field
+from dragoman.data.records import FIRST_NAMES, SECOND_NAMES, Record, find_field
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.models.pair_classifier import (
     EXACT_MATCH,
@@ -54,8 +54,6 @@ if TYPE_CHECKING:  # loading a model imports no trainer
     from dragoman.training.progress import Progress
 
 WORDS_FILE, LABELS_FILE, FEATURES_FILE = "words.json", "labels.json", "features.json"
-FIRST_NAMES = ("a", "sentence1", "sentence_a", "premise", "text_a", "first")
-SECOND_NAMES = ("b", "sentence2", "sentence_b", "hypothesis", "text_b", "second")
 LABEL_NAMES = ("label", "gold_label", "entailment_label", "entailment_judgment", "class")
 SCORE_NAMES = ("relatedness", "score", "relatedness_score", "similarity")
 

@@ -16,7 +16,7 @@ from dragoman.config.tag import FREQUENCY_TARGET
 from dragoman.data.batch_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record, find_field, find_text_field
+from dragoman.data.records import TAG_NAMES, TOKEN_NAMES, Record, find_field, find_text_field
 from dragoman.errors import DataError
 from dragoman.evaluate.conlleval import SpanScorer, span_signature
 from dragoman.layers.crf import AllowedTransitions, TagLoss, token_cross_entropy
@@ -36,8 +36,6 @@ from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import Progress
 from dragoman.training.task import Loss
 
-_TOKEN_NAMES = ("tokens", "words", "form", "forms", "token", "word")
-_TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "chunks", "upos", "tag", "pos_tags", "pos")
 CHARACTER_STEP = 8  # characters are padded to a multiple of it, so that few shapes occur
 MAX_GOLDEN_TOKENS = 60
 
@@ -330,7 +328,7 @@ class TaggingTask(TrainingTask):
         Tags are not needed. The text is the field `text_field`, or the usual one.
         """
         tag = self.config.tag
-        names = [tag.token_field] if tag.token_field in record.fields else _TOKEN_NAMES
+        names = [tag.token_field] if tag.token_field in record.fields else TOKEN_NAMES
         found = next((name for name in names if name in record.fields), None)
         if tag.segmentation or text_field or found is None:
             trained = self.config.data.text_field
@@ -395,8 +393,8 @@ def _find_tag_fields(config: Config, record: Record) -> TagFields:
     tag = config.tag
     if tag.segmentation:
         return TagFields(find_text_field(record, config.data.text_field), "", "", ())
-    tokens = find_field(record, tag.token_field, _TOKEN_NAMES, setting="tag.token_field")
-    tags = find_field(record, tag.tag_field, _TAG_NAMES, setting="tag.tag_field")
+    tokens = find_field(record, tag.token_field, TOKEN_NAMES, setting="tag.token_field")
+    tags = find_field(record, tag.tag_field, TAG_NAMES, setting="tag.tag_field")
     column = (
         find_field(record, tag.input_field, (), setting="tag.input_field")
         if tag.input_field

@@ -72,6 +72,45 @@ def test_several_labels_and_several_files(tmp_path):
     assert lines_by_code(report)["contradiction"] == ["two.jsonl:2"]
 
 
+def test_tags_are_compared_as_sequences(tmp_path):
+    rows = [
+        '{"tokens": ["a", "b"], "tags": ["X", "Y"]}',
+        '{"tokens": ["a", "b"], "tags": ["Y", "X"]}',  # 2: the same set, another sequence
+        '{"tokens": ["a", "b"], "tags": ["X", "Y"]}',  # 3
+        '{"tokens": ["a", "b", "!"], "tags": ["X", "Y", "."]}',  # 4: another sentence
+        '{"tokens": ["a", "b"], "tags": ["X"]}',  # 5
+        '{"tokens": ["c"]}',  # 6
+    ]
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="tag")
+    found = lines_by_code(report)
+    assert found["contradiction"] == [2]
+    assert found["duplicate"] == [3]
+    assert found["broken"] == [5, 6]
+    assert found["rare-label"] == [4]
+    assert report.labels == {"X": 4, "Y": 4, ".": 1}
+    assert not report.multi_label
+
+
+def test_pairs_are_two_texts(tmp_path):
+    rows = ["a,b,label", "x y,z,yes", "x,y z,no", "X Y,z,no", "x y,Z,yes", "p,q,no"]
+    held_out = write(tmp_path / "v.csv", ["a,b,label", "p,q,no"])
+    report = check_labels(
+        read_rows([write(tmp_path / "t.csv", rows)]),
+        held_out=read_records([held_out]),
+        task="pairs",
+    )
+    assert lines_by_code(report)["leak"] == [6]
+    assert report.mean_words == pytest.approx((3 + 3 + 3 + 3 + 2) / 5)
+
+
+def test_a_bad_first_record_is_an_error(tmp_path):
+    path = write(tmp_path / "t.jsonl", ['{"tokens": ["a", "b"], "tags": ["X"]}'])
+    with pytest.raises(
+        DataError, match="t.jsonl line 1 must have a tag for each token; found 2 tokens and 1 tags"
+    ):
+        check_labels(read_rows([path]), task="tag")
+
+
 def test_the_columns_can_be_named(tmp_path):
     path = write(tmp_path / "t.tsv", ["text\tcoarse\tfine", "a b\tX\tXY", "c d\tY\tYZ"])
     assert check_labels(read_rows([path])).labels == {"X": 1, "Y": 1}
