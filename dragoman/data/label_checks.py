@@ -126,7 +126,7 @@ def check_labels(
     Two texts are equal if their letters and digits are, whatever their case.
     """
     names = FieldNames(text_field, label_field)
-    held_out_keys = {hash(overlap_key(each.text)) for each in read_examples(held_out, task, names)}
+    held_out_keys = {_text_key(each.text) for each in read_examples(held_out, task, names)}
     examples = 0
     words = 0
     counts: Counter[str] = Counter()
@@ -149,8 +149,7 @@ def check_labels(
             continue
         if not all(label.strip() for label in example.labels):
             lines["no-label"].append(example.line)
-        # A text of punctuation alone has no letters to compare.
-        key = hash(overlap_key(example.text) or example.text)
+        key = _text_key(example.text)
         # Sentences that differ in punctuation have different tags.
         known = first_seen.setdefault(hash(example.text) if task == "tag" else key, example)
         if known is not example:
@@ -200,6 +199,15 @@ _CHECKS = {
         "remove them from one of the files: they were seen before the test",
     ),
 }
+
+
+def _text_key(text: str) -> int:
+    """Return the hash of a text's letters and digits; the texts of a pair are kept apart.
+
+    A text of punctuation alone has no letters, and is compared as it is.
+    """
+    parts = [overlap_key(part) for part in text.split("\t")]
+    return hash("\t".join(parts) if any(parts) else text)
 
 
 def read_examples(

@@ -99,14 +99,17 @@ def test_pairs_are_two_texts(tmp_path):
         held_out=read_records([held_out]),
         task="pairs",
     )
-    assert lines_by_code(report)["leak"] == [6]
+    found = lines_by_code(report)
+    assert found["leak"] == [6]
+    assert found["contradiction"] == [4]
+    assert found["duplicate"] == [5]
     assert report.mean_words == pytest.approx((3 + 3 + 3 + 3 + 2) / 5)
 
 
 def test_a_bad_first_record_is_an_error(tmp_path):
     path = write(tmp_path / "t.jsonl", ['{"tokens": ["a", "b"], "tags": ["X"]}'])
     with pytest.raises(
-        DataError, match="t.jsonl line 1 must have a tag for each token; found 2 tokens and 1 tags"
+        DataError, match=r"t.jsonl line 1 must have a tag for each token; found 2 tokens and 1 tags"
     ):
         check_labels(read_rows([path]), task="tag")
 
