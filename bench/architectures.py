@@ -73,7 +73,7 @@ def train_architecture(
     from dragoman.inference import Translator
     from dragoman.models.factory import count_parameters
     from dragoman.runs.auto_config import apply_step_count
-    from dragoman.runs.builder import RunBuilder
+    from dragoman.runs.builder import TranslationBuilder
     from dragoman.runs.data_preparation import prepare_data
     from dragoman.runs.final_model import select_weights
     from dragoman.runs.time_budget import CLOSING_FRACTION, CLOSING_SECONDS, TimeBudget
@@ -91,14 +91,14 @@ def train_architecture(
     prepared = prepare_data(config, out / "text", QuietProgress())
     with RunDirectory(out / "training", keep_checkpoints=2) as run:
         step_time = (
-            RunBuilder(config, prepared, device=device, progress=QuietProgress())
+            TranslationBuilder(config, prepared, device=device, progress=QuietProgress())
             .build_trainer(run, world=ProcessGroup(), deadline=None, replan=None)
             .measure_throughput(2.0)
         )
         steps = max(50, int(seconds / step_time.seconds_per_step))
         # post-norm needs it
         config = apply_step_count(config, steps).replace(train={"warmup_steps": max(1, steps // 8)})
-        parts = RunBuilder(config, prepared, device=device, progress=QuietProgress())
+        parts = TranslationBuilder(config, prepared, device=device, progress=QuietProgress())
         time_budget = TimeBudget((seconds + CLOSING_SECONDS) / (1 - CLOSING_FRACTION))
         trainer = parts.build_trainer(
             run,
