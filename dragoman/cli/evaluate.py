@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.bundle.format import read_task
+from dragoman.bundle.format import read_command, read_task
 from dragoman.cli.options import (
     BatchSizeOption,
     BeamOption,
@@ -167,7 +167,6 @@ def _evaluate_task(
 ) -> None:
     """Score a model of another task and print its metrics."""
     from dragoman.data.file_stream import open_input_file
-    from dragoman.inference.catalogue import PREDICTORS
     from dragoman.training.progress import open_progress
 
     if wrong:
@@ -181,7 +180,7 @@ def _evaluate_task(
         open_input_file(path).close()
     if hyp:
         task = read_task(model)
-        if not files or PREDICTORS[task].family != "predict":
+        if not files or read_command(model) != "predict":
             found_instead = "no --test" if not files else f"a model of the task {task}"
             raise ConfigError(
                 [f"--hyp writes the predictions of --test; found {found_instead}; leave it out"]

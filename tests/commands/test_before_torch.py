@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.classifier_kit import write_classifier
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Each takes from a tenth of a second to longer than torch itself, and none has a part in
@@ -48,6 +50,12 @@ MISTAKES = [
     ("translate -m MODEL --beam 0 text", "'0'"),
     ("translate -m MODEL --constraint mirored text", "'mirored'; did you mean mirror?"),
     ("translate -m MODEL --regex a(b text", "'(b' at position 2"),
+    ("predict -m x text", "nothing at x"),
+    ("predict -m MODEL text", "a model of the task translate; use `dragoman translate -m"),
+    ("evaluate MODEL --test s", "found no --src and --ref"),
+    ("data check --task dance s", "found --task 'dance' and s"),
+    ("data check --task classify x", "x must exist"),
+    ("recipes --task dance", "found 'dance'; choose one of classify, "),
     ("evaluate x --src s --ref t", "nothing at x"),
     ("evaluate MODEL --src x --ref t", "x must exist"),
     ("evaluate MODEL --src s --ref x", "x must exist"),
@@ -156,14 +164,22 @@ def test_a_mistake_in_the_arguments_is_found_before_torch_is_imported(
 
 
 def test_translating_imports_nothing_heavy(bundle: Path) -> None:
+    check_imports("translate", bundle)
+
+
+def test_predicting_imports_nothing_heavy(tmp_path: Path) -> None:
+    check_imports("predict", write_classifier(tmp_path / "model", steps=1))
+
+
+def check_imports(command: str, model: Path) -> None:
     code = """
 import json, sys
 from dragoman.cli.app import main
-code = main(["translate", "-m", sys.argv[1], "Guten Morgen."])
+code = main([sys.argv[1], "-m", sys.argv[2], "Guten Morgen."])
 print(json.dumps([code, sorted(sys.modules)]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(bundle)],
+        [sys.executable, "-c", code, command, str(model)],
         cwd=ROOT,
         capture_output=True,
         text=True,
