@@ -135,6 +135,11 @@ class OutputVocabulary:
                 texts.append(bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE_MARK, " "))
         return cls(texts, strip=isinstance(tokenizer, ImportedTokenizer))
 
+    @functools.cached_property
+    def is_mark(self) -> BoolArray:
+        """Which characters are marks, (C + 1,); the last stands for the end of a token."""
+        return np.array([*map(is_mark, self.characters), False])
+
     def missing(self, text: str) -> list[str]:
         """Return the characters of a text that no token writes."""
         has_bytes = self.has_bytes
@@ -235,12 +240,11 @@ class CompiledConstraints:
             reached = self._moves[reached, column]
         self.next_of_first = np.where(first.valid, reached, DEAD)  # (V,)
 
-    def next_states(self, state: AutomatonState) -> NDArray[np.int32]:
-        """Return the state of the DFA that each token leads to, (V,)."""
+    def next_state(self, state: AutomatonState, token: int) -> int:
+        """Return the state of the DFA that one token leads to."""
         if state.is_first:
-            return self.next_of_first
-        found: NDArray[np.int32] = self.next_by_kind[state.state][self.kinds]
-        return found
+            return int(self.next_of_first[token])
+        return int(self.next_by_kind[state.state, self.kinds[token]])
 
     def _count_codes(self, pending: bytes) -> dict[int, int]:
         """Return how many characters of each class begin with these bytes."""
@@ -314,6 +318,7 @@ class SentenceConstraints:
         self._first_end = 1 + max(self._forced, default=-1)  # the least length of an output
         # Positions from here on are alike.
         self._steady = len(source) if compiled.equal_length else self._first_end
+        self._known_kinds = dict[Any, IntArray]()
         self._tokens_left = self._build_table()
         self._known = dict[Any, bool]()
         self._visited = 0
@@ -353,7 +358,7 @@ class SentenceConstraints:
                 table[compiled.accepts, position] = 0
             if compiled.equal_length and position == steady:
                 continue
-            kinds = np.unique(compiled.kinds[self._allowed_by_position(position)])
+            kinds = self._kinds_at(position)
             nexts = compiled.next_by_kind[:, kinds]  # (S, G)
             ends = self._columns(position + compiled.kind_lengths[kinds])
             edges = list(self._byte_edges(position))
@@ -371,6 +376,17 @@ class SentenceConstraints:
                 if not is_loop or np.array_equal(before, table[:, position]):
                     break
         return np.minimum(table, UNREACHABLE)
+
+    def _kinds_at(self, position: int) -> IntArray:
+        """Return the kinds of tokens that may be written from a position on."""
+        # With one character per token only the character at the position decides.
+        is_simple = self.compiled.vocabulary.is_character_level
+        key = self._forced.get(position) if is_simple else position
+        if key not in self._known_kinds:
+            kinds = self.compiled.kinds[self._allowed_by_position(position)]
+            counts = np.bincount(kinds, minlength=len(self.compiled.kind_lengths))
+            self._known_kinds[key] = np.flatnonzero(counts)
+        return self._known_kinds[key]
 
     @property
     def _last_column(self) -> int:
@@ -449,10 +465,15 @@ class SentenceConstraints:
 
     def _distances(self, state: AutomatonState) -> IntArray:
         """Return the tokens to an accepted end after each token that writes characters, (V,)."""
-        vocabulary = self.compiled.vocabulary
+        compiled, vocabulary = self.compiled, self.compiled.vocabulary
         table = vocabulary.first_table if state.is_first else vocabulary.table
-        columns = self._columns(state.position + table.lengths)
-        distances = self._tokens_left[self.compiled.next_states(state), columns]
+        if state.is_first:
+            columns = self._columns(state.position + table.lengths)
+            distances = self._tokens_left[compiled.next_of_first, columns]
+        else:
+            columns = self._columns(state.position + compiled.kind_lengths)
+            by_kind = self._tokens_left[compiled.next_by_kind[state.state], columns]
+            distances = by_kind[compiled.kinds]
         allowed = self._allowed_by_position(state.position, state, first=state.is_first)
         distances = np.where(allowed, distances, UNREACHABLE)
         if state.is_first and vocabulary.strip and not self.accepts(state):
@@ -501,7 +522,7 @@ class SentenceConstraints:
         if compiled.remembers and text:
             mirrored, owners = self._remember(state, text)
         is_first = state.is_first and vocabulary.strip and not text
-        following = int(self.compiled.next_states(state)[token])
+        following = compiled.next_state(state, token)
         return AutomatonState(following, state.position + length, is_first, b"", mirrored, owners)
 
     def _advance_byte(self, state: AutomatonState, token: int) -> AutomatonState:
@@ -605,13 +626,9 @@ class SentenceConstraints:
                 np.isin(characters, taken), -1 - characters, self.compiled.classes[characters]
             )
             if self.compiled.no_copy:  # a mark may be repeated, another character may not
-                kinds = 2 * kinds + self._is_mark_character[characters]
+                kinds = 2 * kinds + self.compiled.vocabulary.is_mark[characters]
             tokens = tokens[np.unique(kinds, return_index=True)[1]]
         return tokens[np.argsort(distances[tokens], kind="stable")].tolist()
-
-    @functools.cached_property
-    def _is_mark_character(self) -> BoolArray:
-        return np.array([*map(is_mark, self.compiled.vocabulary.characters), False])
 
     def _compact_key(self, state: AutomatonState, remaining: int) -> Any:
         """Return all that completions depend on, with interchangeable characters as their class."""
@@ -647,7 +664,7 @@ class SentenceConstraints:
         vocabulary = self.compiled.vocabulary
         is_written = np.zeros(len(vocabulary.characters) + 1, dtype=bool)
         is_written[vocabulary.table.characters[vocabulary.table.valid].reshape(-1)] = True
-        is_open = (is_written & ~self._blocked & ~self._is_mark_character)[:-1]
+        is_open = (is_written & ~self._blocked & ~vocabulary.is_mark)[:-1]
         return np.bincount(
             self.compiled.classes[:-1][is_open], minlength=self.compiled.alphabet.size + 1
         )
