@@ -12,7 +12,6 @@ from dragoman.cli.output import print_json, print_result, print_table
 from dragoman.cli.settings import changed_settings
 from dragoman.config.config import TASK_STACKS
 from dragoman.errors import ConfigError
-from dragoman.inference.catalogue import PREDICTORS
 from dragoman.storage.disk import format_bytes
 
 if TYPE_CHECKING:
@@ -119,10 +118,13 @@ def _summary_rows(bundle: Bundle | TaskBundle, run: dict[str, Any]) -> dict[str,
 
 def _task_rows(bundle: TaskBundle) -> dict[str, Any]:
     """Return the rows about a model of another task than translation."""
+    from dragoman.bundle.format import model_command
+
     config = bundle.config
+    command = model_command(config.task, config.language.objective)
     return {
         "model": str(bundle.path),
-        "task": f"{config.task}, run by dragoman {PREDICTORS[config.task].family}",
+        "task": f"{config.task}, run by dragoman {command}",
         "recipe": config.recipe or "none",
         "parameters": f"{bundle.parameters:,}",
         **{each: " ".join(getattr(config.model, each)) for each in TASK_STACKS[config.task]},

@@ -77,6 +77,7 @@ def test_evaluate_reports_the_objectives_metrics(
     assert "pseudo_perplexity" in shown
     assert ("order_accuracy" in shown) == ("lan2020_lm" in str(masked_model))
     assert main(["info", str(masked_model)]) == 0
+    assert "language, run by dragoman predict" in capsys.readouterr().out
     assert main(["verify", str(masked_model)]) == 0
 
 
