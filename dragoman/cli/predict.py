@@ -79,11 +79,11 @@ def predict(
     json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Predict labels of texts, files or standard input, one line each.
+    """Predict labels, tags or values of texts, files or standard input, one line each.
 
     A classifier prints `label TAB probability TAB text`, with --top several labels with their
-    probabilities. Order and empty lines are kept. With --json each line is an object with the
-    probabilities of all labels.
+    probabilities. A pair of sentences is a line with a tab, a set is a JSON list. Order and empty
+    lines are kept. With --json each line is an object with everything that the model predicts.
     """
     if texts and input_:
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from dragoman.errors import DataError
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translation import iter_texts, replace_control_chars, truncate_repr
 from dragoman.models.classifier import Classifier as ClassifierModel
+from dragoman.tasks.classification import ClassificationTask, tokenize
 
 if TYPE_CHECKING:
     from dragoman.explain.text_explanation import SentenceSpans, TextExplanation
-    from dragoman.tasks.classification import ClassificationTask
 
 EMPTY_NOTE = "the text has no words: it has no label"
 
@@ -52,6 +52,11 @@ class Classification:
         order = np.argsort(-self.values, kind="stable")
         return {self.names[index]: float(self.values[index]) for index in order}
 
+    @property
+    def _is_empty(self) -> bool:
+        """Whether the text has no words, and so no probabilities."""
+        return EMPTY_NOTE in self.notes
+
     def __repr__(self) -> str:
         """Return the text and the labels in one line."""
         found = ", ".join(f"{name} {self.probabilities[name]:.3f}" for name in self.labels)
@@ -64,7 +69,7 @@ class Classification:
         """
         text = replace_control_chars(self.text).replace("\t", " ")
         if top > 1:
-            best = list(self.probabilities.items())[:top] if not self.notes else []
+            best = list(self.probabilities.items())[:top] if not self._is_empty else []
             pairs = [f"{name}\t{value:.4f}" for name, value in best]
             return "\t".join([*pairs, text])
         found = self.probabilities if len(self.labels) > 1 else {self.label: self.probability}
@@ -81,7 +86,7 @@ class Classification:
             "labels": list(self.labels),
             "probabilities": {
                 name: round(value, 6)
-                for name, value in (self.probabilities if not self.notes else {}).items()
+                for name, value in (self.probabilities if not self._is_empty else {}).items()
             },
             "notes": list(self.notes),
         }
@@ -95,6 +100,7 @@ class EncodedText(NamedTuple):
     row: int
     tokens: int  # 0 for a text without words
     padded_tokens: int
+    notes: tuple[str, ...] = ()
 
 
 class Classifier(Predictor[str, EncodedText, Classification]):
@@ -129,9 +135,23 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         if self.config.classify.hierarchical:
             padded = self.task.lengths(store) * self.config.classify.max_sentence_words
         return [
-            EncodedText(text, store, row, int(tokens[row]), int(padded[row]))
+            EncodedText(
+                text, store, row, int(tokens[row]), int(padded[row]), self._notes(text, tokens[row])
+            )
             for row, text in enumerate(inputs)
         ]
+
+    def _notes(self, text: str, tokens: int) -> tuple[str, ...]:
+        """Return what is unusual about a text: that it is empty or was cut."""
+        longest = self.config.data.max_length
+        if not tokens:
+            return (EMPTY_NOTE,)
+        if tokens < longest or (count := len(tokenize(self.config, text))) <= longest:
+            return ()
+        return (
+            f"only its first {longest:,} of {count:,} tokens were read (data.max_length of the "
+            "training)",
+        )
 
     def length(self, encoded: EncodedText) -> int:
         """Return the padded tokens of a text."""
@@ -153,7 +173,7 @@ class Classifier(Predictor[str, EncodedText, Classification]):
             if not each.tokens:
                 predictions.append(
                     Classification(
-                        text=each.text, labels=(), names=names, values=nothing, notes=(EMPTY_NOTE,)
+                        text=each.text, labels=(), names=names, values=nothing, notes=each.notes
                     )
                 )
                 continue
@@ -161,7 +181,9 @@ class Classifier(Predictor[str, EncodedText, Classification]):
             order = np.argsort(-row, kind="stable")
             labels = tuple(names[index] for index in order if is_chosen[index])
             predictions.append(
-                Classification(text=each.text, labels=labels, names=names, values=row)
+                Classification(
+                    text=each.text, labels=labels, names=names, values=row, notes=each.notes
+                )
             )
         return predictions
 
@@ -192,7 +214,8 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         def predict(texts: Sequence[str]) -> list[float]:
             return [float(found.values[index]) for found in self.stream(list(texts))]
 
-        return explain_text(each, self._weigh_words(encoded, index), probabilities, label, predict)
+        found = explain_text(each, self._weigh_words(encoded, index), probabilities, label, predict)
+        return replace(found, notes=[*encoded.notes, *found.notes])
 
     def _probabilities(
         self, model: nn.Module, encoded: Sequence[EncodedText], device: torch.device

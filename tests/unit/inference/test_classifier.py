@@ -149,6 +149,18 @@ def test_several_labels_with_thresholds_and_attention_by_label(tmp_path):
         predictor.explain("The film is great.", label="nice")
 
 
+def test_a_text_that_was_cut_says_so(han):
+    longest = han.config.data.max_length
+    word = "film "
+    [exact, cut] = han.predict([word * longest, word * (longest + 1)])
+    assert exact.notes == ()
+    note = f"only its first {longest:,} of {longest + 1:,} tokens were read"
+    assert cut.notes[0].startswith(note)
+    assert cut.label
+    assert cut.to_dict()["probabilities"]
+    assert han.explain(word * (longest + 1)).notes[0].startswith(note)
+
+
 def test_what_is_no_text_is_named(han):
     with pytest.raises(DataError, match=r"text 2 must be a text; found 3 \(int\)"):
         han.predict(["one", 3])
