@@ -124,6 +124,12 @@ class ClassifyConfig:
     word_dropout: float = setting(
         0.0, "Probability of replacing a word by <unk> in training.", at_least=0.0, at_most=0.95
     )
+    sentence_dropout: float = setting(
+        0.0,
+        "Probability of replacing all words of a sentence by <unk> in training (hierarchical).",
+        at_least=0.0,
+        at_most=0.95,
+    )
     embedding_dropout: float = setting(
         0.0,
         "Probability of dropping all occurrences of a word in a batch.",
@@ -199,6 +205,11 @@ class ClassifyConfig:
             yield (
                 "classify.sentence_encoder needs classify.hierarchical=true; found "
                 f"{list(self.sentence_encoder)}; set it, or leave the blocks out"
+            )
+        if self.sentence_dropout and not self.hierarchical:
+            yield (
+                "classify.sentence_dropout needs classify.hierarchical=true; found "
+                f"{self.sentence_dropout:g}; use classify.word_dropout"
             )
         if self.filter_input == "one_hot" and not self.filter_widths:
             yield (

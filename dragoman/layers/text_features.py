@@ -163,8 +163,8 @@ class NgramBag(nn.Module):
 
     With the naive-Bayes log-count ratios r and x = 1 these are the features of Wang and Manning
     (2012), section 2.3; with r = 1 and tf-idf values x it is a linear tf-idf classifier. Feature 0
-    is padding. Logits are multiplied by `scale`: values of unit length need large weights, which
-    Adam reaches sooner so.
+    is padding. Logits are multiplied by `scale`: they need large weights, which Adam reaches sooner
+    so.
     """
 
     ratios: Tensor

@@ -46,7 +46,9 @@ from dragoman.models.shared_layers import SHARED_LAYER_TYPES, share_layers
 from dragoman.models.stack import Stack
 from dragoman.text.special_tokens import UNK
 
-TF_IDF_SCALE = 10.0  # of the logits of tf-idf vectors, which have unit length
+# Of the n-grams' logits, so that one learning rate suits them and an encoder: found with Adam at
+# 1e-3 on held-out parts of IMDB, SST-2, TREC and Reuters.
+NGRAM_SCALES = {"naive_bayes": 5.0, "tf_idf": 10.0}
 
 
 class NgramFeatures(NamedTuple):
@@ -142,7 +144,7 @@ class Classifier(nn.Module):
                 sizes.ngram_features,
                 sizes.labels,
                 dropout=classify.ngram_dropout,
-                scale=TF_IDF_SCALE if classify.ngram_weights == "tf_idf" else 1.0,
+                scale=NGRAM_SCALES[classify.ngram_weights],
             )
             if classify.ngrams
             else None
@@ -203,7 +205,7 @@ class Classifier(nn.Module):
         parts: list[Tensor] = []  # logits of the branches without n-grams
         vectors: list[Tensor] = []  # features of each text, (B, ...)
         attributes = by_label = None
-        embedded = None if self.embedding is None else self._embed(tokens)
+        embedded = None if self.embedding is None else self.embed(tokens)
         if self._has_encoder:
             assert embedded is not None, "an encoder has embeddings"
             pooled, hidden, hidden_mask = self.pool(embedded, mask, losses)
@@ -245,7 +247,7 @@ class Classifier(nn.Module):
         """Whether the model has an encoder stack."""
         return getattr(self, "encoder", None) is not None
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens (..., T), with positions and dropout: (..., T, D)."""
         assert self.embedding is not None, "called for models with embeddings"
         assert self.entrance is not None, "called for models with embeddings"

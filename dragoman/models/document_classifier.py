@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from dragoman.attention.pooling import AttentionPooling
@@ -19,6 +20,7 @@ from dragoman.models.classifier import (
 )
 from dragoman.models.context import ForwardContext
 from dragoman.models.factory import build_stack
+from dragoman.text.special_tokens import UNK
 
 # Poolings of documents that have no meaning for the words of one sentence.
 _DOCUMENT_POOLINGS = ("structured", "labels")
@@ -52,7 +54,15 @@ class DocumentClassifier(Classifier):
         )
         self.sentences = build_pooling(classify, model.width, labels=sizes.labels)
         self.overlap_weight = classify.overlap_penalty
+        self.sentence_dropout = classify.sentence_dropout
         initialize_classifier(self, model)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embed documents (B, N, W); in training some sentences become unknown words."""
+        if self.training and self.sentence_dropout:
+            dropped = torch.rand(tokens.shape[:2], device=tokens.device) < self.sentence_dropout
+            tokens = tokens.masked_fill(dropped.unsqueeze(2), UNK)  # their lengths stay
+        return super().embed(tokens)
 
     def pool(
         self, embedded: Tensor, mask: Tensor | None, losses: dict[str, Tensor]

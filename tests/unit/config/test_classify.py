@@ -32,6 +32,7 @@ def test_the_defaults_hold_together() -> None:
         ({"hierarchical": True, "filter_widths": (3,)}, "found classify.filter_widths=[3]"),
         ({"hierarchical": True, "pooling": "none", "ngrams": 1}, "found classify.pooling=none"),
         ({"sentence_encoder": ("bigru",)}, "found ['bigru']"),
+        ({"sentence_dropout": 0.1}, "found 0.1"),
         ({"filter_input": "one_hot"}, "found classify.filter_widths=[]"),
         ({"overlap_penalty": 1.0, "pooling": "max"}, "found max"),
         ({"branch_loss": 1.0}, "found classify.ngrams=0"),

@@ -175,3 +175,21 @@ def test_both_branches_are_reported_and_their_sum_decides() -> None:
     assert output.encoder_logits is not None
     assert output.ngram_logits is not None
     torch.testing.assert_close(output.logits, output.encoder_logits + output.ngram_logits)
+
+
+def test_sentence_dropout_hides_all_words_of_a_sentence() -> None:
+    torch.manual_seed(0)
+    settings = ClassifyConfig(hierarchical=True, sentence_dropout=0.5)
+    model = ModelConfig(encoder=("bigru",), width=8, positions="none", dropout=0.0)
+    sizes = ClassifierSizes(vocab_size=VOCABULARY, labels=LABELS)
+    classifier = build_classifier(model, settings, sizes)
+    tokens = torch.full((20, 10, 4), 7)
+    assert classifier.embedding is not None
+    unknown, known = classifier.embedding(torch.tensor([3, 7]))
+    with torch.no_grad():
+        found = classifier.embed(tokens)
+        hidden = (found == unknown).all(dim=-1)
+        assert ((found == known).all(dim=-1) == ~hidden).all()
+        assert (hidden == hidden[..., :1]).all()  # whole sentences
+        assert 0.35 < hidden.float().mean() < 0.65
+        assert (classifier.eval().embed(tokens) == known).all()
