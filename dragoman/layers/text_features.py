@@ -159,11 +159,11 @@ def _widen_mask(mask: Tensor | None, width: int) -> Tensor | None:
 class NgramBag(nn.Module):
     r"""A linear classifier of n-grams, each weighted by a fixed factor per class.
 
-    .. math:: z_c = \sum_{i \in d} x_i\, r_{ic}\, w_{ic}
+    .. math:: z_c = b_c + \sum_{i \in d} x_i\, r_{ic}\, w_{ic}
 
     With the naive-Bayes log-count ratios r and x = 1 these are the features of Wang and Manning
     (2012), section 2.3; with r = 1 and tf-idf values x it is a linear tf-idf classifier. Feature 0
-    is padding. Logits are multiplied by `scale`: they need large weights, which Adam reaches sooner
+    is padding. The sum is multiplied by `scale`: it needs large weights, which Adam reaches sooner
     so.
     """
 
@@ -175,6 +175,7 @@ class NgramBag(nn.Module):
         super().__init__()
         self.dropout, self.scale = dropout, scale
         self.weight = nn.Parameter(torch.zeros(features, labels))
+        self.bias = nn.Parameter(torch.zeros(labels))
         ratios = torch.ones(features, labels)
         ratios[PADDING] = 0.0
         self.register_buffer("ratios", ratios)
@@ -186,7 +187,7 @@ class NgramBag(nn.Module):
             real if values is None else values * real, self.dropout, training=self.training
         )
         rows = F.embedding(features, self.weight * self.ratios)  # (B, K, C)
-        return (amounts.unsqueeze(2) * rows).sum(dim=1) * self.scale
+        return (amounts.unsqueeze(2) * rows).sum(dim=1) * self.scale + self.bias
 
 
 class FeatureGate(nn.Module):

@@ -177,6 +177,17 @@ class Classifier(nn.Module):
         # Least probability of a predicted label; tuned on the validation set, or the setting.
         self.register_buffer("thresholds", torch.full((sizes.labels,), classify.threshold))
 
+    @torch.no_grad()
+    def set_prior(self, logits: Tensor) -> None:
+        """Start the bias of the logits (C,) from those of the classes' frequencies.
+
+        Rare labels are then not predicted from the first step on (Lin et al. 2017, "Focal loss",
+        section 4.1).
+        """
+        layers = (self.label_output, self.output, self.bag)
+        first = next(layer for layer in layers if layer is not None)
+        first.bias.copy_(logits)
+
     def pool(
         self, embedded: Tensor, mask: Tensor | None, losses: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor | None]:

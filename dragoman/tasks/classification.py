@@ -463,6 +463,7 @@ class ClassificationTask(TrainingTask):
             frozen_widths=text.frozen_widths,
         )
         model = build_classifier(self.config.model, self.config.classify, sizes)
+        model.set_prior(torch.from_numpy(_prior_logits(text)))
         if text.vectors and model.embedding is not None:
             model.embedding.load_vectors([(each.ids, each.vectors) for each in text.vectors])
         if text.ngram_ratios is not None and model.bag is not None:
@@ -867,6 +868,14 @@ def _class_weights(kind: str, text: ClassificationText) -> NDArray[np.float32] |
     if text.multi_label:
         return ((text.examples - counts).clip(min=1.0) / counts).astype(np.float32)
     return (text.examples / (len(counts) * counts)).astype(np.float32)
+
+
+def _prior_logits(text: ClassificationText) -> NDArray[np.float32]:
+    """Return the logits of the classes' frequencies in the training data, smoothed by one half."""
+    counts = np.array(text.label_counts, np.float64) + 0.5
+    if text.multi_label:
+        return np.log(counts / (text.examples + 1 - counts)).astype(np.float32)
+    return np.log(counts / counts.sum()).astype(np.float32)
 
 
 def _read_features(data: bytes) -> dict[str, Any]:

@@ -325,3 +325,22 @@ def test_word_vectors_start_the_embeddings(tmp_path: Path) -> None:
     loaded = ClassificationTask(config, ClassificationTask.load_text(config, files))
     loaded.build_model().load_state_dict(task.build_model().state_dict())
     assert "2 words with vectors, 1 words with vectors" in task.describe()
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("classify", [{}, {"pooling": "labels"}, {"pooling": "none", "ngrams": 1}])
+def test_a_new_model_predicts_the_frequencies_of_the_labels(
+    classify: dict[str, Any], several: bool
+) -> None:
+    names = [["a"], ["a", "b"], ["a"], []] if several else ["a", "a", "a", "b"]
+    records = records_of(*({"text": f"w{n}", "label": name} for n, name in enumerate(names)))
+    task = fit_task(configure(**classify), records)
+    model = task.build_model()
+    for layer in (model.output, model.label_output):
+        if layer is not None:
+            torch.nn.init.zeros_(layer.weight)
+    with torch.no_grad():
+        batch = task.collate(task.encode(records), np.arange(4))
+        found = task.probabilities(task.forward(model, batch).logits.numpy())[0]
+    # (n + 1/2) / (N + 1): three and one of four examples
+    np.testing.assert_allclose(found, [3.5 / 5, 1.5 / 5], rtol=1e-5)
