@@ -27,6 +27,8 @@ from dragoman.cli.progress import progress, track
 from dragoman.errors import ConfigError
 from dragoman.storage.output_files import check_output_file, open_output
 
+MAX_TABLE_ROWS = 100  # classes that are printed
+
 
 def evaluate(
     model: BundleArgument,
@@ -210,12 +212,26 @@ def _evaluate_task(
         ],
         right=["score"],
     )
+    if found.rows:
+        columns = list(found.rows[0])
+        print_table(
+            columns,
+            [[_format_cell(row[name]) for name in columns] for row in found.rows[:MAX_TABLE_ROWS]],
+            right=columns[1:],
+        )
+        if len(found.rows) > MAX_TABLE_ROWS:
+            print_note(f"{len(found.rows) - MAX_TABLE_ROWS:,} more rows with --json")
     print_result(
         f"{found.examples:,} {found.unit} in {found.seconds:.1f} s: "
         f"{found.examples / max(found.seconds, 1e-9):,.1f} {found.unit}/s"
     )
     for reason, count in found.skipped.items():
         print_note(f"{count:,} {found.unit} left out: {reason}")
+
+
+def _format_cell(value: str | float) -> str:
+    """Return a cell of a table: fractions with four decimals."""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def _write_predictions(model: Path, files: list[Path], hyp: Path, device: str) -> None:

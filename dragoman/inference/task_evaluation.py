@@ -33,6 +33,7 @@ class TaskEvaluation:
     unit: str  # what an example is, such as "examples"
     seconds: float
     skipped: dict[str, int]  # what was left out, by reason
+    rows: list[dict[str, Any]]  # a table, such as that of the classes; empty if there is none
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -42,6 +43,7 @@ class TaskEvaluation:
                 each.name: {"score": each.value, "signature": each.signature}
                 for each in self.scores
             },
+            **({"table": self.rows} if self.rows else {}),
             "loss": self.loss,
             "examples": self.examples,
             "skipped": self.skipped,
@@ -101,7 +103,7 @@ def evaluate_task(
         )
     started = time.monotonic()
     with torch.no_grad():
-        metrics = task.evaluate(
+        metrics, rows = task.evaluate_in_detail(
             model,
             store,
             device=where,
@@ -121,6 +123,7 @@ def evaluate_task(
         unit=task.unit,
         seconds=seconds,
         skipped=store.skipped,
+        rows=list(rows),
     )
 
 

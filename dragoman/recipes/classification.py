@@ -113,6 +113,10 @@ def li2002() -> Config:
             filters=100,  # not in the paper
             auxiliary_field="fine",  # the paper: 50 fine classes below the coarse ones
             auxiliary_weight=1.0,
+            ngrams=3,  # the paper: words and conjunctions of them, among other features
+            ngram_weights="naive_bayes",  # Wang and Manning (2012)
+            ngram_min_count=1,
+            branch_loss=1.0,
             word_dropout=0.1,
             dropout=0.5,
         ),
@@ -250,6 +254,7 @@ def adhikari2019() -> Config:
         data=DataConfig(max_length=1000),
         classify=ClassifyConfig(
             pooling="max",  # the paper: max-pooling over time
+            tune_threshold="global",  # the paper: 0.5
             embedding_dropout=0.1,  # the paper: embedding dropout 0.1
             word_dropout=0.1,  # not in the paper
             dropout=0.5,  # the paper: 0.5
@@ -273,6 +278,7 @@ def mullenbach2018() -> Config:
         data=DataConfig(max_length=1000),
         classify=ClassifyConfig(
             pooling="labels",  # the paper, section 2.2
+            tune_threshold="global",  # the paper: 0.5
             ngrams=2,  # not in the paper
             ngram_weights="tf_idf",
             ngram_min_count=2,
@@ -345,6 +351,7 @@ def _reuters_training() -> TrainConfig:
     return _training(
         epochs=30.0,  # the paper: 30 epochs
         batch_tokens=8000,  # the paper: batches of 32 documents
+        learning_rate=2e-3,
         ema_decay=0.99,  # the paper: temporal averaging of 0.99
         best_metric="micro_f1",
     )

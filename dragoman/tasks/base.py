@@ -40,6 +40,13 @@ class TaskScore(NamedTuple):
     signature: str
 
 
+class DetailedMetrics(NamedTuple):
+    """Metrics of a data set, and a table such as that of its classes."""
+
+    metrics: dict[str, float]
+    rows: Sequence[dict[str, str | float | int]] = ()  # with equal keys, the columns
+
+
 class TrainingTask(abc.ABC):
     """What is an example, a batch, a loss, a metric and a prediction.
 
@@ -129,6 +136,20 @@ class TrainingTask(abc.ABC):
         progress: Progress,
     ) -> dict[str, float]:
         """Return "loss" and the task's metrics on a data set; called without gradients."""
+
+    def evaluate_in_detail(
+        self,
+        model: nn.Module,
+        store: ExampleStore,
+        *,
+        device: torch.device,
+        precision: Precision,
+        progress: Progress,
+    ) -> DetailedMetrics:
+        """Return what `evaluate` returns, with a table where the task has one."""
+        return DetailedMetrics(
+            self.evaluate(model, store, device=device, precision=precision, progress=progress)
+        )
 
     def finish(
         self,

@@ -32,6 +32,7 @@ from dragoman.models.classifier import (
 )
 from dragoman.tasks.base import (
     NUM_GOLDEN_INPUTS,
+    DetailedMetrics,
     ReadRecords,
     TaskScore,
     TrainingTask,
@@ -546,6 +547,20 @@ class ClassificationTask(TrainingTask):
         progress: Progress,
     ) -> dict[str, float]:
         """Return the loss and the metrics on labelled texts."""
+        return self.evaluate_in_detail(
+            model, store, device=device, precision=precision, progress=progress
+        ).metrics
+
+    def evaluate_in_detail(
+        self,
+        model: nn.Module,
+        store: ExampleStore,
+        *,
+        device: torch.device,
+        precision: Precision,
+        progress: Progress,
+    ) -> DetailedMetrics:
+        """Return the loss, the metrics, and the scores of each class."""
         logits = self.logits(model, store, device=device, precision=precision, progress=progress)
         assert isinstance(model, Classifier), "checked by `logits`"
         labels = store.values["labels"]
@@ -553,7 +568,12 @@ class ClassificationTask(TrainingTask):
         probabilities = self.probabilities(logits)
         predicted = self.decide(probabilities, model.thresholds.cpu().numpy())
         scores = score_classes(predicted, self.expected(store), probabilities)
-        return {"loss": float(nll) / max(len(labels), 1), **scores.metrics()}
+        rows: list[dict[str, str | float | int]] = [
+            {"label": name, **score._asdict()}
+            for name, score in zip(self.text.labels.names, scores.classes, strict=True)
+        ]
+        metrics = {"loss": float(nll) / max(len(labels), 1), **scores.metrics()}
+        return DetailedMetrics(metrics, rows)
 
     def finish(
         self,

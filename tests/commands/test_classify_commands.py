@@ -62,6 +62,12 @@ def test_a_classifier_is_evaluated(
     scores = json.dumps(found)
     assert "accuracy" in scores
     assert "one of 2 classes" in scores
+    assert [row["label"] for row in found["table"]] == ["money", "sport"]
+    assert sum(row["support"] for row in found["table"]) == 80
+    assert main(["evaluate", str(han), "--test", test]) == 0
+    shown = capsys.readouterr().out
+    assert "precision" in shown
+    assert "sport" in shown
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"text": "a goal", "label": "sport"}\n{"text": "rain", "label": "weather"}\n')
     assert main(["evaluate", str(han), "--test", str(wrong)]) == 2
