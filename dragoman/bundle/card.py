@@ -80,8 +80,10 @@ def write_card(card: Card, config: Config, *, parameters: int) -> str:
         )
     else:
         title = card.title or TASK_TITLES[config.task]
-        call = {"causal": 'generate("…")'}.get(config.language.objective, 'fill_mask("… <mask> …")')
-        call = call if config.task == "language" else 'predict(["…"])'
+        call = 'predict(["…"])'
+        if config.task == "language":
+            causal = config.language.objective == "causal"
+            call = 'complete("…")[0].text' if causal else 'fill_mask("… <mask> …")'
         use = f'import dragoman\n\nprint(dragoman.load("this directory").{call})'
     parts = [
         _front_matter(card, config),

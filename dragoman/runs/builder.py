@@ -127,7 +127,7 @@ class RunBuilder(abc.ABC):
     def write(
         self, path: Path, weights: Mapping[str, Tensor], card: Card, fields: Mapping[str, Any]
     ) -> str:
-        """Write the bundle; return the command that uses it."""
+        """Write the bundle; return the command that uses it, up to the text it takes."""
 
     @property
     def digest(self) -> str:
@@ -328,4 +328,4 @@ class TranslationBuilder(RunBuilder):
             golden=select_golden_sentences(self.prepared),
             manifest_fields=fields,
         )
-        return "dragoman translate -m"
+        return "dragoman translate"

@@ -309,9 +309,7 @@ class TaskBuilder(RunBuilder):
             manifest_fields=fields,
         )
         command = model_command(self.config.task, self.config.language.objective)
-        return (
-            "dragoman generate --prompt The -m" if command == "generate" else "dragoman predict -m"
-        )
+        return "dragoman generate --prompt" if command == "generate" else "dragoman predict"
 
 
 def _float32(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -346,7 +346,7 @@ class LanguageTask(TrainingTask):
 
     def describe(self) -> str:
         """Return the vocabulary size."""
-        return f"vocabulary of {len(self.text):,} {self.config.text.tokenizer} tokens"
+        return f"vocabulary of {len(self.text):,} tokens ({self.config.text.tokenizer})"
 
 
 def build_stream(store: ExampleStore) -> TokenStream:
