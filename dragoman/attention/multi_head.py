@@ -285,6 +285,11 @@ class SelfAttention(MultiHead):
             self.within.shift_query(query), mask, self.within.bias(distance, query)
         )
 
+    @property
+    def masks_later(self) -> bool:
+        """Whether the bias of `causal_terms` masks later positions, so that no mask is needed."""
+        return self.within is not None and self.within.masks_later
+
     def causal_terms(self, query: Tensor, mask: Tensor | None, keys: int) -> RelativeTerms:
         """Return query, mask and bias for queries (B, H, T, Dh), the last T of `keys` positions."""
         if self.window:
@@ -340,6 +345,7 @@ class SelfAttention(MultiHead):
             )
         if causal:
             query, mask, bias = self.causal_terms(query, mask, x.size(1))
+            causal = not self.masks_later
         else:
             positions = torch.arange(x.size(1), device=x.device)
             query, mask, bias = self.relative_terms(query, mask, positions, positions)
@@ -368,7 +374,9 @@ class SelfAttention(MultiHead):
             query = self.within.rotate(query, None, first=memory)
             key = self.within.rotate(key, None)
         query, mask, terms = self.causal_terms(query, mask, keys)
-        return self.attend_heads(query, key, value, mask=mask, causal=True, bias=terms)
+        return self.attend_heads(
+            query, key, value, mask=mask, causal=not self.masks_later, bias=terms
+        )
 
     def _attend_with_prefix(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, prefix: int

@@ -21,6 +21,7 @@ class RelativePosition(nn.Module):
     """
 
     has_bias: ClassVar[bool] = False  # whether it has a `bias`; otherwise it has a `rotate`
+    masks_later: bool = False  # whether `causal_bias` masks later positions
 
     def rotate(self, x: Tensor, position_ids: Tensor | None, *, first: int = 0) -> Tensor:
         """Rotate queries or keys (B, H, T, Dh) by their positions; keys are cached rotated."""

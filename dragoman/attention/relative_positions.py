@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dragoman import ops
 from dragoman.attention.positions import (
     NoPositions,
     RelativePosition,
@@ -170,6 +171,7 @@ class TransformerXLBias(RelativePosition):
     ) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
+        self.masks_later = causal
         width = heads * head_width
         self.sinusoids = _shared_sinusoids(SinusoidalHalvesPositions, width, max_positions)  # R
         self.proj = nn.Linear(width, width, bias=False)  # W_R
@@ -206,7 +208,7 @@ class TransformerXLBias(RelativePosition):
         """Return the bias (B, H, T, S) for the last T of S positions, by the paper's shift.
 
         Row t of the scores by distance, S - 1 down to 0, is moved left by T - 1 - t: appendix B.
-        Entries of later positions are arbitrary, since they are masked.
+        Later positions are masked in it.
         """
         if not self.causal:
             return super().causal_bias(query, keys)
@@ -215,9 +217,8 @@ class TransformerXLBias(RelativePosition):
         key = self._by_head(self.proj(sinusoids.to(self.proj.weight.dtype))).to(query.dtype)
         if farthest < keys - 1:
             key = torch.cat([key[:, :1].expand(-1, keys - 1 - farthest, -1), key], dim=1)
-        query = query + self._by_head(self.place).to(query.dtype)
-        scores = query @ key.mT * query.size(-1) ** -0.5  # (B, H, T, S)
-        return shift_relative_scores(scores)
+        query = (query + self._by_head(self.place).to(query.dtype)) * query.size(-1) ** -0.5
+        return ops.shift_causal(query @ key.mT)  # (B, H, T, S)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """Split (D,) or (n, D) into heads: (H, 1 or n, Dh)."""
@@ -277,16 +278,6 @@ class TransformerXLPositions(NoPositions):
     ) -> TransformerXLBias:
         """Return one layer's bias."""
         return TransformerXLBias(heads, head_width, causal=causal, max_positions=max_positions)
-
-
-def shift_relative_scores(scores: Tensor) -> Tensor:
-    """Move row t of (..., T, S) left by T - 1 - t: scores by distance become scores by key.
-
-    A column of zeros in front makes each row one longer than the stride it is read with.
-    """
-    *batch, queries, keys = scores.shape
-    padded = nn.functional.pad(scores, (1, 0)).view(*batch, keys + 1, queries)
-    return padded[..., 1:, :].reshape(*batch, queries, keys)
 
 
 def alibi_slopes(heads: int) -> list[float]:

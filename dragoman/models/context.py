@@ -47,6 +47,7 @@ class ForwardContext:
     attention_mask: Tensor | None = None
     previous: Tensor | None = None  # (B, M, D) a block's inputs in earlier segments
     previous_mask: Tensor | None = None  # (B, M), True where there was an earlier position
+    filled: int | None = None  # of all rows' M earlier positions, how many there were; None for M
     # (B, ...) with the rows, device and dtype of a decoder's state; without a memory only.
     template: Tensor | None = None
     cache_limit: int = 0  # earlier positions that decoding attends to at most; 0 for all

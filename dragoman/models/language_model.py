@@ -134,13 +134,16 @@ class LanguageModel(nn.Module):
         tokens: Tensor,
         previous: Mapping[str, Tensor],
         previous_mask: Tensor | None = None,
+        *,
+        filled: int | None = None,
     ) -> SegmentHidden:
         """Return the stack's output for a segment (B, T), given what the one before it left.
 
-        `previous_mask` (B, M) is True at positions of the memory that hold one. Positions count
-        from 0 in each segment, so a memory needs relative positions.
+        `previous_mask` (B, M) is True at positions of the memory that hold one; where their number
+        is the same in all rows, `filled` states it, which needs no mask. Positions count from 0 in
+        each segment, so a memory needs relative positions.
         """
-        context = ForwardContext(previous_mask=previous_mask)
+        context = ForwardContext(previous_mask=previous_mask, filled=filled)
         raw, carried = self.decoder.forward_segment(self.embed(tokens), context, previous)
         return SegmentHidden(raw, self.output(self._drop(raw, self.dropout.output)), carried)
 

@@ -128,7 +128,8 @@ class TransformerLayer(Block):
         if "hidden" not in previous:
             return SegmentOutput(self(x, context), {})
         memory = previous["hidden"].detach().to(x.dtype)
-        output = self(x, replace(context, previous=memory))
+        filled = memory if context.filled is None else memory[:, memory.size(1) - context.filled :]
+        output = self(x, replace(context, previous=filled))
         hidden = torch.cat([memory, x.detach()], dim=1)[:, x.size(1) :]
         return SegmentOutput(output, {"hidden": hidden})
 
@@ -176,11 +177,12 @@ class TransformerLayer(Block):
         query, key_value = self.self.project(x, first=state.length)
         state = state.append("key_value", key_value)
         key, value = state.recent("key_value", x.size(1), self.self.window).unbind(1)
-        mask, bias = state.prefix_mask(), None
+        mask, bias, causal = state.prefix_mask(), None, True
         if self.self.needs_distances:
             query, mask, bias = self.self.causal_terms(query, mask, key.size(-2))
+            causal = not self.self.masks_later
         return ExtendOutput(
-            self.self.attend_heads(query, key, value, mask=mask, causal=True, bias=bias), state
+            self.self.attend_heads(query, key, value, mask=mask, causal=causal, bias=bias), state
         )
 
 

@@ -10,6 +10,7 @@ linear_cross_entropy   logits and their gradient chunk by chunk       linear_cro
 linear_relu            cuBLAS epilogue, one backward kernel           linear_relu_reference
 lsh_attention          sorted chunks                                  masked attention
 monotonic_attention    closed-form gradients                          the recurrence
+shift_causal           one kernel that shifts and masks               pad, view, masked_fill
 rnn                    cuDNN, fused LSTM and GRU cells                the cells' equations
 sru_scan               one kernel for all positions                   the recurrence
 
@@ -39,6 +40,7 @@ from dragoman.ops.cross_entropy import (
 from dragoman.ops.dropout import dropout, locked_dropout
 from dragoman.ops.fused_linear import linear_relu, linear_relu_reference
 from dragoman.ops.fused_norm import dropout_add_norm, layer_norm, rms_norm
+from dragoman.ops.relative_shift import shift_causal
 
 __all__ = [
     "IGNORE_INDEX",
@@ -58,4 +60,5 @@ __all__ = [
     "locked_dropout",
     "masked_softmax",
     "rms_norm",
+    "shift_causal",
 ]

@@ -26,7 +26,6 @@ from dragoman.models.language_model import (
     LanguageModel,
     build_language_model,
     carries_state,
-    memory_mask,
 )
 from dragoman.ops import linear_cross_entropy
 from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TaskScore, TrainingTask, find_fields
@@ -54,6 +53,7 @@ class SegmentBatch(TensorBatch):
     streams: Tensor  # (B,) rows whose states the segments continue
     segments: Tensor  # (B,) index of the segment in its stream
     parity: int  # of that index: which of two slots holds the states
+    filled: int  # positions of the memory that hold earlier tokens, in all rows
 
     @property
     def tokens(self) -> int:
@@ -67,8 +67,8 @@ class SegmentBatch(TensorBatch):
 
     @property
     def graph_key(self) -> tuple[Any, ...]:
-        """The key of batches that run the same kernels: shapes and the slot that is read."""
-        return (*super().graph_key, self.parity)
+        """The key of batches that run the same kernels: shapes, slot and length of the memory."""
+        return (*super().graph_key, self.parity, self.filled)
 
 
 class TokenStream(NamedTuple):
@@ -209,6 +209,7 @@ class LanguageTask(TrainingTask):
             streams=torch.from_numpy(spans.streams),
             segments=torch.from_numpy(spans.segments),
             parity=int(spans.segments[0]) % 2,
+            filled=min(int(spans.segments[0]) * self._plan.segment, self.language.memory),
         )
 
     def loss(self, model: nn.Module, batch: SegmentBatch) -> Loss:
@@ -219,11 +220,7 @@ class LanguageTask(TrainingTask):
             return self._loss(model, hidden, hidden, batch.targets)
         states = self._segment_states(model, batch.inputs.device)
         previous = states.read(batch.parity, batch.streams, batch.segments)
-        memory, mask = self.language.memory, None
-        if memory:
-            lengths = (batch.segments * self.language.segment).clamp(max=memory)
-            mask = memory_mask(lengths, memory)
-        raw, hidden, carried = model.decode_segment(batch.inputs, previous, mask)
+        raw, hidden, carried = model.decode_segment(batch.inputs, previous, filled=batch.filled)
         states.write(batch.parity, batch.streams, batch.segments, carried)
         return self._loss(model, hidden, raw, batch.targets)
 

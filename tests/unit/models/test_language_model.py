@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman import ops
-from dragoman.attention.relative_positions import TransformerXLBias, shift_relative_scores
+from dragoman.attention.relative_positions import TransformerXLBias
 from dragoman.config import ModelConfig
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -176,7 +176,19 @@ def test_unfilled_memory_changes_nothing() -> None:
         carried = {f"{n}.hidden": torch.full((2, 4, 16), junk).double() for n in range(2)}
         with torch.no_grad():
             found = model.decode_segment(ids, carried, mask).hidden
+            unfilled = model.decode_segment(ids, carried, filled=0).hidden
         torch.testing.assert_close(found, model.decode(ids))
+        torch.testing.assert_close(unfilled, model.decode(ids))
+
+
+def test_a_partly_filled_memory_needs_no_mask() -> None:
+    model, ids = build("transformer_xl"), tokens(2, 6)
+    carried = {f"{n}.hidden": torch.randn(2, 4, 16).double() for n in range(2)}
+    with torch.no_grad():
+        masked = model.decode_segment(ids, carried, memory_mask(torch.tensor([3, 3]), 4))
+        filled = model.decode_segment(ids, carried, filled=3)
+    torch.testing.assert_close(masked.hidden, filled.hidden)
+    torch.testing.assert_close(masked.carried["1.hidden"], filled.carried["1.hidden"])
 
 
 def test_the_shift_equals_gathering_by_distance() -> None:
@@ -200,14 +212,6 @@ def test_the_shift_equals_gathering_by_distance() -> None:
             gathered = TransformerXLBias.__mro__[1].causal_bias(bias, query, keys)
             visible = torch.ones(5, keys, dtype=torch.bool).tril(keys - 5)
             torch.testing.assert_close(shifted[..., visible], gathered[..., visible])
-
-
-def test_shift_moves_rows_left() -> None:
-    scores = torch.arange(12.0).view(1, 3, 4)
-    shifted = shift_relative_scores(scores)
-    assert shifted[0, 0, :2].tolist() == [2, 3]
-    assert shifted[0, 1, :3].tolist() == [5, 6, 7]
-    assert shifted[0, 2].tolist() == [8, 9, 10, 11]
 
 
 def test_an_attention_mask_replaces_causality() -> None:
