@@ -270,17 +270,7 @@ class ClassificationTask(TrainingTask):
 
         Texts are cut after `data.max_length` tokens.
         """
-        config = self.config
-        if not config.classify.hierarchical:
-            return TokenizedText([tokenize(config, text)[: config.data.max_length]])
-        most = config.classify.max_sentence_words
-        left = config.data.max_length
-        sentences = []
-        for sentence in split_document(config, text, self.text.sentence_end):
-            kept = sentence[:left]
-            left -= len(kept)
-            sentences += [kept[start : start + most] for start in range(0, len(kept), most)]
-        return TokenizedText(sentences)
+        return tokenize_text(self.config, text, self.text.sentence_end)
 
     # Examples
 
@@ -345,6 +335,12 @@ class ClassificationTask(TrainingTask):
         names = targets.label_names(record)
         what = "label"
         if not self.text.multi_label:
+            if len(names) != 1:
+                raise record.error(
+                    "must have one label, as the training data have",
+                    f"{len(names)} labels",
+                    "set classify.multi_label=on to train on several",
+                )
             return _index(record, self.text.labels, names[0], what)
         chosen = np.zeros(len(self.text.labels), np.bool_)
         chosen[[_index(record, self.text.labels, name, what) for name in names]] = True
@@ -692,6 +688,20 @@ def text_problems(config: Config) -> list[str]:
     ]
 
 
+def tokenize_text(config: Config, text: str, sentence_end: str = "") -> TokenizedText:
+    """Return the tokens of a text as the model reads them; long sentences are split."""
+    left = config.data.max_length
+    if not config.classify.hierarchical:
+        return TokenizedText([tokenize(config, text)[:left]])
+    most = config.classify.max_sentence_words
+    sentences = []
+    for sentence in split_document(config, text, sentence_end):
+        kept = sentence[:left]
+        left -= len(kept)
+        sentences += [kept[start : start + most] for start in range(0, len(kept), most)]
+    return TokenizedText(sentences)
+
+
 def tokenize(config: Config, text: str) -> list[str]:
     """Return the tokens of a text, not yet in lower case."""
     text = normalize_text(text, config.text.normalization)
@@ -844,8 +854,8 @@ def _fit_ngrams(config: Config, text: ClassificationText, records: ReadRecords) 
     targets = _Targets(config)
 
     def tokens(record: Record) -> list[str]:
-        found = tokenize(config, record.text(targets.text_field(record)))
-        return lowercased(config, found[: config.data.max_length])
+        found = tokenize_text(config, record.text(targets.text_field(record)), text.sentence_end)
+        return lowercased(config, found.tokens)
 
     text.ngrams = NgramTable.build(
         (tokens(record) for record in records()),

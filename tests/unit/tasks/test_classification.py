@@ -110,6 +110,15 @@ def test_values_of_ngrams_are_normalized_tf_idf() -> None:
     np.testing.assert_allclose(found, sorted(np.array([a, b]) / np.hypot(a, b)), rtol=1e-5)
 
 
+def test_ngrams_of_documents_are_those_of_their_sentences() -> None:
+    config = configure(hierarchical=True, ngrams=2, ngram_min_count=1)
+    records = records_of({"text": "a b<br />c d", "label": "x"}, {"text": "e f", "label": "y"})
+    task = fit_task(config, records)
+    assert task.text.ngrams is not None
+    assert len(task.encode(records).sequence("ngrams", 0)) == 7  # a, b, c, d, ab, bc, cd
+    assert len(task.text.ngrams) == 1 + 7 + 3  # padding, and e, f, ef
+
+
 def test_ngrams_begin_with_naive_bayes_ratios() -> None:
     records = make_records(60, seed=0)
     task = fit_task(configure(pooling="none", ngrams=1), records)
@@ -275,6 +284,10 @@ def test_bad_records_are_reported_with_their_line() -> None:
     wrong = Record(Path("dev.jsonl"), 7, {"text": "a", "label": "weather"})
     with pytest.raises(DataError, match=r"dev.jsonl line 7 must have a label.*found 'weather'"):
         task.encode([wrong])
+    for names in ([], ["sport", "money"]):
+        wrong = Record(Path("dev.jsonl"), 9, {"text": "a", "label": names})
+        with pytest.raises(DataError, match=f"line 9 must have one label.*found {len(names)}"):
+            task.encode([wrong])
     off = fit_task(configure(multi_label="off"), records)
     wrong = Record(Path("dev.jsonl"), 8, {"text": "a", "label": ["sport", "money"]})
     with pytest.raises(DataError, match=r"line 8 must have one label.*found 2 labels"):
