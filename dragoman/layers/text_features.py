@@ -188,20 +188,3 @@ class NgramBag(nn.Module):
         )
         rows = F.embedding(features, self.weight * self.ratios)  # (B, K, C)
         return (amounts.unsqueeze(2) * rows).sum(dim=1) * self.scale + self.bias
-
-
-class FeatureGate(nn.Module):
-    r"""Feature-wise attention: features multiplied by a softmax computed from them.
-
-    .. math:: D\, \mathrm{softmax}(W v + b) \odot v
-
-    The factor D keeps the scale; at W = 0 it is the identity.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Gate the features (B, D)."""
-        return x * self.gate(x).softmax(dim=-1) * x.size(-1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman import ops
+from dragoman.attention.gates import FeatureGate
 from dragoman.attention.pooling import (
     AttentionPooling,
     Pooled,
@@ -33,7 +34,6 @@ from dragoman.layers.pooling import (
     MeanPooling,
 )
 from dragoman.layers.text_features import (
-    FeatureGate,
     FilterBank,
     NgramBag,
     OneHotFilterBank,
@@ -268,7 +268,10 @@ class Classifier(nn.Module):
     def _combine(self, vectors: list[Tensor]) -> Tensor:
         """Concatenate features, and apply gate, dropout and hidden layer."""
         vector = torch.cat(vectors, dim=-1) if len(vectors) > 1 else vectors[0]
-        vector = self._drop(vector if self.gate is None else self.gate(vector))
+        if self.gate is not None:
+            # Times the width, so that equal weights keep the scale.
+            vector = self.gate(vector) * vector.size(-1)
+        vector = self._drop(vector)
         if self.hidden is None:
             return vector
         return self._drop(F.relu(self.hidden(vector)))

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from dragoman.layers.text_features import (
-    FeatureGate,
     FilterBank,
     NgramBag,
     OneHotFilterBank,
@@ -108,11 +107,3 @@ def test_ngram_logits_are_weighted_sums() -> None:
     torch.testing.assert_close(bag(ids, values), expected)
     plain = (bag.weight * bag.ratios)[torch.tensor([1, 4])].sum(dim=0)
     torch.testing.assert_close(bag(ids)[0], plain)
-
-
-def test_a_gate_of_zeros_is_the_identity() -> None:
-    gate = FeatureGate(5)
-    torch.nn.init.zeros_(gate.gate.weight)
-    torch.nn.init.zeros_(gate.gate.bias)
-    x = torch.randn(2, 5)
-    torch.testing.assert_close(gate(x), x)

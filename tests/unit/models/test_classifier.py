@@ -193,3 +193,16 @@ def test_sentence_dropout_hides_all_words_of_a_sentence() -> None:
         assert (hidden == hidden[..., :1]).all()  # whole sentences
         assert 0.35 < hidden.float().mean() < 0.65
         assert (classifier.eval().embed(tokens) == known).all()
+
+
+def test_a_gate_with_equal_weights_is_the_identity() -> None:
+    classifier, plain = build("mean").eval(), build("mean").eval()
+    assert classifier.gate is not None
+    for parameter in classifier.gate.parameters():
+        torch.nn.init.zeros_(parameter)
+    plain.gate = None
+    tokens, mask, _ = inputs(classifier)
+    plain.load_state_dict(
+        {name: value for name, value in classifier.state_dict().items() if "gate" not in name}
+    )
+    torch.testing.assert_close(classifier(tokens, mask), plain(tokens, mask))
