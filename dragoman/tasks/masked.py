@@ -33,12 +33,14 @@ from dragoman.models.masked_lm import MaskedLM, build_masked_lm, gather_position
 from dragoman.runtime import signals
 from dragoman.tasks.base import TaskScore
 from dragoman.tasks.language import MAX_NLL, LanguageTask
+from dragoman.text.language_text import SubwordText
 from dragoman.text.special_tokens import BOS, EOS, SPECIAL_TOKENS
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import Progress
 from dragoman.training.task import Loss
 
 MASK_PATTERN = re.compile(r"<mask>|\[MASK\]", re.IGNORECASE)
+_UNMERGED = "\ue000"  # for private use: no text has it, so no subword
 _IGNORED = -100  # a row whose halves are of two documents has no order
 
 
@@ -362,8 +364,11 @@ class MaskedLanguageTask(LanguageTask):
             )
         tokens = [BOS] if self.language.sentence_order else []
         for number, part in enumerate(parts):
+            part = part.replace("\n", " ")
+            if number < len(parts) - 1 and self.config.text.tokenizer in ("bpe", "unigram"):
+                part = part.removesuffix(" ")  # a space begins the subword after it: the mask
             tokens += [self.mask_token] if number else []
-            tokens += self.text.encode_prompt(part.replace("\n", " "))
+            tokens += self._encode_after_mask(part) if number else self.text.encode_prompt(part)
         tokens.append(EOS)
         if len(tokens) > self.language.segment:
             raise DataError(
@@ -373,6 +378,19 @@ class MaskedLanguageTask(LanguageTask):
                 fix="shorten it",
             )
         return tokens
+
+    def _encode_after_mask(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows a mask.
+
+        SentencePiece puts a space before a text, so what follows a mask would begin with one more
+        than in the whole text. It is encoded after a character that is never merged.
+        """
+        if text and isinstance(self.text, SubwordText):
+            before = self.text.encode_prompt(_UNMERGED)
+            found = self.text.encode_prompt(_UNMERGED + text)
+            if found[: len(before)] == before:
+                return found[len(before) :]
+        return self.text.encode_prompt(text)
 
     def _token_text(self, token: int) -> str:
         """Return a token as text; of a byte that is no character, its number."""

@@ -276,3 +276,24 @@ def test_golden_outputs_are_pseudo_log_likelihoods() -> None:
     assert isinstance(model, MaskedLM)
     with pytest.raises(TypeError):
         task.golden_outputs(model, [3])
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "unigram", "characters"])
+def test_what_follows_a_mask_is_encoded_as_in_a_text(tokenizer: str) -> None:
+    """Masking the tokens of a word in a text gives what the text with a mask is encoded to."""
+    lines = ["the cat (old) sat.", "a dog sat, and a cat ran!", "the old man said: no."] * 30
+    config = masked_config("masked").replace(text={"tokenizer": tokenizer, "vocab_size": 290})
+    task = task_of(config, lines)
+    assert isinstance(task, MaskedLanguageTask)
+    for text, masked in (("the cat sat.", "the cat sat<mask>"), ("a cat, ran", "a cat<mask> ran")):
+        whole, found = task.text.encode(text).tolist(), task._encode_with_masks(masked)
+        assert len(found) == len(whole)
+        wrong = [place for place in range(len(whole)) if whole[place] != found[place]]
+        assert [found[place] for place in wrong] == [task.mask_token]
+    stop = task.text.encode("the cat sat.").tolist()[-2:]
+    found = task._encode_with_masks("the <mask> <mask>.")
+    assert found[-2:] == stop
+    spaces = 1 if tokenizer == "characters" else 0  # subwords hold the space before them
+    assert found.index(task.mask_token, found.index(task.mask_token) + 1) == (
+        found.index(task.mask_token) + 1 + spaces
+    )
