@@ -26,6 +26,12 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Model directory to write.")] = Path(
         "demo-model"
     ),
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="Train the miniature of a recipe instead, such as bahdanau2015; takes minutes."
+        ),
+    ] = "",
     seconds: Annotated[
         float,
         typer.Option(
@@ -46,7 +52,12 @@ def demo(
     print_result(f"Task: translate dates written in {languages} languages into ISO dates.\n")
     began = time.monotonic()
     corpus = train_demo(
-        out, seed=seed, seconds=seconds, device=device, progress=open_progress(sys.stderr)
+        out,
+        seed=seed,
+        seconds=seconds,
+        device=device,
+        recipe=recipe,
+        progress=open_progress(sys.stderr),
     )
     print_result(
         f"trained on {len(corpus.train):,} pairs in {format_duration(time.monotonic() - began)}"
@@ -58,16 +69,17 @@ def demo(
     translator = Translator.load(out, device=device or "auto")
     _print_score(evaluate_dates(translator, corpus.test))
     shown = pick_examples(corpus.test)
+    print_result("")
     print_table(
         ["source", "translation", "correct"],
         _example_rows(translator, shown),
-        title="\nHeld-out dates:",
+        title="Held-out dates:",
     )
     picture = out / "training" / "attention.png"
-    _print_attention(translator, shown[0], picture)
+    plotted = _print_attention(translator, shown[0], picture)
+    where = f"{out}, the attention plot in {picture}" if plotted else f"{out}"
     print_result(
-        f"\nThe model is in {out}, the attention plot in {picture}. Next:\n\n  dragoman translate "
-        f'-m {out} "{EXAMPLE_DATE}"'
+        f'\nThe model is in {where}. Next:\n\n  dragoman translate -m {out} "{EXAMPLE_DATE}"'
     )
     print_result(
         f"  dragoman info {out}\n  dragoman evaluate {out} --src {out}/training/dates/test.text "
@@ -105,8 +117,11 @@ def _example_rows(translator: Translator, pairs: list[DatePair]) -> list[tuple[s
     ]
 
 
-def _print_attention(translator: Translator, pair: DatePair, picture: Path) -> None:
-    """Plot the cross-attention weights of one translation in the terminal and as a PNG."""
+def _print_attention(translator: Translator, pair: DatePair, picture: Path) -> bool:
+    """Plot the cross-attention weights of one translation in the terminal and as a PNG.
+
+    Return False if the model has no cross-attention.
+    """
     from rich.console import Console
 
     from dragoman.explain.attention_plot import save_attention_map
@@ -114,7 +129,9 @@ def _print_attention(translator: Translator, pair: DatePair, picture: Path) -> N
 
     found = translator.explain(pair.text)
     src, tgt = found.src_tokens, found.tgt_tokens
-    assert found.alignment is not None, "the demo's model has cross-attention"
+    if found.alignment is None:
+        print_result("\nThe model has no cross-attention whose weights could be plotted.")
+        return False
     print_result(
         f"\nCross-attention weights of {found.translation} (rows) over the source (columns):\n"
     )
@@ -128,3 +145,4 @@ def _print_attention(translator: Translator, pair: DatePair, picture: Path) -> N
         tgt_tokens=tgt,
         title=f"{found.text} → {found.translation}",
     )
+    return True

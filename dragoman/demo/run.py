@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dragoman.config import Config, read_config
 from dragoman.demo.dates import LOCALES, DatePair, DateSplit, make_date_splits
-from dragoman.errors import BundleError, StoppedError
+from dragoman.errors import BundleError, ConfigError, StoppedError
+from dragoman.recipes.mini import mini
 
 if TYPE_CHECKING:
     from dragoman.inference import Translator
@@ -30,6 +31,25 @@ DEMO_SETTINGS = (
     "train.warmup_steps=100",
     "train.ema_decay=0.98",
     "train.label_smoothing=0",
+    "train.validate_every=250",
+    "train.validate_sentences=100",
+    "train.checkpoint_every=750",
+    "train.keep_checkpoints=1",
+    "train.final_checkpoint=last",
+    "decode.beam=1",
+    "decode.max_length_extra=10",
+    "data.tgt_lang=iso",
+)
+# Changes to the miniature of a recipe, which trains in minutes on two CPU cores.
+RECIPE_SETTINGS = (
+    "text.character_coverage=1.0",
+    "model.width=128",
+    "train.threads=1",
+    "train.steps=3000",
+    "train.target_exact=0.99",
+    "train.batch_tokens=1200",
+    "train.learning_rate=2.5e-3",
+    "train.warmup_steps=100",
     "train.validate_every=250",
     "train.validate_sentences=100",
     "train.checkpoint_every=750",
@@ -61,8 +81,13 @@ def write_corpus(folder: Path, *, seed: int) -> DateSplit:
     return corpus
 
 
-def demo_config(folder: Path, *, seed: int, seconds: float = 0.0, device: str = "") -> Config:
-    """Return the configuration for a corpus written by `write_corpus`."""
+def demo_config(
+    folder: Path, *, seed: int, seconds: float = 0.0, device: str = "", recipe: str = ""
+) -> Config:
+    """Return the configuration for a corpus written by `write_corpus`.
+
+    With a recipe it is that recipe's miniature.
+    """
     files = {
         "src": "train.text",
         "tgt": "train.iso",
@@ -71,19 +96,32 @@ def demo_config(folder: Path, *, seed: int, seconds: float = 0.0, device: str = 
         "cache_dir": "prepared",
     }
     overrides = [
-        *DEMO_SETTINGS,
+        *(RECIPE_SETTINGS if recipe else DEMO_SETTINGS),
         *(f"data.{name}='{folder / file}'" for name, file in files.items()),
         f"train.seed={seed}",
     ]
     overrides += [f"train.time_budget={seconds}"] if seconds else []
     overrides += [f"train.device={device}"] if device else []
-    return read_config(recipe="tiny", overrides=overrides)
+    if not recipe:
+        return read_config(recipe="tiny", overrides=overrides)
+    task = read_config(recipe=recipe).task
+    if task != "translate":
+        raise ConfigError(
+            [
+                f"the demo translates dates and needs a recipe of translation; found {recipe}, "
+                f"whose task is {task}; use bahdanau2015"
+            ]
+        )
+    return read_config(recipe=recipe, overrides=overrides, scale=mini)
 
 
 def train_demo(
-    out: Path, *, seed: int, seconds: float, device: str, progress: Progress
+    out: Path, *, seed: int, seconds: float, device: str, progress: Progress, recipe: str = ""
 ) -> DateSplit:
-    """Train the demo's model and return the corpus; a finished model of the same seed is reused."""
+    """Train the demo's model and return the corpus.
+
+    A finished model of the same seed and recipe is reused.
+    """
     from dragoman.runs.output_directory import OutputDirectory
 
     output_dir = OutputDirectory(out)
@@ -95,8 +133,14 @@ def train_demo(
             fix="choose another --out",
         )
     output_dir.require_usable()
+    config = demo_config(folder, seed=seed, seconds=seconds, device=device, recipe=recipe)
+    if output_dir.has_model and output_dir.config().recipe != config.recipe:
+        raise BundleError(
+            "the demo needs a directory of its own for each recipe",
+            found=f"a model of {output_dir.config().recipe} in {out}",
+            fix="choose another --out",
+        )
     corpus = write_corpus(folder, seed=seed)
-    config = demo_config(folder, seed=seed, seconds=seconds, device=device)
     if output_dir.has_model and output_dir.config().train.seed == seed:
         progress.note(f"{out} is already trained and is reused; delete it to train again")
         return corpus

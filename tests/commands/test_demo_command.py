@@ -148,3 +148,35 @@ def test_the_whole_demo_reaches_its_mark(
     share = re.search(r"held-out dates: (\d+\.\d)%", out)
     assert share
     assert float(share[1]) >= 98.0, out
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("recipe", "attends"), [("bahdanau2015", True), ("sutskever2014", False)])
+def test_it_takes_the_miniature_of_a_recipe(
+    recipe: str,
+    attends: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run, "RECIPE_SETTINGS", (*run.RECIPE_SETTINGS, *SMALL))
+    model = tmp_path / "demo-model"
+    assert main(["demo", "--recipe", recipe, "--out", str(model)]) == 0
+    captured = capsys.readouterr()
+    assert re.search(r"held-out dates: \d+\.\d% of 40 translated exactly", captured.out)
+    assert ("Cross-attention weights of" in captured.out) == attends
+    assert ("no cross-attention" in captured.out) != attends
+    assert (model / "training" / "attention.png").exists() == attends
+    assert json.loads((model / "config.json").read_text())["recipe"] == recipe
+    assert main(["demo", "--out", str(model)]) == 2
+    assert f"found a model of {recipe} in {model}; choose another --out" in capsys.readouterr().err
+
+
+def test_recipes_of_other_tasks_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--recipe", "yang2016", "--out", str(tmp_path / "demo")]) == 2
+    said = capsys.readouterr().err
+    assert "found yang2016, whose task is classify; use bahdanau2015" in said
+    assert main(["demo", "--recipe", "bahdanau2016", "--out", str(tmp_path / "demo")]) == 2
+    assert "bahdanau2015" in capsys.readouterr().err
