@@ -291,6 +291,7 @@ class PlainMAB(nn.Module):
             self.attention.out_proj.weight.copy_(attention.output.weight)
             self.attention.out_proj.bias.copy_(attention.output.bias)
         residual: Any = ours.self_residual if is_self else ours.cross_residual
+        self.is_pre_norm = residual.final_norm
         self.first_norm = _plain_norm(residual)
         self.second_norm = _plain_norm(ours.ffn_residual)
         self.inner, self.outer = _copy_linear(ours.ffn.inner), _copy_linear(ours.ffn.outer)
@@ -298,11 +299,18 @@ class PlainMAB(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend from (B, T, D) to (B, S, D)."""
         padding = None if mask is None else ~mask
-        attended, _ = self.attention(
-            x, memory, memory, key_padding_mask=padding, need_weights=False
-        )
-        x = self.first_norm(x + attended)
-        return self.second_norm(x + self.outer(torch.relu(self.inner(x))))
+        if not self.is_pre_norm:
+            x = self.first_norm(x + self._attend(x, memory, padding))
+            return self.second_norm(x + self.outer(torch.relu(self.inner(x))))
+        query = self.first_norm(x)
+        x = x + self._attend(query, query if memory is x else memory, padding)
+        return x + self.outer(torch.relu(self.inner(self.second_norm(x))))
+
+    def _attend(self, query: Tensor, memory: Tensor, padding: Tensor | None) -> Tensor:
+        attended: Tensor = self.attention(
+            query, memory, memory, key_padding_mask=padding, need_weights=False
+        )[0]
+        return attended
 
 
 class PlainSetTransformer(nn.Module):
@@ -326,6 +334,8 @@ class PlainSetTransformer(nn.Module):
         self.pooling = PlainMAB(ours.pooling.pool)
         decoder: Any = [] if ours.decoder is None else [b for _, b in ours.decoder.blocks()]
         self.decoder = nn.ModuleList(PlainMAB(block) for block in decoder)
+        self.encoder_norm = _copy_norm(ours.encoder.norm)
+        self.decoder_norm = _copy_norm(ours.pooling_norm or (ours.decoder and ours.decoder.norm))
         self.output, self.vectors = _copy_linear(ours.output), ours.vectors
 
     def forward(self, elements: Tensor, mask: Tensor) -> Tensor:
@@ -338,9 +348,11 @@ class PlainSetTransformer(nn.Module):
                 gather, spread = block  # type: ignore[misc]
                 points: Any = block.points
                 x = spread(x, gather(points.expand(x.size(0), -1, -1), x, mask))
+        x = self.encoder_norm(x)
         x = self.pooling(self.seeds.expand(x.size(0), -1, -1), x, mask)
         for block in self.decoder:
             x = block(x, x)
+        x = self.decoder_norm(x)
         return self.output(x.flatten(1) if self.vectors == 1 else x)
 
 
@@ -404,11 +416,16 @@ class PlainESIM(nn.Module):
 
 
 def _plain_norm(residual: Any) -> nn.Module:
-    """Return the norm of a post-norm residual connection, or the identity."""
-    if not hasattr(residual, "norm"):
+    """Return the norm of a residual connection, or the identity."""
+    return _copy_norm(getattr(residual, "norm", None))
+
+
+def _copy_norm(ours: Any) -> nn.Module:
+    """Return a copy of a layer normalization, or the identity for None."""
+    if ours is None:
         return nn.Identity()
-    norm = nn.LayerNorm(residual.norm.weight.numel(), eps=residual.norm.eps)
-    norm.load_state_dict(residual.norm.state_dict())
+    norm = nn.LayerNorm(ours.weight.numel(), eps=ours.eps)
+    norm.load_state_dict(ours.state_dict())
     return norm
 
 
