@@ -109,3 +109,17 @@ def test_the_order_head_reads_the_first_position() -> None:
     logits.sum().backward()
     assert hidden.grad is not None
     assert not hidden.grad[:, 1:].any()
+
+
+def test_training_reads_no_tensor_on_the_host() -> None:
+    """On the meta device a read raises, as it would while a CUDA graph is captured."""
+    model = model_of().train().to("meta")
+    assert model.order is not None
+    tokens, positions, ranks = (
+        torch.zeros(3, size, dtype=torch.long, device="meta") for size in (LENGTH, 2, LENGTH)
+    )
+    permuted = model.permuted(tokens, ranks, positions)
+    hidden = model.decode(tokens)
+    masked = model.project(gather_positions(hidden, positions))
+    (masked.sum() + permuted.sum() + model.order(hidden).sum()).backward()
+    assert all(weight.grad is not None for weight in model.parameters())

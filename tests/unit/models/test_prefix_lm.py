@@ -212,3 +212,11 @@ def test_what_it_does_not_support_is_named(
 def test_the_encoder_decoder_still_needs_an_encoder() -> None:
     problems = stack_problems(config(architecture="encoder_decoder"))
     assert any("model.encoder must list at least one block" in problem for problem in problems)
+
+
+def test_training_reads_no_tensor_on_the_host() -> None:
+    """On the meta device a read raises, as it would while a CUDA graph is captured."""
+    model = model_of().train().to("meta")
+    src, mask, tgt = (tensor.to("meta") for tensor in batch())
+    model(src, tgt, mask).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
