@@ -211,11 +211,21 @@ def apply_epochs(config: Config, steps_per_epoch: int, *, keep: Collection[str] 
     return _limit_intervals(config, steps, interval, keep)
 
 
-def limit_steps(config: Config, steps: int, *, keep: Collection[str] = ()) -> Config:
-    """Set a lower number of steps, and shorten warm-up and intervals to fit."""
+def limit_steps(
+    config: Config, steps: int, *, validations: int = 10, keep: Collection[str] = ()
+) -> Config:
+    """Set a lower number of steps, warm-up and intervals to fit; validate and save so often."""
     if steps >= config.train.steps:
         return config
-    return _limit_intervals(config, steps, max(1, -(-steps // 10)), keep)
+    interval = max(1, -(-steps // validations))
+    config = config.replace(
+        train={
+            name: interval
+            for name in ("checkpoint_every", "validate_every")
+            if f"train.{name}" not in keep
+        }
+    )
+    return _limit_intervals(config, steps, interval, keep)
 
 
 def _limit_intervals(config: Config, steps: int, interval: int, keep: Collection[str]) -> Config:

@@ -104,9 +104,14 @@ class RunEstimate(NamedTuple):
         """Return the seconds of a run's validations and checkpoints."""
         validations = config.steps / config.validate_every + 1
         checkpoints = config.steps / config.checkpoint_every + validations
-        return validations * self.validation_seconds + checkpoints * (
-            0.1 + self.checkpoint_bytes / CHECKPOINT_BYTES_PER_SECOND
-        )
+        if config.checkpoint_every == config.validate_every:  # saved once, after validating
+            checkpoints = validations
+        return validations * self.validation_seconds + checkpoints * self.checkpoint_seconds
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """Return the estimated seconds of writing one checkpoint."""
+        return 0.1 + self.checkpoint_bytes / CHECKPOINT_BYTES_PER_SECOND
 
     def lines(self) -> list[str]:
         """Return the estimate as lines of text."""

@@ -41,7 +41,7 @@ from dragoman.training.trainer import ValidateFunction
 
 TEXT_PART = "text"  # DataFile.part of the vocabularies and label sets
 MAX_HELD_OUT = 1000  # examples held out for validation
-PROBE_VALIDATION_EXAMPLES = 256
+PROBE_VALIDATION_EXAMPLES = (128, 512)
 
 
 class PreparedTask(NamedTuple):
@@ -238,16 +238,26 @@ class TaskBuilder(RunBuilder):
         store = self.prepared.valid
         if store is None:
             return 0.0
-        probe = store.select(range(min(len(store), PROBE_VALIDATION_EXAMPLES)))
         model.eval()
         try:
             with isolated_rng(0), torch.no_grad():
-                self._evaluate(model, probe, quiet=True)  # warm-up
-                began = time.monotonic()
-                self._evaluate(model, probe, quiet=True)
-                return (time.monotonic() - began) * len(store) / len(probe)
+                few, more = (
+                    self._time_evaluation(model, store.select(range(min(len(store), count))))
+                    for count in PROBE_VALIDATION_EXAMPLES
+                )
         finally:
             model.train()
+        fewest, most = (min(len(store), count) for count in PROBE_VALIDATION_EXAMPLES)
+        # A part of the time does not depend on the number of examples.
+        each = max(0.0, more - few) / max(1, most - fewest)
+        return more + each * (len(store) - most)
+
+    def _time_evaluation(self, model: nn.Module, store: ExampleStore) -> float:
+        """Return the seconds of an evaluation, after one for warm-up."""
+        self._evaluate(model, store, quiet=True)
+        began = time.monotonic()
+        self._evaluate(model, store, quiet=True)
+        return time.monotonic() - began
 
     def finish(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the final weights, with what the validation examples decide after training."""

@@ -65,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 Prepared = PreparedData | PreparedTask
 INIT_PART = "init"  # DataFile.part of the initial weights of a fine-tuning run
+VALIDATION_TIME_FRACTION = 0.1  # of a time budget, for validations and checkpoints of a task
 REPORTED_STEP_CHANGE = 0.2  # relative change of the planned steps that is reported
 
 
@@ -531,9 +532,7 @@ class TrainingRun:
             )
 
             def overhead(steps: int) -> float:
-                return estimate.overhead(
-                    apply_step_count(self.config, steps, keep=self.explicit_settings).train
-                )
+                return estimate.overhead(self._with_steps(steps, estimate).train)
 
             most = (
                 builder.max_useful_steps() if self._steps_are_default else self.config.train.steps
@@ -544,11 +543,21 @@ class TrainingRun:
         else:
             steps = max(MIN_TRAIN_STEPS, builder.steps_of(self._epochs))
         self._reported_steps = steps
-        if self.config.task != TRANSLATE:
-            self.config = limit_steps(self.config, max(1, steps), keep=self.explicit_settings)
-        elif self._steps_are_default:
-            self.config = apply_step_count(self.config, max(1, steps), keep=self.explicit_settings)
+        if self.config.task != TRANSLATE or self._steps_are_default:
+            self.config = self._with_steps(max(1, steps), estimate)
         return estimate.with_steps(steps)
+
+    def _with_steps(self, steps: int, estimate: RunEstimate) -> Config:
+        """Return the configuration with a number of steps, and intervals that fit to it."""
+        keep = self.explicit_settings
+        if self.config.task == TRANSLATE:
+            return apply_step_count(self.config, steps, keep=keep)
+        validations = 10
+        if self.time_budget.is_limited:
+            each = estimate.validation_seconds + estimate.checkpoint_seconds
+            seconds = VALIDATION_TIME_FRACTION * self.time_budget.seconds_left()
+            validations = min(10, max(2, int(seconds / max(each, 1e-3))))
+        return limit_steps(self.config, steps, validations=validations, keep=keep)
 
     def _checked_config(self, estimate: RunEstimate) -> dict[str, object]:
         """Return the configuration as plain values; raise if there is no time for one step."""
