@@ -47,6 +47,7 @@ class SegmentHidden(NamedTuple):
     """The stack's output for a segment, before and after dropout, and what it carries over."""
 
     raw: Tensor  # (B, T, D)
+    dropped: Tensor  # (B, T, D) after dropout
     hidden: Tensor  # (B, T, D), or (B, T, E) with factorized embeddings: for `project`
     carried: dict[str, Tensor]
 
@@ -145,7 +146,8 @@ class LanguageModel(nn.Module):
         """
         context = ForwardContext(previous_mask=previous_mask, filled=filled)
         raw, carried = self.decoder.forward_segment(self.embed(tokens), context, previous)
-        return SegmentHidden(raw, self.output(self._drop(raw, self.dropout.output)), carried)
+        dropped = self._drop(raw, self.dropout.output)
+        return SegmentHidden(raw, dropped, self.output(dropped), carried)
 
     # Generation
 

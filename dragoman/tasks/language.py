@@ -220,12 +220,23 @@ class LanguageTask(TrainingTask):
             return self._loss(model, hidden, hidden, batch.targets)
         states = self._segment_states(model, batch.inputs.device)
         previous = states.read(batch.parity, batch.streams, batch.segments)
-        raw, hidden, carried = model.decode_segment(batch.inputs, previous, filled=batch.filled)
-        states.write(batch.parity, batch.streams, batch.segments, carried)
-        return self._loss(model, hidden, raw, batch.targets)
+        found = model.decode_segment(batch.inputs, previous, filled=batch.filled)
+        states.write(batch.parity, batch.streams, batch.segments, found.carried)
+        return self._loss(model, found.hidden, found.raw, batch.targets, found.dropped)
 
-    def _loss(self, model: LanguageModel, hidden: Tensor, raw: Tensor, targets: Tensor) -> Loss:
-        """Return the cross-entropy and the penalties, as sums over the targets (B, T)."""
+    def _loss(
+        self,
+        model: LanguageModel,
+        hidden: Tensor,
+        raw: Tensor,
+        targets: Tensor,
+        dropped: Tensor | None = None,
+    ) -> Loss:
+        """Return the cross-entropy and the penalties, as sums over the targets (B, T).
+
+        `raw` and `dropped` are the stack's output before and after dropout, `hidden` what is
+        projected to the vocabulary.
+        """
         chunk = (
             {"chunk": _logit_rows_per_chunk(hidden.device, model.output_weight.size(0))}
             if hidden.is_cuda
@@ -243,8 +254,9 @@ class LanguageTask(TrainingTask):
         count = targets.numel()
         # Merity, McCann and Socher (2017), "Revisiting activation regularization".
         if self.language.activation_penalty:
-            total = total + self.language.activation_penalty * count * hidden.float().pow(2).mean()
-        if self.language.temporal_penalty:
+            output = (hidden if dropped is None else dropped).float()
+            total = total + self.language.activation_penalty * count * output.pow(2).mean()
+        if self.language.temporal_penalty and raw.size(1) > 1:
             change = (raw[:, 1:] - raw[:, :-1]).float()
             total = total + self.language.temporal_penalty * count * change.pow(2).mean()
         return Loss(total, cross_entropy.nll, torch.full_like(cross_entropy.nll, count))

@@ -119,8 +119,9 @@ def run_segments(
     for part in ids.split(list(split), dim=1):
         lengths = torch.full((rows,), min(seen, memory))
         mask = memory_mask(lengths, memory) if memory else None
-        _, hidden, carried = model.decode_segment(part, carried, mask)
-        outputs.append(hidden)
+        found = model.decode_segment(part, carried, mask)
+        carried = found.carried
+        outputs.append(found.hidden)
         seen += part.size(1)
     return torch.cat(outputs, dim=1), carried[next(iter(carried))]
 

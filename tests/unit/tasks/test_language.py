@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import shutil
@@ -19,7 +20,7 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.records import Record
-from dragoman.errors import BundleError, DataError
+from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.language import LanguageTask, SegmentBatch, build_stream
 from dragoman.text.special_tokens import BOS, EOS, UNK
 from dragoman.training.mixed_precision import choose_precision
@@ -285,6 +286,9 @@ def test_activation_penalties_equal_their_definition() -> None:
     change = hidden[:, 1:] - hidden[:, :-1]
     penalty = 2.0 * hidden.pow(2).mean() + change.pow(2).mean()
     torch.testing.assert_close(loss.total, loss.nll + batch.tokens * penalty)
+    # A row's last segment may have a single token, from which nothing changes to the next.
+    last = dataclasses.replace(batch, inputs=batch.inputs[:, :1], targets=batch.targets[:, :1])
+    assert torch.isfinite(task.loss(model, last).total)
 
 
 def test_golden_outputs_are_log_probabilities() -> None:
@@ -391,3 +395,18 @@ def test_a_memory_beats_none_where_the_answer_lies_in_an_earlier_segment(tmp_pat
         assert isinstance(task, LanguageTask)
         found[memory] = evaluate(task, trainer.model, lines)["perplexity"]
     assert found[16] < 0.8 * found[0]
+
+
+@pytest.mark.parametrize(("name", "carries"), [("transformer_xl", True), ("transformer", False)])
+def test_carried_states_need_one_process(
+    name: str, carries: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(config_of(name), lines_of(20))
+    store = task.encode(records_of(lines_of(20)))
+    monkeypatch.setattr("dragoman.tasks.language._is_distributed", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    if carries:
+        with pytest.raises(ConfigError, match="trains in one process; found 4; start it without"):
+            task.plan(store, batch_tokens=32, seed=1)
+    else:
+        assert task.plan(store, batch_tokens=32, seed=1).batches(0) > 1
