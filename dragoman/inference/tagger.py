@@ -106,7 +106,7 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
         """Return the sentence of a record: its tokens, or a text to be split into tokens."""
         return self.task.read_input(record, text_field=text_field)
 
-    def _check_texts(self, inputs: Iterable[Any]) -> Iterator[TaggerInput]:
+    def iter_inputs(self, inputs: Iterable[Any]) -> Iterator[TaggerInput]:
         """Yield the inputs; raise DataError for the first that is no sentence."""
         for number, each in enumerate(inputs, 1):
             is_list = isinstance(each, (list, tuple)) and all(isinstance(x, str) for x in each)
