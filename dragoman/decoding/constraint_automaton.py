@@ -192,6 +192,7 @@ class CompiledConstraints:
         self.has_bytes = vocabulary.has_bytes and not self.remembers
         self._compile([pair for each in self.constraints for pair in each.expressions()])
         self._bound_codes = functools.cache(self._count_codes)
+        self.tables = dict[int, IntArray]()  # those that sentences share, by length
 
     def _compile(self, expressions: list[tuple[Expression, bool]]) -> None:
         """Build the DFA, and the state that each token leads to from each state."""
@@ -319,7 +320,9 @@ class SentenceConstraints:
         # Positions from here on are alike.
         self._steady = len(source) if compiled.equal_length else self._first_end
         self._known_kinds = dict[Any, IntArray]()
-        self._tokens_left = self._build_table()
+        # Whether every character may stand at every position.
+        self._is_open = not self._forced and not compiled.remembers and not self._blocked.any()
+        self._tokens_left = self._shared_table() if self._is_open else self._build_table()
         self._known = dict[Any, bool]()
         self._visited = 0
 
@@ -344,6 +347,13 @@ class SentenceConstraints:
         return position >= self._first_end
 
     # The table of distances.
+
+    def _shared_table(self) -> IntArray:
+        """Return the table that all sentences of this length share."""
+        tables = self.compiled.tables
+        if self._steady not in tables:
+            tables[self._steady] = self._build_table()
+        return tables[self._steady]
 
     def _build_table(self) -> IntArray:
         """Return the least tokens from (state, position) to an accepted end, (S, P + 2).
@@ -421,6 +431,8 @@ class SentenceConstraints:
         """Return the tokens whose characters may stand from a position on, (V,)."""
         vocabulary = self.compiled.vocabulary
         table = vocabulary.first_table if first else vocabulary.table
+        if self._is_open:
+            return table.valid
         allowed: BoolArray = table.valid.copy()
         for column in range(table.characters.shape[1]):
             at = position + column
