@@ -67,6 +67,7 @@ class Continuation:
     text: str
     tokens: int
     log_prob: float  # natural, of all tokens, before temperature, top-k and top-p
+    constraints: tuple[str, ...] = ()  # those that were applied
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; six decimals."""
@@ -75,6 +76,7 @@ class Continuation:
             "text": self.text,
             "tokens": self.tokens,
             "log_prob": round(self.log_prob, 6),
+            **({"constraints": list(self.constraints)} if self.constraints else {}),
         }
 
 
@@ -181,6 +183,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
                 text="".join(each),
                 tokens=len(each),
                 log_prob=math.fsum(piece.log_prob for piece in each),
+                constraints=tuple(rule.label for rule in options.get("constraints", ())),
             )
             for each in pieces
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -85,3 +86,18 @@ def test_a_translation_model_cannot_generate(
     error = capsys.readouterr().err
     assert "needs a language model; found" in error
     assert "a model of the task translate; use `dragoman translate" in error
+
+
+def test_generate_fulfils_constraints(
+    language_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", "-m", str(language_model), "--prompt", "a b", "--max-tokens", "12"]
+    assert main([*command, "--regex", "(e|f)( [a-h]){3,5}", "--require", "g", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert re.fullmatch("(e|f)( [a-h]){3,5}", found["text"].removeprefix(" "))
+    assert "g" in found["text"]
+    assert found["constraints"] == ["require g", "regex (e|f)( [a-h]){3,5}"]
+    assert main([*command, "--require", "x"]) == 2
+    assert "must hold the characters" in capsys.readouterr().err
+    assert main([*command, "--constraint", "miror"]) == 2
+    assert "found 'miror'; did you mean mirror?" in capsys.readouterr().err
