@@ -14,7 +14,12 @@ NARROW, WIDE = (
     256,
 )  # a Transformer layer has four to six times the parameters of an RNN layer
 DEPTH = {"transformer": 4, "conv": 4, "reformer": 4, "lstm": 2, "gru": 2}  # maximum, of one kind
-SKIPPED = {"tiny", "small", "vaswani2017_big"}  # other sizes of a listed architecture
+SKIPPED = {
+    "tiny",
+    "small",
+    "vaswani2017_big",
+    "gehring2017_wmt",
+}  # other sizes of a listed architecture
 
 
 class Task(NamedTuple):

@@ -97,6 +97,7 @@ def test_log_probabilities_are_ours_for_every_setting_that_it_can_express(
         ({"qk_norm": "rms"}, "found RMSNorm"),
         ({"encoder": ["transformer(activation=gelu)", "transformer"]}, "GELU and ReLU"),
         ({"talking_heads": True}, "found self.mix_scores"),
+        ({"value_width": 5}, "values as wide as its keys; found model.value_width=5"),
     ],
 )
 def test_what_it_cannot_express_is_refused_with_the_reason(

@@ -174,6 +174,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual": "pre_norm",
     },
     "t5's buckets": {"positions": "t5"},
+    "values of another width": {"value_width": 5},
+    "widths of their own": {
+        "encoder": ["conv(width=24)*2", "conv(width=40, kernel_size=1)"],
+        "decoder": ["conv(width=24, dilation=2)*2", "conv(width=40)"],
+    },
     "recurrent": {
         "encoder": ["bilstm"],
         "decoder": ["lstm(attention=additive)"],
@@ -184,7 +189,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "both"])
+@pytest.mark.parametrize(
+    "name", [name for name in FAMILIES if name not in ("both", "widths of their own")]
+)
 def test_other_families_are_exported_or_refused_with_what_was_met(
     name: str, tmp_path: Path
 ) -> None:
