@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from dragoman.attention.recorder import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
-    from dragoman.inference import Classifier, Tagger, Translation, Translator, load
+    from dragoman.inference import (
+        Classifier,
+        PairClassifier,
+        SetModel,
+        Tagger,
+        Translation,
+        Translator,
+        load,
+    )
     from dragoman.runs.training_run import train
 
 __all__ = [
@@ -25,6 +33,8 @@ __all__ = [
     "Config",
     "DragomanError",
     "Explanation",
+    "PairClassifier",
+    "SetModel",
     "Tagger",
     "Translation",
     "Translator",
@@ -42,6 +52,8 @@ _HOMES = {
     "Classifier": "dragoman.inference",
     "Config": "dragoman.config",
     "Explanation": "dragoman.explain",
+    "PairClassifier": "dragoman.inference",
+    "SetModel": "dragoman.inference",
     "Tagger": "dragoman.inference",
     "Translation": "dragoman.inference",
     "Translator": "dragoman.inference",

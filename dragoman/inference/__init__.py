@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from dragoman.inference.engine import Engine
     from dragoman.inference.loading import load
     from dragoman.inference.native_engine import NativeEngine
+    from dragoman.inference.pair_classifier import PairClassifier, PairPrediction
     from dragoman.inference.pair_scores import PairScore
     from dragoman.inference.predictor import Predictor
+    from dragoman.inference.set_model import SetModel, SetPrediction
     from dragoman.inference.tagger import Tagger, Tagging
     from dragoman.inference.translation import Translation
     from dragoman.inference.translation_options import TranslationOptions
@@ -23,9 +25,13 @@ __all__ = [
     "Classifier",
     "Engine",
     "NativeEngine",
+    "PairClassifier",
+    "PairPrediction",
     "PairScore",
     "Predictor",
     "SearchRequest",
+    "SetModel",
+    "SetPrediction",
     "Tagger",
     "Tagging",
     "Translation",
@@ -39,9 +45,13 @@ _MODULES = {
     "Classifier": "dragoman.inference.classifier",
     "Engine": "dragoman.inference.engine",
     "NativeEngine": "dragoman.inference.native_engine",
+    "PairClassifier": "dragoman.inference.pair_classifier",
+    "PairPrediction": "dragoman.inference.pair_classifier",
     "PairScore": "dragoman.inference.pair_scores",
     "Predictor": "dragoman.inference.predictor",
     "SearchRequest": "dragoman.decoding.search",
+    "SetModel": "dragoman.inference.set_model",
+    "SetPrediction": "dragoman.inference.set_model",
     "Tagger": "dragoman.inference.tagger",
     "Tagging": "dragoman.inference.tagger",
     "Translation": "dragoman.inference.translation",

@@ -16,6 +16,8 @@ PUBLIC = {
     "Config",
     "DragomanError",
     "Explanation",
+    "PairClassifier",
+    "SetModel",
     "Tagger",
     "Translation",
     "Translator",
