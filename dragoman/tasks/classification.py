@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.config import Config
+from dragoman.config.config import file_names
 from dragoman.data.batch_plan import BatchPlan, Plan
 from dragoman.data.batch_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.example_store import ExampleStore
-from dragoman.data.records import Record, find_label_field, find_text_field
+from dragoman.data.records import Record, find_label_field, find_text_field, open_records
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.evaluate.classification import score_classes, tune_thresholds
 from dragoman.models.classifier import (
@@ -183,6 +184,10 @@ class ClassificationTask(TrainingTask):
             if config.text.tokenizer == "bytes"
             else build_vocabulary(tokenized(), config.text)
         )
+        if config.data.hold_out and not config.data.valid:
+            # A label may occur only in the examples that are held out of the training files.
+            for record in open_records(config.data, file_names(config.data.train))():
+                targets.add_names(record)
         targets.check(config)
         text = ClassificationText(
             vocabulary=vocabulary,
@@ -782,12 +787,17 @@ class _Targets:
         return names
 
     def read(self, record: Record) -> None:
-        """Collect the labels of a training record."""
-        names = self.label_names(record)
+        """Collect and count the labels of a training record."""
+        self.add_names(record)
+        self.counts.update(set(self.label_names(record)))
+        self.examples += 1
+
+    def add_names(self, record: Record) -> None:
+        """Collect the labels of a record without counting them."""
         if isinstance(record.value(self.label_field(record)), list):
             self.multi_label |= self._config.classify.multi_label == "auto"
-        self.counts.update(set(names))
-        self.examples += 1
+        for name in self.label_names(record):
+            self.counts[name] += 0
         classify = self._config.classify
         if classify.auxiliary_field:
             self.auxiliary.add(record.text(classify.auxiliary_field))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from dragoman.bundle import format as bundle_format
 from dragoman.config import Config, DataConfig, ModelConfig, TextConfig, TrainConfig
 from dragoman.config.classify import ClassifyConfig
-from dragoman.data.records import Record
+from dragoman.data.records import Record, read_records
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.tasks.classification import ClassificationTask, split_document
 from dragoman.training.mixed_precision import Precision
@@ -357,3 +358,18 @@ def test_a_new_model_predicts_the_frequencies_of_the_labels(
         found = task.probabilities(task.forward(model, batch).logits.numpy())[0]
     # (n + 1/2) / (N + 1): three and one of four examples
     np.testing.assert_allclose(found, [3.5 / 5, 1.5 / 5], rtol=1e-5)
+
+
+def test_labels_of_held_out_examples_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    lines = [{"text": f"w{n}", "label": "rare" if n == 9 else "ab"[n % 2]} for n in range(20)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = configure().replace(data={"train": str(path)})
+    every = list(read_records([path]))
+    task = fit_task(config, [record for n, record in enumerate(every, 1) if n % 10])
+    assert task.text.labels.names == ("a", "b", "rare")
+    assert task.text.label_counts == (10, 8, 0)
+    assert task.text.examples == 18
+    assert len(task.encode([every[9]])) == 1
+    given = config.replace(data={"valid": str(path)})
+    assert fit_task(given, every[:4]).text.labels.names == ("a", "b")
