@@ -178,6 +178,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "widths of their own": {
         "encoder": ["conv(width=24)*2", "conv(width=40, kernel_size=1)"],
         "decoder": ["conv(width=24, dilation=2)*2", "conv(width=40)"],
+        "positions": "none",
     },
     "recurrent": {
         "encoder": ["bilstm"],
