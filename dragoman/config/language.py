@@ -35,7 +35,7 @@ class LanguageConfig:
     )
     sentence_order: bool = setting(
         False,
-        "Sentence-order prediction beside masked tokens: are two segments in order (ALBERT)?",
+        "Also predict whether two segments are in order (sentence-order prediction, ALBERT).",
     )
     eval_masked: str = setting(
         "rate",

@@ -37,7 +37,7 @@ def test_settings_fit_each_other(name: str) -> None:
 def test_transformer_xl_has_the_sizes_of_wikitext_2() -> None:
     config = read_config(recipe="dai2019_lm", task="language")
     model, language = config.model, config.language
-    assert model.decoder == ("transformer*16",)
+    assert model.decoder == ("transformer*10",)
     assert (model.width, model.heads, model.ffn_width) == (400, 10, 900)
     assert (language.segment, language.memory) == (150, 150)
     assert config.train.batch_tokens == 64 * 150
