@@ -46,9 +46,7 @@ _TREC = (
     "--task classify --train {data}/trec/train.jsonl.xz --set data.label_field=coarse "
     "--set data.hold_out=0 --recipe"
 )
-_REUTERS = (
-    "--task classify --train {data}/reuters21578/train.jsonl.xz --set data.hold_out=0 --recipe"
-)
+_REUTERS = "--task classify --train {data}/reuters21578/train.jsonl.xz --recipe"
 _REUTERS_TEST = "--test {data}/reuters21578/test.jsonl.xz"
 _WIKITEXT = (
     "--task language --train {data}/wikitext2/train.txt.xz --valid {data}/wikitext2/valid.txt.xz "
@@ -78,8 +76,22 @@ ROWS = (
     Row("imdb_best", "accuracy >= 91.0", "accuracy", f"{_IMDB} johnson2015", _IMDB_TEST),
     Row("sst2", ">= 79", "accuracy", f"{_SST} wang2012", "--test {data}/sst2/test.jsonl.xz", _FIVE),
     Row("trec", ">= 90", "accuracy", f"{_TREC} li2002", "--test {data}/trec/test.jsonl.xz", _FIVE),
-    Row("reuters_micro", ">= .85", "micro_f1", f"{_REUTERS} adhikari2019", _REUTERS_TEST),
-    Row("reuters_labels", "macro + .02", "macro_f1", f"{_REUTERS} mullenbach2018", _REUTERS_TEST),
+    Row("reuters", "micro >= .85", "micro_f1", f"{_REUTERS} mullenbach2018", _REUTERS_TEST),
+    Row(
+        "reuters_macro",
+        ">= .45",
+        "macro_f1",
+        f"{_REUTERS} mullenbach2018 --set classify.tune_threshold=labels",
+        _REUTERS_TEST,
+    ),
+    Row("reuters_max", "reported", "macro_f1", f"{_REUTERS} adhikari2019", _REUTERS_TEST),
+    Row(
+        "reuters_labels",
+        "+ .02",
+        "macro_f1",
+        f"{_REUTERS} adhikari2019 --set classify.pooling=labels",
+        _REUTERS_TEST,
+    ),
     Row("wikitext2_xl", "<= 78", "perplexity", f"{_WIKITEXT} dai2019_lm", _WIKITEXT_TEST, (1,)),
     Row("wikitext2_lstm", "<= 82", "perplexity", f"{_WIKITEXT} merity2018", _WIKITEXT_TEST, (1,)),
     Row(
