@@ -41,7 +41,7 @@ from dragoman.data.example_store import ExampleStore
 from dragoman.data.records import Record, read_records
 from dragoman.layers.gaussian_mixture import fit_by_em
 from dragoman.models.context import ForwardContext
-from dragoman.models.pair_classifier import Classifier, ComparedAlignment, PairModel, PairOutput
+from dragoman.models.pair_classifier import ComparedAlignment, MLPHead, PairModel, PairOutput
 from dragoman.models.set_blocks import (
     InducedSetAttentionBlock,
     MultiheadAttentionBlock,
@@ -435,7 +435,7 @@ def _copy_linear(ours: nn.Linear) -> nn.Linear:
     return copy
 
 
-def _plain_classifier(ours: Classifier) -> nn.Sequential:
+def _plain_classifier(ours: MLPHead) -> nn.Sequential:
     dropout = nn.Dropout(ours.dropout)
     return nn.Sequential(
         dropout, _copy_linear(ours.hidden), nn.Tanh(), dropout, _copy_linear(ours.output)

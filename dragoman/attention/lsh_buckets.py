@@ -1,4 +1,4 @@
-"""Valid numbers of LSH buckets; without torch, so that a configuration can be validated quickly."""
+"""Valid and default numbers of LSH buckets; hashing is in `lsh.py`. Importing it needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dragoman predict`: labels, tags and values of texts, with a classifier's reasons."""
+"""`dragoman predict`: labels, tags and values of texts, with explanations of a label."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def predict(
     model: PredictorOption,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to predict; by default standard input is read."),
+        typer.Argument(help="Input texts; by default standard input is read."),
     ] = None,
     input_: Annotated[
         list[Path] | None,
@@ -47,7 +47,7 @@ def predict(
             "--input",
             "-i",
             metavar="FILE",
-            help="File to predict, one text per line or record: plain text, JSONL, CSV, TSV, "
+            help="Input file, one text per line or record: plain text, JSONL, CSV, TSV, "
             "CoNLL, also .gz or .xz; - is standard input. May be repeated.",
         ),
     ] = None,
@@ -67,8 +67,8 @@ def predict(
         bool,
         typer.Option(
             "--explain",
-            help="Show which words and sentences decide: attention weights, and what leaving each "
-            "out changes.",
+            help="Show the attention weight of each word and sentence, and how leaving it out "
+            "changes the probability.",
         ),
     ] = False,
     html: Annotated[
@@ -138,7 +138,7 @@ def predict(
 class InputRecords:
     """The inputs in files or on standard input, as the predictor reads them.
 
-    `ready` tells whether another can be read without waiting for a writer.
+    `ready` returns whether another can be read without waiting for a writer.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class LanguageConfig:
     )
     clamp_distance: int = setting(
         0,
-        "Transformer-XL distances above this count as this; 0 for none.",
+        "Clamp Transformer-XL's relative distances to this; 0 disables clamping.",
         at_least=0,
         at_most=1_000_000,
     )

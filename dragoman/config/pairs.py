@@ -30,7 +30,7 @@ class PairsConfig:
     )
     interaction: str = setting(
         "co_attention",
-        "How the sentences meet: co-attention, decomposable attention, only vectors, one sequence.",
+        "Interaction: co-attention, decomposable attention, none, or a pair as one sequence.",
         choices=("co_attention", "decomposable", "none", "sequence"),
     )
     composition: tuple[str, ...] = setting(

@@ -33,7 +33,7 @@ class SetsConfig:
     target_field: str = setting("target", "Field with the target: a number or a label.")
     encoder: str = setting(
         "sab",
-        "Blocks of the encoder: self-attention, induced self-attention, or none between elements.",
+        "Encoder blocks: self-attention (SAB), induced self-attention (ISAB), or MLP (Deep Sets).",
         choices=("sab", "isab", "mlp"),
     )
     layers: int = setting(2, "Number of encoder blocks.", at_least=1, at_most=64)

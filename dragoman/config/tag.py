@@ -87,7 +87,7 @@ class TagConfig:
     )
     input_dropout: float = setting(
         0.0,
-        "Dropout probability of the token's joined embeddings.",
+        "Dropout probability of a token's concatenated embeddings.",
         at_least=0.0,
         at_most=0.95,
     )

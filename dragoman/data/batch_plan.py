@@ -231,7 +231,7 @@ class StepPlan(NamedTuple):
 
 
 def plan_step(plan: Plan, cursor: Cursor, gradient_accumulation: int) -> StepPlan:
-    """Return the next `accumulate` micro-batches, continuing in the next epoch where one ends."""
+    """Return the next `gradient_accumulation` micro-batches, past the end of an epoch if needed."""
     batches = []
     for _ in range(gradient_accumulation):
         if cursor.batch >= plan.batches(cursor.epoch):

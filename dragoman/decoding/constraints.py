@@ -1,4 +1,4 @@
-"""Constraints on generated text: what a person may ask for, each with a plain predicate.
+"""Constraints on generated text, each with a plain predicate that defines it.
 
 `EqualLength`, `Mirror`, `NoCopy` and `Punctuation` compare the output with its source, character by
 character; `Require`, `Forbid` and `Regex` look at the output alone. `constraint_automaton.py`

@@ -120,7 +120,7 @@ class Alternation:
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
+class Repeat:
     """Matches its part `least` to `most` times; None for any number of times."""
 
     part: Expression
@@ -128,9 +128,9 @@ class Repetition:
     most: int | None
 
 
-Expression = Characters | Concatenation | Alternation | Repetition
+Expression = Characters | Concatenation | Alternation | Repeat
 EMPTY = Concatenation(())
-ANYTHING = Repetition(Characters(ANY), 0, None)
+ANYTHING = Repeat(Characters(ANY), 0, None)
 
 
 def literal(text: str) -> Expression:
@@ -199,7 +199,7 @@ class _Parser:
             raise self.error(
                 "must not repeat a repetition", "put the inner one in parentheses", at=again
             )
-        return Repetition(part, *counts)
+        return Repeat(part, *counts)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -529,7 +529,7 @@ def collect_sets(node: Expression) -> Iterator[CharacterSet]:
     """Yield the sets of characters of an expression."""
     if isinstance(node, Characters):
         yield node.members
-    elif isinstance(node, Repetition):
+    elif isinstance(node, Repeat):
         yield from collect_sets(node.part)
     else:
         for part in node.parts if isinstance(node, Concatenation) else node.choices:

@@ -1,1 +1,1 @@
-"""Evaluation: sacreBLEU metrics and significance tests between systems."""
+"""Evaluation: BLEU, F1, accuracy and other metrics, significance tests, the NB-SVM baseline."""

@@ -131,7 +131,7 @@ def _best_threshold(probabilities: NDArray[np.floating], expected: NDArray[np.bo
 
 
 def _divide(above: NDArray[np.integer], below: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Divide; zero by zero is 0."""
+    """Return the quotient; zero by zero is 0."""
     return np.where(below > 0, above / np.maximum(below, 1), 0.0)
 
 

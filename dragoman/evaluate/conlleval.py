@@ -3,7 +3,7 @@
 Conlleval is the scorer of the CoNLL shared tasks (Tjong Kim Sang and Buchholz 2000). A span is
 right if its first and last token and its type are. Illegal tags are repaired, in references and
 predictions alike, as `dragoman.text.tag_schemes.find_spans` says; stricter scorers, such as seqeval
-in its strict mode, drop such spans and give other figures.
+in its strict mode, drop such spans and return other scores.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SpanScorer:
         return self.right_tokens / self.tokens if self.tokens else 0.0
 
     def overall(self) -> SpanCounts:
-        """Return the counts of all types together: the figures that papers report."""
+        """Return the counts of all types together: the scores that papers report."""
         return SpanCounts(self.right.total(), self.predicted.total(), self.reference.total())
 
     def by_type(self) -> dict[str, SpanCounts]:

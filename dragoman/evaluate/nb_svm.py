@@ -1,4 +1,4 @@
-r"""NB-SVM: a linear classifier on n-grams, the reference that a text classifier should beat.
+r"""NB-SVM: a linear classifier on n-grams, the baseline that a text classifier should beat.
 
 Wang and Manning (2012), "Baselines and Bigrams: Simple, Good Sentiment and Topic Classification".
 Features are binary: whether a unigram or a bigram occurs. Each is scaled by its naive Bayes
@@ -60,7 +60,7 @@ class BinaryRows:
         return sums.astype(np.float64, copy=False)
 
 
-class NgramFeatures:
+class NgramVectorizer:
     """The unigrams and bigrams of training texts, each a column.
 
     A word is a number; the bigram of the words i and j is (i + 1) 2^31 + j, so that texts
@@ -172,7 +172,7 @@ class NBSVM:
     cost: float = COST
     interpolation: float = INTERPOLATION
     labels: list[str] = field(default_factory=list)
-    _features: NgramFeatures | None = None
+    _features: NgramVectorizer | None = None
     _classifiers: list[LinearClassifier] = field(default_factory=list)
 
     def fit(self, texts: Iterable[str], labels: Sequence[str]) -> NBSVM:
@@ -184,7 +184,7 @@ class NBSVM:
                 found=", ".join(self.labels) or "none",
                 fix="give texts of another label",
             )
-        self._features = NgramFeatures(map(split_words, texts))
+        self._features = NgramVectorizer(map(split_words, texts))
         rows = self._features.training_rows
         found = np.array(labels)
         # Two labels need one decision function: that of the second.

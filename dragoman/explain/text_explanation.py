@@ -18,7 +18,7 @@ _MAX_SKIPPED = 256  # characters, such as markup, that a tokenizer may drop betw
 _SPACES = re.compile(r"[ \t\r\n]+")
 
 
-class Span(NamedTuple):
+class CharacterSpan(NamedTuple):
     """A part of a text: characters from `start` up to `end`."""
 
     start: int
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 class SentenceSpans:
     """The words of one sentence with the model's attention weights."""
 
-    words: Sequence[Span]
+    words: Sequence[CharacterSpan]
     word_weights: Sequence[float] | None = None  # sum to 1 in the sentence; None without attention
     weight: float | None = None  # of the sentence; None without a second level of attention
 
@@ -39,7 +39,7 @@ class WordEffect:
     """A word, its attention weight, and the drop in probability without it."""
 
     text: str
-    span: Span
+    span: CharacterSpan
     weight: float | None  # None for a model without attention weights over words
     drop: float | None  # p(label | text) - p(label | text without the word); None if not computed
 
@@ -200,7 +200,7 @@ def explain_text(
     )
 
 
-def leave_out(text: str, span: Span) -> str:
+def leave_out(text: str, span: CharacterSpan) -> str:
     """Return a text without a part; the spaces around it become one, or none at the ends."""
     before, after = text[: span.start], text[span.end :]
     if before[-1:].isspace() and after[:1].isspace():
@@ -210,34 +210,34 @@ def leave_out(text: str, span: Span) -> str:
     )
 
 
-def find_spans(text: str, tokens: Sequence[str]) -> list[Span | None]:
+def find_spans(text: str, tokens: Sequence[str]) -> list[CharacterSpan | None]:
     """Return where each token is found in a text, one after the other; None if it is not there.
 
     Case is ignored, as a tokenizer may lowercase.
     """
     # Lowercasing may change the length of a text ("İ"), and then its positions.
     lowered = "".join(char.lower() if len(char.lower()) == 1 else char for char in text)
-    spans = list[Span | None]()
+    spans = list[CharacterSpan | None]()
     at = 0
     for token in tokens:
         wanted = token.lower()
         found = lowered.find(wanted, at, at + _MAX_SKIPPED + len(wanted)) if wanted else -1
-        spans.append(None if found < 0 else Span(found, found + len(wanted)))
+        spans.append(None if found < 0 else CharacterSpan(found, found + len(wanted)))
         at = at if found < 0 else found + len(wanted)
     return spans
 
 
 def merge_into_words(
-    text: str, spans: Sequence[Span], weights: Sequence[float] | None
+    text: str, spans: Sequence[CharacterSpan], weights: Sequence[float] | None
 ) -> SentenceSpans:
     """Return subwords or characters merged into words, whose weights are the sums of theirs.
 
     A word is a run of letters and digits without a space; other characters stand alone.
     """
-    words, sums = list[Span](), list[float]()
+    words, sums = list[CharacterSpan](), list[float]()
     for at, span in enumerate(spans):
         piece = text[span.start : span.end]
-        stripped = Span(
+        stripped = CharacterSpan(
             span.start + len(piece) - len(piece.lstrip()),
             span.end - len(piece) + len(piece.rstrip()),
         )
@@ -254,7 +254,7 @@ def merge_into_words(
             and _is_word_char(text[stripped.start - 1])
             and _is_word_char(text[stripped.start])
         ):
-            words[-1] = Span(words[-1].start, stripped.end)
+            words[-1] = CharacterSpan(words[-1].start, stripped.end)
             sums[-1] += weight
         else:
             words.append(stripped)
@@ -272,9 +272,9 @@ def _joint_weight(word: float | None, sentence: float | None) -> float:
     return (0.0 if word is None else word) * (1.0 if sentence is None else sentence)
 
 
-def _hull(sentence: SentenceSpans) -> Span:
+def _hull(sentence: SentenceSpans) -> CharacterSpan:
     """Return the part of the text from the sentence's first word to its last."""
-    return Span(sentence.words[0].start, sentence.words[-1].end)
+    return CharacterSpan(sentence.words[0].start, sentence.words[-1].end)
 
 
 def round_or_none(value: float | None) -> float | None:

@@ -92,7 +92,7 @@ class Classification:
         }
 
 
-class EncodedText(NamedTuple):
+class StoredText(NamedTuple):
     """A text in the store of its window."""
 
     text: str
@@ -103,7 +103,7 @@ class EncodedText(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Classifier(Predictor[str, EncodedText, Classification]):
+class Classifier(Predictor[str, StoredText, Classification]):
     """Predicts the labels of texts.
 
     `Classifier.load("my-classifier").predict(["A wonderful film."])`
@@ -127,7 +127,7 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         """Yield texts; raise DataError for the first value that is none."""
         return iter_texts(inputs)
 
-    def encode(self, inputs: Sequence[str]) -> list[EncodedText]:
+    def encode(self, inputs: Sequence[str]) -> list[StoredText]:
         """Encode texts as arrays of ids, all in one store."""
         store = self.task.encode_texts(inputs)
         tokens = store.lengths("words")
@@ -135,7 +135,7 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         if self.config.classify.hierarchical:
             padded = self.task.lengths(store) * self.config.classify.max_sentence_words
         return [
-            EncodedText(
+            StoredText(
                 text, store, row, int(tokens[row]), int(padded[row]), self._notes(text, tokens[row])
             )
             for row, text in enumerate(inputs)
@@ -153,12 +153,12 @@ class Classifier(Predictor[str, EncodedText, Classification]):
             "training)",
         )
 
-    def length(self, encoded: EncodedText) -> int:
+    def length(self, encoded: StoredText) -> int:
         """Return the padded tokens of a text."""
         return encoded.padded_tokens
 
     def predict_batch(
-        self, model: nn.Module, encoded: Sequence[EncodedText], device: torch.device
+        self, model: nn.Module, encoded: Sequence[StoredText], device: torch.device
     ) -> list[Classification]:
         """Return the labels of a batch of texts; one without words has none."""
         full = [each for each in encoded if each.tokens]
@@ -218,7 +218,7 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         return replace(found, notes=[*encoded.notes, *found.notes])
 
     def _probabilities(
-        self, model: nn.Module, encoded: Sequence[EncodedText], device: torch.device
+        self, model: nn.Module, encoded: Sequence[StoredText], device: torch.device
     ) -> NDArray[np.float32]:
         """Return the probabilities (B, C) of texts of one store."""
         if not encoded:
@@ -229,11 +229,11 @@ class Classifier(Predictor[str, EncodedText, Classification]):
         return self.task.probabilities(logits)
 
     @torch.inference_mode()
-    def _weigh_words(self, encoded: EncodedText, label: int) -> list[SentenceSpans]:
+    def _weigh_words(self, encoded: StoredText, label: int) -> list[SentenceSpans]:
         """Return the words of a text by sentence, with the attention weights of the pooling."""
         from dragoman.explain.text_explanation import (
+            CharacterSpan,
             SentenceSpans,
-            Span,
             find_spans,
             merge_into_words,
         )
@@ -262,13 +262,13 @@ class Classifier(Predictor[str, EncodedText, Classification]):
                 weights = _pooled_row(records["words"].weights[number], None)[: len(sentence)]
             elif "pooling" in recorded:
                 weights = _pooled_row(records["pooling"].weights[0], row)[: len(sentence)]
-            places: list[Span] = [span for span in spans if span is not None]
+            located: list[CharacterSpan] = [span for span in spans if span is not None]
             if weights is not None:
                 weights = [weights[at] for at in known]
             words = (
-                SentenceSpans(words=places, word_weights=weights)
+                SentenceSpans(words=located, word_weights=weights)
                 if by_words
-                else merge_into_words(encoded.text, places, weights)
+                else merge_into_words(encoded.text, located, weights)
             )
             weight = (
                 _pooled_row(records["sentences"].weights[0], row)[number]
@@ -293,10 +293,10 @@ def _pooled_row(weights: torch.Tensor, label: int | None) -> list[float]:
 
 def _byte_spans(text: str, count: int) -> list[Any]:
     """Return the character that each of the first bytes belongs to; None past the last."""
-    from dragoman.explain.text_explanation import Span
+    from dragoman.explain.text_explanation import CharacterSpan
 
     spans: list[Any] = []
     for at, char in enumerate(text):
         # Later bytes of a character add their weight to it.
-        spans += [Span(at, at + 1)] * len(char.encode(errors="surrogatepass"))
+        spans += [CharacterSpan(at, at + 1)] * len(char.encode(errors="surrogatepass"))
     return (spans + [None] * count)[:count]

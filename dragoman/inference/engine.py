@@ -1,6 +1,6 @@
 """The engine interface: batches of source token ids in, hypotheses out.
 
-The translator knows nothing else of an engine. It asks `unsupported_reason` first, and falls back
+The translator knows nothing else of an engine. It calls `unsupported_reason` first, and falls back
 to the native engine, which supports every request.
 """
 

@@ -201,7 +201,7 @@ def _read_engine_info(bundle: Bundle, name: str, rate: float | None, *, chosen: 
 
 
 def _read_parity(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the parity figures of an export if they are valid numbers."""
+    """Return the results of an export's parity check if they are valid numbers."""
     found = facts.get("parity")
     if not isinstance(found, dict) or not {"sentences", "equal"} <= found.keys():
         return None

@@ -9,7 +9,7 @@ from dragoman.errors import ConfigError
 from dragoman.models.block_spec import parse_blocks
 from dragoman.registry import catalogue
 
-RECURRENT_BLOCKS = ("lstm", "gru")
+RECURRENT_BLOCKS = ("lstm", "gru", "rnn", "sru")
 
 
 def language_problems(config: Config) -> Iterator[str]:

@@ -134,7 +134,7 @@ class ComparedAlignment(nn.Module):
         return SentenceVectors(*self.pooling(compared, mask).chunk(2))
 
 
-class Classifier(nn.Module):
+class MLPHead(nn.Module):
     """One hidden layer with tanh and dropout, and the logits."""
 
     def __init__(self, inputs: int, width: int, outputs: int, *, dropout: float) -> None:
@@ -166,8 +166,8 @@ class PairModel(nn.Module):
         encoder: Stack,
         interaction: NoInteraction | ComparedAlignment | None,
         pooling: Pooling,
-        label_classifier: Classifier | None,
-        score_classifier: Classifier | None,
+        label_classifier: MLPHead | None,
+        score_classifier: MLPHead | None,
         word_dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -212,10 +212,10 @@ def build_pair_model(
     pooled = model.width * (2 if pairs.pooling == "mean_max" else 1)
     scale = model.width**0.5 if model.scale_embeddings else 1.0
 
-    def build_classifier(inputs: int, outputs: int) -> Classifier | None:
+    def build_head(inputs: int, outputs: int) -> MLPHead | None:
         if not outputs:
             return None
-        return Classifier(inputs, pairs.classifier_width, outputs, dropout=model.dropout)
+        return MLPHead(inputs, pairs.classifier_width, outputs, dropout=model.dropout)
 
     built = PairModel(
         embedding=Embedding(
@@ -226,8 +226,8 @@ def build_pair_model(
         encoder=build_stack(model, model.encoder, "model.encoder", causal=False, memory_width=None),
         interaction=None if is_sequence else _build_interaction(model, pairs, pooling),
         pooling=pooling,
-        label_classifier=build_classifier(pooled * (1 if is_sequence else 4), labels),
-        score_classifier=build_classifier(pooled * (1 if is_sequence else 2), score_bins),
+        label_classifier=build_head(pooled * (1 if is_sequence else 4), labels),
+        score_classifier=build_head(pooled * (1 if is_sequence else 2), score_bins),
         word_dropout=pairs.word_dropout,
     )
     initialize_weights(built)

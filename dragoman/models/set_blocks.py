@@ -162,7 +162,7 @@ class ElementPooling(Block):
         raise NotImplementedError
 
 
-class MeanPooling(ElementPooling):
+class SetMeanPooling(ElementPooling):
     """The mean over the elements."""
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
@@ -175,7 +175,7 @@ class MeanPooling(ElementPooling):
         ).clamp(min=1)
 
 
-class SumPooling(ElementPooling):
+class SetSumPooling(ElementPooling):
     """The sum over the elements."""
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
@@ -185,7 +185,7 @@ class SumPooling(ElementPooling):
         return x.sum(dim=1, keepdim=True)
 
 
-class MaxPooling(ElementPooling):
+class SetMaxPooling(ElementPooling):
     """The maximum over the elements, feature by feature."""
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
@@ -196,7 +196,7 @@ class MaxPooling(ElementPooling):
 
 
 POOLINGS: dict[str, type[ElementPooling]] = {
-    "mean": MeanPooling,
-    "sum": SumPooling,
-    "max": MaxPooling,
+    "mean": SetMeanPooling,
+    "sum": SetSumPooling,
+    "max": SetMaxPooling,
 }

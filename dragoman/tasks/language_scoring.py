@@ -1,8 +1,8 @@
-"""Log-probabilities of tokens in evaluation.
+"""Log-probabilities of tokens in evaluation, for perplexity: by carried states or sliding windows.
 
 A model that carries states reads a document segment by segment and reuses what it computed. Any
-other model reads overlapping windows and scores the last tokens of each, so that every token but a
-document's first has at least a window minus the stride as context.
+other model reads sliding windows, which overlap, and scores the last tokens of each, so that every
+token but a document's first has at least a window minus the stride as context.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Stream(Protocol):
         ...
 
 
-class Span(NamedTuple):
+class ScoredSpan(NamedTuple):
     """Consecutive tokens that are read together, of which those from `scored` on are scored."""
 
     begin: int
@@ -85,11 +85,11 @@ class TokenScorer:
         inputs = np.concatenate([np.zeros(1, np.int32), targets[:-1]])[: len(targets)]
         starts = ends - lengths
         inputs[starts[lengths > 0]] = BOS
-        spans, owners = list[Span](), list[int]()
+        spans, owners = list[ScoredSpan](), list[int]()
         for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
             if start == end:
                 continue
-            own = [Span(start, start, end)] if self._carries else [*self._windows(start, end)]
+            own = [ScoredSpan(start, start, end)] if self._carries else [*self._windows(start, end)]
             spans += own
             owners += [number] * len(own)
         scores = self._score(inputs, targets, spans, QuietProgress())
@@ -98,7 +98,7 @@ class TokenScorer:
             totals[owner] += score
         return totals
 
-    def _spans(self, stream: Stream) -> Iterator[Span]:
+    def _spans(self, stream: Stream) -> Iterator[ScoredSpan]:
         """Yield the spans that score every token once."""
         bounds = [*stream.starts.tolist(), len(stream.targets)]
         warmup = max(self._memory, self._segment)
@@ -107,24 +107,24 @@ class TokenScorer:
             if not self._carries:
                 yield from self._windows(start, end)
             elif self._parts == 1:
-                yield Span(start, start, end)
+                yield ScoredSpan(start, start, end)
             else:
                 for scored in range(start, end, size):
-                    yield Span(max(start, scored - warmup), scored, min(scored + size, end))
+                    yield ScoredSpan(max(start, scored - warmup), scored, min(scored + size, end))
 
-    def _windows(self, start: int, end: int) -> Iterator[Span]:
+    def _windows(self, start: int, end: int) -> Iterator[ScoredSpan]:
         """Yield overlapping windows of a document."""
         first = min(start + self._segment, end)
-        yield Span(start, start, first)
+        yield ScoredSpan(start, start, first)
         for scored in range(first, end, self._stride):
             stop = min(scored + self._stride, end)
-            yield Span(max(start, stop - self._segment), scored, stop)
+            yield ScoredSpan(max(start, stop - self._segment), scored, stop)
 
     def _score(
         self,
         inputs: NDArray[np.int32],
         targets: NDArray[np.int32],
-        spans: Sequence[Span],
+        spans: Sequence[ScoredSpan],
         progress: Progress,
     ) -> list[float]:
         """Return the negative log-likelihood of the scored tokens of each span."""
@@ -145,7 +145,7 @@ class TokenScorer:
 
     @torch.no_grad()
     def _score_group(
-        self, inputs: NDArray[np.int32], targets: NDArray[np.int32], spans: Sequence[Span]
+        self, inputs: NDArray[np.int32], targets: NDArray[np.int32], spans: Sequence[ScoredSpan]
     ) -> Tensor:
         """Return the negative log-likelihoods (B,) of spans that are read in parallel."""
         longest = max(span.end - span.begin for span in spans)

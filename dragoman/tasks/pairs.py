@@ -540,7 +540,7 @@ def _read_features(data: bytes) -> bool:
     except (ValueError, RecursionError):
         pass
     raise BundleError(
-        f"{FEATURES_FILE} must say whether pairs have scores",
+        f"{FEATURES_FILE} must have true or false in 'scores'",
         found=f"{data[:80]!r}",
         fix="copy the model directory again",
     )

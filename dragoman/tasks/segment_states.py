@@ -1,4 +1,4 @@
-"""States that the segments of a stream leave to the next: memories and recurrent states."""
+"""States that segments of a stream carry over: Transformer-XL's memory and RNN states."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SEGMENT = "segment"  # name, in a checkpoint, of the index of the next segment
 
 
 class SegmentStates:
-    """Carried tensors of all rows of a batch, in two slots.
+    """Carried tensors of all rows of a batch, double-buffered.
 
-    Segment k reads slot k % 2 and writes the other. So computing a batch again, after running out
+    Segment k reads buffer k % 2 and writes the other. So computing a batch again, after running out
     of memory or to warm up a CUDA graph, gives the same result; and a captured graph, which reads
     and writes fixed tensors, belongs to one parity of k. Which segment was computed last is known
     on the device only, since a replayed graph runs no Python.
@@ -21,18 +21,18 @@ class SegmentStates:
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], rows: int) -> None:
         self._shapes, self._rows = dict(shapes), rows
-        self._slots: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        self._buffers: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         self._next: Tensor | None = None  # () index of the segment to be computed next
 
     def read(self, segment_parity: int, streams: Tensor, segments: Tensor) -> dict[str, Tensor]:
         """Return what the segments before these left; zeros at a stream's first segment."""
-        slot, has_previous = self._slots[segment_parity], segments > 0
+        buffer, has_previous = self._buffers[segment_parity], segments > 0
         found = {}
         for name, shape in self._shapes.items():
-            if name not in slot:
+            if name not in buffer:
                 found[name] = torch.zeros(len(streams), *shape, device=streams.device)
                 continue
-            tensor = slot[name].index_select(0, streams)
+            tensor = buffer[name].index_select(0, streams)
             keep = has_previous.view(-1, *(1 for _ in shape))
             found[name] = torch.where(keep, tensor, torch.zeros_like(tensor))
         return found
@@ -44,10 +44,10 @@ class SegmentStates:
         """Store what these segments leave, for the next of their streams."""
         target = 1 - segment_parity
         for name, tensor in carried.items():
-            for slot in self._slots:
-                if name not in slot:
-                    slot[name] = tensor.new_zeros(self._rows, *self._shapes[name])
-            self._slots[target][name].index_copy_(0, streams, tensor)
+            for buffer in self._buffers:
+                if name not in buffer:
+                    buffer[name] = tensor.new_zeros(self._rows, *self._shapes[name])
+            self._buffers[target][name].index_copy_(0, streams, tensor)
         if self._next is None:
             self._next = torch.zeros((), dtype=torch.int64, device=segments.device)
         self._next.copy_(segments[0] + 1)
@@ -56,8 +56,8 @@ class SegmentStates:
         """Return what the next segment reads, and its index; empty before the first."""
         if self._next is None:
             return {}
-        slot = self._slots[int(self._next) % 2]
-        return {SEGMENT: self._next.view(1), **slot}
+        buffer = self._buffers[int(self._next) % 2]
+        return {SEGMENT: self._next.view(1), **buffer}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore `state_dict`; with an empty mapping, begin anew.
@@ -65,13 +65,13 @@ class SegmentStates:
         Existing tensors are kept: captured CUDA graphs read and write them.
         """
         if not state:
-            return  # the first segment reads zeros, whatever the slots hold
+            return  # the first segment reads zeros, whatever the buffers hold
         parity = int(state[SEGMENT]) % 2
         if self._next is None:
             self._next = torch.zeros((), dtype=torch.int64, device=device)
         self._next.copy_(state[SEGMENT].view(()))
         for name in self._shapes:
-            for slot in self._slots:
-                if name not in slot:
-                    slot[name] = torch.zeros_like(state[name], device=device)
-            self._slots[parity][name].copy_(state[name])
+            for buffer in self._buffers:
+                if name not in buffer:
+                    buffer[name] = torch.zeros_like(state[name], device=device)
+            self._buffers[parity][name].copy_(state[name])

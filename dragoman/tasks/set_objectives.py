@@ -59,7 +59,7 @@ class Regression(SetObjective):
         return [{"value": value} for value in self.values(outputs).tolist()]
 
 
-class Classification(SetObjective):
+class SetClassification(SetObjective):
     """One of several labels, by cross-entropy."""
 
     def __init__(self, labels: tuple[str, ...]) -> None:

@@ -41,10 +41,10 @@ from dragoman.tasks.base import (
     padded_length,
 )
 from dragoman.tasks.set_objectives import (
-    Classification,
     Clustering,
     Counting,
     Regression,
+    SetClassification,
     SetObjective,
 )
 from dragoman.text.vocabulary import Labels
@@ -361,7 +361,7 @@ def _build_objective(sets: SetsConfig, text: SetsText) -> SetObjective:
     if text.problem == "unique":
         return Counting()
     if text.labels is not None:
-        return Classification(text.labels.names)
+        return SetClassification(text.labels.names)
     return Regression(squared=sets.loss == "l2", shift=text.target_shift, scale=text.target_scale)
 
 

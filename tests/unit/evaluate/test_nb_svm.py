@@ -11,7 +11,7 @@ from dragoman.errors import DataError
 from dragoman.evaluate.nb_svm import (
     NBSVM,
     BinaryRows,
-    NgramFeatures,
+    NgramVectorizer,
     log_count_ratio,
     split_words,
     train_svm,
@@ -44,7 +44,7 @@ def test_words_are_lowercase_and_line_breaks_are_spaces():
 
 
 def test_rows_hold_each_texts_distinct_unigrams_and_bigrams():
-    features = NgramFeatures(map(split_words, TEXTS))
+    features = NgramVectorizer(map(split_words, TEXTS))
     vocabulary = sorted(set().union(*map(ngrams, TEXTS)))
     assert len(features) == len(vocabulary)
     expected = np.array([[gram in ngrams(text) for gram in vocabulary] for text in TEXTS], float)
@@ -53,7 +53,7 @@ def test_rows_hold_each_texts_distinct_unigrams_and_bigrams():
 
 
 def test_unknown_ngrams_of_further_texts_are_left_out():
-    features = NgramFeatures(map(split_words, TEXTS))
+    features = NgramVectorizer(map(split_words, TEXTS))
     known = set().union(*map(ngrams, TEXTS))
     further = ["a dull film, very good", "", "nothing known"]
     sizes = np.diff(features.encode(map(split_words, further)).starts).tolist()
@@ -66,7 +66,7 @@ def test_unknown_ngrams_of_further_texts_are_left_out():
 
 
 def test_log_count_ratio_is_the_papers_formula():
-    rows = NgramFeatures(map(split_words, TEXTS)).training_rows
+    rows = NgramVectorizer(map(split_words, TEXTS)).training_rows
     positive = np.array([label == "yes" for label in LABELS])
     binary = dense(rows)
     p, q = 1 + binary[positive].sum(axis=0), 1 + binary[~positive].sum(axis=0)
@@ -101,7 +101,7 @@ def test_svm_finds_the_minimum_of_its_objective():
 
 def test_interpolation_of_zero_is_naive_bayes_scaled_and_one_is_the_svm():
     model = NBSVM(interpolation=1.0).fit(TEXTS, LABELS)
-    features = NgramFeatures(map(split_words, TEXTS))
+    features = NgramVectorizer(map(split_words, TEXTS))
     positive = np.array([label == "yes" for label in LABELS])
     ratio = log_count_ratio(features.training_rows, positive)
     svm = train_svm(features.training_rows, positive, scale=ratio)

@@ -13,8 +13,8 @@ from rich.console import Console
 from dragoman.explain.highlighted_text import render_explanation
 from dragoman.explain.html_page import render_html
 from dragoman.explain.text_explanation import (
+    CharacterSpan,
     SentenceSpans,
-    Span,
     TextExplanation,
     explain_text,
     find_spans,
@@ -35,7 +35,7 @@ def sentences(text: str, *, weights: bool = True, levels: int = 2) -> list[Sente
     found = []
     for match in re.finditer(r"[^.!]+[.!]?", text.replace("<br />", "      ")):
         words = [
-            Span(match.start() + word.start(), match.start() + word.end())
+            CharacterSpan(match.start() + word.start(), match.start() + word.end())
             for word in re.finditer(r"\w+|[^\w\s]", match.group())
         ]
         if words:
@@ -94,7 +94,7 @@ def test_of_many_words_those_with_the_largest_weights_are_left_out():
         calls.extend(texts)
         return [0.5] * len(texts)
 
-    spans = [Span(match.start(), match.end()) for match in re.finditer(r"\w+", text)]
+    spans = [CharacterSpan(match.start(), match.end()) for match in re.finditer(r"\w+", text)]
     found = explain_text(
         text,
         [SentenceSpans(words=spans, word_weights=[0.1, 0.4, 0.2, 0.3])],
@@ -127,15 +127,15 @@ def test_of_many_words_those_with_the_largest_weights_are_left_out():
 )
 def test_a_word_is_left_out_with_one_of_its_spaces(text, word, left):
     at = text.index(word)
-    assert leave_out(text, Span(at, at + len(word))) == left
+    assert leave_out(text, CharacterSpan(at, at + len(word))) == left
 
 
 def test_tokens_are_found_in_order_whatever_their_case():
     text = "It İs <br />GOOD good"
     assert find_spans(text, ["it", "good", "good", "bad"]) == [
-        Span(0, 2),
-        Span(12, 16),
-        Span(17, 21),
+        CharacterSpan(0, 2),
+        CharacterSpan(12, 16),
+        CharacterSpan(17, 21),
         None,
     ]
 
@@ -143,13 +143,13 @@ def test_tokens_are_found_in_order_whatever_their_case():
 def test_subwords_are_merged_into_words_with_the_sum_of_their_weights():
     text = "won derful it's 很好!"
     spans = [
-        Span(0, 3),
-        Span(3, 7),
-        Span(7, 10),
-        Span(10, 15),
-        Span(16, 17),
-        Span(17, 18),
-        Span(18, 19),
+        CharacterSpan(0, 3),
+        CharacterSpan(3, 7),
+        CharacterSpan(7, 10),
+        CharacterSpan(10, 15),
+        CharacterSpan(16, 17),
+        CharacterSpan(17, 18),
+        CharacterSpan(18, 19),
     ]
     merged = merge_into_words(text, spans, [0.1, 0.2, 0.1, 0.2, 0.1, 0.1, 0.2])
     assert [text[span.start : span.end] for span in merged.words] == [

@@ -234,7 +234,7 @@ def test_text_files_read_back_and_bad_ones_are_errors():
     assert read.labels.names == task.text.labels.names
     assert read.has_scores
     files = {**task.text_files(), "features.json": b"[]"}
-    with pytest.raises(BundleError, match="whether pairs have scores"):
+    with pytest.raises(BundleError, match="must have true or false in 'scores'"):
         PairsTask.load_text(task.config, files)
 
 

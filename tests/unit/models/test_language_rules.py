@@ -1,0 +1,23 @@
+"""Rules of a language model's settings; those with a task are in tests/unit/tasks/test_language.py."""
+
+from __future__ import annotations
+
+import pytest
+from language_kit import config_of
+
+from dragoman.models.catalogue import BLOCKS
+from dragoman.models.language_rules import RECURRENT_BLOCKS
+
+
+def test_recurrent_blocks_are_those_that_carry_a_state() -> None:
+    assert {*RECURRENT_BLOCKS} == {name for name in BLOCKS if BLOCKS.load(name).has_recurrent_state}
+
+
+@pytest.mark.parametrize("block", RECURRENT_BLOCKS)
+def test_recurrent_blocks_need_models_without_absolute_positions(block: str) -> None:
+    model = {"decoder": (block,), "positions": "sinusoidal"}
+    problems = config_of("transformer").replace(model=model).problems()
+    assert any(
+        "found model.positions=sinusoidal; set model.positions=none" in problem
+        for problem in problems
+    ), problems
