@@ -20,7 +20,7 @@ from dragoman.decoding.search import (
     IncrementalDecoder,
     SearchBackend,
     SearchRequest,
-    apply_constraints,
+    mask_invalid_tokens,
     non_finite_error,
 )
 from dragoman.errors import ConfigError
@@ -91,7 +91,7 @@ class BeamSearch:
             log_normalizer = backend.log_sum_exp(logits)
             if constrained:
                 logits = constrained.mask(logits, step)
-            logits = apply_constraints(
+            logits = mask_invalid_tokens(
                 logits,
                 forced=self._forced_tokens(request, beams.sentences, beams.tokens.size(1), step),
                 step=step,

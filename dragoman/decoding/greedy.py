@@ -21,7 +21,7 @@ from dragoman.decoding.search import (
     IntArray,
     SearchBackend,
     SearchRequest,
-    apply_constraints,
+    mask_invalid_tokens,
     next_logits,
     select_rows,
     to_host,
@@ -115,7 +115,7 @@ def decode_one_path(
         log_normalizer = backend.log_sum_exp(logits) if return_scores else None
         if constrained:
             logits = constrained.mask(logits, active_rows.tolist(), states, step)
-        logits = apply_constraints(
+        logits = mask_invalid_tokens(
             logits,
             forced=request.forced_tokens(active_rows, step),
             step=step,

@@ -179,7 +179,7 @@ def next_logits(model: IncrementalDecoder, tokens: IntArray, state: Any) -> tupl
     return logits.float(), state
 
 
-def apply_constraints(logits: Tensor, *, forced: IntArray, step: int, min_length: int) -> Tensor:
+def mask_invalid_tokens(logits: Tensor, *, forced: IntArray, step: int, min_length: int) -> Tensor:
     """Set the logits of tokens that may not come next to -inf, in place.
 
     PAD, BOS and UNK are never produced, EOS not before `min_length`, and where a token is forced

@@ -92,24 +92,24 @@ class TopKLogProbs(NamedTuple):
     ids: Tensor  # (N, K)
 
 
-class TokenConstraints(NamedTuple):
+class ForbiddenTokens(NamedTuple):
     """Tokens that may not come next; the others are not renormalized."""
 
-    forbidden: tuple[int, ...]  # token ids
+    ids: tuple[int, ...]
     eos: int  # forbidden before `min_length` steps
     step: Tensor  # ()
     min_length: Tensor  # ()
 
 
 def topk_log_probs(
-    logits: Tensor, count: int, constraints: TokenConstraints, *, bias: Tensor | None = None
+    logits: Tensor, count: int, forbidden: ForbiddenTokens, *, bias: Tensor | None = None
 ) -> TopKLogProbs | None:
     """Return the top `count` tokens of logits (N, V) plus a bias (V,); None without the kernel."""
     is_supported = (
         logits.numel() > 0
         and count <= min(MAX_TOPK, logits.size(1))
         and logits.stride(1) == 1
-        and max(*constraints.forbidden, constraints.eos) < MAX_FORBIDDEN_ID
+        and max(*forbidden.ids, forbidden.eos) < MAX_FORBIDDEN_ID
     )
     if not (is_supported and TOPK_KERNEL.can_run(logits)):
         return None
@@ -122,10 +122,10 @@ def topk_log_probs(
                 logits,
                 bias,
                 count,
-                constraints.forbidden,
-                constraints.eos,
-                constraints.step,
-                constraints.min_length,
+                forbidden.ids,
+                forbidden.eos,
+                forbidden.step,
+                forbidden.min_length,
             )
         )
 
@@ -141,7 +141,7 @@ def topk_log_probs(
     found = TOPK_KERNEL.run(
         variant,
         fused,
-        lambda: topk_log_probs_reference(compared_logits(), count, constraints),
+        lambda: topk_log_probs_reference(compared_logits(), count, forbidden),
         comparable=values,
     )
     return found if TOPK_KERNEL.is_enabled and len(found.ids) == len(logits) else None
@@ -153,17 +153,17 @@ def add_bias(logits: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def topk_log_probs_reference(
-    logits: Tensor, count: int, constraints: TokenConstraints
+    logits: Tensor, count: int, forbidden: ForbiddenTokens
 ) -> TopKLogProbs:
     """Return what `topk_log_probs` returns, computed by PyTorch."""
-    scores = mask_forbidden_tokens(logits.float().log_softmax(dim=-1), constraints)
+    scores = mask_forbidden_tokens(logits.float().log_softmax(dim=-1), forbidden)
     ordered = torch.sort(scores, dim=-1, descending=True, stable=True)
     return TopKLogProbs(*(each[:, :count].contiguous() for each in ordered))
 
 
-def mask_forbidden_tokens(scores: Tensor, constraints: TokenConstraints) -> Tensor:
+def mask_forbidden_tokens(scores: Tensor, forbidden: ForbiddenTokens) -> Tensor:
     """Set the scores (N, V) of forbidden tokens to -inf, in place."""
-    for token_id in constraints.forbidden:
+    for token_id in forbidden.ids:
         scores[:, token_id].fill_(-torch.inf)
-    scores[:, constraints.eos].masked_fill_(constraints.step < constraints.min_length, -torch.inf)
+    scores[:, forbidden.eos].masked_fill_(forbidden.step < forbidden.min_length, -torch.inf)
     return scores

@@ -10,7 +10,7 @@ from torch import Tensor
 from dragoman.decoding.beam_state import EXTRA_CANDIDATES, ActiveBeams, BeamState
 from dragoman.inference.cuda.static_buffers import StaticBuffers
 from dragoman.ops.guarded_kernel import GuardedKernel
-from dragoman.ops.topk import TokenConstraints, blocked_topk, mask_forbidden_tokens, topk_log_probs
+from dragoman.ops.topk import ForbiddenTokens, blocked_topk, mask_forbidden_tokens, topk_log_probs
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 BEAM_STEP_KERNEL = GuardedKernel("beam search steps")
@@ -31,13 +31,11 @@ class BeamStepper:
         self, beam_state: BeamState, count: int, logits: Tensor, bias: Tensor | None
     ) -> None:
         """Advance the first `count` sentences by logits (N * K, V) plus a bias (V,)."""
-        constraints = TokenConstraints((PAD, BOS, UNK), EOS, beam_state.step, self.min_length)
-        ranked = topk_log_probs(
-            logits, min(beam_state.size, logits.size(1)), constraints, bias=bias
-        )
+        forbidden = ForbiddenTokens((PAD, BOS, UNK), EOS, beam_state.step, self.min_length)
+        ranked = topk_log_probs(logits, min(beam_state.size, logits.size(1)), forbidden, bias=bias)
         if ranked is None:
             logits = logits if bias is None else logits.add_(bias)
-            scores = mask_forbidden_tokens(logits.log_softmax(dim=-1), constraints)
+            scores = mask_forbidden_tokens(logits.log_softmax(dim=-1), forbidden)
             log_probs, ids = blocked_topk(
                 scores, min(beam_state.size + EXTRA_CANDIDATES, logits.size(1))
             )

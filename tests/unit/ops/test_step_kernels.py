@@ -33,7 +33,7 @@ from dragoman.ops.fused_norm import (
 from dragoman.ops.guarded_kernel import GuardedKernel
 from dragoman.ops.topk import (
     TOPK_KERNEL,
-    TokenConstraints,
+    ForbiddenTokens,
     TopKLogProbs,
     topk_log_probs,
     topk_log_probs_reference,
@@ -137,8 +137,8 @@ def logits_of(kind: str, rows: int, pieces: int, device: str = "cpu") -> Tensor:
     return (x.half() if kind == "half" else x).to(device)
 
 
-def rules(min_length: int, device: str = "cpu") -> TokenConstraints:
-    return TokenConstraints(
+def forbidden_tokens(min_length: int, device: str = "cpu") -> ForbiddenTokens:
+    return ForbiddenTokens(
         NEVER, END, torch.tensor(1, device=device), torch.tensor(min_length, device=device)
     )
 
@@ -146,7 +146,7 @@ def rules(min_length: int, device: str = "cpu") -> TokenConstraints:
 def compare_ranks(x: Tensor, count: int, min_length: int, *, with_bias: bool = False) -> None:
     """Compare with PyTorch's stable order of log-probabilities in float64 of what may come."""
     bias = (torch.arange(x.size(1), device=x.device) % 5).float() if with_bias else None
-    found = topk_log_probs(x, count, rules(min_length, str(x.device)), bias=bias)
+    found = topk_log_probs(x, count, forbidden_tokens(min_length, str(x.device)), bias=bias)
     assert found is not None
     scores = (x if bias is None else x.float() + bias).double().log_softmax(dim=-1)
     scores[:, list(NEVER)] = -torch.inf
@@ -210,9 +210,9 @@ def test_the_plain_sum_with_its_norm_is_torchs(kind: str, post_norm: bool) -> No
 
 
 def test_plain_ranks_are_those_of_the_definition() -> None:
-    found = topk_log_probs_reference(logits_of("equal", 5, 60), 4, rules(0))
+    found = topk_log_probs_reference(logits_of("equal", 5, 60), 4, forbidden_tokens(0))
     again = torch.sort(
-        topk_log_probs_reference(logits_of("equal", 5, 60), 60, rules(0)).log_probs,
+        topk_log_probs_reference(logits_of("equal", 5, 60), 60, forbidden_tokens(0)).log_probs,
         dim=-1,
         descending=True,
     ).values[:, :4]
@@ -221,7 +221,9 @@ def test_plain_ranks_are_those_of_the_definition() -> None:
     assert ties.any()
     assert (found.ids[:, 1:] > found.ids[:, :-1])[ties].all(), "of equal ones the lower comes first"
     assert not torch.isin(found.ids, torch.tensor(NEVER)).any()
-    assert topk_log_probs(logits_of("plain", 2, 60), 4, rules(0)) is None, "a CPU has no kernel"
+    assert topk_log_probs(logits_of("plain", 2, 60), 4, forbidden_tokens(0)) is None, (
+        "a CPU has no kernel"
+    )
 
 
 @needs_triton
@@ -268,7 +270,7 @@ def test_interpreted_ranks_of_what_is_no_number_are_none(bad: str) -> None:
 
     x = logits_of("plain", 2, 300)
     x[1, 77] = float(bad)
-    log_probs, ids = topk_kernel.topk_log_probs(x, None, 4, NEVER, END, *rules(0)[2:])
+    log_probs, ids = topk_kernel.topk_log_probs(x, None, 4, NEVER, END, *forbidden_tokens(0)[2:])
     assert log_probs[0].isfinite().all()
     assert log_probs[1].isnan().all()
     assert ((ids >= 0) & (ids < 300)).all()
@@ -387,7 +389,7 @@ CALLS: dict[str, tuple[str, GuardedKernel, Callable[[], object]]] = {
     "topk_log_probs": (
         "topk_kernel",
         TOPK_KERNEL,
-        lambda: topk_log_probs(logits_of("plain", 3, 50), 4, rules(0)),
+        lambda: topk_log_probs(logits_of("plain", 3, 50), 4, forbidden_tokens(0)),
     ),
 }
 
@@ -416,10 +418,11 @@ def test_what_the_kernels_do_not_know_goes_step_by_step(monkeypatch: pytest.Monk
     assert compare_past(past(2, 2, 4, 16, 3, torch.float32)) < 1e-5
     assert compare_past(past(2, 2, 4, 8, 3, torch.float16)) < 5e-3
     assert compare_sentence(2, 2, 4, 24, 5, torch.float16) < 5e-3
-    assert topk_log_probs(logits_of("plain", 3, 5), 6, rules(0)) is None
-    assert topk_log_probs(logits_of("plain", 3, 50), topk.MAX_TOPK + 1, rules(0)) is None
+    assert topk_log_probs(logits_of("plain", 3, 5), 6, forbidden_tokens(0)) is None
+    assert topk_log_probs(logits_of("plain", 3, 50), topk.MAX_TOPK + 1, forbidden_tokens(0)) is None
     assert (
-        topk_log_probs(logits_of("plain", 3, 50), 4, rules(0)._replace(forbidden=(0, 40))) is None
+        topk_log_probs(logits_of("plain", 3, 50), 4, forbidden_tokens(0)._replace(ids=(0, 40)))
+        is None
     )
     wide = torch.zeros(1, fused_norm.MAX_WIDTH + 1)
     scale = NormParameters(torch.ones(wide.size(1)), None, 1e-5, True)
@@ -439,14 +442,16 @@ def test_what_is_not_finite_when_ranks_are_compared_comes_row_by_row(
     monkeypatch.setattr(
         kernel,
         "topk_log_probs",
-        lambda logits, bias, count, *_: topk_log_probs_reference(logits, count, rules(0)),
+        lambda logits, bias, count, *_: topk_log_probs_reference(
+            logits, count, forbidden_tokens(0)
+        ),
         raising=False,
     )
     monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
     monkeypatch.setattr("dragoman.ops.triton.topk_kernel", kernel, raising=False)
     logits = logits_of("plain", 6, 50)
     logits[1, 20] = bad
-    found = topk_log_probs(logits, 4, rules(0))
+    found = topk_log_probs(logits, 4, forbidden_tokens(0))
     assert found is not None
     assert found.log_probs.isnan().any(dim=1).tolist() == [False, True, False, False, False, False]
     assert found.ids.view(2, -1).shape == (2, 12)
@@ -544,5 +549,6 @@ def test_on_a_gpu_references_agree_with_kernels_that_are_recorded() -> None:
         add_norm_reference(x, x, scale, torch.float32, post_norm=True),
     )
     assert isinstance(
-        topk_log_probs(logits_of("plain", 3, 500, "cuda"), 4, rules(0, "cuda")), TopKLogProbs
+        topk_log_probs(logits_of("plain", 3, 500, "cuda"), 4, forbidden_tokens(0, "cuda")),
+        TopKLogProbs,
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dragoman.config import Config
-from dragoman.decoding.search import apply_constraints
+from dragoman.decoding.search import mask_invalid_tokens
 from dragoman.inference.cpu.cpp_kv_cache import CppKVCache
 from dragoman.inference.cpu.cpp_transformer import PositionTable
 from dragoman.models.factory import build_model
@@ -17,7 +17,7 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 @pytest.mark.parametrize(("step", "banned"), [(1, {PAD, BOS, EOS, UNK}), (2, {PAD, BOS, UNK})])
 def test_only_what_may_be_produced_is_left(step: int, banned: set[int]) -> None:
     logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
-    left = apply_constraints(
+    left = mask_invalid_tokens(
         logits.clone(), forced=np.array([-1, -1, EOS if step == 2 else 5]), step=step, min_length=2
     )
     for row in range(2):

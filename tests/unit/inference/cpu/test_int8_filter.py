@@ -14,7 +14,7 @@ from dragoman.config import Config
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
-from dragoman.decoding.search import apply_constraints
+from dragoman.decoding.search import mask_invalid_tokens
 from dragoman.errors import DivergedError, DragomanError
 from dragoman.inference.cpu import cpp_transformer
 from dragoman.inference.cpu.conversion import FLOAT32, INT8, convert_model
@@ -105,7 +105,7 @@ def first_taken(form: CppTransformer) -> set[int]:
 
 def largest_of_all(logits: torch.Tensor, *, may_end: bool) -> Any:
     return blocked_argmax(
-        apply_constraints(
+        mask_invalid_tokens(
             logits, forced=np.full(len(logits), -1), step=0, min_length=0 if may_end else 1
         )
     )
