@@ -35,7 +35,12 @@ def generate(
         str, typer.Option("--prompt", "-p", help="Text to continue; - reads standard input.")
     ] = "",
     max_tokens: Annotated[
-        int, typer.Option(min=1, max=MAX_TOKENS, help="Number of tokens to write.")
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_TOKENS,
+            help="Number of tokens to generate; with constraints, the maximum.",
+        ),
     ] = 100,
     n: Annotated[int, typer.Option("--n", min=1, max=1024, help="Number of continuations.")] = 1,
     temperature: Annotated[
@@ -106,12 +111,12 @@ def generate(
         _print_stream(text, language_model.generate(text, **options))
 
 
-def _print_stream(prompt: str, pieces: Iterable[str]) -> None:
-    """Print the prompt, then each piece as it comes; Ctrl-C ends the line."""
+def _print_stream(prompt: str, chunks: Iterable[str]) -> None:
+    """Print the prompt, then each chunk as it comes; Ctrl-C ends the line."""
     try:
         sys.stdout.write(_printable(prompt))
-        for piece in pieces:
-            sys.stdout.write(_printable(piece))
+        for chunk in chunks:
+            sys.stdout.write(_printable(chunk))
             sys.stdout.flush()
     finally:
         sys.stdout.write("\n")

@@ -60,7 +60,7 @@ IntArray = NDArray[np.int64]
 
 UNREACHABLE = 1 << 30  # tokens to an accepted end where there is none
 MAX_TABLE_CELLS = 40_000_000  # states of the DFA times distinct tokens
-MAX_SEARCHED_STATES = 20_000  # by one look for a completion; past it a token is not allowed
+MAX_SEARCHED_STATES = 20_000  # by one search for a completion; past it a token is not allowed
 # What the translator replaces by spaces, and the tokenizer's escape character.
 _NEVER_WRITTEN = CharacterSet.of([(0, 8), (10, 31), (127, 127), (0x10FFFD, 0x10FFFD)])
 _SURROGATES = CharacterSet.of([(0xD800, 0xDFFF)])
@@ -151,7 +151,7 @@ def _is_written(text: str) -> bool:
 
 
 class NotBlank(Constraint):
-    """The output holds more than white space: the translator asks again after an empty output."""
+    """The output holds more than white space; added when the translator searches again."""
 
     name = "not_blank"
 
@@ -293,7 +293,7 @@ def _missing_bytes(pending: bytes) -> int:
 
 
 class _SearchLimitError(Exception):
-    """A look for a completion visited too many states."""
+    """The search for a completion visited too many states."""
 
 
 class SentenceConstraints:
@@ -461,7 +461,7 @@ class SentenceConstraints:
     def allowed(self, state: AutomatonState, remaining: int) -> BoolArray:
         """Return which tokens may follow, (V,), if so many more may be written before EOS.
 
-        If `needs_check`, `can_complete` has the last word on each of them.
+        If `needs_check`, `can_complete` then decides on each of them.
         """
         compiled = self.compiled
         found = np.zeros(compiled.vocabulary.size, dtype=bool)

@@ -187,7 +187,7 @@ class Classifier(Predictor[str, StoredText, Classification]):
             )
         return predictions
 
-    def explain(self, each: str, *, label: str = "") -> TextExplanation:
+    def explain(self, example: str, *, label: str = "") -> TextExplanation:
         """Explain the prediction of a text, or another label's probability, by its words.
 
         Each word and each sentence is left out in turn, and the drop in the label's probability is
@@ -195,12 +195,14 @@ class Classifier(Predictor[str, StoredText, Classification]):
         """
         from dragoman.explain.text_explanation import explain_text
 
-        [encoded] = self.encode([each])
+        [encoded] = self.encode([example])
         if not encoded.tokens:
             raise DataError(
-                "a text to explain must hold words", found=repr(each), fix="pass a text with words"
+                "a text to explain must hold words",
+                found=repr(example),
+                fix="pass a text with words",
             )
-        [prediction] = self._predict_window([each], None)
+        [prediction] = self._predict_window([example], None)
         probabilities = prediction.probabilities
         label = label or prediction.label or next(iter(probabilities))
         if label not in probabilities:
@@ -214,7 +216,9 @@ class Classifier(Predictor[str, StoredText, Classification]):
         def predict(texts: Sequence[str]) -> list[float]:
             return [float(found.values[index]) for found in self.stream(list(texts))]
 
-        found = explain_text(each, self._weigh_words(encoded, index), probabilities, label, predict)
+        found = explain_text(
+            example, self._weigh_words(encoded, index), probabilities, label, predict
+        )
         return replace(found, notes=[*encoded.notes, *found.notes])
 
     def _probabilities(

@@ -46,17 +46,17 @@ PREFILL_TOKENS = 512  # of the prompt that are read at a time
 MAX_TOKENS = 1_000_000  # to generate; more is a mistake
 
 
-class Piece(str):
+class TextChunk(str):
     """Text that one or several tokens add to a continuation, and which continuation it is."""
 
     sample: int  # from 0
     log_prob: float  # of the token that completed it, before temperature, top-k and top-p
 
-    def __new__(cls, text: str, *, sample: int = 0, log_prob: float = 0.0) -> Piece:
+    def __new__(cls, text: str, *, sample: int = 0, log_prob: float = 0.0) -> TextChunk:
         """Return the text with its sample."""
-        piece = super().__new__(cls, text)
-        piece.sample, piece.log_prob = sample, log_prob
-        return piece
+        chunk = super().__new__(cls, text)
+        chunk.sample, chunk.log_prob = sample, log_prob
+        return chunk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,16 +151,16 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         seed: int = 1,
         n: int = 1,
         constraints: Sequence[Constraint] = (),
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TextChunk]:
         """Yield the continuation of a prompt as it is written.
 
         A temperature of 0 takes the most probable token. With `n` several continuations are written
-        at once, and each piece tells its `sample`; sample i is the same for any n. The seed decides
+        at once, and each chunk has its `sample`; sample i is the same for any n. The seed decides
         all draws.
 
         With `constraints` a continuation is one line, which ends within `max_tokens` and fulfils
-        them; a space before its first word is not counted. What is said of a source is said of the
-        prompt.
+        them; a space before its first word is not counted. Constraints on the source
+        refer to the prompt.
         """
         options = _check_options(max_tokens, temperature, top_k, top_p, seed, n)
         if not isinstance(prompt, str):
@@ -169,23 +169,23 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
                 found=f"{type(prompt).__name__} {prompt!r:.60}",
                 fix='pass "The" or ""',
             )
-        rules = self._bind_constraints(constraints, prompt, max_tokens) if constraints else None
-        return self._generate(prompt, max_tokens, options, n, rules)
+        bound = self._bind_constraints(constraints, prompt, max_tokens) if constraints else None
+        return self._generate(prompt, max_tokens, options, n, bound)
 
     def complete(self, prompt: str = "", *, n: int = 1, **options: Any) -> list[Continuation]:
         """Return n whole continuations of a prompt; the options are those of `generate`."""
-        pieces: list[list[Piece]] = [[] for _ in range(n)] if isinstance(n, int) else []
-        for piece in self.generate(prompt, n=n, **options):
-            pieces[piece.sample].append(piece)
+        chunks: list[list[TextChunk]] = [[] for _ in range(n)] if isinstance(n, int) else []
+        for chunk in self.generate(prompt, n=n, **options):
+            chunks[chunk.sample].append(chunk)
         return [
             Continuation(
                 prompt=prompt,
                 text="".join(each),
                 tokens=len(each),
-                log_prob=math.fsum(piece.log_prob for piece in each),
-                constraints=tuple(rule.label for rule in options.get("constraints", ())),
+                log_prob=math.fsum(chunk.log_prob for chunk in each),
+                constraints=tuple(each.label for each in options.get("constraints", ())),
             )
-            for each in pieces
+            for each in chunks
         ]
 
     @torch.inference_mode()
@@ -195,16 +195,18 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         max_tokens: int,
         sampling: Sampling | None,
         n: int,
-        rules: SentenceConstraints | None,
-    ) -> Iterator[Piece]:
-        """Yield the pieces, one per token and sample; "" where a token completes no character."""
+        constraints: SentenceConstraints | None,
+    ) -> Iterator[TextChunk]:
+        """Yield the chunks, one per token and sample; "" where a token completes no character."""
         ids = self.task.text.encode_prompt(prompt)
         decoders: list[TextDecoder] = [self.task.text.decoder(ids) for _ in range(n)]
         written = [[BOS, *ids] for _ in range(n)]
         logits, state = self._read(torch.tensor([[BOS, *ids]], device=self.device), None)
         logits = logits.expand(n, -1)
         state = state.select(torch.zeros(n, dtype=torch.int64, device=self.device))
-        constrained = None if rules is None else _ConstrainedSamples(rules, n, max_tokens - 1)
+        constrained = (
+            None if constraints is None else _ConstrainedSamples(constraints, n, max_tokens - 1)
+        )
         for step in range(max_tokens):
             tokens, log_probs = self._choose(logits, sampling, step, constrained)
             for sample, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
@@ -212,7 +214,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
                 if constrained and not constrained.advance(sample, int(token)):
                     continue
                 text = decoders[sample].push(int(token))
-                yield Piece(text, sample=sample, log_prob=float(log_prob))
+                yield TextChunk(text, sample=sample, log_prob=float(log_prob))
             if constrained and constrained.all_ended:
                 return
             if step + 1 < max_tokens:
@@ -256,8 +258,10 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
     ) -> SentenceConstraints:
         """Compile constraints; raise ConstraintError if no continuation fulfils them."""
         form = self.config.text.normalization
-        rules = [each.normalized(lambda text: normalize_text(text, form)) for each in constraints]
-        compiled = CompiledConstraints(rules, self._output_vocabulary)
+        normalized = [
+            each.normalized(lambda text: normalize_text(text, form)) for each in constraints
+        ]
+        compiled = CompiledConstraints(normalized, self._output_vocabulary)
         bound = compiled.bind(prompt.strip())
         check_constraints(compiled, bound, max_tokens - 1)
         return bound
@@ -351,9 +355,10 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 class _ConstrainedSamples:
     """The state of each continuation in the automaton of the constraints; None once it ended."""
 
-    def __init__(self, rules: SentenceConstraints, n: int, limit: int) -> None:
-        self._rows, self._end = ConstrainedRows([rules], [limit]), rules.compiled.vocabulary.end
-        self._states: list[AutomatonState | None] = [rules.start() for _ in range(n)]
+    def __init__(self, constraints: SentenceConstraints, n: int, limit: int) -> None:
+        self._rows = ConstrainedRows([constraints], [limit])
+        self._end = constraints.compiled.vocabulary.end
+        self._states: list[AutomatonState | None] = [constraints.start() for _ in range(n)]
 
     @property
     def all_ended(self) -> bool:
@@ -374,7 +379,7 @@ class _ConstrainedSamples:
         return self._rows.reject(log_probs, sentences, self._states, candidates, step, rows)
 
     def advance(self, sample: int, token: int) -> bool:
-        """Follow a token; whether the continuation goes on."""
+        """Advance by a token; return whether the continuation has not ended."""
         state = self._states[sample]
         if state is not None:
             ended = token == self._end

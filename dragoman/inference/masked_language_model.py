@@ -100,9 +100,9 @@ class MaskedLanguageModel(LanguageModel):
 
     def _score(self, texts: Iterable[str]) -> Iterator[TextScore]:
         for text in texts:
-            (found,) = self.task.golden_outputs(self.model, [text])
-            notes = () if found["tokens"] else (EMPTY_NOTE,)
-            yield TextScore(text=text, notes=notes, **found)
+            log_prob, tokens = self.task.pseudo_log_likelihood(self.model, text)
+            notes = () if tokens else (EMPTY_NOTE,)
+            yield TextScore(text=text, log_prob=log_prob, tokens=tokens, notes=notes)
 
     def length(self, encoded: EncodedText) -> int:
         """Return the number of tokens."""

@@ -118,9 +118,9 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
             )
         return inputs
 
-    def size(self, each: InputPair) -> int:
+    def size(self, example: InputPair) -> int:
         """Return the characters of both sentences."""
-        return sum(len(text) for text in each if isinstance(text, str))
+        return sum(len(text) for text in example if isinstance(text, str))
 
     def encode(self, inputs: Sequence[InputPair]) -> list[EncodedPair]:
         """Return pairs of token ids; raise DataError for what is no pair of texts."""
@@ -164,7 +164,7 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
             for one, other in zip(labels or empty, scores or empty, strict=True)
         ]
 
-    def explain(self, each: InputPair) -> PairExplanation:
+    def explain(self, example: InputPair) -> PairExplanation:
         """Return the prediction and the co-attention weights of one pair."""
         if self.config.pairs.interaction not in ("co_attention", "decomposable"):
             raise ConfigError(
@@ -173,11 +173,11 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
                     f"pairs.interaction={self.config.pairs.interaction}; leave it out"
                 ]
             )
-        (encoded,) = self.encode([each])
+        (encoded,) = self.encode([example])
         paths = ["interaction.cross.a", "interaction.cross.b"]
         with torch.inference_mode(), record_attention(self.model, paths) as records:
             (prediction,) = self.predict_batch(self.model, [encoded], self.device)
-        first, second = self.task.words(each[0]), self.task.words(each[1])
+        first, second = self.task.words(example[0]), self.task.words(example[1])
         weights = [records[path].weights[0, 0].float().cpu() for path in paths]
         return PairExplanation(
             prediction,

@@ -56,8 +56,8 @@ PredictionT = TypeVar("PredictionT", bound=Prediction)
 class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
     """Predicts with a trained model.
 
-    A subclass says what an input is (`read_record`, `check_inputs`), how it is encoded (`encode`),
-    its length in a batch (`length`), and what the model makes of a batch (`predict_batch`).
+    A subclass defines what an input is (`read_record`, `check_inputs`), how it is encoded
+    (`encode`), its length in a batch (`length`), and the predictions of a batch (`predict_batch`).
     """
 
     task_name: ClassVar[str]  # as in `--task`
@@ -134,11 +134,11 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         """Yield inputs; a task may raise DataError for the first that is none."""
         return iter(inputs)
 
-    def size(self, each: InputT) -> int:
+    def size(self, example: InputT) -> int:
         """Return the characters of an input, which bound the memory of a window."""
-        return len(each) if isinstance(each, str) else 1
+        return len(example) if isinstance(example, str) else 1
 
-    def explain(self, each: InputT) -> Any:
+    def explain(self, example: InputT) -> Any:
         """Explain the prediction of one input; raise ConfigError where a task cannot."""
         raise ConfigError(
             [

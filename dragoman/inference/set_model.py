@@ -84,9 +84,9 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
             )
         return inputs
 
-    def size(self, each: InputSet) -> int:
+    def size(self, example: InputSet) -> int:
         """Return a bound on an input's memory: the numbers of its elements."""
-        return len(each) * self.task.text.features if isinstance(each, (list, tuple)) else 1
+        return len(example) * self.task.text.features if isinstance(example, (list, tuple)) else 1
 
     def encode(self, inputs: Sequence[InputSet]) -> list[EncodedSet]:
         """Return sets (n, F); raise DataError for what is none."""

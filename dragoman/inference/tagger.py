@@ -125,9 +125,9 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
                 )
             yield each
 
-    def size(self, each: TaggerInput) -> int:
+    def size(self, example: TaggerInput) -> int:
         """Return the characters of an input."""
-        tokens = each.tokens if isinstance(each, TaggedSentence) else each
+        tokens = example.tokens if isinstance(example, TaggedSentence) else example
         return len(tokens) if isinstance(tokens, str) else sum(map(len, tokens))
 
     def encode(self, inputs: Sequence[TaggerInput]) -> list[EncodedSentence]:

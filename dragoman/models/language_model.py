@@ -1,6 +1,6 @@
 """Language model: embeddings, one causal stack, the projection to the vocabulary.
 
-It has the verbs of an encoder-decoder without a memory: `start`, `step` and `extend` for
+It has the methods of an encoder-decoder without a memory: `start`, `step` and `extend` for
 generation, `decode` and `project` for training, and `decode_segment` where a segment continues the
 one before it (Transformer-XL, truncated back-propagation through time).
 """

@@ -28,7 +28,7 @@ class MaskedLM(LanguageModel):
         return self.embedding.weight.size(0) - 1
 
     def permuted(self, tokens: Tensor, ranks: Tensor, positions: Tensor) -> Tensor:
-        """Return what predicts the tokens at positions (B, P) from those of lower rank: (B, P, E).
+        """Return states (B, P, E) that predict the tokens at positions (B, P) from lower ranks.
 
         Two-stream self-attention (Yang et al. 2019, "XLNet", section 2.3) as one stack over
         L + P positions under `masks.two_stream`: the content stream of tokens (B, L), and a query

@@ -352,7 +352,7 @@ class ClassificationTask(TrainingTask):
         return chosen
 
     def _attribute_target(self, record: Record) -> NDArray[np.float32]:
-        """Return which attributes a record has; -1 for all if it says nothing about them."""
+        """Return which attributes a record has; -1 for all if it has no such field."""
         labels, name = self.text.attributes, self.config.classify.attribute_field
         assert labels is not None, "called for models with attributes"
         if record.fields.get(name) is None:
@@ -585,7 +585,7 @@ class ClassificationTask(TrainingTask):
         precision: Precision,
         progress: Progress,
     ) -> dict[str, Tensor]:
-        """Return the thresholds, tuned on the validation set if the settings say so."""
+        """Return the thresholds, tuned on the validation set with `classify.tune_threshold`."""
         kind = self.config.classify.tune_threshold
         if kind == "off" or not self.text.multi_label or not len(store):
             return {}
@@ -684,7 +684,7 @@ class ClassificationTask(TrainingTask):
 
 
 def text_problems(config: Config) -> list[str]:
-    """Return the settings of text that classification cannot use."""
+    """Return the problems of the `text` settings: classification has its own tokenizers."""
     if config.text.tokenizer in ("words", "characters", "bytes"):
         return []
     return [
@@ -809,7 +809,7 @@ class _Targets:
         return Labels.build(self.counts)
 
     def check(self, config: Config) -> None:
-        """Raise DataError unless there is something to tell apart."""
+        """Raise DataError for too few labels, or for an attribute field without attributes."""
         least = 1 if self.multi_label else 2
         if len(self.counts) < least:
             raise DataError(

@@ -52,7 +52,7 @@ class SegmentBatch(TensorBatch):
     targets: Tensor  # (B, T)
     streams: Tensor  # (B,) rows whose states the segments continue
     segments: Tensor  # (B,) index of the segment in its stream
-    parity: int  # of that index: which of two slots holds the states
+    parity: int  # of that index: which of two buffers holds the states
     filled: int  # positions of the memory that hold earlier tokens, in all rows
 
     @property
@@ -67,7 +67,7 @@ class SegmentBatch(TensorBatch):
 
     @property
     def graph_key(self) -> tuple[Any, ...]:
-        """The key of batches that run the same kernels: shapes, slot and length of the memory."""
+        """The key of batches that run the same kernels: shapes, buffer and length of the memory."""
         return (*super().graph_key, self.parity, self.filled)
 
 
@@ -285,7 +285,7 @@ class LanguageTask(TrainingTask):
     # Evaluation and bundles
 
     def scorer(self, model: LanguageModel, device: torch.device) -> TokenScorer:
-        """Return what computes the log-probabilities of tokens in evaluation."""
+        """Return the scorer that computes log-probabilities of tokens in evaluation."""
         settings = self.language
         return TokenScorer(
             model,

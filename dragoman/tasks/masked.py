@@ -72,6 +72,13 @@ class TokenGuess(NamedTuple):
     probability: float
 
 
+class PseudoLogLikelihood(NamedTuple):
+    """Salazar et al. (2020): the product of each token's probability given all other tokens."""
+
+    log_prob: float
+    tokens: int
+
+
 class FilledText(NamedTuple):
     """A text with its masks filled in."""
 
@@ -254,7 +261,7 @@ class MaskedLanguageTask(LanguageTask):
         return float(total)
 
     def _predict(self, model: MaskedLM, inputs: Tensor, positions: Tensor) -> Tensor:
-        """Return what predicts the tokens at positions (B, P), in their order if permuted."""
+        """Return states that predict the tokens at positions (B, P), in their order if permuted."""
         if self.language.objective == "permuted":
             order = torch.arange(1, positions.size(1) + 1, device=inputs.device)
             ranks = torch.zeros_like(inputs).scatter(1, positions, order.expand_as(positions))
@@ -263,7 +270,7 @@ class MaskedLanguageTask(LanguageTask):
         return gather_positions(model.decode(masked), positions)
 
     def _count_right(self, model: MaskedLM, tokens: NDArray[np.int64], device: torch.device) -> int:
-        """Return how many of segments (B, T), each in order and swapped, are told right."""
+        """Return how many of segments (B, T), each in order and swapped, are classified right."""
         assert model.order is not None, "a model of sentence order has a head for it"
         right = 0
         for swapped in (False, True) if len(tokens) else ():
@@ -285,17 +292,21 @@ class MaskedLanguageTask(LanguageTask):
         ]
 
     def golden_outputs(self, model: nn.Module, inputs: Sequence[Any]) -> list[Any]:
-        """Return the log-probability of each text, and its number of tokens."""
+        """Return the pseudo-log-likelihood of each text, and its number of tokens."""
         assert isinstance(model, MaskedLM), f"found {type(model).__name__}"
         if not all(isinstance(each, str) for each in inputs):
             raise TypeError("a golden input of a language model must be text")
+        return [self.pseudo_log_likelihood(model, text)._asdict() for text in inputs]
+
+    def pseudo_log_likelihood(self, model: MaskedLM, text: str) -> PseudoLogLikelihood:
+        """Return the sum of the log-probabilities of a text's tokens, each given the others.
+
+        A text is cut after the tokens of a training segment.
+        """
+        tokens = self.text.encode(text)[: self.language.segment].astype(np.int64)[None]
         device = next(model.parameters()).device
-        found = []
-        for text in inputs:
-            tokens = self.text.encode(text)[: self.language.segment].astype(np.int64)[None]
-            nll = self._segment_nll(model, tokens, device) if tokens.size else 0.0
-            found.append({"log_prob": -nll, "tokens": tokens.size})
-        return found
+        nll = self._segment_nll(model, tokens, device) if tokens.size else 0.0
+        return PseudoLogLikelihood(-nll, tokens.size)
 
     # Filling in
 
@@ -331,7 +342,7 @@ class MaskedLanguageTask(LanguageTask):
     def _fill_permuted(
         self, model: MaskedLM, inputs: Tensor, mask: Tensor | None, masked: Tensor
     ) -> Tensor:
-        """Return what predicts the masks of rows (B, L) from what is given: (N, E)."""
+        """Return states (N, E) that predict the masks of rows (B, L) from the other tokens."""
         ranks = masked.long()  # given tokens come first, then all masks, unseen by each other
         if mask is not None:
             ranks = ranks.masked_fill(~mask, 2)  # padding is unseen by all
