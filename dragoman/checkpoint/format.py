@@ -189,7 +189,7 @@ class Checkpoint:
         return self._sharded_tensors("ema").read(expected=expected, rows=rows)
 
     def load_carried(self) -> dict[str, Tensor]:
-        """Return what the last batch left to the next; empty where there is nothing."""
+        """Return the task's carried state, such as Transformer-XL's memory; empty without one."""
         if not shard_file_names("carried", self.manifest["files"]):
             return {}
         return self._sharded_tensors("carried").read()

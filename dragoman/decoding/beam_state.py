@@ -257,7 +257,7 @@ class BeamState:
         )
 
     def _is_decided(self, sentences: Tensor, log_prob_sums: Tensor, limits: Tensor) -> Tensor:
-        """Whether the best unfinished hypothesis cannot overtake the n-th best finished one, (N,).
+        """Whether a sentence can stop early, (N,): no unfinished hypothesis can enter the n best.
 
         Its log-probability only falls, and the divisor is largest at the limit (and EOS).
         """

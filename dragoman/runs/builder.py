@@ -112,7 +112,7 @@ class RunBuilder(abc.ABC):
         """Return the estimated seconds of one validation."""
 
     def finish(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the final weights, with what validation data decide after training."""
+        """Return the final weights, with those that are tuned on validation data."""
         return weights
 
     @abc.abstractmethod

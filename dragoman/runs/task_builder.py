@@ -260,7 +260,7 @@ class TaskBuilder(RunBuilder):
         return time.monotonic() - began
 
     def finish(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the final weights, with what the validation examples decide after training."""
+        """Return the final weights, with those that are tuned on validation data."""
         store = self.prepared.valid
         if store is None:
             return weights

@@ -160,7 +160,7 @@ class TrainingTask(abc.ABC):
         precision: Precision,
         progress: Progress,
     ) -> dict[str, torch.Tensor]:
-        """Return weights of the final model that the validation set decides, such as thresholds.
+        """Return weights of the final model that are tuned on validation data, such as thresholds.
 
         They replace those of the same name; by default there are none.
         """

@@ -201,7 +201,7 @@ def document_lines(text: str) -> Iterator[str]:
 
 
 def _without_last_eos(ids: NDArray[np.int32], text: str) -> list[int]:
-    """Return the ids of a text whose last line goes on, unless the text ends with a line break."""
+    """Return the ids of a text without the EOS of a last line that has no line break."""
     if not text:
         return []
     found: list[int] = ids.tolist()

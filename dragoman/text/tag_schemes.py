@@ -112,7 +112,7 @@ class SchemeDetector:
         self._starts_with_inside = False
 
     def add(self, tags: Sequence[str]) -> None:
-        """Take another sentence into account."""
+        """Add the tags of a sentence."""
         previous = OUTSIDE
         for tag in tags:
             prefix, dash, kind = tag.partition("-")

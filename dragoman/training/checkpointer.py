@@ -234,7 +234,7 @@ class Checkpointer:
         }
 
     def _load_carried(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what the last batch left to the next."""
+        """Restore the task's carried state, such as Transformer-XL's memory."""
         if self._carrying is not None:
             self._carrying.load_carried_state(state)
 

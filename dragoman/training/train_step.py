@@ -1,4 +1,4 @@
-"""One optimizer step: gradient accumulation over micro-batches, all-reduce, clipping, update.
+"""One optimizer step: gradient accumulation, all-reduce, gradient clipping and the update.
 
 Nothing here synchronizes with the device. Whether the gradients are finite is decided on the device
 by the optimizer's fused kernel, and the metrics of a step are read when they have arrived: one step
@@ -278,7 +278,7 @@ class TrainStep:
 
     @torch.no_grad()
     def _clip_and_apply(self, reduced: ReducedGradients, lr: float) -> PendingMetrics:
-        """Divide by the number of targets, clip, and step unless a value is not finite."""
+        """Divide by the number of targets, clip the gradient norm, and step if all are finite."""
         gradients, sums, grad_norm = reduced
         count = sums[2].clamp(min=1.0)
         grad_norm = grad_norm / count
