@@ -12,7 +12,7 @@ from dragoman.config import Config
 from dragoman.data.batch_plan import BatchPlan, Cursor
 from dragoman.data.records import Record
 from dragoman.evaluate.classification import score_classes
-from dragoman.models.classifier import Classifier
+from dragoman.models.classifier import ClassifierModel
 from dragoman.tasks.classification import ClassificationTask
 
 KEYWORDS = {"sport": ("goal", "match", "team"), "money": ("bank", "stock", "price")}
@@ -62,7 +62,7 @@ def fit_task(config: Config, records: list[Record]) -> ClassificationTask:
 
 def train_steps(
     task: ClassificationTask, records: list[Record], *, steps: int, seed: int = 0
-) -> Classifier:
+) -> ClassifierModel:
     """Train a new model for some steps."""
     torch.manual_seed(seed)
     model = task.build_model()
@@ -85,7 +85,7 @@ def train_steps(
 
 
 @torch.no_grad()
-def micro_f1(task: ClassificationTask, model: Classifier, records: list[Record]) -> float:
+def micro_f1(task: ClassificationTask, model: ClassifierModel, records: list[Record]) -> float:
     """Return micro F1 of the predictions for some records."""
     store = task.encode(records)
     logits = task.forward(model, task.collate(store, np.arange(len(store)))).logits.numpy()

@@ -17,7 +17,7 @@ from dragoman.data.records import Record, find_text_field
 from dragoman.errors import DataError
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translation import iter_texts, replace_control_chars, truncate_repr
-from dragoman.models.classifier import Classifier as ClassifierModel
+from dragoman.models.classifier import ClassifierModel
 from dragoman.tasks.classification import ClassificationTask, tokenize
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Text classifiers: an encoder with pooling, filters over words, n-grams, and one output layer.
 
-`Classifier` is the interface. `SequenceClassifier` reads tokens (B, T); the classifier of
+`ClassifierModel` is the interface. `SequenceClassifier` reads tokens (B, T); the classifier of
 documents as sentences of words is in `document_classifier.py`.
 """
 
@@ -81,7 +81,7 @@ class ClassifierSizes:
     frozen_widths: tuple[int, ...] = ()
 
 
-class Classifier(nn.Module):
+class ClassifierModel(nn.Module):
     """Base of the classifiers: features of a text to logits of its classes.
 
     Subclasses define `pool`. Its result is one vector per text, or with `classify.pooling=labels`
@@ -281,7 +281,7 @@ class Classifier(nn.Module):
         return ops.dropout(x, self.dropout, training=self.training)
 
 
-class SequenceClassifier(Classifier):
+class SequenceClassifier(ClassifierModel):
     """Classifier of token sequences: an encoder stack and one pooling over all tokens."""
 
     def __init__(
@@ -312,7 +312,7 @@ class SequenceClassifier(Classifier):
 
 def build_classifier(
     model: ModelConfig, classify: ClassifyConfig, sizes: ClassifierSizes
-) -> Classifier:
+) -> ClassifierModel:
     """Build a classifier with weights initialized from torch's random number generator."""
     if classify.hierarchical:
         from dragoman.models.document_classifier import DocumentClassifier  # imports this module
@@ -321,7 +321,7 @@ def build_classifier(
     return SequenceClassifier(model, classify, sizes)
 
 
-def initialize_classifier(classifier: Classifier, model: ModelConfig) -> None:
+def initialize_classifier(classifier: ClassifierModel, model: ModelConfig) -> None:
     """Initialize the weights, and share layers as the settings say."""
     initialize_weights(classifier, DEPTH_SCALINGS[model.initialization])
     kind = SHARED_LAYER_TYPES[model.share_layers]

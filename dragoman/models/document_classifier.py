@@ -11,7 +11,7 @@ from dragoman.attention.pooling import AttentionPooling
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
 from dragoman.models.classifier import (
-    Classifier,
+    ClassifierModel,
     ClassifierSizes,
     apply_pooling,
     build_pooling,
@@ -26,7 +26,7 @@ from dragoman.text.special_tokens import UNK
 _DOCUMENT_POOLINGS = ("structured", "labels")
 
 
-class DocumentClassifier(Classifier):
+class DocumentClassifier(ClassifierModel):
     """Classifier of documents (B, N, W) of N sentences of W words: Yang et al. (2016).
 
     The words of each sentence are encoded and pooled to a vector (recorded as `words`, with

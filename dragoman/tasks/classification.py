@@ -25,7 +25,7 @@ from dragoman.data.records import Record, find_label_field, find_text_field, ope
 from dragoman.errors import BundleError, ConfigError, DataError
 from dragoman.evaluate.classification import score_classes, tune_thresholds
 from dragoman.models.classifier import (
-    Classifier,
+    ClassifierModel,
     ClassifierOutput,
     ClassifierSizes,
     NgramFeatures,
@@ -452,7 +452,7 @@ class ClassificationTask(TrainingTask):
 
     # Training
 
-    def build_model(self) -> Classifier:
+    def build_model(self) -> ClassifierModel:
         """Build the classifier, with word vectors and n-gram ratios where these were learned."""
         text = self.text
         sizes = ClassifierSizes(
@@ -475,15 +475,15 @@ class ClassificationTask(TrainingTask):
 
     def forward(self, model: nn.Module, batch: ClassificationBatch) -> ClassifierOutput:
         """Return the logits of a batch."""
-        assert isinstance(model, Classifier), (
-            f"classification needs a Classifier; found {type(model).__name__}"
+        assert isinstance(model, ClassifierModel), (
+            f"classification needs a ClassifierModel; found {type(model).__name__}"
         )
         return model.classify(batch.words, batch.mask, batch.features)
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
         """Return the loss over the texts, with those of branches, second labels and attributes."""
-        assert isinstance(model, Classifier), (
-            f"classification needs a Classifier; found {type(model).__name__}"
+        assert isinstance(model, ClassifierModel), (
+            f"classification needs a ClassifierModel; found {type(model).__name__}"
         )
         losses: dict[str, Tensor] = {}
         output = model.classify(batch.words, batch.mask, batch.features, losses=losses)
@@ -563,7 +563,7 @@ class ClassificationTask(TrainingTask):
     ) -> DetailedMetrics:
         """Return the loss, the metrics, and the scores of each class."""
         logits = self.logits(model, store, device=device, precision=precision, progress=progress)
-        assert isinstance(model, Classifier), "checked by `logits`"
+        assert isinstance(model, ClassifierModel), "checked by `logits`"
         labels = store.values["labels"]
         nll = self._plain_loss(torch.from_numpy(logits), torch.from_numpy(labels))
         probabilities = self.probabilities(logits)

@@ -12,7 +12,7 @@ from dragoman.attention import record
 from dragoman.config import ModelConfig
 from dragoman.config.classify import ClassifyConfig
 from dragoman.models.classifier import (
-    Classifier,
+    ClassifierModel,
     ClassifierSizes,
     NgramFeatures,
     SequenceClassifier,
@@ -52,7 +52,7 @@ MEMBERS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(name: str, encoder: str = "") -> Classifier:
+def build(name: str, encoder: str = "") -> ClassifierModel:
     torch.manual_seed(0)
     settings = MEMBERS[name]
     encoder = encoder or ("gru" if name == "last" else "bigru")
@@ -74,7 +74,7 @@ def build(name: str, encoder: str = "") -> Classifier:
     return classifier
 
 
-def inputs(classifier: Classifier) -> tuple[Tensor, Tensor, NgramFeatures]:
+def inputs(classifier: ClassifierModel) -> tuple[Tensor, Tensor, NgramFeatures]:
     torch.manual_seed(1)
     ngrams = NgramFeatures(torch.tensor([[1, 4, 5], [2, 0, 0], [10, 3, 0]]))
     if isinstance(classifier, SequenceClassifier):
