@@ -96,21 +96,25 @@ def expected_calibration_error(
     return float(np.abs(gaps).sum() / len(confidence))
 
 
+MIN_POSITIVES = 5  # examples of a label that a threshold of its own is tuned on
+
+
 def tune_thresholds(
     probabilities: NDArray[np.floating], expected: NDArray[np.bool_], *, by_label: bool
 ) -> NDArray[np.float64]:
     """Return the thresholds (C,) with the highest F1 on a data set.
 
     One threshold for all labels maximizes micro F1; with `by_label` each maximizes the F1 of its
-    label (Yang 2001, "SCut"), and a label without examples keeps 0.5. Candidates lie halfway
-    between neighbouring probabilities; of equal ones the nearest to 0.5 is taken.
+    label (Yang 2001, "SCut"), but a label with fewer than MIN_POSITIVES examples gets the common
+    one: tuned on one or two, it would admit anything. Candidates lie halfway between neighbouring
+    probabilities; of equal ones the nearest to 0.5 is taken, which is also that of no examples.
     """
-    labels = probabilities.shape[1]
-    if not by_label:
-        return np.full(labels, _best_threshold(probabilities.ravel(), expected.ravel()))
-    return np.array(
-        [_best_threshold(probabilities[:, each], expected[:, each]) for each in range(labels)]
-    )
+    common = _best_threshold(probabilities.ravel(), expected.ravel())
+    thresholds = np.full(probabilities.shape[1], common)
+    if by_label:
+        for label in np.flatnonzero(expected.sum(axis=0) >= MIN_POSITIVES):
+            thresholds[label] = _best_threshold(probabilities[:, label], expected[:, label])
+    return thresholds
 
 
 def _best_threshold(probabilities: NDArray[np.floating], expected: NDArray[np.bool_]) -> float:

@@ -31,6 +31,7 @@ def yang2016() -> Config:
             score_width=100,  # the paper: 100
             max_sentence_words=50,  # not in the paper: bounds the padding; longer ones are split
             word_dropout=0.2,  # not in the paper
+            sentence_dropout=0.1,  # not in the paper
             dropout=0.5,  # not in the paper
         ),
         # the paper: GRUs of 50 each way, embeddings of 200 from word2vec; here 100 and 200

@@ -90,10 +90,23 @@ def test_tuned_thresholds_are_the_best_of_all(seed: int) -> None:
         column, truth = probabilities[:, label], expected[:, label]
         best = max(count_f1(column >= each, truth) for each in every)
         assert count_f1(column >= tuned[label], truth) == pytest.approx(best)
-    assert tuned[4] == 0.5
+    common = tune_thresholds(probabilities, expected, by_label=False)
+    assert tuned[4] == common[4]  # without examples
+
+
+def test_a_rare_label_gets_the_common_threshold() -> None:
+    """Tuned on one example of low probability, its own would admit almost everything."""
+    probabilities = np.column_stack([np.linspace(0.9, 0.1, 40), np.full(40, 0.01)])
+    probabilities[7, 1] = 0.02
+    expected = np.zeros((40, 2), bool)
+    expected[:20, 0] = True
+    expected[7, 1] = True
+    tuned = tune_thresholds(probabilities, expected, by_label=True)
+    assert tuned[1] == tune_thresholds(probabilities, expected, by_label=False)[1]
+    assert tuned[1] > 0.3
 
 
 def test_thresholds_of_equal_probabilities() -> None:
-    probabilities, expected = np.full((4, 1), 0.3), np.array([[True], [False], [True], [True]])
+    probabilities, expected = np.full((8, 1), 0.3), np.array([[True], [False]] * 2 + [[True]] * 4)
     tuned = tune_thresholds(probabilities, expected, by_label=True)
     assert (probabilities >= tuned).all()
