@@ -736,7 +736,8 @@ def check_constraints(
         raise ConstraintError(
             "the model's vocabulary must hold the characters that a constraint demands",
             found=f"none for {missing[0]!r} of {names}, for {shown}",
-            fix="use another word, or train with more characters (text.character_coverage=1.0)",
+            fix="use another word, or train on text with it; text.character_coverage=1.0 keeps all "
+            "characters",
         )
     if is_length_to_blame:
         raise ConstraintError(

@@ -86,10 +86,11 @@ def stack_problems(config: ModelConfig, sides: Collection[str] | None = None) ->
         )
     found = list(dict.fromkeys(found))  # several blocks may share the model's head settings
     if kinds and not any(kind.has_self_attention for kind in kinds) and not found:
-        found.extend(_unused_attention_settings(config))
+        found.extend(_unused_attention_settings(config, _list_blocks(config, sides)))
     if kinds and not found:
         overridable = {name for kind in kinds for name in kind.overridable}
-        found.extend(_unused_layer_settings(config, overridable))
+        blocks = _list_blocks(config, sides)
+        found.extend(_unused_layer_settings(config, overridable, blocks))
     return found
 
 
@@ -248,19 +249,27 @@ def _placement_problems(
         )
 
 
-def _unused_attention_settings(config: ModelConfig) -> Iterator[str]:
+def _list_blocks(config: ModelConfig, sides: Collection[str] | None) -> str:
+    """Return the blocks of a model's stacks, for messages."""
+    return ", ".join(text for texts, _, _ in _stacks(config, sides) for text in texts)
+
+
+def _unused_attention_settings(config: ModelConfig, blocks: str) -> Iterator[str]:
     """Yield the self-attention settings of a model without self-attention."""
-    blocks = ", ".join((*config.encoder, *config.decoder))
     why = "acts in self-attention and needs a transformer block"
     if "in_attention" in catalogue("positions")[config.positions].traits:
-        yield f"model.positions={config.positions} {why}; found {blocks}; try sinusoidal"
+        yield (
+            f"model.positions={config.positions} {why}; found {blocks}; "
+            "try sinusoidal, or none for RNNs"
+        )
     if config.window:
         yield f"model.window={config.window} {why}; found {blocks}; set model.window=0"
 
 
-def _unused_layer_settings(config: ModelConfig, overridable: set[str]) -> Iterator[str]:
+def _unused_layer_settings(
+    config: ModelConfig, overridable: set[str], blocks: str
+) -> Iterator[str]:
     """Yield the settings that no block uses, given the settings that the blocks can override."""
-    blocks = ", ".join((*config.encoder, *config.decoder))
     if config.talking_heads and "talking_heads" not in overridable:
         yield (
             f"model.talking_heads needs a block with several heads; found {blocks}; "

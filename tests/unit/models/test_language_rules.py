@@ -21,3 +21,9 @@ def test_recurrent_blocks_need_models_without_absolute_positions(block: str) -> 
         "found model.positions=sinusoidal; set model.positions=none" in problem
         for problem in problems
     ), problems
+
+
+def test_messages_name_the_blocks_of_the_language_model_alone() -> None:
+    model = {"decoder": ("gru",), "positions": "rotary"}
+    problems = config_of("transformer").replace(model=model).problems()
+    assert any("found gru; try sinusoidal, or none for RNNs" in each for each in problems), problems
