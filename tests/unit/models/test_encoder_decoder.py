@@ -22,6 +22,7 @@ DECODERS = {
     "sru": ("sru(attention=scaled_dot)",),
     **dict.fromkeys(("bilstm", "bigru", "birnn", "bisru", "sliced_rnn"), ("transformer",)),
     "ffn": ("cross_attention", "ffn"),
+    "tcn": ("tcn", "cross_attention"),
 }
 ENCODERS = {"cross_attention": ("transformer",)}  # the other way round
 # What a member's definition asks for: conv's dot product has no divisor, so large embeddings saturate it.
