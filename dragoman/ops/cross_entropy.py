@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from dragoman.ops.guarded_kernel import GuardedKernel
 
 IGNORE_INDEX = -100  # a target with this id does not count
+MIN_CHUNK_ROWS = 512
+LOGITS_MEMORY_DIVISOR = 32  # 1/32 of a GPU's memory may hold logits in half precision
 
 CROSS_ENTROPY_KERNEL = GuardedKernel("cross-entropy")
 
@@ -29,7 +31,7 @@ def linear_cross_entropy(
     targets: Tensor,
     *,
     smoothing: float = 0.0,
-    chunk: int = 512,
+    chunk: int | None = None,
 ) -> CrossEntropyOutput:
     r"""Return the cross-entropy of (N, D) projected by (V, D) and targets (N,), in chunks.
 
@@ -39,10 +41,20 @@ def linear_cross_entropy(
     as the released code of Vaswani et al. (2017) does; padding and start symbols count as tokens.
     Rows whose target is `IGNORE_INDEX` do not count. Matmuls run in autocast's dtype; the loss is
     summed in float32 at least. Gradients are computed in the forward pass, so no logits are kept
-    for the backward pass.
+    for the backward pass. A chunk has `chunk` rows, by default as many as suit the device.
     """
+    if chunk is None:
+        chunk = _rows_per_chunk(hidden.device, weight.size(0))
     loss, nll = _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing, chunk)  # type: ignore[no-untyped-call]
     return CrossEntropyOutput(loss, nll)
+
+
+def _rows_per_chunk(device: torch.device, vocab_size: int) -> int:
+    """Return how many rows of logits are computed at a time: on a 128 GiB GPU 65,536 of 32k."""
+    if device.type != "cuda":
+        return MIN_CHUNK_ROWS
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return max(MIN_CHUNK_ROWS, memory // (2 * LOGITS_MEMORY_DIVISOR * vocab_size))
 
 
 def linear_cross_entropy_reference(

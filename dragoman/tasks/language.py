@@ -39,7 +39,6 @@ from dragoman.training.task import Loss
 
 TOKENS, DOCUMENT, BYTES = "tokens", "document", "bytes"  # fields of the store
 MAX_NLL = 80.0  # a loss whose perplexity still fits a float
-LOGITS_MEMORY_DIVISOR = 32  # 1/32 of a GPU's memory may hold logits in half precision
 GOLDEN_CHARACTERS = 200  # of a text whose log-probability a bundle records
 _LINE_FORMATS = ("", ".txt", ".text", ".tokens")
 
@@ -237,18 +236,12 @@ class LanguageTask(TrainingTask):
         `raw` and `dropped` are the stack's output before and after dropout, `hidden` what is
         projected to the vocabulary.
         """
-        chunk = (
-            {"chunk": _logit_rows_per_chunk(hidden.device, model.output_weight.size(0))}
-            if hidden.is_cuda
-            else {}
-        )
         cross_entropy = linear_cross_entropy(
             hidden.flatten(0, 1),
             model.output_weight,
             model.output_bias,
             targets.flatten(),
             smoothing=self.config.train.label_smoothing,
-            **chunk,
         )
         total = cross_entropy.loss
         count = targets.numel()
@@ -391,9 +384,3 @@ def _is_line(record: Record) -> bool:
 
 def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _logit_rows_per_chunk(device: torch.device, vocab_size: int) -> int:
-    """Return how many rows of logits a GPU computes at a time."""
-    memory = torch.cuda.get_device_properties(device).total_memory
-    return max(512, memory // (2 * LOGITS_MEMORY_DIVISOR * vocab_size))

@@ -19,7 +19,6 @@ from dragoman.training.progress import Progress, QuietProgress
 from dragoman.training.task import Loss
 
 MAX_NLL = 80.0  # a loss whose perplexity still fits a float
-LOGITS_MEMORY_DIVISOR = 32  # 1/32 of a GPU's memory may hold logits in half precision
 
 
 class TranslationTask:
@@ -41,13 +40,8 @@ class TranslationTask:
             batch.src, batch.tgt_in, batch.src_mask, batch.tgt_mask, losses=losses
         )
         rows, targets = _select_targets(hidden, batch)
-        chunk = (
-            {"chunk": _logit_rows_per_chunk(hidden.device, model.output_weight.size(0))}
-            if hidden.is_cuda
-            else {}
-        )
         cross_entropy = linear_cross_entropy(
-            rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing, **chunk
+            rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing
         )
         if hard_alignments:
             reward = _sentence_log_likelihoods(model, hidden, batch)
@@ -56,12 +50,6 @@ class TranslationTask:
             ).sum()
         total = sum(losses.values(), cross_entropy.loss)
         return Loss(total, cross_entropy.nll, batch.tgt_lengths.sum())
-
-
-def _logit_rows_per_chunk(device: torch.device, vocab_size: int) -> int:
-    """Return how many rows of logits a GPU computes at a time: 65,536 of 32k for 128 GiB."""
-    memory = torch.cuda.get_device_properties(device).total_memory
-    return max(512, memory // (2 * LOGITS_MEMORY_DIVISOR * vocab_size))
 
 
 def _select_targets(hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

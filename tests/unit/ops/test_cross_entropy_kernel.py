@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from torch import Tensor
 
 from dragoman.ops import IGNORE_INDEX, linear_cross_entropy, linear_cross_entropy_reference
 from dragoman.ops import cross_entropy as loss_module
-from dragoman.ops.cross_entropy import CROSS_ENTROPY_KERNEL
+from dragoman.ops.cross_entropy import (
+    CROSS_ENTROPY_KERNEL,
+    LOGITS_MEMORY_DIVISOR,
+    _rows_per_chunk,
+)
 
 SIZES = [(1, 5), (6, 16), (5, 40), (7, 1000), (3, 9000)]  # rows, vocab_size
 
@@ -171,3 +176,19 @@ def test_kernel_on_a_gpu_equals_float64(rows: int, vocab_size: int, smoothing: f
         max(differences(*inputs(rows, vocab_size, "cuda"), smoothing, dtype=torch.bfloat16)) < 0.03
     )
     assert CROSS_ENTROPY_KERNEL.is_enabled, "the kernel must not have failed"
+
+
+@pytest.mark.parametrize(
+    ("gib", "vocabulary", "rows"), [(16, 32_768, 8192), (128, 32_768, 65_536), (8, 10**6, 512)]
+)
+def test_logit_chunks_scale_with_gpu_memory(
+    gib: int, vocabulary: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(total_memory=gib * 2**30),
+    )
+    assert _rows_per_chunk(torch.device("cuda"), vocabulary) == rows
+    assert rows == 512 or 2 * rows * vocabulary <= gib * 2**30 / LOGITS_MEMORY_DIVISOR
+    assert _rows_per_chunk(torch.device("cpu"), vocabulary) == 512

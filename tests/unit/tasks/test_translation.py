@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +13,9 @@ from dragoman.data.collate import make_batch
 from dragoman.errors import StoppedError
 from dragoman.runtime import signals
 from dragoman.tasks.translation import (
-    LOGITS_MEMORY_DIVISOR,
     TranslationTask,
     TranslationValidator,
     ValidationSample,
-    _logit_rows_per_chunk,
 )
 from dragoman.training.mixed_precision import choose_precision
 
@@ -28,21 +25,6 @@ CPU = torch.device("cpu")
 def batch_of(first: int, last: int):
     corpus = Corpus()
     return make_batch(corpus.src[first:last], corpus.tgt[first:last])
-
-
-@pytest.mark.parametrize(
-    ("gib", "vocabulary", "rows"), [(16, 32_768, 8192), (128, 32_768, 65_536), (8, 10**6, 512)]
-)
-def test_logit_chunks_scale_with_gpu_memory(
-    gib: int, vocabulary: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda device: SimpleNamespace(total_memory=gib * 2**30),
-    )
-    assert _logit_rows_per_chunk(torch.device("cuda"), vocabulary) == rows
-    assert rows == 512 or 2 * rows * vocabulary <= gib * 2**30 / LOGITS_MEMORY_DIVISOR
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
