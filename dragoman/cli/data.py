@@ -59,12 +59,15 @@ def check(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="FILE", help="Labelled files of --task: JSONL, CSV or TSV.", show_default=False
+            metavar="FILE", help="Files of --task: JSONL, CSV, TSV or text.", show_default=False
         ),
     ] = None,
     task: Annotated[
         str,
-        typer.Option("--task", help="What the files are for: translate, classify, tag or pairs."),
+        typer.Option(
+            "--task",
+            help="What the files are for: translate, classify, tag, pairs, language or sets.",
+        ),
     ] = "translate",
     valid: Annotated[
         list[Path] | None,
@@ -95,8 +98,8 @@ def check(
 ) -> None:
     """Check a corpus for misalignment, empty lines, duplicates, bad UTF-8 and test-set leakage.
 
-    With --task classify, tag or pairs, check labelled files: the distribution of labels,
-    duplicates, texts with two labels, and texts that --valid has too.
+    With another --task, check its files: the distribution of labels, duplicates, texts with
+    two labels, and texts that --valid has too.
 
     The exit code is 0 if the corpus could be read, whatever was found in it;
     with --strict it is 1 if any check found something.
@@ -210,7 +213,7 @@ def _check_labelled(
     if parallel or not files:
         raise ConfigError(
             [
-                f"--task {task} checks labelled files; found "
+                f"--task {task} checks its own files; found "
                 f"{parallel[0] if parallel else 'no FILE'}; "
                 f"write: dragoman data check --task {task} FILE"
             ]
@@ -247,7 +250,8 @@ def _check_labelled(
             }
         )
     else:
-        _print_labels(report, "words" if task == "tag" else "texts")
+        if report.labels:
+            _print_labels(report, "words" if task == "tag" else "texts")
         print_table(
             ["check", "found", "first lines", "advice"],
             [

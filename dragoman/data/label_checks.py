@@ -1,4 +1,4 @@
-"""Checks of labelled files before training: labels, duplicates, contradictions, leakage."""
+"""Checks of a task's files before training: labels, duplicates, contradictions, leakage."""
 
 from __future__ import annotations
 
@@ -78,11 +78,33 @@ def _read_tags(record: Record, names: FieldNames) -> RecordExample:
     return RecordExample(" ".join(tokens), tuple(tags), tuple(tags))
 
 
+def _read_language(record: Record, names: FieldNames) -> RecordExample:
+    """Return a text without labels."""
+    return RecordExample(record.text(find_text_field(record, names.text)), (), ())
+
+
+def _read_set(record: Record, names: FieldNames) -> RecordExample:
+    """Return the elements of a set as one text, in order, with the target of the set."""
+    elements = record.value(find_field(record, names.text, ("set",), setting="sets.set_field"))
+    if not isinstance(elements, list):
+        raise record.error("must have a list in the field of the set", elements, "write [1, 2]")
+    target = find_field(record, names.label, ("target", "label"), setting="sets.target_field")
+    return RecordExample(" ".join(sorted(map(repr, elements))), (), record.text(target))
+
+
 READERS: dict[str, Callable[[Record, FieldNames], RecordExample]] = {
     "classify": _read_text,
     "pairs": _read_pair,
     "tag": _read_tags,
+    "language": _read_language,
+    "sets": _read_set,
 }
+# Checks of tasks without labels; lines of a text may be empty, and short ones recur.
+_UNLABELLED = {
+    "language": ("broken", "duplicate", "leak"),
+    "sets": ("broken", "empty", "duplicate", "contradiction", "leak"),
+}
+_MIN_REPEATED_WORDS = 8  # of a text for a language model that counts as a duplicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +173,13 @@ def check_labels(
             lines["no-label"].append(example.line)
         key = _text_key(example.text)
         # Sentences that differ in punctuation have different tags.
-        known = first_seen.setdefault(hash(example.text) if task == "tag" else key, example)
-        if known is not example:
+        exact = task in ("tag", "sets")
+        known = first_seen.setdefault(hash(example.text) if exact else key, example)
+        short = task == "language" and len(example.text.split()) < _MIN_REPEATED_WORDS
+        if known is not example and not short:
             same = known.target == example.target
             lines["duplicate" if same else "contradiction"].append(example.line)
-        if key in held_out_keys:
+        if key in held_out_keys and not short:
             lines["leak"].append(example.line)
     if progress is not None:
         progress(examples)
@@ -167,7 +191,7 @@ def check_labels(
     findings = [
         LabelFinding(check, code, len(lines[code]), lines[code], advice if lines[code] else "")
         for code, (check, advice) in _CHECKS.items()
-        if code != "leak" or held_out_keys
+        if (code != "leak" or held_out_keys) and code in _UNLABELLED.get(task, _CHECKS)
     ]
     return LabelReport(
         examples,

@@ -122,3 +122,27 @@ def test_the_columns_can_be_named(tmp_path):
         DataError, match=r"t.tsv line 2 must have the field 'size'.*found text, coarse"
     ):
         check_labels(read_rows([path]), label_field="size")
+
+
+def test_texts_of_a_language_model_have_no_labels(tmp_path):
+    """Empty and short lines recur in any text."""
+    long = "one two three four five six seven eight"
+    path = write(tmp_path / "t.txt", ["= Title =", "", long, "= Title =", "", long])
+    held_out = write(tmp_path / "v.txt", ["= Title =", long])
+    report = check_labels(read_rows([path]), held_out=read_records([held_out]), task="language")
+    assert lines_by_code(report) == {"broken": [], "duplicate": [6], "leak": [3, 6]}
+    assert report.labels == {}
+    assert not report.multi_label
+
+
+def test_equal_sets_with_two_targets_contradict(tmp_path):
+    rows = [
+        '{"set": [1, 2], "target": 2}',
+        '{"set": [2, 1], "target": 3}',
+        '{"set": [2, 1], "target": 2}',
+        '{"set": 5, "target": 3}',
+        '{"set": [-1, 2], "target": 2}',
+    ]
+    report = check_labels(read_rows([write(tmp_path / "t.jsonl", rows)]), task="sets")
+    found = lines_by_code(report)
+    assert found == {"broken": [4], "empty": [], "duplicate": [3], "contradiction": [2]}
