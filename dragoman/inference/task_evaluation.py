@@ -112,7 +112,7 @@ def evaluate_task(
         )
     seconds = time.monotonic() - started
     signed = [
-        each._replace(signature="; ".join(filter(None, [each.signature, _version()])))
+        each._replace(signature="|".join(filter(None, [each.signature, _version()])))
         for each in task.scores(metrics)
     ]
     return TaskEvaluation(
@@ -128,4 +128,4 @@ def evaluate_task(
 
 
 def _version() -> str:
-    return f"dragoman {__version__}"
+    return f"dragoman:{__version__}"

@@ -636,25 +636,20 @@ class ClassificationTask(TrainingTask):
 
     def scores(self, metrics: Mapping[str, float]) -> list[TaskScore]:
         """Return the metrics to be reported, with signatures."""
-        count = len(self.text.labels)
-        threshold = (
-            "tuned"
-            if self.config.classify.tune_threshold != "off"
-            else f"threshold {self.config.classify.threshold:g}"
-        )
-        decision = (
-            f"any of {count} labels, {threshold}"
-            if self.text.multi_label
-            else (f"one of {count} classes")
-        )
-        signatures = {
-            "accuracy": "fraction of texts with exactly the right labels",
-            "macro_f1": f"mean F1 of {count} classes, 0 where none is predicted",
-            "micro_f1": "F1 of all decisions together",
-            "calibration_error": "expected calibration error, 15 bins of equal width",
+        settings = self.config.classify
+        decision = f"classes:{len(self.text.labels)}"
+        if self.text.multi_label:
+            threshold = settings.tune_threshold
+            tuned = threshold if threshold != "off" else f"{settings.threshold:g}"
+            decision = f"labels:{len(self.text.labels)}|threshold:{tuned}"
+        kinds = {
+            "accuracy": "exact",  # all labels of a text are right
+            "macro_f1": "mean|undefined:0",  # 0 for a class that is never predicted
+            "micro_f1": "pooled",  # over all decisions
+            "calibration_error": "bins:15",  # of equal width
         }
         return [
-            TaskScore(name, metrics[name], f"{signatures[name]}; {decision}")
+            TaskScore(name, metrics[name], f"{decision}|{kinds[name]}")
             for name in self.metrics
             if name in metrics
         ]

@@ -61,7 +61,7 @@ def test_a_classifier_is_evaluated(
     found = json.loads(capsys.readouterr().out)
     scores = json.dumps(found)
     assert "accuracy" in scores
-    assert "one of 2 classes" in scores
+    assert "classes:2|exact" in scores
     assert [row["label"] for row in found["table"]] == ["money", "sport"]
     assert sum(row["support"] for row in found["table"]) == 80
     assert main(["evaluate", str(han), "--test", test]) == 0

@@ -62,7 +62,7 @@ def test_evaluate_prints_the_tasks_metrics(model, test_file, tmp_path, capsys):
     expected = [each.text("label") for each in reviews(60, seed=4)]
     right = sum(a == b for a, b in zip(predicted, expected, strict=True)) / 60
     assert table["accuracy"] == pytest.approx(right, abs=1e-3)
-    assert "one of 3 classes; dragoman " in out
+    assert "classes:3|exact|dragoman:" in out
     assert re.search(r"60 examples in \d+\.\d s", out)
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
