@@ -328,4 +328,4 @@ class TranslationBuilder(RunBuilder):
             golden=select_golden_sentences(self.prepared),
             manifest_fields=fields,
         )
-        return "dragoman translate"
+        return 'dragoman translate -m {model} "…"'

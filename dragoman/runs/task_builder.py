@@ -319,7 +319,8 @@ class TaskBuilder(RunBuilder):
             manifest_fields=fields,
         )
         command = model_command(self.config.task, self.config.language.objective)
-        return "dragoman generate --prompt" if command == "generate" else "dragoman predict"
+        prompt = "--prompt " if command == "generate" else ""
+        return f'dragoman {command} -m {{model}} {prompt}"…"'
 
 
 def _float32(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

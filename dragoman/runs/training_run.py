@@ -601,7 +601,8 @@ class TrainingRun:
         command = builder.write(path, weights, card, fields)
         draw_curves(run.path / "log.jsonl", run.path / "curves.png")
         self.progress.note(
-            f'model written to {path} ({chosen}); try: {command} "…" -m {shlex.quote(str(path))}'
+            f"model written to {path} ({chosen}); try: "
+            + command.format(model=shlex.quote(str(path)))
         )
 
 

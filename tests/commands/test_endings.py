@@ -222,8 +222,8 @@ def test_the_exit_code_leaves_the_process() -> None:
         ("dragoman sc", {"score"}),
         ("dragoman data c", {"check", "clean"}),
         (
-            "dragoman recipes show vas",
-            {"vaswani2017_base", "vaswani2017_big", "vaswani2017_restricted"},
+            "dragoman recipes show vaswani2017_b",
+            {"vaswani2017_base", "vaswani2017_big", "vaswani2017_bytes"},
         ),
         ("dragoman train --recipe ti", {"tiny"}),
         ("dragoman train --set model.wid", {"model.width="}),

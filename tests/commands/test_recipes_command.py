@@ -151,7 +151,7 @@ def test_a_stack_of_equal_cells_is_counted() -> None:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("vaswani_base", "vaswani2017_base, vaswani2017_big or vaswani2017_tagger"),
+        ("vaswani_base", "vaswani2017_base, vaswani2017_bytes or vaswani2017_big"),
         ("luong", "luong2015_dot, luong2015_concat or luong2015_general"),
         ("RNN", "domhan2018_rnn, domhan2018_rnn_mh or domhan2018_rnn_ff"),
     ],
