@@ -37,6 +37,9 @@ def learn(score: str, alignment: str, order: Tensor) -> Tensor:
 def test_a_score_learns_to_read_backwards(score: str) -> None:
     backwards = torch.arange(PLACES).flip(0)
     weights = learn(score, "softmax", backwards)
+    if "learns" in (SCORES[score].exempt or {}):  # the weaker promise: one row for all queries
+        torch.testing.assert_close(weights, weights[:1].expand_as(weights))
+        return
     assert weights.argmax(-1).tolist() == backwards.tolist()
     assert weights[torch.arange(PLACES), backwards].mean() > 0.8
 
