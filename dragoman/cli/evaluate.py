@@ -237,7 +237,7 @@ def _format_cell(value: str | float) -> str:
 def _write_predictions(model: Path, files: list[Path], hyp: Path, device: str) -> None:
     """Write a line for each example of the test files."""
     from dragoman.data.records import read_records
-    from dragoman.inference.loading import load
+    from dragoman.inference.catalogue import load
 
     predictor = load(model, device=device)
     inputs = (predictor.read_record(record) for record in read_records(files))

@@ -101,7 +101,7 @@ def predict(
         if path is not None:
             check_output_file(option, path, inputs=read)
 
-    from dragoman.inference.loading import load  # imports torch
+    from dragoman.inference.catalogue import load  # imports torch
 
     predictor = load(model, device=device)
     is_interactive = not texts and inputs in ([], [Path("-")]) and sys.stdin.isatty()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.decoding.search import SearchRequest
+    from dragoman.inference.catalogue import load
     from dragoman.inference.classifier import Classification, Classifier
     from dragoman.inference.engine import Engine
-    from dragoman.inference.loading import load
     from dragoman.inference.native_engine import NativeEngine
     from dragoman.inference.pair_classifier import PairClassifier, PairPrediction
     from dragoman.inference.pair_scores import PairScore
@@ -57,7 +57,7 @@ _MODULES = {
     "Translation": "dragoman.inference.translation",
     "TranslationOptions": "dragoman.inference.translation_options",
     "Translator": "dragoman.inference.translator",
-    "load": "dragoman.inference.loading",
+    "load": "dragoman.inference.catalogue",
 }
 
 

@@ -5,6 +5,10 @@ The family of an entry is the command that runs such models. Importing it needs 
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from dragoman.bundle.format import read_task, require_bundle
 from dragoman.registry import Entry, Registry
 
 PREDICTORS = Registry(
@@ -40,3 +44,12 @@ PREDICTORS = Registry(
         family="generate",
     ),
 )
+
+
+def load(path: str | Path, *, device: str = "auto", **options: Any) -> Any:
+    """Load a model: a `Translator`, `Classifier`, `Tagger`, `LanguageModel`, and so on by its task.
+
+    The device `auto` is a GPU if there is one. Further options are those of the class's `load`.
+    """
+    require_bundle(Path(path))
+    return PREDICTORS.load(read_task(Path(path))).load(path, device=device, **options)

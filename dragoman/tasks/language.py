@@ -29,8 +29,8 @@ from dragoman.models.language_model import (
 )
 from dragoman.ops import linear_cross_entropy
 from dragoman.tasks.base import NUM_GOLDEN_INPUTS, ReadRecords, TaskScore, TrainingTask, find_fields
-from dragoman.tasks.language_scoring import TokenScorer
 from dragoman.tasks.segment_states import SegmentStates
+from dragoman.tasks.token_scorer import TokenScorer
 from dragoman.text.language_text import LanguageText, fit_language_text, load_language_text
 from dragoman.text.special_tokens import BOS
 from dragoman.training.mixed_precision import Precision

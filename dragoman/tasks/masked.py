@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from dragoman.data.batch_shapes import BatchShape
 from dragoman.data.collate import TensorBatch
 from dragoman.data.example_store import ExampleStore
-from dragoman.data.masking import (
+from dragoman.data.masked_tokens import (
     choose_positions,
     draw_swaps,
     factorization_ranks,
