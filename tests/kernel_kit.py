@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -24,6 +25,19 @@ interpreted = pytest.mark.skipif(
 # what they need.
 needs_triton = pytest.mark.triton
 needs_gpu = pytest.mark.gpu
+
+
+def cache_with_kernels(folder: Path) -> Path:
+    """Return a new cache folder that has only the compiled C++ kernels: compiling takes seconds."""
+    from dragoman.inference.cpu.kernel_library import load_kernel_library
+    from dragoman.storage.cache import cache_dir
+
+    load_kernel_library()
+    if not folder.exists():
+        folder.mkdir(mode=0o700, parents=True)
+        for each in cache_dir().glob("kernels-*"):
+            shutil.copy2(each, folder / each.name)
+    return folder
 
 
 def why_not(*, gpu: bool, triton: bool) -> str:

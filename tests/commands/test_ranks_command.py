@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from kernel_kit import cache_with_kernels
 
 WORDS = (
     "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
@@ -40,7 +41,7 @@ def command(folder, out: str, ranks: int) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "DRAGOMAN_CACHE": str(folder / "cache"),
+        "DRAGOMAN_CACHE": str(cache_with_kernels(folder / "cache")),
         "PYTHONPATH": path,
     }
     return subprocess.run(

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kernel_kit import cache_with_kernels
 
 WORDS = (
     "train --recipe tiny --out {out} --src a.src --tgt a.tgt --valid-src v.src --valid-tgt v.tgt"
@@ -43,7 +44,7 @@ def start(folder: Path, out: str, *settings: str, ranks: int) -> subprocess.Pope
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "DRAGOMAN_CACHE": str(folder / "cache"),
+        "DRAGOMAN_CACHE": str(cache_with_kernels(folder / "cache")),
         "PYTHONPATH": path,
     }
     with (folder / f"{out}.output").open("w") as output:

@@ -28,8 +28,7 @@ QUICK = {
     "bahdanau2015",
     "gehring2017",
     "domhan2018_cnn_mh",
-    "kitaev2020",
-}  # one of each family, and hashing
+}  # one of each family
 LETTERS, LONGEST, ENOUGH = 10, 8, 0.9
 SPACE = 4 + LETTERS  # the id after the last letter's
 

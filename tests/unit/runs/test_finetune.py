@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_kit import cache_with_kernels
 from run_kit import flip
 
 from dragoman import Translator
@@ -53,7 +54,7 @@ class Told(QuietProgress):
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Words, and the same words backwards, in two files."""
-    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(cache_with_kernels(tmp_path / "cache")))
     draw = random.Random(3)
     words = ["".join(draw.choices("abcdefgh", k=draw.randint(3, 6))) for _ in range(150)]
     (tmp_path / "a.src").write_text("\n".join(words) + "\n")
