@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.timing import device_name, synchronize
 from dragoman.config import ModelConfig
-from dragoman.models.language_model import LanguageModel, build_language_model
+from dragoman.models.language_model import NeuralLanguageModel, build_language_model
 
 VOCAB_SIZE = 260  # bytes and special tokens
 SEGMENTS = 4  # of a measurement that reuses states
@@ -63,7 +63,7 @@ def main() -> None:
     print(json.dumps({"bench": "xl_evaluation", "results": results} | signature))
 
 
-def build_model(layers: int, width: int, heads: int) -> LanguageModel:
+def build_model(layers: int, width: int, heads: int) -> NeuralLanguageModel:
     """Build a Transformer-XL on bytes."""
     config = ModelConfig(
         decoder=(f"transformer*{layers}",),
@@ -77,7 +77,7 @@ def build_model(layers: int, width: int, heads: int) -> LanguageModel:
 
 
 def compare(
-    model: LanguageModel, context: int, rows: int, device: torch.device, repeats: int
+    model: NeuralLanguageModel, context: int, rows: int, device: torch.device, repeats: int
 ) -> dict[str, Any]:
     """Time both ways with so many rows; print and return the seconds per token and the ratio."""
     reused = median_of(lambda: reuse_states(model, context, rows, device), repeats)
@@ -90,7 +90,9 @@ def compare(
     return {"context": context, "rows": rows, "reused": reused, "window": window, "ratio": ratio}
 
 
-def reuse_states(model: LanguageModel, context: int, rows: int, device: torch.device) -> float:
+def reuse_states(
+    model: NeuralLanguageModel, context: int, rows: int, device: torch.device
+) -> float:
     """Score segments with a full memory; return the seconds per token."""
     tokens = torch.randint(4, VOCAB_SIZE, (rows, context), device=device)
     state = model.start(rows, memory=context)
@@ -104,7 +106,9 @@ def reuse_states(model: LanguageModel, context: int, rows: int, device: torch.de
     return (time.perf_counter() - began) / (SEGMENTS * rows * context)
 
 
-def slide_window(model: LanguageModel, context: int, rows: int, device: torch.device) -> float:
+def slide_window(
+    model: NeuralLanguageModel, context: int, rows: int, device: torch.device
+) -> float:
     """Score the last position of so many windows; return the seconds per token, one each."""
     tokens = torch.randint(4, VOCAB_SIZE, (rows, context), device=device)
     synchronize(device)
@@ -120,7 +124,9 @@ def median_of(measure: Callable[[], float], repeats: int) -> float:
     return statistics.median([measure() for _ in range(repeats + 1)][1:])
 
 
-def log_probs_of(model: LanguageModel, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def log_probs_of(
+    model: NeuralLanguageModel, hidden: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
     """Return the log-probability of each target (B, T)."""
     logits = model.project(hidden).float()
     return logits.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -29,7 +29,7 @@ from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translation import truncate_repr
 from dragoman.models.decoder_state import DecoderState
-from dragoman.models.language_model import LanguageModel as LanguageModelModule
+from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.ops.topk import TopK
 from dragoman.text.language_text import SubwordText, WordText
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
@@ -128,7 +128,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
 
     task_name: ClassVar[str] = "language"
     task: LanguageTask
-    model: LanguageModelModule
+    model: NeuralLanguageModel
 
     def __new__(cls, model: nn.Module, task: LanguageTask) -> LanguageModel:
         """Return the predictor of `language.objective`: MaskedLanguageModel unless causal."""
@@ -339,7 +339,7 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
         self, model: nn.Module, encoded: Sequence[EncodedText], device: torch.device
     ) -> list[TextScore]:
         """Score a batch of texts."""
-        assert isinstance(model, LanguageModelModule), f"found {type(model).__name__}"
+        assert isinstance(model, NeuralLanguageModel), f"found {type(model).__name__}"
         scores = self.task.scorer(model, device).documents([each.ids for each in encoded])
         return [
             TextScore(

@@ -52,7 +52,7 @@ class SegmentHidden(NamedTuple):
     carried: dict[str, Tensor]
 
 
-class LanguageModel(nn.Module):
+class NeuralLanguageModel(nn.Module):
     """Predicts each token from those before it.
 
     A bidirectional stack (`causal=False` when it is built) serves masked language models:
@@ -200,7 +200,7 @@ def build_language_model(
     dropout: LanguageDropout | None = None,
     max_distance: int = 0,
     causal: bool = True,
-) -> LanguageModel:
+) -> NeuralLanguageModel:
     """Build a language model of the blocks of `model.decoder`, initialized by torch's generator.
 
     Without `dropout`, the input's is model.dropout. `max_distance` clamps Transformer-XL's
@@ -209,7 +209,7 @@ def build_language_model(
     if problems := [*config.problems(), *stack_problems(config, ("decoder",))]:
         raise ConfigError(problems)
     inner, fix_norm = config.embedding_width, config.fix_norm
-    model = LanguageModel(
+    model = NeuralLanguageModel(
         embedding=Embedding(
             vocab_size,
             config.width,

@@ -9,10 +9,14 @@ from torch import Tensor, nn
 
 from dragoman.attention import masks
 from dragoman.config import ModelConfig
-from dragoman.models.language_model import LanguageDropout, LanguageModel, build_language_model
+from dragoman.models.language_model import (
+    LanguageDropout,
+    NeuralLanguageModel,
+    build_language_model,
+)
 
 
-class MaskedLM(LanguageModel):
+class MaskedLM(NeuralLanguageModel):
     """A language model whose stack is not causal: the attention mask is the objective.
 
     The last id of its vocabulary is the mask, which stands for a token that is to be predicted.

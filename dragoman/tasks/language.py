@@ -23,7 +23,7 @@ from dragoman.data.segment_plan import SegmentPlan
 from dragoman.errors import ConfigError
 from dragoman.models.language_model import (
     LanguageDropout,
-    LanguageModel,
+    NeuralLanguageModel,
     build_language_model,
     carries_state,
 )
@@ -152,7 +152,7 @@ class LanguageTask(TrainingTask):
 
     # Training
 
-    def build_model(self) -> LanguageModel:
+    def build_model(self) -> NeuralLanguageModel:
         """Build the model."""
         settings = self.language
         return build_language_model(
@@ -213,7 +213,7 @@ class LanguageTask(TrainingTask):
 
     def loss(self, model: nn.Module, batch: SegmentBatch) -> Loss:
         """Return the cross-entropy of the segments' tokens, with activation regularization."""
-        assert isinstance(model, LanguageModel), f"found {type(model).__name__}"
+        assert isinstance(model, NeuralLanguageModel), f"found {type(model).__name__}"
         if not self.carries:
             hidden = model.decode(batch.inputs)
             return self._loss(model, hidden, hidden, batch.targets)
@@ -225,7 +225,7 @@ class LanguageTask(TrainingTask):
 
     def _loss(
         self,
-        model: LanguageModel,
+        model: NeuralLanguageModel,
         hidden: Tensor,
         raw: Tensor,
         targets: Tensor,
@@ -254,7 +254,7 @@ class LanguageTask(TrainingTask):
             total = total + self.language.temporal_penalty * count * change.pow(2).mean()
         return Loss(total, cross_entropy.nll, torch.full_like(cross_entropy.nll, count))
 
-    def _segment_states(self, model: LanguageModel, device: torch.device) -> SegmentStates:
+    def _segment_states(self, model: NeuralLanguageModel, device: torch.device) -> SegmentStates:
         """Return the carried states, allocated at the first batch."""
         if self._states is None:
             assert self._plan is not None, "a batch is part of a plan"
@@ -277,7 +277,7 @@ class LanguageTask(TrainingTask):
 
     # Evaluation and bundles
 
-    def scorer(self, model: LanguageModel, device: torch.device) -> TokenScorer:
+    def scorer(self, model: NeuralLanguageModel, device: torch.device) -> TokenScorer:
         """Return the scorer that computes log-probabilities of tokens in evaluation."""
         settings = self.language
         return TokenScorer(
@@ -301,7 +301,7 @@ class LanguageTask(TrainingTask):
         progress: Progress,
     ) -> dict[str, float]:
         """Return loss and perplexity per token, and bits per byte where no text is unknown."""
-        assert isinstance(model, LanguageModel), f"found {type(model).__name__}"
+        assert isinstance(model, NeuralLanguageModel), f"found {type(model).__name__}"
         stream = self.stream(store)
         with precision.autocast(device):
             nll = self.scorer(model, device).total(stream, progress=progress)
@@ -336,7 +336,7 @@ class LanguageTask(TrainingTask):
 
     def golden_outputs(self, model: nn.Module, inputs: Sequence[Any]) -> list[Any]:
         """Return the log-probability of each text and its number of tokens."""
-        assert isinstance(model, LanguageModel), f"found {type(model).__name__}"
+        assert isinstance(model, NeuralLanguageModel), f"found {type(model).__name__}"
         if not all(isinstance(each, str) for each in inputs):
             raise TypeError("a golden input of a language model must be text")
         scorer = self.scorer(model, next(model.parameters()).device)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.models.language_model import LanguageModel
+from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.runtime import signals
 from dragoman.text.special_tokens import BOS, PAD
 from dragoman.training.progress import Progress, QuietProgress
@@ -57,7 +57,7 @@ class TokenScorer:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: NeuralLanguageModel,
         *,
         device: torch.device,
         segment: int,

@@ -20,7 +20,7 @@ from dragoman.errors import ConfigError
 from dragoman.models.context import ForwardContext
 from dragoman.models.language_model import (
     LanguageDropout,
-    LanguageModel,
+    NeuralLanguageModel,
     build_language_model,
     memory_mask,
 )
@@ -40,7 +40,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(name: str, *, dropout: LanguageDropout | None = None, **more: Any) -> LanguageModel:
+def build(name: str, *, dropout: LanguageDropout | None = None, **more: Any) -> NeuralLanguageModel:
     settings: dict[str, Any] = {"width": 16, "heads": 4, "ffn_width": 32, "dropout": 0.0}
     config = ModelConfig(**settings | BLOCKS[name] | more)
     torch.manual_seed(1)
@@ -107,7 +107,7 @@ def test_every_search_strategy_decodes_a_language_model(name: str, strategy: Any
 
 
 def run_segments(
-    model: LanguageModel, ids: Tensor, split: tuple[int, ...], memory: int
+    model: NeuralLanguageModel, ids: Tensor, split: tuple[int, ...], memory: int
 ) -> tuple[Tensor, Tensor]:
     """Return the hidden states of segments that continue each other, and the embeddings' input."""
     rows = ids.size(0)
