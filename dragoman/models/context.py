@@ -61,8 +61,19 @@ class ForwardContext:
         """Add an auxiliary loss, summed over the batch, such as the coverage loss."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
-    def self_mask(self, *, causal: bool) -> Tensor | None:
-        """Return the padding mask of self-attention, broadcastable to (B, T, T)."""
+    def self_mask(self, *, causal: bool, length: int = 0) -> Tensor | None:
+        """Return the mask of self-attention, broadcastable to (B, T, T) for a `length` of T.
+
+        It is the attention mask if there is one, else it hides padding; with earlier segments it
+        is (B, 1, M + T).
+        """
+        if self.attention_mask is not None:
+            return self.attention_mask
+        if self.previous is not None:
+            if self.previous_mask is None:
+                return None
+            here = self.previous_mask.new_ones(self.previous_mask.size(0), length)
+            return torch.cat([self.previous_mask, here], dim=1).unsqueeze(1)
         # Padding comes last, so a causal mask already hides it from every real position.
         hides_padding = causal and not self.prefix
         return None if hides_padding or self.mask is None else self.mask.unsqueeze(1)
@@ -78,13 +89,6 @@ class ForwardContext:
         template = self.template if self.memory is None else self.memory.values
         assert template is not None, "decoding needs the encoder's output, or a template"
         return template
-
-    def segment_mask(self, length: int) -> Tensor | None:
-        """Return the mask over earlier segments and this one of `length`, (B, 1, M + T)."""
-        if self.previous_mask is None:
-            return None
-        here = self.previous_mask.new_ones(self.previous_mask.size(0), length)
-        return torch.cat([self.previous_mask, here], dim=1).unsqueeze(1)
 
     def prefix_state(self, x: Tensor, cache: dict[str, Tensor]) -> DecoderState:
         """Return a block's state after a prefix (B, S, D) whose padding mask is `mask`."""

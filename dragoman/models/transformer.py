@@ -79,7 +79,14 @@ class TransformerLayer(Block):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return the output for a whole sequence (B, T, D)."""
-        sublayer_output = self._attend_self(x, context)
+        previous = context.previous
+        sublayer_output = self.self(
+            self.self_residual.prepare_input(x),
+            mask=context.self_mask(causal=self.causal, length=x.size(1)),
+            causal=self.causal and context.attention_mask is None,
+            prefix=context.prefix,
+            previous=None if previous is None else self.self_residual.prepare_input(previous),
+        )
         x = self.self_residual.add_output(x, sublayer_output)
         if self.has_cross:
             assert context.memory is not None, "cross-attention needs the encoder's output"
@@ -91,25 +98,6 @@ class TransformerLayer(Block):
             x = self.cross_residual.add_output(x, sublayer_output)
         sublayer_output = self.feedforward(self.feedforward_residual.prepare_input(x))
         return self.feedforward_residual.add_output(x, sublayer_output)
-
-    def _attend_self(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """Return the self-attention of (B, T, D) under the mask of the context."""
-        sublayer_input = self.self_residual.prepare_input(x)
-        if context.attention_mask is not None:
-            return self.self(sublayer_input, mask=context.attention_mask)
-        if context.previous is not None:
-            return self.self(
-                sublayer_input,
-                mask=context.segment_mask(x.size(1)),
-                causal=self.causal,
-                previous=self.self_residual.prepare_input(context.previous),
-            )
-        return self.self(
-            sublayer_input,
-            mask=context.self_mask(causal=self.causal),
-            causal=self.causal,
-            prefix=context.prefix,
-        )
 
     def carried_shapes(self, memory: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of Transformer-XL's memory: the layer's inputs at earlier positions."""

@@ -57,7 +57,7 @@ def attend(
         return attend_reference(
             query, key, value, mask=mask, causal=causal, dropout=dropout, scale=scale, bias=bias
         ).context
-    if _can_use_short_kernels(query, cuda_graphs):
+    if cuda_graphs and query.is_cuda:  # tested before importing the kernels
         from dragoman.ops import short_attention  # here: that module imports this one
 
         if short_attention.is_supported(query, key, value, mask=mask, dropout=dropout, bias=bias):
@@ -69,7 +69,9 @@ def attend(
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True, scale=scale
         )
-    visible = build_attention_mask(query.size(-2), key.size(-2), mask, causal, query.device)
+    visible = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+    if causal:
+        visible = build_attention_mask(query.size(-2), key.size(-2), visible, True, query.device)
     attn_mask = visible if bias is None else _mask_bias(bias.to(query.dtype), visible)
     context = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attn_mask, dropout_p=dropout, scale=scale
@@ -96,7 +98,7 @@ def attend_packed(
     Self-attention takes queries, keys and values as one (B, T, 3 D); cross-attention takes queries
     (B, T, D) and keys and values (B, S, 2 D). The other arguments are those of `attend`.
     """
-    if _can_use_short_kernels(packed_query, cuda_graphs):
+    if cuda_graphs and packed_query.is_cuda:
         from dragoman.ops import packed_attention  # here: that module imports this one
 
         if packed_attention.is_supported(
@@ -171,11 +173,6 @@ def split_heads(
     key_value = packed_key_value.view(batch, packed_key_value.size(1), 2, heads, -1)
     key, value = key_value.permute(0, 2, 3, 1, 4).unbind(1)
     return query, key, value
-
-
-def _can_use_short_kernels(query: Tensor, cuda_graphs: bool) -> bool:
-    """Whether the Triton kernels for short sentences may run at all, tested before their module."""
-    return cuda_graphs and query.is_cuda
 
 
 def _restrict_to_window(
