@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.bundle.format import read_command, read_task
 from dragoman.cli.options import (
     BatchSizeOption,
     BeamOption,
@@ -75,6 +74,8 @@ def evaluate(
     A translator needs --src and --ref, and its scores are sacreBLEU's; a model of another
     task needs --test. Scores come with their signatures and the throughput.
     """
+    from dragoman.bundle.format import read_task
+
     if read_task(model) != "translate":
         translation = {"--src": src, "--ref": ref, "--beam": beam, "--tokenize": tokenize}
         _evaluate_task(
@@ -168,6 +169,7 @@ def _evaluate_task(
     device: str,
 ) -> None:
     """Score a model of another task and print its metrics."""
+    from dragoman.bundle.format import read_command, read_task
     from dragoman.data.file_stream import open_input_file
     from dragoman.training.progress import open_progress
 

@@ -10,7 +10,6 @@ import typer
 from dragoman.cli.options import JsonOption, RunArgument
 from dragoman.cli.output import print_json, print_result, print_table
 from dragoman.cli.settings import changed_settings
-from dragoman.config.config import TASK_STACKS
 from dragoman.errors import ConfigError
 from dragoman.storage.disk import format_bytes
 
@@ -75,7 +74,7 @@ def _json_values(bundle: Bundle | TaskBundle) -> dict[str, Any]:
             "tgt_vocab_size": len(tokenizers.tgt),
         }
     else:
-        own = {each: list(getattr(config.model, each)) for each in TASK_STACKS[config.task]}
+        own = {each: list(getattr(config.model, each)) for each in config.stacks}
         own["text"] = bundle.task.describe()
     return {
         "model": str(bundle.path),
@@ -127,7 +126,7 @@ def _task_rows(bundle: TaskBundle) -> dict[str, Any]:
         "task": f"{config.task}, run by dragoman {command}",
         "recipe": config.recipe or "none",
         "parameters": f"{bundle.parameters:,}",
-        **{each: " ".join(getattr(config.model, each)) for each in TASK_STACKS[config.task]},
+        **{each: " ".join(getattr(config.model, each)) for each in config.stacks},
         "width": config.model.width,
         "text": bundle.task.describe() or config.text.tokenizer,
         "size": format_bytes(_bundle_bytes(bundle)),

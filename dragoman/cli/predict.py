@@ -22,11 +22,11 @@ from dragoman.cli.output import PIPE_WIDTH, format_count, print_json, print_note
 from dragoman.cli.output import print_text as write_output
 from dragoman.cli.progress import is_terminal, progress
 from dragoman.cli.translate import line_writer, warn_about_file
-from dragoman.data.records import TEXT, Record, read_records
 from dragoman.errors import ConfigError, DataError
 from dragoman.storage.output_files import check_output_file, open_output
 
 if TYPE_CHECKING:
+    from dragoman.data.records import Record
     from dragoman.inference.predictor import Predictor
 
 NOTES_SHOWN = 3
@@ -168,6 +168,8 @@ class InputRecords:
         """Yield the records of one file; pipes and standard input have lines of text."""
         if str(path) != "-" and path.is_file():
             self._ready = lambda: True
+            from dragoman.data.records import read_records
+
             yield from read_records([path], max_line_bytes=4 * MAX_TEXT_CHARS)
             return
         self._ready = lambda: False
@@ -185,6 +187,8 @@ class InputRecords:
 
 
 def _number_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
+    from dragoman.data.records import TEXT, Record
+
     return (Record(path, number, {TEXT: line}) for number, line in enumerate(lines, 1))
 
 

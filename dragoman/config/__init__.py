@@ -1,19 +1,25 @@
 """Typed configuration: frozen dataclasses, read from recipes, YAML and overrides, and validated."""
 
-from dragoman.config.config import Config, DataConfig, DecodeConfig, TextConfig
-from dragoman.config.loader import (
-    apply_overrides,
-    config_digest,
-    from_dict,
-    overridden_settings,
-    read_config,
-    read_yaml,
-    require_config,
-    to_dict,
-)
-from dragoman.config.model import ModelConfig
-from dragoman.config.setting import Setting, list_settings, setting
-from dragoman.config.train import TrainConfig
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dragoman.config.config import Config, DataConfig, DecodeConfig, TextConfig
+    from dragoman.config.loader import (
+        apply_overrides,
+        config_digest,
+        from_dict,
+        overridden_settings,
+        read_config,
+        read_yaml,
+        require_config,
+        to_dict,
+    )
+    from dragoman.config.model import ModelConfig
+    from dragoman.config.setting import Setting, list_settings, setting
+    from dragoman.config.train import TrainConfig
 
 __all__ = [
     "Config",
@@ -34,3 +40,19 @@ __all__ = [
     "setting",
     "to_dict",
 ]
+
+_MODULES = {
+    **dict.fromkeys(("Config", "DataConfig", "DecodeConfig", "TextConfig"), "config"),
+    "ModelConfig": "model",
+    "TrainConfig": "train",
+    **dict.fromkeys(("Setting", "list_settings", "setting"), "setting"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on first use: the commands' help needs no YAML parser."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'loader')}"), name)
+    globals()[name] = value
+    return value

@@ -263,6 +263,11 @@ class Config:
         """The sections of this task: the common ones, and its own."""
         return (*COMMON_SECTIONS, *((self.task,) if self.task in TASK_STACKS else ()))
 
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The block lists of `model` that this task's models are built from."""
+        return TASK_STACKS.get(self.task, ("encoder", "decoder"))
+
     def __repr__(self) -> str:
         """Return the recipe and the settings that differ from their defaults, in one line."""
         changed = [f"task={self.task!r:.60}"] * (self.task != TRANSLATE)
