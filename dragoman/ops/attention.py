@@ -57,7 +57,7 @@ def attend(
         return attend_reference(
             query, key, value, mask=mask, causal=causal, dropout=dropout, scale=scale, bias=bias
         ).context
-    if cuda_graphs and query.is_cuda:  # tested before importing the kernels
+    if cuda_graphs and _can_use_short_kernels(query, cuda_graphs):
         from dragoman.ops import short_attention  # here: that module imports this one
 
         if short_attention.is_supported(query, key, value, mask=mask, dropout=dropout, bias=bias):
@@ -98,7 +98,8 @@ def attend_packed(
     Self-attention takes queries, keys and values as one (B, T, 3 D); cross-attention takes queries
     (B, T, D) and keys and values (B, S, 2 D). The other arguments are those of `attend`.
     """
-    if cuda_graphs and packed_query.is_cuda:
+    cuda_graphs = _can_use_short_kernels(packed_query, cuda_graphs)
+    if cuda_graphs:
         from dragoman.ops import packed_attention  # here: that module imports this one
 
         if packed_attention.is_supported(
@@ -173,6 +174,11 @@ def split_heads(
     key_value = packed_key_value.view(batch, packed_key_value.size(1), 2, heads, -1)
     key, value = key_value.permute(0, 2, 3, 1, 4).unbind(1)
     return query, key, value
+
+
+def _can_use_short_kernels(query: Tensor, cuda_graphs: bool) -> bool:
+    """Whether the Triton kernels for short sentences may run at all, tested before their module."""
+    return cuda_graphs and query.is_cuda
 
 
 def _restrict_to_window(

@@ -201,11 +201,12 @@ def test_attend_uses_the_operator_where_it_is_supported(monkeypatch: pytest.Monk
         short_attention, "is_supported", lambda *_, **named: asked.update(named) or True
     )
     inputs, mask = heads(6, 7, 16, torch.float64), key_mask("nothing", 7)
-    context = attend(*inputs, mask=mask, causal=True, scale=0.3, dropout=0.0)
+    attend_in_graphs = functools.partial(attend, cuda_graphs=True)
+    context = attend_in_graphs(*inputs, mask=mask, causal=True, scale=0.3, dropout=0.0)
     assert asked == {"mask": mask, "dropout": 0.0, "bias": None}
     assert context.grad_fn is not None
     assert "short_attention" in context.grad_fn.name()
-    assert errors(inputs, mask, causal=True, scale=0.3, attending=attend) < 1e-12
+    assert errors(inputs, mask, causal=True, scale=0.3, attending=attend_in_graphs) < 1e-12
 
 
 def test_attend_uses_the_operator_only_on_gpus_under_cuda_graphs() -> None:
