@@ -123,7 +123,7 @@ RECIPES = Registry(
         family=VARIANTS,
     ),
     dong2019=Entry(
-        "dragoman.recipes.unilm:dong2019",
+        "dragoman.recipes.transformer_variants:dong2019",
         "UniLM: one stack, prefix mask (Dong et al. 2019)",
         family=TRANSFORMER,
     ),

@@ -8,7 +8,7 @@ were not compared with the paper.
 from __future__ import annotations
 
 from dragoman.config import Config
-from dragoman.recipes.transformer import vaswani2017_base
+from dragoman.recipes.transformer import small, vaswani2017_base
 
 
 def shaw2018() -> Config:
@@ -191,4 +191,20 @@ def vaswani2017_restricted() -> Config:
     return vaswani2017_base().replace(
         # table 1: r; the paper gives no value
         model={"window": 32},
+    )
+
+
+def dong2019() -> Config:
+    """One stack under a prefix mask, UniLM: Dong et al. (2019), at the size of `small`.
+
+    The paper pre-trains BERT-large with three masks and fine-tunes with this one; all that differs
+    from `small` here is the architecture, so that the two can be compared.
+    """
+    return small().replace(
+        model={
+            "architecture": "prefix_lm",  # section 2.3, the sequence-to-sequence language model
+            "encoder": (),  # figure 1: one Transformer for source and target
+            # nine layers without cross-attention have 0.96 of the weights of 4 + 4 with it
+            "decoder": ("transformer*9",),
+        },
     )

@@ -13,7 +13,7 @@ KINDS = [TanhRNN, GRU, LSTM, SRU]
 
 
 def randomized(module: nn.Module) -> nn.Module:
-    """Give every parameter other values than it starts with."""
+    """Set every parameter to random values, which differ from the initial ones."""
     torch.manual_seed(3)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.6)
