@@ -1,0 +1,126 @@
+"""Open the explorer page in Chromium without a server: Playwright answers its requests from the package's files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from playwright.sync_api import Browser, BrowserContext, Page, Route
+
+import dragoman
+
+STATIC = Path(dragoman.__file__).parent / "explore" / "static"
+ORIGIN = "http://127.0.0.1:9"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'"
+)
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html; charset=utf-8"}
+
+Answer = Callable[[dict[str, Any]], Any]
+
+
+class FakeServer:
+    """The routes of the explorer: files from the package, explanations and answers from the test."""
+
+    def __init__(
+        self, explanation: dict[str, Any] | None, answers: dict[str, Answer] | None = None
+    ) -> None:
+        self.explanations = {} if explanation is None else {explanation["digest"]: explanation}
+        self.first = explanation["digest"] if explanation else None
+        self.answers = answers or {}
+        self.requests: list[tuple[str, Any]] = []
+
+    def handle(self, route: Route) -> None:
+        """Answer one request of the page."""
+        path = unquote(urlsplit(route.request.url).path)
+        if path == "/explore/":
+            self.send_file(route, STATIC / "index.html")
+        elif path.startswith("/explore/static/"):
+            self.send_file(route, STATIC / path.removeprefix("/explore/static/"))
+        elif path.startswith("/explore/api/"):
+            self.answer(route, path.removeprefix("/explore/api/"))
+        else:
+            route.fulfill(status=404, body="")
+
+    def send_file(self, route: Route, path: Path) -> None:
+        """Send a file of the package, or nothing where it has not been written."""
+        body = path.read_bytes() if path.is_file() else b""
+        route.fulfill(
+            body=body,
+            headers={
+                "Content-Type": TYPES.get(path.suffix, "text/plain"),
+                "Content-Security-Policy": POLICY,
+            },
+        )
+
+    def answer(self, route: Route, path: str) -> None:
+        """Answer a call of the interface."""
+        body = json.loads(route.request.post_data) if route.request.post_data else None
+        self.requests.append((path, body))
+        if path == "session":
+            model = (
+                next(iter(self.explanations.values()))["model"]
+                if self.explanations
+                else {"name": "synthetic"}
+            )
+            result: Any = {
+                "model": model,
+                "task": "translate",
+                "examples": ["The house is old.", "She keeps the keys."],
+                "limits": {"characters": 2000, "beam": 16},
+                "explanation": self.first,
+            }
+        elif path.startswith("e/") and path.count("/") == 1:
+            result = self.explanations.get(path.removeprefix("e/"))
+        else:
+            name = path.rsplit("/", 1)[-1]
+            result = self.answers[name](body or {}) if name in self.answers else None
+            if isinstance(result, dict) and result.get("format") == "dragoman.explanation":
+                self.explanations[result["digest"]] = result
+        if result is None:
+            route.fulfill(status=404, json={"error": f"no answer for {path}"})
+        elif isinstance(result, str):
+            route.fulfill(body=result, headers={"Content-Type": "application/x-ndjson"})
+        else:
+            route.fulfill(json=result)
+
+
+def open_context(
+    browser: Browser, width: int = 1280, dark: bool = False, **options: Any
+) -> BrowserContext:
+    """Return a browser context of this width and theme; height is that of a usual screen."""
+    return browser.new_context(
+        viewport={"width": width, "height": 900 if width >= 700 else 700},
+        color_scheme="dark" if dark else "light",
+        locale=options.pop("locale", "en-US"),
+        reduced_motion=options.pop("reduced_motion", "reduce"),
+        **options,
+    )
+
+
+def open_page(
+    context: BrowserContext,
+    explanation: dict[str, Any] | None,
+    fragment: str = "",
+    answers: dict[str, Answer] | None = None,
+) -> tuple[Page, FakeServer, list[str]]:
+    """Return the page once it is ready, the server behind it, and what the console said (must stay empty)."""
+    server = FakeServer(explanation, answers)
+    page = context.new_page()
+    problems: list[str] = []
+    page.on(
+        "console",
+        lambda message: (
+            problems.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.route("**/*", server.handle)
+    page.goto(f"{ORIGIN}/explore/{'#' + fragment if fragment else ''}")
+    page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+    return page, server, problems
