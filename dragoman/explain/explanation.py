@@ -1,87 +1,287 @@
-"""One translation with its tokens, log-probabilities and attention weights."""
+"""Explanation: one output of a model with everything that can be seen of how it came about.
+
+The arrays are exact float32 and integer arrays. The JSON form (`wire_format.py`, documented field
+by field in `docs/explanation.md`) is quantized and stays within a budget of bytes. This module
+imports no torch: an explanation that was read from a file can be shown without it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import DataError
 
+if TYPE_CHECKING:
+    from dragoman.decoding.beam_trace import (  # type: ignore[import-not-found, unused-ignore]
+        BeamTrace,
+    )
+
 AttentionWeights = NDArray[np.float32]
+Array = NDArray[Any]
 
+FORMAT = "dragoman.explanation"
 FORMAT_VERSION = 1
+DEFAULT_BUDGET = 2_000_000  # bytes of the JSON form
+PANELS = ("strip", "beam", "heads", "head", "token", "positions", "attribution")
+SPACE_MARK = "\u2581"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
-    """One translation with the attention weights of every layer and head.
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a text."""
 
-    A row of `attentions[path][head]` is the attention distribution of one query position:
-    `encoder.*` is self-attention of the source, `decoder.*.self` of the target, `decoder.*.cross`
-    is cross-attention from target to source. A row sums to 1, or to less for alignments that are
-    not normalized (local_p, monotonic); a prefix LM divides one row between `decoder.*.cross` and
-    `decoder.*.self`. A target position is the token predicted there; the last one predicts the end
-    of sentence.
-    """
+    id: int
+    text: str  # a leading space is " "; a byte token is "<0xE4>"
+    span: tuple[int, int]  # code points of the text; empty for special tokens
+    special: bool = False
+    rank: int | None = None  # rank by frequency, 0 for the most frequent; None if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """A text, its tokens and its words."""
 
     text: str
-    translation: str
-    score: float
-    src_tokens: list[str]  # S tokens, `</s>` last
-    tgt_tokens: list[str]  # T tokens, `</s>` last if it was reached
-    log_probs: list[float]  # of each target token
-    # path -> (H, T or S, S or T)
-    attentions: Mapping[str, AttentionWeights] = field(default_factory=dict)
+    dir: Literal["ltr", "rtl"] = "ltr"
+    lang: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    words: list[tuple[int, int]] = field(default_factory=list)  # ranges of tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The model's distribution at one target position, and the token that stands there."""
+
+    id: int
+    logprob: float
+    rank: int  # 1 is the most probable token
+    entropy: float  # in nats
+    forced: bool = False  # whether the token was given (prefix, reference), not chosen
+    masked: int = 0  # tokens that were forbidden here
+    top: list[tuple[int, str, float]] = field(default_factory=list)  # id, text, log-probability
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSite:
+    """One attention layer, or one part of its weights: what its rows and columns are."""
+
+    id: str  # "e0", "d0", "x0"; "x0b" for a second attention of the layer
+    path: str  # of the module: "decoder.3.cross"
+    kind: str  # self, cross, conv, memory, set or pool
+    group: str  # encoder, decoder or cross
+    layer: int
+    heads: int
+    query: str  # name of the axis of the rows
+    key: str  # name of the axis of the columns
+    sum: str = "one"  # what a row sums to: "one", "sub" (at most one) or "none"
+    causal: bool = False
+    ordered: bool = True  # False for sets
+    segments: list[tuple[str, int, int]] = field(default_factory=list)  # parts of the key axis
+    query_labels: list[str] | None = None  # for axes that are no strip of tokens
+    key_labels: list[str] | None = None
+
+    @property
+    def tensor(self) -> str:
+        """Name of the array of weights, (H, Q, K)."""
+        return f"{self.id}.w"
+
+    @property
+    def contribution(self) -> str:
+        """Name of the array of contribution norms, (H, Q, K)."""
+        return f"{self.id}.c"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSummary:
+    """What one head does in this example, in a few numbers."""
+
+    site: str
+    head: int
+    labels: list[tuple[str, float]] = field(default_factory=list)  # name, score
+    entropy: float | None = None  # mean of the rows, in nats
+    distance: float | None = None  # mean |i - j|; None where positions have no order
+    effect_estimate: float | None = None  # first-order change of the target's log-probability
+    effect_exact: float | None = None  # the change when the head is off
+
+    @property
+    def name(self) -> str:
+        """The head as it is written everywhere: "x3.2"."""
+        return f"{self.site}.{self.head}"
+
+
+@dataclass(frozen=True, slots=True)
+class NBestEntry:
+    """One entry of the n-best list."""
+
+    tokens: list[int]  # without the end of sentence
+    text: str
+    sum: float  # log-probability
+    normalised: float  # under the length penalty
+    leaf: int | None = None  # node of the beam trace
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """How much each source token, and each earlier target token, changed each target token."""
+
+    method: str
+    source: str  # name of an array (T, S)
+    target: str | None = None  # name of an array (T, T)
+    signed: bool = True
+    gap: float | None = None  # relative distance from completeness, where the method promises it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One output of a model, how it was found, and what can be seen inside.
+
+    `arrays[site.tensor][head]` has one row per query position. A row sums to 1, or to at most 1
+    for alignments that are not normalized (`site.sum`). Row t of an axis "target" is the position
+    that predicts target token t. What a model does not have is named in `missing`, by panel.
+    """
+
+    model: dict[str, Any]
+    request: dict[str, Any]
+    source: TokenizedText
+    target: TokenizedText
+    steps: list[Step] = field(default_factory=list)
+    score: dict[str, Any] = field(default_factory=dict)  # sum, normalised, penalty
+    nbest: list[NBestEntry] = field(default_factory=list)
+    beam: BeamTrace | None = None
+    sites: list[AttentionSite] = field(default_factory=list)
+    heads: list[HeadSummary] = field(default_factory=list)
+    lens: dict[str, Any] | None = None
+    attribution: list[Attribution] = field(default_factory=list)
+    positions: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, str] = field(default_factory=dict)  # what it is -> name of an array
+    arrays: dict[str, Array] = field(default_factory=dict)
+    checks: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # panel -> why there is nothing
+    pieces: dict[int, str] = field(default_factory=dict)  # texts of ids in the beam and n-best
+    branches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ablations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Of an explanation that was read from JSON: group borders of pooled arrays, and its digest.
+    pools: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    stored_digest: str = ""
 
     def __repr__(self) -> str:
-        """Return both texts, the score and the numbers of tokens and attention layers."""
+        """Return both texts, the score and the numbers of tokens and attention sites."""
         texts = " -> ".join(
             repr(text) if len(text) <= 60 else f"{text[:59]!r}…"
             for text in (self.text, self.translation)
         )
+        score = self.score.get("normalised")
         counts = (
-            f"{len(self.src_tokens)} source and {len(self.tgt_tokens)} target tokens, "
-            f"{len(self.attentions)} attentions"
+            f"{len(self.source.tokens)} source and {len(self.target.tokens)} target tokens, "
+            f"{len(self.sites)} attentions"
         )
-        return f"Explanation({texts}, score={self.score:.4f}, {counts})"
+        return f"Explanation({texts}, {'' if score is None else f'score={score:.4f}, '}{counts})"
+
+    @property
+    def text(self) -> str:
+        """The input text."""
+        return self.source.text
+
+    @property
+    def translation(self) -> str:
+        """The output text."""
+        return self.target.text
+
+    @property
+    def src_tokens(self) -> list[str]:
+        """S source tokens as the tokenizer writes them, `</s>` last."""
+        return [token.text.replace(" ", SPACE_MARK) for token in self.source.tokens]
+
+    @property
+    def tgt_tokens(self) -> list[str]:
+        """T target tokens as the tokenizer writes them, `</s>` last if it was reached."""
+        return [token.text.replace(" ", SPACE_MARK) for token in self.target.tokens]
+
+    @property
+    def log_probs(self) -> list[float]:
+        """The log-probability of each target token."""
+        return [step.logprob for step in self.steps]
+
+    @property
+    def attentions(self) -> dict[str, AttentionWeights]:
+        """The weights (H, Q, K) of every attention site by its module's path."""
+        return {
+            site.path: self.arrays[site.tensor] for site in self.sites if site.tensor in self.arrays
+        }
 
     @property
     def alignment(self) -> AttentionWeights | None:
         """Cross-attention weights averaged over layers and heads: (T, S); None without any."""
         cross_attentions = [
-            weights.mean(axis=0)
-            for path, weights in self.attentions.items()
-            if is_cross_attention(path)
+            self.arrays[site.tensor].mean(axis=0)
+            for site in self.sites
+            if (site.group, site.query, site.key) == ("cross", "target", "source")
+            and site.tensor in self.arrays
         ]
         if not cross_attentions:
             return None
         mean: AttentionWeights = np.mean(np.stack(cross_attentions), axis=0, dtype=np.float32)
         return mean
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values; weights are rounded to five decimals."""
-        return {
-            "format": FORMAT_VERSION,
-            "text": self.text,
-            "translation": self.translation,
-            "score": round(self.score, 6),
-            "src_tokens": self.src_tokens,
-            "tgt_tokens": self.tgt_tokens,
-            "log_probs": [round(each, 6) for each in self.log_probs],
-            "alignment": None if self.alignment is None else _round_weights(self.alignment),
-            "attentions": {
-                path: _round_weights(weights) for path, weights in self.attentions.items()
-            },
-        }
+    def site(self, name: str) -> AttentionSite:
+        """Return a site by its id; raise KeyError if there is none."""
+        return next((site for site in self.sites if site.id == name), None) or _no_site(name)
 
-    def to_json(self) -> str:
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content, without checks, limits and precomputed branches.
+
+        The same request to the same model gives the same digest; one that was read from JSON keeps
+        the digest it was written with.
+        """
+        from dragoman.explain.wire_format import compute_digest
+
+        return self.stored_digest or compute_digest(self)
+
+    def to_dict(self, budget: int | None = DEFAULT_BUDGET) -> dict[str, Any]:
+        """Return everything as JSON values in at most `budget` bytes; None for no limit.
+
+        What does not fit is pooled or left out, and `limits` says what.
+        """
+        from dragoman.explain.wire_format import encode_explanation
+
+        return encode_explanation(self, budget)
+
+    def to_json(self, budget: int | None = DEFAULT_BUDGET) -> str:
         """Return everything as one JSON object; non-ASCII text is not escaped."""
-        return json.dumps(self.to_dict(), ensure_ascii=False)
+        from dragoman.explain.wire_format import dump_json
+
+        return dump_json(self.to_dict(budget))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Explanation:
+        """Return the explanation of a JSON object; raise DataError for another format."""
+        from dragoman.explain.wire_format import decode_explanation
+
+        return decode_explanation(values)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Explanation:
+        """Return the explanation of a JSON text; raise DataError for anything else."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                "an explanation must be a JSON object",
+                found=str(error)[:200],
+                fix="write it with dragoman explain --json",
+            ) from error
+        return cls.from_dict(values)
+
+
+def _no_site(name: str) -> AttentionSite:
+    raise KeyError(name)
 
 
 def is_cross_attention(path: str) -> bool:
@@ -106,8 +306,3 @@ def check_labels(
             "source tokens",
             fix="pass one head or the mean of several, with its tokens",
         )
-
-
-def _round_weights(weights: AttentionWeights) -> list[Any]:
-    rounded: list[Any] = np.round(weights.astype(np.float64), 5).tolist()
-    return rounded

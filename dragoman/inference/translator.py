@@ -32,8 +32,9 @@ from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search import SearchRequest, SearchStrategy
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.explain import Explanation
-from dragoman.explain.attention_maps import align_batch, record_attention
+from dragoman.explain.attention_maps import align_batch
 from dragoman.explain.explanation import AttentionWeights
+from dragoman.explain.explanation_builder import explain_pair
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
@@ -526,18 +527,15 @@ class Translator:
         request = batches.build_request([segment], chosen, chosen.strategy(self.config.decode))
         [[best, *_]] = self._native.generate(request)
         with self._native.single_threaded():
-            seen = record_attention(self.model, segment.src, best.tokens, finished=best.finished)
-        return Explanation(
-            text=segment.text,
-            translation=batches.detokenize([[best]])[0][0],
-            score=best.score,
-            src_tokens=self.tokenizers.src.tokens([*segment.src, EOS]),
-            tgt_tokens=self.tokenizers.tgt.tokens(
-                [*best.tokens, EOS] if best.finished else best.tokens
-            ),
-            log_probs=seen.log_probs,
-            attentions=seen.attentions,
-        )
+            return explain_pair(
+                self.model,
+                self.tokenizers,
+                self.config,
+                text=segment.text,
+                source=segment.src,
+                best=best,
+                translation=batches.detokenize([[best]])[0][0],
+            )
 
     def _translate_windows(
         self,

@@ -141,6 +141,11 @@ class ImportedTokenizer(Tokenizer):
         """Return the tokens of ids, as Hugging Face's convert_ids_to_tokens."""
         return [self._tokens[int(each)] for each in ids]
 
+    @property
+    def frequency_ranks(self) -> list[int | None]:
+        """The ranks of the tokens, all unknown: a vocabulary file has no counts."""
+        return [None] * len(self)
+
     def __len__(self) -> int:
         """Return the vocabulary size."""
         return len(self._tokens)

@@ -81,7 +81,8 @@ _MAX_MODEL_BYTES = 256 << 20
 _ESCAPE = "\U0010fffd"
 
 
-def _escape(text: str) -> str:
+def escape_space_marks(text: str) -> str:
+    """Return a text as SentencePiece gets it: U+2581 and the escape are two characters each."""
     if SPACE_MARK in text or _ESCAPE in text:
         return text.replace(_ESCAPE, _ESCAPE + "0").replace(SPACE_MARK, _ESCAPE + "1")
     return text
@@ -121,7 +122,7 @@ class Tokenizer:
     @classmethod
     def train(cls, lines: Iterable[str], config: TextConfig) -> Tokenizer:
         """Train a tokenizer on lines of text, read once as a stream; deterministic."""
-        prepared = (_escape(normalize(line, config.normalization)) for line in lines)
+        prepared = (escape_space_marks(normalize(line, config.normalization)) for line in lines)
         return cls(
             train_sentencepiece(prepared, config),
             algorithm=config.tokenizer,
@@ -169,7 +170,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, threads: int = 1) -> list[list[int]]:
         """Encode texts in one call, which is faster than one by one."""
-        prepared = [_escape(normalize(text, self.normalization)) for text in texts]
+        prepared = [escape_space_marks(normalize(text, self.normalization)) for text in texts]
         try:
             return self._processor.encode(prepared, num_threads=threads)
         except (
@@ -197,7 +198,7 @@ class Tokenizer:
                 fix="set text.bpe_dropout=0.1",
             )
         return self._bpe_encoder.encode(
-            _escape(normalize(text, self.normalization)), dropout, generator
+            escape_space_marks(normalize(text, self.normalization)), dropout, generator
         )
 
     def decode(self, ids: TokenIds) -> str:
@@ -226,6 +227,28 @@ class Tokenizer:
                 for number in range(len(SPECIAL_TOKENS), len(self))
             ),
         ]
+
+    @functools.cached_property
+    def frequency_ranks(self) -> list[int | None]:
+        """The rank of every token by frequency in the training text, 0 for the most frequent.
+
+        It follows from the scores of SentencePiece: log-probabilities of unigram and characters,
+        the order of merges of BPE. BPE does not count single characters, whose rank is None, and
+        byte tokens, which stand for characters outside the vocabulary, come last.
+        """
+        sp = self._processor
+        normal = [
+            i
+            for i in range(len(SPECIAL_TOKENS), len(self))
+            if not sp.is_byte(i) and (self.algorithm != "bpe" or len(sp.id_to_piece(i)) > 1)
+        ]
+        ranks: list[int | None] = [None] * len(self)
+        for rank, number in enumerate(sorted(normal, key=lambda i: (-sp.get_score(i), i))):
+            ranks[number] = rank
+        for number in range(len(SPECIAL_TOKENS), len(self)):
+            if sp.is_byte(number):
+                ranks[number] = len(normal)
+        return ranks
 
     def __len__(self) -> int:
         """Return the vocabulary size, byte tokens and special tokens included."""

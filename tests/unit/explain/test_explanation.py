@@ -16,7 +16,13 @@ from dragoman.errors import DataError
 from dragoman.explain import Explanation
 from dragoman.explain.attention_maps import align_batch, record_attention
 from dragoman.explain.attention_plot import escape_undrawable, font_families, save_attention_map
-from dragoman.explain.explanation import is_cross_attention
+from dragoman.explain.explanation import (
+    AttentionSite,
+    Step,
+    Token,
+    TokenizedText,
+    is_cross_attention,
+)
 from dragoman.explain.terminal_plot import render_attention
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import BOS, EOS
@@ -73,42 +79,59 @@ def test_alignment_of_a_padded_batch_is_that_of_each_row_alone(model) -> None:
         np.testing.assert_allclose(aligned, alone, atol=1e-6)
 
 
+def text_of(tokens: list[str]) -> TokenizedText:
+    plain = [token.replace("\u2581", " ") for token in tokens]
+    return TokenizedText(
+        text="".join(plain[:-1]).strip(),
+        tokens=[Token(at + 4, token, (0, 0)) for at, token in enumerate(plain)],
+    )
+
+
 def explanation() -> Explanation:
+    sites = [
+        AttentionSite("e0", "encoder.0.self", "self", "encoder", 0, 2, "source", "source"),
+        AttentionSite("d0", "decoder.0.self", "self", "decoder", 0, 2, "target", "target_in"),
+        AttentionSite("x0", "decoder.0.cross", "cross", "cross", 0, 2, "target", "source"),
+        AttentionSite("x1", "decoder.1.cross", "cross", "cross", 1, 2, "target", "source"),
+    ]
+    shapes = {"source": 3, "target": 4, "target_in": 4}
     return Explanation(
-        text="Ein Mann",
-        translation="A man.",
-        score=-1.5,
-        src_tokens=SRC,
-        tgt_tokens=TGT,
-        log_probs=[-0.1, -0.2, -0.3, -0.4],
-        attentions={
-            "encoder.0.self": np.stack([weights(3, 3)] * 2),
-            "decoder.0.self": np.stack([weights(4, 4)] * 2),
-            "decoder.0.cross": np.stack([weights(4, 3)] * 2),
-            "decoder.1.cross": np.stack([weights(4, 3)] * 2),
+        model={"task": "translate"},
+        request={},
+        source=text_of(SRC),
+        target=text_of(TGT),
+        steps=[Step(at + 4, -0.1 * (at + 1), 1, 0.5) for at in range(4)],
+        score={"sum": -1.0, "normalised": -0.5, "penalty": "gnmt 0.6"},
+        sites=sites,
+        arrays={
+            site.tensor: np.stack([weights(shapes[site.query], shapes[site.key])] * 2)
+            for site in sites
         },
     )
 
 
-def test_an_explanation_goes_through_json(tmp_path: Path) -> None:
+def test_an_explanation_goes_through_json() -> None:
     """Every matrix is saved, not only printed (OpenNMT-py#897, #736, #623)."""
-    read = json.loads(explanation().to_json())
-    assert read["src_tokens"] == SRC
-    assert set(read["attentions"]) == set(explanation().attentions)
-    np.testing.assert_allclose(
-        read["attentions"]["decoder.0.cross"],
-        explanation().attentions["decoder.0.cross"],
-        atol=1e-5,
-    )
-    np.testing.assert_allclose(np.sum(read["alignment"], axis=1), 1.0, atol=1e-4)
+    before = explanation()
+    after = Explanation.from_json(before.to_json())
+    assert after.src_tokens == before.src_tokens == SRC
+    assert after.tgt_tokens == TGT
+    assert (after.text, after.translation) == ("Ein Mann", "A man.")
+    assert after.log_probs == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+    assert after.sites == before.sites
+    assert [step.rank for step in after.steps] == [1, 1, 1, 1]
+    assert after.digest == before.digest
+    for path, exact in before.attentions.items():
+        np.testing.assert_allclose(after.attentions[path], exact, atol=0.004)
+    assert after.alignment is not None
+    np.testing.assert_allclose(after.alignment, before.alignment, atol=0.004)
 
 
 def test_a_model_without_cross_attention_has_no_alignment() -> None:
-    bare = Explanation(
-        text="", translation="", score=0.0, src_tokens=SRC, tgt_tokens=TGT, log_probs=[]
-    )
+    bare = Explanation(model={}, request={}, source=text_of(SRC), target=text_of(TGT))
     assert bare.alignment is None
-    assert json.loads(bare.to_json())["alignment"] is None
+    assert bare.attentions == {}
+    assert json.loads(bare.to_json())["sites"] == []
 
 
 @pytest.mark.parametrize(

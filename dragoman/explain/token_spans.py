@@ -1,0 +1,233 @@
+"""Where each token stands in its text: spans that tile it, words, graphemes and direction."""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal
+
+import regex  # type: ignore[import-untyped]
+
+from dragoman.explain.explanation import Token, TokenizedText
+from dragoman.text.special_tokens import BOS, EOS, PAD
+from dragoman.text.tokenizer import Tokenizer, escape_space_marks
+
+_GRAPHEME = regex.compile(r"\X")
+# Scripts without spaces between words: each token is a word of its own.
+_UNSPACED = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
+)
+_WORD_CHARACTER = regex.compile(r"[\p{L}\p{M}\p{N}\p{Cf}_'’]")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_CONTROL_CHARACTERS = dict.fromkeys([*range(32), 127], " ")
+_MAX_SKIPPED = 256  # characters that a tokenizer may drop or normalize away between two tokens
+_SPECIAL_IDS = (PAD, BOS, EOS)
+_RTL_LANGUAGES = frozenset(
+    [
+        "ar",
+        "arc",
+        "ckb",
+        "dv",
+        "fa",
+        "he",
+        "iw",
+        "ks",
+        "ku",
+        "nqo",
+        "pnb",
+        "ps",
+        "sd",
+        "syr",
+        "ug",
+        "ur",
+        "yi",
+    ]
+)
+
+
+def tokenize_text(
+    tokenizer: Tokenizer, text: str, ids: Sequence[int], *, lang: str = ""
+) -> TokenizedText:
+    """Return a text with its tokens, whose spans tile it in order, and its words.
+
+    A grapheme belongs to the token that begins it; further tokens of it, such as the other bytes of
+    a character, have an empty span at its end. `text` is the normalized input or the decoded output
+    of `ids`; special tokens have empty spans too.
+    """
+    texts = token_texts(tokenizer, ids)
+    spans = find_token_spans(text, texts, [each in _SPECIAL_IDS for each in ids])
+    ranks = tokenizer.frequency_ranks
+    tokens = [
+        Token(
+            id=int(each),
+            text=token,
+            span=span,
+            special=each in _SPECIAL_IDS,
+            rank=None if each < len(_SPECIAL_IDS) + 1 else ranks[each],
+        )
+        for each, token, span in zip(ids, texts, spans, strict=True)
+    ]
+    return TokenizedText(
+        text=text,
+        dir=text_direction(text, lang),
+        lang=lang,
+        tokens=tokens,
+        words=find_words(text, tokens),
+    )
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the texts of tokens without SentencePiece's mark: a space is " "."""
+    return [token.replace("\u2581", " ") for token in tokenizer.tokens(ids)]
+
+
+def find_token_spans(
+    text: str, tokens: Sequence[str], special: Sequence[bool]
+) -> list[tuple[int, int]]:
+    """Return the spans of tokens, which tile the text in order and split no grapheme."""
+    prepared = escape_space_marks(text).translate(_CONTROL_CHARACTERS)
+    ends = _find_ends(prepared, tokens, special)
+    to_text = _escaped_positions(text)
+    edges = _grapheme_ends(text)
+    last = max((at for at, is_special in enumerate(special) if not is_special), default=-1)
+    spans, start = list[tuple[int, int]](), 0
+    for at, found in enumerate(ends):
+        end = len(text) if at == last else edges[to_text[found]]
+        end = max(start, start if special[at] else end)
+        spans.append((start, end))
+        start = end
+    return spans
+
+
+def _find_ends(text: str, tokens: Sequence[str], special: Sequence[bool]) -> list[int]:
+    """Return where each token ends in a text; a token that is not there ends where it begins."""
+    ends, at = list[int](), 0
+    waiting = list[int]()  # unknown tokens, which get what stands before the next known one
+    pending = b""  # bytes of a character that is not complete
+    for number, token in enumerate(tokens):
+        if special[number]:
+            ends.append(at)
+            continue
+        if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
+            pending += bytes([int(byte.group(1), 16)])
+            size = _match_bytes(text, at, pending)
+            at, pending = (at + size, b"") if size else (at, pending)
+            ends.append(at)
+            continue
+        pending = b""
+        if token == "<unk>":
+            waiting.append(number)
+            ends.append(at)
+            continue
+        surface = token.translate(_CONTROL_CHARACTERS)
+        begin, end = _find_surface(text, at, surface, skip=bool(waiting))
+        if end > at or not surface:
+            for place, unknown in enumerate(waiting):
+                ends[unknown] = begin if place == len(waiting) - 1 else min(begin, at + place + 1)
+            waiting = []
+            at = max(at, end)
+        ends.append(at)
+    for place, unknown in enumerate(waiting):
+        ends[unknown] = min(len(text), at + place + 1)
+    return _monotone(ends)
+
+
+def _find_surface(text: str, at: int, surface: str, *, skip: bool) -> tuple[int, int]:
+    """Return where a token's surface begins and ends; (at, at) if it is not found."""
+    if text.startswith(surface, at) and not (skip and not surface.strip()):
+        return at, at + len(surface)
+    bare = surface.lstrip(" ")
+    if at == 0 and text.startswith(bare):  # SentencePiece puts a space before the first token
+        return 0, len(bare)
+    if not bare:
+        return at, at
+    for wanted in (surface, bare):
+        found = text.find(wanted, at, at + _MAX_SKIPPED + len(wanted))
+        if found >= 0:
+            return found, found + len(wanted)
+    return at, at
+
+
+def _match_bytes(text: str, at: int, pending: bytes) -> int:
+    """Return how many characters of the text the bytes are; 0 while they are incomplete."""
+    if at >= len(text):
+        return 0
+    expected = text[at].encode("utf-8", "surrogatepass")
+    if pending == expected or (len(pending) == 1 and pending < b" " and text[at] == " "):
+        return 1
+    if expected.startswith(pending):
+        return 0
+    return 1 if text[at] == "\ufffd" else 0
+
+
+def _monotone(ends: Sequence[int]) -> list[int]:
+    """Return the ends in ascending order."""
+    result, largest = list[int](), 0
+    for end in ends:
+        largest = max(largest, end)
+        result.append(largest)
+    return result
+
+
+def _escaped_positions(text: str) -> list[int]:
+    """Return for each position of the escaped text the position in the text."""
+    positions = list[int]()
+    for at, char in enumerate(text):
+        positions += [at] * len(escape_space_marks(char))
+    return [*positions, len(text)]
+
+
+def _grapheme_ends(text: str) -> list[int]:
+    """Return for each position the next border of a grapheme: itself if it is one."""
+    ends = [0]
+    for found in _GRAPHEME.finditer(text):
+        ends += [found.end()] * (found.end() - found.start())
+    return ends
+
+
+def find_words(text: str, tokens: Sequence[Token]) -> list[tuple[int, int]]:
+    """Return the ranges of tokens that form words; special tokens are in none."""
+    words = list[tuple[int, int]]()
+    for at, token in enumerate(tokens):
+        if token.special:
+            continue
+        previous = tokens[at - 1] if at and not tokens[at - 1].special else None
+        if previous is not None and words and _joins(text, previous, token):
+            words[-1] = (words[-1][0], at + 1)
+        else:
+            words.append((at, at + 1))
+    return words
+
+
+def _joins(text: str, previous: Token, token: Token) -> bool:
+    """Whether a token continues the word of the one before it."""
+    start, end = token.span
+    if start == end:  # another byte or mark of the same grapheme
+        return True
+    if not previous.text.strip():  # a space that is a token of its own
+        return True
+    before, after = text[start - 1], text[start]
+    return (
+        _WORD_CHARACTER.match(before) is not None
+        and _WORD_CHARACTER.match(after) is not None
+        and not (_UNSPACED.match(before) and _UNSPACED.match(after))
+    )
+
+
+def text_direction(text: str, lang: str = "") -> Literal["ltr", "rtl"]:
+    """Return the direction of the first character that has one, else that of the language."""
+    for char in text:
+        direction = unicodedata.bidirectional(char)
+        if direction == "L":
+            return "ltr"
+        if direction in ("R", "AL"):
+            return "rtl"
+    return "rtl" if lang and _language_code(lang) in _RTL_LANGUAGES else "ltr"
+
+
+@functools.cache
+def _language_code(tag: str) -> str:
+    """Return the language of a tag: "ar" of "ar-EG"."""
+    return re.split(r"[-_]", tag.lower())[0]
