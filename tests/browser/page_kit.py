@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, Page, Route
+from playwright.sync_api import Browser, BrowserContext, Page, Route, TimeoutError
 
 import dragoman
 
@@ -121,6 +121,11 @@ def open_page(
     )
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.route("**/*", server.handle)
+    page.set_default_timeout(10_000)
     page.goto(f"{ORIGIN}/explore/{'#' + fragment if fragment else ''}")
-    page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+    # wait_for_function would evaluate a string, which the page's policy forbids.
+    try:
+        page.wait_for_selector("html[data-ready=true]", state="attached")
+    except TimeoutError as error:
+        raise AssertionError(f"the page did not start: {problems}") from error
     return page, server, problems

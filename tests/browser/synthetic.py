@@ -12,10 +12,31 @@ from typing import Any
 
 import numpy as np
 
-WORDS = (
-    "the house at the river was built by an old engineer who never saw the sea , and his "
-    "daughter keeps the keys"
-).split()
+WORDS = [
+    "the",
+    "house",
+    "at",
+    "the",
+    "river",
+    "was",
+    "built",
+    "by",
+    "an",
+    "old",
+    "engineer",
+    "who",
+    "never",
+    "saw",
+    "the",
+    "sea",
+    ",",
+    "and",
+    "his",
+    "daughter",
+    "keeps",
+    "the",
+    "keys",
+]
 REASONS = (
     "kept",
     "beam_full",

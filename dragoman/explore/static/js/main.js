@@ -13,13 +13,14 @@ import { api } from './api.js';
 import { element } from './dom.js';
 import { connectTheme } from './theme.js';
 import { connectKeys } from './keys.js';
+import { mountStrip } from './strip.js';
 
 addStrings(
   { 'page.empty': 'Nothing to show yet: type a sentence and translate it.' },
   { 'page.empty': '还没有内容：请输入一个句子并翻译。' },
 );
 
-const MOUNTS = {};
+const MOUNTS = { strip: mountStrip };
 
 const MAIN_ORDER = ['tour', 'ask', 'strip', 'beam', 'heads', 'head', 'token', 'positions'];
 
@@ -61,6 +62,25 @@ function mainClamp(ex) {
     return known(name.slice(0, at), Number(name.slice(at + 1)));
   });
   if (api && ex.digest) patch.e = ex.digest;
+  store.set(patch);
+}
+
+// Where nothing is selected: the token the model was least sure of and the head that reads its source word.
+function mainChoose(ex) {
+  const state = store.get();
+  const patch = {};
+  if (state.step === null && ex.steps?.length) {
+    patch.step = ex.steps.reduce((best, step, t) => {
+      if (ex.target.tokens[t]?.special || step.forced) return best;
+      return best < 0 || step.logprob < ex.steps[best].logprob ? t : best;
+    }, -1);
+    if (patch.step < 0) patch.step = 0;
+  }
+  if (state.site === null && ex.sites?.length) {
+    const head = ex.strongestHead(patch.step ?? state.step ?? 0);
+    patch.site = head?.site ?? ex.sites[0].id;
+    patch.head = head?.head ?? 0;
+  }
   store.set(patch);
 }
 
@@ -118,13 +138,16 @@ function mainNotify() {
 
 // Show another explanation in all panels; `push` makes it a step of the history.
 function mainReplace(ex, { push = true } = {}) {
-  mainExplanation = ex;
+  // Panels see current() === null while the selection is made to fit, then build themselves once.
+  mainExplanation = null;
   mainShowError(null);
   if (api) {
     api.use(ex.digest);
     store.set({ e: ex.digest }, { push: push && store.get().e !== '' });
   }
   mainClamp(ex);
+  mainChoose(ex);
+  mainExplanation = ex;
   mainNotify();
 }
 
