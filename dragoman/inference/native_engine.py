@@ -114,7 +114,8 @@ class NativeEngine:
     def model(self) -> EncoderDecoder:
         """The model in evaluation mode, loaded on first use; thread-safe."""
         if self._loaded is None:
-            with self._load_lock:
+            # Not as inference tensors, even if a search loads it: attribution needs gradients.
+            with self._load_lock, torch.inference_mode(False):
                 self._loaded = self._load() if self._loaded is None else self._loaded
         return self._loaded
 

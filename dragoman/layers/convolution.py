@@ -148,9 +148,10 @@ class ConvS2SAttention(RecordableAttention):
 
     Gehring et al. (2017), equations 1 and 2. As in the released code, sums are scaled by sqrt(1/2),
     the context by the square root of the source length (section 3.4: m sqrt(1 / m)), and an output
-    projection follows. `grad_scale` multiplies the gradient of the encoder's outputs, which get one
-    from the attention of every layer. States may have a width other than that of embeddings and
-    encoder outputs: the two projections lead from one to the other and back (section 3.3).
+    projection follows. In training, `grad_scale` multiplies the gradient of the encoder's outputs,
+    which get one from the attention of every layer. States may have a width other than that of
+    embeddings and encoder outputs: the two projections lead from one to the other and back
+    (section 3.3).
     """
 
     cuda_graphs = False  # whether CUDA graphs replay this layer; set by the trainer
@@ -173,7 +174,7 @@ class ConvS2SAttention(RecordableAttention):
 
     def prepare(self, outputs: Tensor, embeddings: Tensor | None) -> dict[str, Tensor]:
         """Return keys (encoder outputs) and values (outputs plus embeddings), (B, S, D) each."""
-        if self.grad_scale != 1.0 and outputs.requires_grad:
+        if self.training and self.grad_scale != 1.0 and outputs.requires_grad:
             # The difference is zero: only the gradient is scaled.
             outputs = outputs.detach() + (outputs - outputs.detach()) * self.grad_scale
         return {

@@ -61,6 +61,8 @@ class Block(nn.Module):
     overridable: ClassVar[tuple[str, ...]] = ()
     # Whether it reads the stack's input, `ForwardContext.embedded`, and has extend_with_embeddings.
     reads_embeddings = False
+    # Whether it consists of layers that call `ForwardContext.add_layer_output` themselves.
+    adds_layer_outputs: ClassVar[bool] = False
 
     @classmethod
     def build(cls, build_context: BuildContext) -> Block:

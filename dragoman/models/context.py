@@ -56,10 +56,17 @@ class ForwardContext:
     embedded: Tensor | None = None  # (B, T, D), the stack's input, where a block reads it
     # Of an encoder's last RNN, for Memory.final_state; at most one, the last that was appended.
     final_states: list[Tensor] = field(default_factory=list)
+    # (B, T, D) outputs of the layers of a stack, in order, where someone collects them.
+    layer_outputs: list[Tensor] | None = None
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Add an auxiliary loss, summed over the batch, such as the coverage loss."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
+
+    def add_layer_output(self, output: Tensor) -> None:
+        """Append a layer's output (B, T, D), where someone collects them."""
+        if self.layer_outputs is not None:
+            self.layer_outputs.append(output)
 
     def self_mask(self, *, causal: bool, length: int = 0) -> Tensor | None:
         """Return the mask of self-attention, broadcastable to (B, T, T) for a `length` of T.

@@ -209,6 +209,8 @@ class ConvolutionStack(Block):
     decoder.0.0.cross, decoder.0.1.cross and so on.
     """
 
+    adds_layer_outputs = True
+
     def __init__(self, layers: Sequence[ConvolutionLayer]) -> None:
         super().__init__()
         for number, layer in enumerate(layers):
@@ -228,6 +230,7 @@ class ConvolutionStack(Block):
         embedded = x if context.embedded is None or not self.reads_embeddings else context.embedded
         for _, layer in self.layers():
             x = layer.forward_with_embeddings(x, embedded, context)
+            context.add_layer_output(x)
         return x
 
     def start(self, context: ForwardContext) -> DecoderState:

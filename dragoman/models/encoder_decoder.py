@@ -62,8 +62,18 @@ class EncoderDecoder(nn.Module):
         losses: dict[str, Tensor] | None = None,
     ) -> Memory:
         """Encode sources (B, S), real where `mask` is True; add auxiliary losses to `losses`."""
+        return self.encode_embedded(self._embedding("src")(src), mask, losses=losses)
+
+    def encode_embedded(
+        self,
+        embedded: Tensor,
+        mask: Tensor | None = None,
+        *,
+        losses: dict[str, Tensor] | None = None,
+    ) -> Memory:
+        """Encode sources, given their token embeddings (B, S, D) without positions."""
         context = ForwardContext(mask=mask, losses={} if losses is None else losses)
-        embedded = self.src_entrance(self._embedding("src")(src))
+        embedded = self.src_entrance(embedded)
         values = self.encoder(embedded, context)
         final_state = context.final_states[-1] if context.final_states else None
         return Memory(values, mask, embedded, final_state=final_state)
@@ -80,9 +90,28 @@ class EncoderDecoder(nn.Module):
 
         The output is (B, T, D), or (B, T, E) with factorized embeddings.
         """
-        context = ForwardContext(mask=mask, memory=memory, losses={} if losses is None else losses)
-        embedded = self.tgt_entrance(self._embedding("tgt")(tgt_in))
-        return self.output(self.decoder(embedded, context))
+        return self.decode_embedded(self._embedding("tgt")(tgt_in), memory, mask, losses=losses)
+
+    def decode_embedded(
+        self,
+        embedded: Tensor,
+        memory: Memory,
+        mask: Tensor | None = None,
+        *,
+        losses: dict[str, Tensor] | None = None,
+        layer_outputs: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Return what `decode` does, given token embeddings (B, T, D) without positions.
+
+        The output of every decoder layer, (B, T, D), is appended to `layer_outputs`.
+        """
+        context = ForwardContext(
+            mask=mask,
+            memory=memory,
+            losses={} if losses is None else losses,
+            layer_outputs=layer_outputs,
+        )
+        return self.output(self.decoder(self.tgt_entrance(embedded), context))
 
     def hidden(
         self,
@@ -94,8 +123,32 @@ class EncoderDecoder(nn.Module):
         losses: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Encode and decode under teacher forcing; return what `decode` does."""
-        memory = self.encode(src, src_mask, losses=losses)
-        return self.decode(tgt_in, memory, tgt_mask, losses=losses)
+        return self.hidden_embedded(
+            self._embedding("src")(src),
+            self._embedding("tgt")(tgt_in),
+            src_mask,
+            tgt_mask,
+            losses=losses,
+        )
+
+    def hidden_embedded(
+        self,
+        src_embedded: Tensor,
+        tgt_embedded: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        *,
+        losses: dict[str, Tensor] | None = None,
+        layer_outputs: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Return what `hidden` does, given token embeddings (B, S, D) and (B, T, D).
+
+        The output of every decoder layer, (B, T, D), is appended to `layer_outputs`.
+        """
+        memory = self.encode_embedded(src_embedded, src_mask, losses=losses)
+        return self.decode_embedded(
+            tgt_embedded, memory, tgt_mask, losses=losses, layer_outputs=layer_outputs
+        )
 
     def reinforce_alignments(self) -> list[ReinforceAlignment]:
         """Return the alignments trained with REINFORCE, which need a reward for each row."""

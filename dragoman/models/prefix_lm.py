@@ -46,56 +46,59 @@ class PrefixLM(EncoderDecoder):
             output=output,
         )
 
-    def encode(
+    def encode_embedded(
         self,
-        src: Tensor,
+        embedded: Tensor,
         mask: Tensor | None = None,
         *,
         losses: dict[str, Tensor] | None = None,
     ) -> Memory:
-        """Run the stack on sources (B, S); the memory carries their keys and values."""
+        """Run the stack on source embeddings (B, S, D); the memory carries keys and values."""
         context = ForwardContext(mask=mask, losses={} if losses is None else losses)
-        embedded = self.src_entrance(self._embedding("src")(src))
-        values, state = self.decoder.start_with_prefix(embedded, context)
+        values, state = self.decoder.start_with_prefix(self.src_entrance(embedded), context)
         return Memory(values, mask, state=state)
 
-    def decode(
+    def decode_embedded(
         self,
-        tgt_in: Tensor,
+        embedded: Tensor,
         memory: Memory,
         mask: Tensor | None = None,
         *,
         losses: dict[str, Tensor] | None = None,
+        layer_outputs: list[Tensor] | None = None,
     ) -> Tensor:
-        """Run the stack on targets (B, T) after a source under teacher forcing."""
+        """Run the stack on target embeddings (B, T, D) after a source under teacher forcing."""
+        assert layer_outputs is None, "a prefix LM's layers are read by hidden_embedded"
         # Padding comes last, so the causal mask already hides it from every real position.
-        embedded = self.tgt_entrance(self._embedding("tgt")(tgt_in))
+        embedded = self.tgt_entrance(embedded)
         return self.output(self.decoder.extend(embedded, _source_state(memory)).output)
 
-    def hidden(
+    def hidden_embedded(
         self,
-        src: Tensor,
-        tgt_in: Tensor,
+        src_embedded: Tensor,
+        tgt_embedded: Tensor,
         src_mask: Tensor | None = None,
         tgt_mask: Tensor | None = None,
         *,
         losses: dict[str, Tensor] | None = None,
+        layer_outputs: list[Tensor] | None = None,
     ) -> Tensor:
         """Run the stack once on source and target, (B, S + T); return the target's part."""
-        sources, targets = src.size(1), tgt_in.size(1)
+        sources, targets = src_embedded.size(1), tgt_embedded.size(1)
         embedded = torch.cat(
-            [
-                self.src_entrance(self._embedding("src")(src)),
-                self.tgt_entrance(self._embedding("tgt")(tgt_in)),
-            ],
-            dim=1,
+            [self.src_entrance(src_embedded), self.tgt_entrance(tgt_embedded)], dim=1
         )
+        outputs: list[Tensor] | None = None if layer_outputs is None else []
         context = ForwardContext(
             mask=None if src_mask is None else F.pad(src_mask, (0, targets), value=True),
             prefix=sources,
             losses={} if losses is None else losses,
+            layer_outputs=outputs,
         )
-        return self.output(self.decoder(embedded, context)[:, sources:])
+        hidden = self.decoder(embedded, context)
+        if layer_outputs is not None:
+            layer_outputs.extend(output[:, sources:] for output in outputs or ())
+        return self.output(hidden[:, sources:])
 
     def start(self, memory: Memory) -> DecoderState:
         """Return the state before the first target position: the KV caches of the source."""

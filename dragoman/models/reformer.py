@@ -44,6 +44,11 @@ class ReversibleStreams(NamedTuple):
     written: Tensor  # (B, T, D)
     read: Tensor  # (B, T, D)
 
+    @property
+    def mean(self) -> Tensor:
+        """The mean of both streams, (B, T, D): a layer's output."""
+        return (self.written + self.read) / 2
+
     def add(self, sublayer_output: Tensor) -> ReversibleStreams:
         """Return the streams after a sub-layer; the next one reads what this one wrote."""
         return ReversibleStreams(self.read, self.written + sublayer_output)
@@ -183,6 +188,7 @@ class Reformer(Block):
     final_norm = True
     overridable = ReformerOptions.overridable
     supports_compile = False  # torch.compile would store the activations
+    adds_layer_outputs = True
 
     def __init__(self, layers: Sequence[ReversibleLayer]) -> None:
         super().__init__()
@@ -246,15 +252,28 @@ class Reformer(Block):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return the output for a whole sequence (B, T, D)."""
+        memory = None if context.memory is None else context.memory.values
+        if context.layer_outputs is not None:
+            return self._forward_by_layer(x, memory, context)
         sublayers = list(
             chain.from_iterable(layer.sublayers(context) for _, layer in self.layers())
         )
-        memory = None if context.memory is None else context.memory.values
         if has_hooks(self) or not torch.is_grad_enabled():
             return run_sublayers(sublayers, x, memory)
         return run_sublayers_reversible(
             sublayers, x, memory, random=self.training and self.has_dropout
         )
+
+    def _forward_by_layer(
+        self, x: Tensor, memory: Tensor | None, context: ForwardContext
+    ) -> Tensor:
+        """Return the output for (B, T, D), adding that of every layer to the context."""
+        streams = ReversibleStreams(x, x)
+        for _, layer in self.layers():
+            for sublayer in layer.sublayers(context):
+                streams = streams.add(sublayer.apply(streams.read, memory, {}))
+            context.add_layer_output(streams.mean)
+        return streams.mean
 
     def start(self, context: ForwardContext) -> DecoderState:
         """Return the state before the first position."""
@@ -265,9 +284,7 @@ class Reformer(Block):
         streams, children = ReversibleStreams(x, x), {}
         for name, layer in self.layers():
             streams, children[name] = layer.extend_streams(streams, state.children[name])
-        return ExtendOutput(
-            (streams.written + streams.read) / 2, state.advance(x.size(1), children=children)
-        )
+        return ExtendOutput(streams.mean, state.advance(x.size(1), children=children))
 
 
 def _build_lsh_attention(

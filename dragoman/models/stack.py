@@ -59,7 +59,9 @@ class Stack(nn.Module):
         for name, block in self.blocks():
             x = self._project(x, name)
             x = self._maybe_skip(block, x, context) if drops_layers else block(x, context)
-        return self._finish(x)
+            if not block.adds_layer_outputs:
+                context.add_layer_output(x)
+        return self.finish(x)
 
     def start(self, context: ForwardContext) -> DecoderState:
         """Return the state before the first position."""
@@ -70,7 +72,7 @@ class Stack(nn.Module):
         children = {}
         for name, block in self.blocks():
             x, children[name] = block.start_with_prefix(self._project(x, name), context)
-        return ExtendOutput(self._finish(x), DecoderState(children=children))
+        return ExtendOutput(self.finish(x), DecoderState(children=children))
 
     def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
         """Return the output for T more positions (B, T, D), and the state after them."""
@@ -82,13 +84,13 @@ class Stack(nn.Module):
                 if block.reads_embeddings
                 else block.extend(x, state.children[name])
             )
-        return ExtendOutput(self._finish(x), state.advance(embedded.size(1), children=children))
+        return ExtendOutput(self.finish(x), state.advance(embedded.size(1), children=children))
 
     def _project(self, x: Tensor, name: str) -> Tensor:
         """Return (B, T, D) in the width that the block of a name takes."""
         return self.projections[name](x) if self.has_projections and name in self.projections else x
 
-    def _finish(self, x: Tensor) -> Tensor:
+    def finish(self, x: Tensor) -> Tensor:
         """Return the last block's output in the model's width, normalized if there is a norm."""
         x = self._project(x, "end")
         return x if self.norm is None else self.norm(x)
@@ -115,7 +117,7 @@ class Stack(nn.Module):
             }
             x, left = block.forward_segment(self._project(x, number), context, own)
             carried.update({prefix + name: tensor for name, tensor in left.items()})
-        return SegmentOutput(self._finish(x), carried)
+        return SegmentOutput(self.finish(x), carried)
 
     def _maybe_skip(self, block: Block, x: Tensor, context: ForwardContext) -> Tensor:
         """Apply or skip a block at random, with the generator that was seeded for this batch."""

@@ -373,6 +373,12 @@ def test_inference_mode_does_not_leak_to_the_caller(translator: Translator) -> N
     assert torch.ones(1, requires_grad=True).mul(2).requires_grad
 
 
+def test_a_model_that_a_search_loads_can_take_gradients(bundle: Path) -> None:
+    translator = Translator.load(bundle, device="cpu", engine="native")
+    translator.translate(["Ein Mann"])
+    assert not any(weight.is_inference() for weight in translator.model.parameters())
+
+
 def test_one_text_in_place_of_a_list_is_answered(translator: Translator) -> None:
     with pytest.raises(DataError, match="found one text, 'Guten Morgen"):
         translator.translate("Guten Morgen.")

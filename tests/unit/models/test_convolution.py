@@ -359,6 +359,22 @@ def test_scaling_the_encoders_gradient_counts_the_attentions_of_all_blocks() -> 
     assert scales == [pytest.approx(1 / 6)] * 3
 
 
+def test_the_encoders_gradient_is_scaled_in_training_only() -> None:
+    src, _, tgt = sentences()
+    found = {}
+    for scaled in ("true", "false"):
+        for training in (True, False):
+            torch.manual_seed(0)
+            blocks = (f"conv(scale_encoder_grad={scaled})",)
+            model = make(("conv",), blocks, dropout=0.0).train(training)
+            embedded = model._embedding("src")(src).detach().requires_grad_()
+            memory = model.encode_embedded(embedded)
+            model.decode(tgt, memory).sin().sum().backward()
+            found[scaled, training] = embedded.grad
+    torch.testing.assert_close(found["true", False], found["false", False])
+    assert not torch.allclose(found["true", True], found["false", True])
+
+
 def test_dropout_works_on_the_layers_input_in_training_only() -> None:
     model = make(("conv(dropout=0.5)",), ("conv",), residual="scaled")
     src, mask, tgt = sentences()

@@ -161,3 +161,34 @@ def test_long_outputs_go_past_the_position_table() -> None:
     assert state.length == 30
     assert logits.isfinite().all()
     assert whole.shape == (1, 30, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, 2),
+        ({"residual": "pre_norm"}, 2),
+        ({"architecture": "prefix_lm", "encoder": ()}, 2),
+        ({"decoder": ("reformer(layers=3, attention=full)",)}, 3),
+        ({"decoder": ("reformer(layers=2, window=4, buckets=4)",)}, 2),
+        ({"decoder": ("conv(layers=3)", "transformer")}, 4),
+        ({"decoder": ("lstm(attention=additive)", "transformer")}, 2),
+    ],
+)
+def test_outputs_of_all_decoder_layers_are_collected_on_request(
+    changes: dict[str, object], layers: int
+) -> None:
+    torch.manual_seed(0)
+    blocks: dict[str, object] = {"encoder": ("transformer*2",), "decoder": ("transformer*2",)}
+    settings = {"width": 16, "heads": 2, "ffn_width": 32, "dropout": 0.0, **blocks, **changes}
+    config = ModelConfig(**settings)  # type: ignore[arg-type]
+    model = build_model(config, src_vocab_size=11, tgt_vocab_size=11).eval()
+    src, tgt = torch.randint(4, 11, (2, 5)), torch.randint(4, 11, (2, 6))
+    outputs: list[Tensor] = []
+    with torch.no_grad():
+        expected = model.hidden(src, tgt)
+        embedded = [model._embedding(side)(ids) for side, ids in (("src", src), ("tgt", tgt))]
+        hidden = model.hidden_embedded(*embedded, layer_outputs=outputs)
+        assert torch.equal(hidden, expected)
+        assert [output.shape for output in outputs] == [(2, 6, 16)] * layers
+        assert torch.equal(model.output(model.decoder.finish(outputs[-1])), hidden)
