@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from dragoman.decoding.beam_state import ActiveBeams, BeamState
-from dragoman.decoding.constraint_automaton import AutomatonState
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search import (
@@ -85,12 +84,19 @@ class BeamSearch:
         )
         beams = beam_state.reset(max_lengths, beams_per_sentence=1)
         constrained = _ConstrainedBeams(request) if request.constraints else None
+        observer = request.observer
+        if observer is not None:
+            observer.start(len(max_lengths), self.size)
         while beams.sentences.numel():
             logits, state = model.step(beams.tokens.flatten(), state)
             logits = logits.float()
             log_normalizer = backend.log_sum_exp(logits)
+            if observer is not None:
+                observer.observe_scores(beams, logits - log_normalizer)
             if constrained:
                 logits = constrained.mask(logits, step)
+                if observer is not None:
+                    observer.observe_forbidden(logits, constrained.reason)
             logits = mask_invalid_tokens(
                 logits,
                 forced=self._forced_tokens(request, beams.sentences, beams.tokens.size(1), step),
@@ -101,7 +107,13 @@ class BeamSearch:
             while constrained and constrained.reject(logits, TopK(values, ids), step):
                 values, ids = backend.topk(logits, self.size)
             num_rows = beams.tokens.size(1)
-            beams, parents = backend.beam_step(beam_state, beams, values - log_normalizer, ids)
+            if observer is None:
+                beams, parents = backend.beam_step(beam_state, beams, values - log_normalizer, ids)
+            else:
+                observer.observe_forbidden(logits)
+                beams, parents = beam_state.advance(
+                    beams, values - log_normalizer, ids, observer.observe_decisions
+                )
             step, kept = step + 1, None
             if step % backend.sync_every_steps == 0 or step > max_length:
                 if not beam_state.all_finite:
@@ -113,9 +125,14 @@ class BeamSearch:
                     state = state.keep(kept)
             if constrained:
                 constrained.advance(beams, parents, kept)
+            if observer is not None:
+                observer.follow(beams, parents)
             if beams.sentences.numel():
                 state = _reorder(state, parents, num_rows)
-        return beam_state.results(len(max_lengths), step)
+        found = beam_state.results(len(max_lengths), step)
+        if observer is not None:
+            observer.finish(found)
+        return found
 
     @staticmethod
     def _forced_tokens(
@@ -133,13 +150,14 @@ class _ConstrainedBeams:
 
     def __init__(self, request: SearchRequest) -> None:
         self._rows = ConstrainedRows(request.constraints, request.max_lengths.tolist())
+        self.reason = self._rows.reason
         self._sentences = list(range(len(request.constraints)))  # (N,)
         # (N, F); None for an empty place in the beam and for a sentence that is done
-        self._states: list[list[AutomatonState | None]] = [
+        self._states: list[list[Any | None]] = [
             [self._rows.start(sentence)] for sentence in self._sentences
         ]
 
-    def _flat(self) -> tuple[list[int], list[AutomatonState | None]]:
+    def _flat(self) -> tuple[list[int], list[Any | None]]:
         return (
             [sentence for sentence in self._sentences for _ in self._states[0]],
             [state for states in self._states for state in states],
@@ -175,7 +193,7 @@ class _ConstrainedBeams:
             for sentence, states, row_parents, tokens, live in rows
         ]
 
-    def _follow(self, sentence: int, state: AutomatonState | None, token: int) -> AutomatonState:
+    def _follow(self, sentence: int, state: Any | None, token: int) -> Any:
         assert state is not None, "a live hypothesis continues a live one"
         return self._rows.advance(sentence, state, token)
 

@@ -7,6 +7,7 @@ with it by tests: `inference/cpu/csrc/beam_step.h` (C++) and `ops/triton/beam_st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,21 @@ class _BeamCandidates(NamedTuple):
     tokens: Tensor
     log_probs: Tensor
     log_prob_sums: Tensor
+
+
+class BeamDecisions(NamedTuple):
+    """What a step decided about the K best continuations of N sentences, (N, K) each."""
+
+    parents: Tensor  # beam of its sentence that each continues
+    tokens: Tensor
+    log_prob_sums: Tensor
+    valid: Tensor  # whether it has a place in the beam
+    ended: Tensor  # whether it has one and ended with EOS
+    survives: Tensor  # whether it has one and may continue
+    bounds: Tensor  # the best score that what survives can reach; -inf for the others
+    open_beams: Tensor  # (N,) places that were open
+    alive: Tensor  # (N,) whether the search of the sentence continues
+    step: Tensor  # ()
 
 
 class BeamState:
@@ -136,10 +152,17 @@ class BeamState:
             numbers.clamp(max=self.sentences), tokens, log_prob_sums, numbers < count
         )
 
-    def advance(self, beams: ActiveBeams, log_probs: Tensor, ids: Tensor) -> BeamStepOutput:
+    def advance(
+        self,
+        beams: ActiveBeams,
+        log_probs: Tensor,
+        ids: Tensor,
+        observe: Callable[[ActiveBeams, BeamDecisions], None] | None = None,
+    ) -> BeamStepOutput:
         """Take one beam search step by the C best candidates of each hypothesis, (N * F, C).
 
-        C is at least the size of the beam, or the vocabulary size if that is smaller.
+        C is at least the size of the beam, or the vocabulary size if that is smaller. `observe` is
+        called with the beams before the step and its decisions.
         """
         found = self._select_candidates(beams, log_probs, ids)
         open_beams = self.open_beams.index_select(0, beams.sentences)
@@ -155,10 +178,25 @@ class BeamState:
         self._store_truncated(beams, found.parents, ended, beams.alive & ~any_survives)
         # A finished or dropped hypothesis leaves an empty place: no candidate of it is finite.
         log_prob_sums = found.log_prob_sums.masked_fill(~survives, -torch.inf)
-        alive = (
-            beams.alive & any_survives & ~self._is_decided(beams.sentences, log_prob_sums, limits)
-        )
+        bounds = self._upper_bounds(log_prob_sums, limits)
+        alive = beams.alive & any_survives & ~self._is_decided(beams.sentences, bounds)
         self._store_backpointers(beams.sentences, found.parents, found.tokens, found.log_probs)
+        if observe is not None:
+            observe(
+                beams,
+                BeamDecisions(
+                    found.parents,
+                    found.tokens,
+                    found.log_prob_sums,
+                    valid,
+                    ended,
+                    survives,
+                    bounds,
+                    open_beams,
+                    alive,
+                    self.step,
+                ),
+            )
         self.step.add_(1)
         return BeamStepOutput(
             ActiveBeams(beams.sentences, found.tokens, log_prob_sums, alive), found.parents
@@ -256,14 +294,17 @@ class BeamState:
             is_stuck, self.step, self.truncated_at[beams.sentences]
         )
 
-    def _is_decided(self, sentences: Tensor, log_prob_sums: Tensor, limits: Tensor) -> Tensor:
-        """Whether a sentence can stop early, (N,): no unfinished hypothesis can enter the n best.
+    def _upper_bounds(self, log_prob_sums: Tensor, limits: Tensor) -> Tensor:
+        """Return the best score that each unfinished hypothesis can reach, (N, K).
 
         Its log-probability only falls, and the divisor is largest at the limit (and EOS).
         """
+        return log_prob_sums / self.length_divisors.index_select(0, limits + 1).unsqueeze(1)
+
+    def _is_decided(self, sentences: Tensor, bounds: Tensor) -> Tensor:
+        """Whether a sentence can stop, (N,): no unfinished hypothesis can enter the n best."""
         to_beat = self.finished[sentences, :, _SCORE].topk(self.nbest, dim=1).values[:, -1]
-        bound = log_prob_sums.amax(dim=1) / self.length_divisors.index_select(0, limits + 1)
-        return bound <= to_beat
+        return bounds.amax(dim=1) <= to_beat
 
     def _divisor_after(self, more: int) -> Tensor:
         """Return the length penalty's divisor for the tokens so far and `more`, (1,)."""

@@ -299,6 +299,8 @@ class _SearchLimitError(Exception):
 class SentenceConstraints:
     """The automaton of one sentence: which tokens may follow, and how each continues."""
 
+    reason = "constraint"  # what a beam trace calls a token that it forbids
+
     def __init__(self, compiled: CompiledConstraints, source: str) -> None:
         self.compiled, self.source = compiled, source
         self.needs_check = compiled.remembers

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.search import (
@@ -64,6 +65,8 @@ class GreedySearch:
         self, model: IncrementalDecoder, state: Any, request: SearchRequest, backend: SearchBackend
     ) -> list[list[Hypothesis]]:
         """Search from a fresh state; return one hypothesis per row."""
+        if request.observer is not None:
+            return BeamSearch(1, 1, self.penalty).run(model, state, request, backend)
         if not request.constraints:
             found = backend.decode_greedy(model, state, request, self.penalty)
             if found is not None:

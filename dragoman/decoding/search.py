@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.beam_state import ActiveBeams, BeamState, BeamStepOutput
-from dragoman.decoding.constraint_automaton import AutomatonState, SentenceConstraints
+from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.length_penalty import LengthPenalty
 from dragoman.errors import DivergedError
@@ -75,6 +75,29 @@ class SearchStrategy(Protocol):
         ...
 
 
+class TokenConstraints(Protocol):
+    """Which tokens may follow in one row: `SentenceConstraints` or `NoRepeatNgram`."""
+
+    needs_check: bool  # whether `allowed` is not enough, and `can_complete` must be asked
+    reason: str  # what a beam trace calls a token that it forbids
+
+    def start(self) -> Any:
+        """Return the state before the first token."""
+        ...
+
+    def advance(self, state: Any, token: int) -> Any:
+        """Return the state after a token."""
+        ...
+
+    def allowed(self, state: Any, remaining: int) -> NDArray[np.bool_]:
+        """Return which tokens may follow if so many may be written, (V,)."""
+        ...
+
+    def can_complete(self, state: Any, token: int, remaining: int) -> bool:
+        """Whether a token leaves a completion within the remaining tokens."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchRequest:
     """One batch to decode. No field of a row depends on the other rows of the batch."""
@@ -86,7 +109,8 @@ class SearchRequest:
     sources: Sequence[Sequence[int]] = ()  # source token ids without EOS
     min_length: int = 0  # tokens before EOS is allowed
     return_scores: bool = True  # whether hypotheses need scores and log-probabilities
-    constraints: Sequence[SentenceConstraints] = ()  # one for each row, or none at all
+    constraints: Sequence[TokenConstraints] = ()  # one for each row, or none at all
+    observer: BeamObserver | None = None  # records the beam search, at a cost
 
     @property
     def max_lengths(self) -> IntArray:
@@ -209,17 +233,16 @@ class ConstrainedRows:
     A row without a state (None) is not constrained: nobody reads it.
     """
 
-    def __init__(
-        self, constraints: Sequence[SentenceConstraints], max_lengths: Sequence[int]
-    ) -> None:
+    def __init__(self, constraints: Sequence[TokenConstraints], max_lengths: Sequence[int]) -> None:
         self._constraints, self._max_lengths = constraints, max_lengths
         self.needs_check = any(each.needs_check for each in self._constraints)
+        self.reason = self._constraints[0].reason
 
-    def start(self, sentence: int) -> AutomatonState:
+    def start(self, sentence: int) -> Any:
         """Return the state before the first token."""
         return self._constraints[sentence].start()
 
-    def advance(self, sentence: int, state: AutomatonState, token: int) -> AutomatonState:
+    def advance(self, sentence: int, state: Any, token: int) -> Any:
         """Return the state after a token."""
         return self._constraints[sentence].advance(state, token)
 
@@ -227,7 +250,7 @@ class ConstrainedRows:
         self,
         logits: Tensor,
         sentences: Sequence[int],
-        states: Sequence[AutomatonState | None],
+        states: Sequence[Any | None],
         step: int,
     ) -> Tensor:
         """Set the logits (N, V) of tokens that leave no completion to -inf, in place."""
@@ -242,7 +265,7 @@ class ConstrainedRows:
         self,
         logits: Tensor,
         sentences: Sequence[int],
-        states: Sequence[AutomatonState | None],
+        states: Sequence[Any | None],
         candidates: TopK,
         step: int,
         rows: Sequence[int] | None = None,
@@ -316,7 +339,8 @@ def search(
     sample_ids: Sequence[int] | None = None,
     min_length: int = 0,
     return_scores: bool = True,
-    constraints: Sequence[SentenceConstraints] = (),
+    constraints: Sequence[TokenConstraints] = (),
+    observer: BeamObserver | None = None,
     backend: SearchBackend = REFERENCE_BACKEND,
 ) -> list[list[Hypothesis]]:
     """Decode every row of the memory; return at least one hypothesis per row, best first.
@@ -342,5 +366,6 @@ def search(
         min_length=min_length,
         return_scores=return_scores,
         constraints=constraints,
+        observer=observer,
     )
     return strategy.run(model, model.start(memory), request, backend)

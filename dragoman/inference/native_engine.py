@@ -170,7 +170,7 @@ class NativeEngine:
 
     def _generate_on_cuda(self, request: SearchRequest) -> list[list[Hypothesis]] | None:
         """Search by CUDA graphs; None if the model itself must run."""
-        if self.device.type != "cuda" or self.model.training:
+        if self.device.type != "cuda" or self.model.training or request.observer is not None:
             return None
         if request.constraints:
             _log_graphs_unused()

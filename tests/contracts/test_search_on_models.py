@@ -6,42 +6,16 @@ from functools import partial
 
 import pytest
 import torch
-from search_kit import slow_beam
-from torch import Tensor
+from search_kit import SOURCES, VOCABULARY, build_random_model, next_log_probs, slow_beam
 
-from dragoman.config import ModelConfig
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
 from dragoman.decoding.length_penalty import WuLengthPenalty
 from dragoman.decoding.padded_batch import pad_sources
 from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import search
-from dragoman.models.factory import build_model
 from dragoman.registry import catalogue
-from dragoman.text.special_tokens import BOS, EOS
-
-VOCABULARY = 12
-SOURCES = [[5, 6, 7, 8], [9], [4, 10, 4], [11, 11, 6, 5, 4, 8, 9], [7, 7]]
-
-
-def make(**settings):
-    torch.manual_seed(11)
-    stacks = {"encoder": ("transformer*2",), "decoder": ("transformer*2",)}
-    config = ModelConfig(width=16, heads=2, ffn_width=32, **(stacks | settings))
-    model = build_model(config, src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(2.0)  # so that it has opinions, and beams change places
-    return model
-
-
-def next_log_probs(model, source: list[int], words: tuple[int, ...]) -> Tensor:
-    """Ask without a cache: the whole target anew."""
-    with torch.no_grad():
-        return model(pad_sources([source]).ids, torch.tensor([[BOS, *words]]))[0, -1].log_softmax(
-            -1
-        )
+from dragoman.text.special_tokens import EOS
 
 
 @pytest.mark.parametrize("residual", sorted(catalogue("residual")))
@@ -49,11 +23,11 @@ def next_log_probs(model, source: list[int], words: tuple[int, ...]) -> Tensor:
 def test_a_batch_of_beams_equals_a_search_without_cache_or_batch(
     residual: str, positions: str
 ) -> None:
-    check_beams(make(residual=residual, positions=positions))
+    check_beams(build_random_model(residual=residual, positions=positions))
 
 
 def test_beams_of_a_prefix_lm_equal_a_search_without_cache_or_batch() -> None:
-    check_beams(make(architecture="prefix_lm", encoder=(), residual="pre_norm"))
+    check_beams(build_random_model(architecture="prefix_lm", encoder=(), residual="pre_norm"))
 
 
 def check_beams(model) -> None:
@@ -87,7 +61,7 @@ def check_beams(model) -> None:
 )
 def test_log_probs_of_every_strategy_are_those_of_a_pass_with_the_target_known(strategy) -> None:
     """The incremental decoder and teacher forcing agree on what is shown (tensor2tensor#917)."""
-    model = make()
+    model = build_random_model()
     with torch.no_grad():
         memory = model.encode(*pad_sources(SOURCES))
     found = search(
@@ -108,7 +82,7 @@ def test_log_probs_of_every_strategy_are_those_of_a_pass_with_the_target_known(s
 
 
 def test_searching_leaves_the_memory_as_it_was() -> None:
-    model = make()
+    model = build_random_model()
     with torch.no_grad():
         memory = model.encode(*pad_sources(SOURCES))
     before = memory.values.clone()

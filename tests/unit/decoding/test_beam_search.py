@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_kit import slow_beam
-from torch import Tensor
+from search_kit import TableModel, TableState, slow_beam
 
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.greedy import GreedySearch
@@ -24,70 +20,6 @@ from dragoman.decoding.sampling import Sampling
 from dragoman.decoding.search import search, select_rows
 from dragoman.errors import ConfigError, DivergedError
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
-
-
-class TableState(NamedTuple):
-    """A source number a sentence and all tokens so far a row; a sentence has the same number of rows as the others."""
-
-    sources: Tensor  # (N,)
-    history: Tensor  # (N * F, T)
-
-    @property
-    def device(self) -> torch.device:
-        return self.sources.device
-
-    @property
-    def fan(self) -> int:
-        return len(self.history) // len(self.sources)
-
-    def select(self, rows: Tensor) -> TableState:
-        return TableState(self.sources[rows // self.fan], self.history[rows])
-
-    def reorder(self, rows: Tensor) -> TableState:
-        new = TableState(self.sources, self.history[rows])
-        assert torch.equal(rows // self.fan, torch.arange(len(rows)) // new.fan), (
-            "rows must stay with their sentence"
-        )
-        return new
-
-    def keep(self, sentences: Tensor) -> TableState:
-        rows = (sentences[:, None] * self.fan + torch.arange(self.fan)).flatten()
-        return TableState(self.sources[sentences], self.history[rows])
-
-
-@dataclass
-class TableModel:
-    """Logits from a hash of (source, tokens so far): any history matters, and nothing else does."""
-
-    vocabulary: int = 7
-    peak: float = 1.0  # how sure it is
-    end: float = 0.0  # how much it likes to end
-    steps: int = 0
-    rows_seen: int = 0
-
-    def start(self, memory: Tensor) -> TableState:
-        return TableState(memory, torch.empty(len(memory), 0, dtype=torch.long))
-
-    def step(self, tokens: Tensor, state: TableState) -> tuple[Tensor, TableState]:
-        self.steps += 1
-        self.rows_seen += len(tokens)
-        history = torch.cat([state.history, tokens[:, None]], dim=1)
-        sources = state.sources.repeat_interleave(state.fan).tolist()
-        rows = [
-            self.logits(source, tuple(words))
-            for source, words in zip(sources, history.tolist(), strict=True)
-        ]
-        return torch.tensor(rows, dtype=torch.float32), TableState(state.sources, history)
-
-    def logits(self, source: int, history: tuple[int, ...]) -> list[float]:
-        digest = hashlib.sha256(repr((source, history)).encode()).digest()
-        values = [self.peak * (digest[i] / 32.0 - 4.0) for i in range(self.vocabulary)]
-        values[EOS] += self.end
-        return values
-
-    def log_probs(self, source: int, history: tuple[int, ...]) -> list[float]:
-        return torch.tensor(self.logits(source, history)).log_softmax(-1).tolist()
-
 
 WORDS = [token for token in range(7) if token not in (PAD, BOS, EOS, UNK)]
 
