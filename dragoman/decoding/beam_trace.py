@@ -10,15 +10,18 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from dragoman.decoding.beam_state import ActiveBeams, BeamDecisions
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.text.special_tokens import EOS
+
+if TYPE_CHECKING:  # a trace that was read from a file needs no torch
+    from torch import Tensor
+
+    from dragoman.decoding.beam_state import ActiveBeams, BeamDecisions
 
 REASONS = (
     "kept",  # continues in the beam
