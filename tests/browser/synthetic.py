@@ -189,11 +189,12 @@ def beam_of(
             add(winner, token, float(log_probs[step]), step, "finished" if last else "kept", best)
         ]
         others = []
-        for rank in range(1, per_step):
-            parent = alive[int(rng.integers(0, len(alive)))]
+        for rank in range(1, min(per_step, len(alive)) if last else per_step):
+            parent = alive[rank] if last else alive[int(rng.integers(0, len(alive)))]
             # Below the winner at every step, so that the kept ones have the best scores.
             short = best - 0.3 * rank - float(rng.random()) * 0.2 - fields["cum"][parent]
-            others.append((parent, 3 if last else int(rng.integers(4, 8000)), min(short, -0.01)))
+            other = 3 if last else 4 + (token + 31 * rank) % 7996
+            others.append((parent, other, min(short, -0.01)))
         others.sort(key=lambda each: -(fields["cum"][each[0]] + each[2]))
         cut = best
         for rank, (parent, other, logprob) in enumerate(others, start=1):
@@ -235,7 +236,7 @@ def make_explanation(
     layers: int = 3,
     heads: int = 4,
     width: int = 4,
-    nodes: int = 80,
+    nodes: int = 140,
     seed: int = 0,
     task: str = "translate",
     missing: dict[str, str] | None = None,

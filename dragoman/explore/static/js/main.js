@@ -14,13 +14,17 @@ import { element } from './dom.js';
 import { connectTheme } from './theme.js';
 import { connectKeys } from './keys.js';
 import { mountStrip } from './strip.js';
+import { mountBeam } from './beam.js';
 
 addStrings(
   { 'page.empty': 'Nothing to show yet: type a sentence and translate it.' },
   { 'page.empty': '还没有内容：请输入一个句子并翻译。' },
 );
 
-const MOUNTS = { strip: mountStrip };
+const MOUNTS = {
+  strip: mountStrip,
+  beam: mountBeam,
+};
 
 const MAIN_ORDER = ['tour', 'ask', 'strip', 'beam', 'heads', 'head', 'token', 'positions'];
 
