@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from dragoman.config import ModelConfig
-from dragoman.errors import DataError
 from dragoman.explain import Explanation
 from dragoman.explain.attention_maps import align_batch, record_attention
-from dragoman.explain.attention_plot import escape_undrawable, font_families, save_attention_map
 from dragoman.explain.explanation import (
     AttentionSite,
     Step,
@@ -23,7 +18,6 @@ from dragoman.explain.explanation import (
     TokenizedText,
     is_cross_attention,
 )
-from dragoman.explain.terminal_plot import render_attention
 from dragoman.models.factory import build_model
 from dragoman.text.special_tokens import BOS, EOS
 
@@ -132,77 +126,3 @@ def test_a_model_without_cross_attention_has_no_alignment() -> None:
     assert bare.alignment is None
     assert bare.attentions == {}
     assert json.loads(bare.to_json())["sites"] == []
-
-
-@pytest.mark.parametrize(
-    ("src", "tgt"),
-    [
-        (SRC, TGT),
-        (["1", "9", "年", "月", "日", "</s>"], ["▁", "1", "$x$", "{", "\\", "_"]),
-        (["مرحبا", "नमस्ते", "<0xE4>", "\n", "\u200b", "🙂"], ["a"]),
-        (["x" * 200] * 130, ["y"] * 130),
-    ],
-)
-def test_pictures_of_any_script_draw_without_a_warning(
-    tmp_path: Path, src: list[str], tgt: list[str]
-) -> None:
-    """Warnings are errors here: a missing glyph would fail (bertviz#82 for the size)."""
-    path = tmp_path / "map.png"
-    save_attention_map(
-        path, weights(len(tgt), len(src)), src_tokens=src, tgt_tokens=tgt, title="年 $a$ → b"
-    )
-    head = path.read_bytes()[:24]
-    assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">2I", head[16:24])
-    assert width > 100
-    assert height > 100
-
-
-def test_what_no_font_has_is_spelt_out() -> None:
-    assert "DejaVu Sans" in font_families()  # matplotlib brings it
-    assert escape_undrawable("▁Haus") == "␣Haus"
-    assert escape_undrawable("\U0010abcd") == "<10ABCD>"
-    assert escape_undrawable("$") == r"\$"
-
-
-def lines(rows: int, columns: list[str], width: int = 80) -> list[str]:
-    text = render_attention(
-        weights(rows, len(columns)), src_tokens=columns, tgt_tokens=["t"] * rows, width=width
-    )
-    console = Console(width=200, color_system=None)
-    with console.capture() as capture:
-        console.print(text)
-    return capture.get().splitlines()
-
-
-def test_the_terminal_picture_has_a_row_a_piece_and_fits_the_window() -> None:
-    drawn = lines(5, ["a"] * 60, width=50)
-    assert max(len(line) for line in drawn) <= 50
-    assert sum(line.startswith("t │") for line in drawn) == 5 * 3  # sixty columns in three bands
-
-
-def test_the_terminal_picture_darkens_where_the_model_looked() -> None:
-    text = render_attention(
-        np.eye(3, dtype=np.float32), src_tokens=["a", "▁b", "年"], tgt_tokens=["x", "yy", "</s>"]
-    ).plain
-    rows = text.splitlines()[-3:]
-    assert [row.split("│")[1].rstrip() for row in rows] == ["██", "  ██", "    ██"]
-    assert [row.split("│")[0].strip() for row in rows] == ["x", "yy", "</s>"]
-    assert "年" in text.splitlines()[1]
-    assert render_attention(
-        np.zeros((1, 1), dtype=np.float32), src_tokens=["a"], tgt_tokens=["b"]
-    ).plain.strip()
-
-
-def test_control_characters_do_not_reach_the_terminal() -> None:
-    text = render_attention(weights(1, 2), src_tokens=["\x1b[2J", "\n"], tgt_tokens=["\r"]).plain
-    assert "\x1b" not in text
-    assert "\r" not in text
-
-
-@pytest.mark.parametrize(
-    "draw", [save_attention_map, lambda path, values, **labels: render_attention(values, **labels)]
-)
-def test_labels_that_do_not_fit_are_refused(tmp_path: Path, draw) -> None:
-    with pytest.raises(DataError, match=r"found shape \(3, 3\) for 4 target and 3 source tokens"):
-        draw(tmp_path / "map.png", weights(3, 3), src_tokens=SRC, tgt_tokens=TGT)

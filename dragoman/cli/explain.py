@@ -1,0 +1,300 @@
+"""`dragoman explain`: how a model came to its output, in the terminal, as JSON or as a figure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dragoman.cli.input_lines import InputFiles, check_inputs, decode_lines, open_stream_lines
+from dragoman.cli.options import (
+    BeamOption,
+    DeviceOption,
+    JsonOption,
+    LengthPenaltyOption,
+    TextFieldOption,
+    check_model,
+)
+from dragoman.cli.output import print_note, print_text
+from dragoman.cli.translate import warn_about_file
+from dragoman.errors import ConfigError, DataError, escape_json_controls, suggest_name
+
+if TYPE_CHECKING:
+    from dragoman.explain.explanation import Explanation
+
+KINDS = ("encoder", "decoder", "cross")
+METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusion")
+MIN_WIDTH = 40  # columns; narrower terminals wrap by themselves
+_HEAD = re.compile(r"[a-z]+[0-9]+[a-z]?\.[0-9]+")
+_FIGURES_PANEL = "Files"
+_SEARCH_PANEL = "What is explained"
+
+
+def explain(
+    model: Annotated[
+        Path,
+        typer.Option(
+            "--model", "-m", help="Model directory.", show_default=False, callback=check_model
+        ),
+    ],
+    text: Annotated[
+        str | None,
+        typer.Argument(help="Input text; by default the first line of standard input."),
+    ] = None,
+    input_: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="FILE",
+            help="File whose first line is explained, with --json every line; plain, .gz or .xz; "
+            "- is standard input.",
+        ),
+    ] = None,
+    text_field: TextFieldOption = "",
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Attention to draw: encoder, decoder (self-attention) or cross. By default "
+            "cross, if the model has it.",
+            show_default=False,
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(min=0, help="Layer to draw, from 0; by default the mean.", show_default=False),
+    ] = None,
+    head: Annotated[
+        int | None,
+        typer.Option(min=0, help="Head to draw, from 0; by default the mean.", show_default=False),
+    ] = None,
+    beam: BeamOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    prefix: Annotated[
+        str,
+        typer.Option(help="Forced prefix of the output.", rich_help_panel=_SEARCH_PANEL),
+    ] = "",
+    reference: Annotated[
+        str,
+        typer.Option(
+            help="Explain this target text instead of the model's own output, and compare their "
+            "scores.",
+            rich_help_panel=_SEARCH_PANEL,
+        ),
+    ] = "",
+    off: Annotated[
+        str,
+        typer.Option(
+            metavar="HEADS",
+            help="Heads to switch off, such as x3.2,d0.1: attention, layer and head, with e, d "
+            "and x for encoder, decoder and cross.",
+            rich_help_panel=_SEARCH_PANEL,
+        ),
+    ] = "",
+    attribution: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help=f"Attribution method: {', '.join(METHODS)}.",
+            rich_help_panel=_SEARCH_PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+    png: Annotated[
+        Path | None,
+        typer.Option(help="Write the attention map as PNG.", rich_help_panel=_FIGURES_PANEL),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Write the attention map as SVG.", rich_help_panel=_FIGURES_PANEL),
+    ] = None,
+    pdf: Annotated[
+        Path | None,
+        typer.Option(help="Write the attention map as PDF.", rich_help_panel=_FIGURES_PANEL),
+    ] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Explain one output: attention map, token probabilities, what each word relied on.
+
+    Works for models of every task; what a model does not have is stated. Layers and heads are
+    counted from 0. With --json the whole explanation is printed, one object per input line; with
+    --png, --svg or --pdf the attention map is written instead of printed.
+    """
+    _check_names(kind, off, attribution)
+    if text is not None and input_ is not None:
+        raise ConfigError(
+            [f"a text and --input exclude each other; found {text!r:.60} and {input_}; keep one"]
+        )
+    if text is not None:
+        warn_about_file(text, "explained")
+    inputs = check_inputs([] if input_ is None else [input_])
+    figures = {"--png": png, "--svg": svg, "--pdf": pdf}
+    files = {option: path for option, path in figures.items() if path is not None}
+    _check_files(files, inputs)
+    options: dict[str, Any] = {
+        "beam": beam,
+        "length_penalty": length_penalty,
+        "prefix": prefix or None,
+        "reference": reference or None,
+        "off": off.split(",") if off else None,
+        "attribution": attribution,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    _check_task(model, given)
+
+    from dragoman.inference.catalogue import load  # imports torch
+
+    predictor = load(model, device=device)
+    examples = _read_examples(predictor, text, inputs, text_field)
+    if json:
+        examples = examples if not files else itertools.islice(examples, 1)
+    found: Explanation | None = None
+    for example in examples:
+        found = predictor.explain(example, **given)
+        assert found is not None, "a predictor returns an explanation"
+        if json:
+            print_text(escape_json_controls(found.to_json()))
+        elif not files:
+            _print_report(found, kind=kind, layer=layer, head=head)
+        if not json or files:
+            break
+    if found is None:
+        raise DataError(
+            f"{input_ or 'standard input'} must hold a text to explain",
+            found="no line at all",
+            fix="check the path, or what wrote the file",
+        )
+    for path in files.values():
+        _write_figure(found, path, kind=kind, layer=layer, head=head)
+        print_note(f"written to {path}")
+    if not json and _has_more(examples, inputs):
+        print_note("only the first line is explained; --json explains every line")
+
+
+def _check_names(kind: str | None, off: str, attribution: str | None) -> None:
+    """Raise ConfigError for a name that no model has."""
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(
+            [f"--kind must be encoder, decoder or cross; found {kind!r}; choose one of them"]
+        )
+    for name in off.split(",") if off else ():
+        if not _HEAD.fullmatch(name):
+            raise ConfigError(
+                [
+                    f"--off must name heads such as x3.2,d0.1; found {name!r:.40}; write the "
+                    "attention (e, d or x), its layer, a dot and the head"
+                ]
+            )
+    if attribution is not None and attribution not in METHODS:
+        raise ConfigError(
+            [
+                f"--attribution must be {', '.join(METHODS[:-1])} or {METHODS[-1]}; found "
+                f"{attribution!r}; {suggest_name(attribution, METHODS)}"
+            ]
+        )
+
+
+def _check_files(files: dict[str, Path], inputs: list[Path]) -> None:
+    """Raise an error unless every figure can be written."""
+    if not files:
+        return
+    from dragoman.explain.figures import check_figure_file
+
+    read = [Path("/dev/stdin") if str(each) == "-" else each for each in inputs]
+    for option, path in files.items():
+        check_figure_file(option, path, kind=option.lstrip("-"), inputs=read)
+
+
+def _check_task(model: Path, given: dict[str, Any]) -> None:
+    """Raise ConfigError for options of a search that the model's task does not have."""
+    from dragoman.bundle.format import read_task
+
+    task = read_task(model)
+    allowed = {
+        "translate": {"beam", "length_penalty", "prefix", "reference"},
+        "language": {"prefix"},
+    }.get(task, set())
+    for name in ("beam", "length_penalty", "prefix", "reference"):
+        if name in given and name not in allowed:
+            raise ConfigError(
+                [
+                    f"--{name.replace('_', '-')} is for translation models; found a model of the "
+                    f"task {task:.40}; leave it out"
+                ]
+            )
+
+
+def _read_examples(
+    predictor: Any, text: str | None, inputs: list[Path], text_field: str
+) -> Iterator[Any]:
+    """Return an iterator over the inputs, as the predictor takes them."""
+    if hasattr(predictor, "read_record"):
+        from dragoman.cli.predict import InputRecords
+
+        if text is not None:
+            return iter(predictor.read_arguments([text]))
+        if not inputs and sys.stdin.isatty():
+            print_note("type or paste a text and press Enter")
+        return iter(InputRecords(inputs, predictor, text_field, is_interactive=not inputs))
+    if text is not None:
+        return iter([text])
+    if inputs and inputs != [Path("-")]:
+        return iter(InputFiles(inputs))
+    lines: Iterable[str] = (
+        decode_lines(sys.stdin.buffer)
+        if sys.stdin.isatty()
+        else open_stream_lines(sys.stdin.buffer)
+    )
+    if sys.stdin.isatty():
+        print_note("type or paste a text and press Enter")
+    return iter(lines)
+
+
+def _has_more(examples: Iterator[Any], inputs: list[Path]) -> bool:
+    """Whether a file has another line; standard input might have to be waited for."""
+    return all(path.is_file() for path in inputs) and next(examples, None) is not None
+
+
+def _print_report(
+    explanation: Explanation, *, kind: str | None, layer: int | None, head: int | None
+) -> None:
+    """Print the report, styled only on a terminal."""
+    from rich.console import Console
+
+    from dragoman.explain.terminal_report import render_report
+
+    console = Console(file=sys.stdout, highlight=False)
+    width = max(MIN_WIDTH, console.width)
+    shown = render_report(explanation, kind=kind, layer=layer, head=head, width=width)
+    console.print(shown, soft_wrap=True, end="")
+
+
+def _write_figure(
+    explanation: Explanation,
+    path: Path,
+    *,
+    kind: str | None,
+    layer: int | None,
+    head: int | None,
+) -> None:
+    """Write the attention map."""
+    from dragoman.explain.attention_plot import save_attention_views
+    from dragoman.explain.attention_view import select_views
+
+    views = select_views(explanation, kind=kind, layer=layer, head=head)
+    if not views:
+        reason = explanation.missing.get("head") or explanation.missing.get("heads") or "none"
+        raise ConfigError(
+            [
+                f"a figure needs attention weights; found a model without any ({reason}); "
+                "leave out the option, the report shows what there is"
+            ]
+        )
+    save_attention_views(path, views, title=[explanation.text, explanation.translation])

@@ -1,0 +1,373 @@
+"""An explanation in the terminal: attention, token probabilities, and what each word relied on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.cells import cell_len
+from rich.text import Text
+
+from dragoman.errors import escape_unprintable
+from dragoman.explain.attention_view import (
+    AttentionView,
+    join_words,
+    rank_correlation,
+    select_views,
+    word_ranges,
+    word_texts,
+)
+from dragoman.explain.explanation import AttentionWeights, Explanation, Step
+from dragoman.explain.terminal_plot import (
+    SPACE_SIGN,
+    fit_cells,
+    label_token,
+    render_view,
+    shorten_cells,
+    wrap_cells,
+)
+
+MAX_VIEWS = 4  # maps of different axes that are shown
+MAX_WORDS = 3  # source words that are named for each output word
+MAX_RUNNERS_UP = 3
+MAX_CLASSES = 8
+_BAR_CELLS = 10
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+METHOD_NAMES = {
+    "input_x_gradient": "input × gradient",
+    "integrated_gradients": "integrated gradients",
+    "value_zeroing": "value zeroing",
+    "occlusion": "occlusion",
+}
+# What a rank correlation is called, from this value on.
+_AGREEMENT = ((0.7, "agree"), (0.4, "agree in part"), (0.1, "agree weakly"))
+_CLASS_TASKS = ("classify", "pairs", "sets")
+
+
+def render_report(
+    explanation: Explanation,
+    *,
+    kind: str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    width: int = 80,
+) -> Text:
+    """Return the whole report in lines of at most `width` columns.
+
+    Styles repeat what characters and numbers state, so that nothing is lost without them. Raise
+    ConfigError for a kind, layer or head that the model does not have.
+    """
+    views = select_views(explanation, kind=kind, layer=layer, head=head)
+    shown = Text(no_wrap=True)
+    parts = (
+        _header(explanation, width),
+        *(_view_part(view, width) for view in views[:MAX_VIEWS]),
+        _more_views(views, width),
+        _steps_part(explanation, width),
+        _words_part(explanation, views, head, width),
+        _off_part(explanation, width),
+        _missing_part(explanation, width),
+    )
+    for part in parts:
+        if part.plain:
+            shown.append_text(part).append("\n")
+    shown.rstrip()
+    return shown.append("\n")
+
+
+def _header(explanation: Explanation, width: int) -> Text:
+    """Return both texts with the score."""
+    part = Text()
+    for line in wrap_cells(escape_unprintable(explanation.text), width):
+        part.append(f"{line}\n")
+    task = explanation.model.get("task")
+    if explanation.translation and task not in _CLASS_TASKS:
+        for line in wrap_cells(
+            f"→ {escape_unprintable(explanation.translation)}", width, indent="  "
+        ):
+            part.append(f"{line}\n", "bold")
+    for line in _score_lines(explanation):
+        for each in wrap_cells(line, width, indent="  "):
+            part.append(f"{each}\n", "dim")
+    return part
+
+
+def _score_lines(explanation: Explanation) -> Iterator[str]:
+    """Yield the score of the output, and that of a reference beside it."""
+    score = explanation.score
+    if isinstance(score.get("sum"), float):
+        normalised = score.get("normalised")
+        line = f"log-probability {score['sum']:.3f}"
+        if isinstance(normalised, float) and abs(normalised - score["sum"]) > 5e-4:
+            line += f", with the length penalty {normalised:.3f}"
+        yield line
+    reference = score.get("reference")
+    if isinstance(reference, dict) and isinstance(reference.get("sum"), float):
+        yield (
+            f"reference: log-probability {reference['sum']:.3f}"
+            + (f", {reference['verdict']}" if reference.get("verdict") else "")
+        )
+
+
+def _title(text: str, width: int) -> Text:
+    part = Text()
+    for line in wrap_cells(text, width, indent="  "):
+        part.append(f"{line}\n", "bold")
+    return part
+
+
+def _view_part(view: AttentionView, width: int) -> Text:
+    """Return a map under its title."""
+    return _title(view.what[:1].upper() + view.what[1:], width).append_text(
+        render_view(view, width=width)
+    )
+
+
+def _more_views(views: Sequence[AttentionView], width: int) -> Text:
+    """Return a line about maps that are not shown."""
+    more = len(views) - MAX_VIEWS
+    if more <= 0:
+        return Text()
+    return Text(f"{more} more maps with other axes: choose a --layer, or --json has all\n", "dim")
+
+
+# Probabilities
+
+
+def _steps_part(explanation: Explanation, width: int) -> Text:
+    """Return the probability of each token, tag or class with the runners-up."""
+    steps = explanation.steps
+    if not steps:
+        return Text()
+    task = str(explanation.model.get("task", ""))
+    if task in _CLASS_TASKS:
+        return _classes_part(steps[0], width)
+    labels = [_show_token(token.text) for token in explanation.target.tokens]
+    before = list[str]()
+    if task == "tag" and len(explanation.source.tokens) == len(steps):
+        before = [_show_token(token.text) for token in explanation.source.tokens]
+    if len(labels) != len(steps):
+        labels = [_show_token(_text_of(step)) for step in steps]
+    noun = "Tags" if task == "tag" else "Tokens"
+    part = _title(f"{noun}: probability, and the runners-up", width)
+    columns = [*([before] if before else []), labels]
+    cells = [min(18, max(cell_len(each) for each in column)) for column in columns]
+    number = len(str(len(steps)))
+    for at, step in enumerate(steps):
+        start = f"{at + 1:>{number}}  "
+        start += "  ".join(
+            fit_cells(column[at], size) for column, size in zip(columns, cells, strict=True)
+        )
+        start += f"  {math.exp(step.logprob):.3f} {_bar(math.exp(step.logprob))} "
+        part.append(start)
+        notes = _step_notes(step)
+        others = [
+            f"{_show_token(text)} {math.exp(logprob):.3f}"
+            for id_, text, logprob in step.top
+            if id_ != step.id
+        ][:MAX_RUNNERS_UP]
+        room = width - cell_len(start) - 1
+        part.append(_join_that_fits([*notes, *others], room).rstrip() + "\n", "dim")
+    return part
+
+
+def _text_of(step: Step) -> str:
+    """Return the text of a step's token, where its runners-up have it."""
+    return next((text for id_, text, _ in step.top if id_ == step.id), f"#{step.id}")
+
+
+def _step_notes(step: Step) -> list[str]:
+    """Return what is unusual about a step."""
+    notes = []
+    if step.forced:
+        notes.append("forced")
+    if step.rank > 1:
+        notes.append(f"rank {step.rank:,}")
+    return [f"({', '.join(notes)})"] if notes else []
+
+
+def _classes_part(step: Step, width: int) -> Text:
+    """Return the probabilities of classes, most probable first."""
+    part = _title("Classes: probability", width)
+    shown = step.top[:MAX_CLASSES]
+    cells = min(30, max((cell_len(text) for _, text, _ in shown), default=0))
+    for id_, text, logprob in shown:
+        mark = "→" if id_ == step.id else " "
+        value = math.exp(logprob)
+        label = fit_cells(escape_unprintable(text), cells)
+        part.append(f"{mark} {label}  {value:.3f} {_bar(value)}".rstrip() + "\n")
+    more = len(step.top) - MAX_CLASSES
+    if more > 0:
+        part.append(f"  and {more} more\n", "dim")
+    return part
+
+
+def _bar(value: float) -> str:
+    """Return a bar of _BAR_CELLS columns for a fraction, in eighths of a column."""
+    eighths = round(8 * _BAR_CELLS * min(1.0, max(0.0, value)))
+    full, rest = divmod(eighths, 8)
+    return f"{'█' * full + (_EIGHTHS[rest] if rest else ''):{_BAR_CELLS}}"
+
+
+def _show_token(token: str) -> str:
+    """Return a token with its space visible: a space is a part of it."""
+    mark = SPACE_SIGN if token[:1] in (" ", "\u2581") and token.strip(" \u2581") else ""
+    return mark + label_token(token)
+
+
+def _join_that_fits(parts: Sequence[str], cells: int) -> str:
+    """Join as many parts as fit into some columns."""
+    joined = ""
+    for part in parts:
+        longer = f"{joined}  {part}" if joined else part
+        if cell_len(longer) > cells:
+            break
+        joined = longer
+    return joined
+
+
+# Words
+
+
+def _words_part(
+    explanation: Explanation, views: Sequence[AttentionView], head: int | None, width: int
+) -> Text:
+    """Return for each output word the source words it relied on: attribution beside attention."""
+    rows = _output_words(explanation)
+    columns, names = word_ranges(explanation.source), word_texts(explanation.source)
+    if not rows or not columns:
+        return Text()
+    by_method = _attributed_words(explanation, rows, columns)
+    attended = _attended_words(explanation, views, rows, columns)
+    if by_method is None and attended is None:
+        return Text()
+    part = _title("Words: what each one relied on", width)
+    labels = [escape_unprintable(label) for label in _output_labels(explanation)]
+    size = min(16, max(cell_len("output"), *(cell_len(label) for label in labels)))
+    sides: list[tuple[str, AttentionWeights]] = []
+    if by_method is not None:
+        sides.append((f"attribution, {by_method[0]}", by_method[1]))
+    if attended is not None:
+        sides.append((attended[0], attended[1]))
+    room = (width - size - 2 * len(sides)) // len(sides)
+    headings = "  ".join(fit_cells(name, room) for name, _ in sides)
+    part.append(f"{fit_cells('output', size)}  {headings}".rstrip() + "\n", "dim")
+    for at, label in enumerate(labels):
+        cells = "  ".join(
+            fit_cells(_strongest(values[at], names, room), room) for _, values in sides
+        )
+        part.append(f"{fit_cells(label, size)}  {cells}".rstrip() + "\n")
+    if len(sides) == 2:
+        part.append_text(_agreement(sides[0][1], sides[1][1], width))
+    elif by_method is not None:
+        part.append("the model has no attention to the source beside it\n", "dim")
+    return part
+
+
+def _output_words(explanation: Explanation) -> list[tuple[int, int]]:
+    """Return the ranges of target positions that make an output word; one for a class."""
+    if explanation.model.get("task") in _CLASS_TASKS:
+        return [(0, 1)]
+    return word_ranges(explanation.target)
+
+
+def _output_labels(explanation: Explanation) -> list[str]:
+    """Return the label of each range of `_output_words`."""
+    if explanation.model.get("task") in _CLASS_TASKS:
+        return [_text_of(explanation.steps[0]) if explanation.steps else explanation.translation]
+    return word_texts(explanation.target)
+
+
+def _attributed_words(
+    explanation: Explanation,
+    rows: Sequence[tuple[int, int]],
+    columns: Sequence[tuple[int, int]],
+) -> tuple[str, AttentionWeights] | None:
+    """Return the last method's attributions by words, each row as fractions of its total."""
+    for each in reversed(explanation.attribution):
+        values = explanation.arrays.get(each.source)
+        if values is None or values.shape != (rows[-1][1], columns[-1][1]):
+            continue
+        joined = join_words(values, rows, columns, mean_rows=False)
+        total = np.abs(joined).sum(axis=1, keepdims=True)
+        fractions: AttentionWeights = np.divide(
+            joined, total, out=np.zeros_like(joined), where=total > 0
+        )
+        return METHOD_NAMES.get(each.method, each.method), fractions
+    return None
+
+
+def _attended_words(
+    explanation: Explanation,
+    views: Sequence[AttentionView],
+    rows: Sequence[tuple[int, int]],
+    columns: Sequence[tuple[int, int]],
+) -> tuple[str, AttentionWeights] | None:
+    """Return attention from output to source by words: what is shown above, or the mean."""
+    size = (rows[-1][1], columns[-1][1])
+    shown = [view for view in views if view.column_axis == "source tokens"]
+    for view in shown:
+        if view.weights.shape == size and view.row_axis == "target tokens":
+            return "attention above", join_words(view.weights, rows, columns, mean_rows=True)
+    alignment = explanation.alignment
+    if alignment is not None and alignment.shape == size:
+        return "mean cross-attention", join_words(alignment, rows, columns, mean_rows=True)
+    return None
+
+
+def _strongest(values: AttentionWeights, names: Sequence[str], cells: int) -> str:
+    """Return the names with the largest values, with their numbers."""
+    order = np.argsort(-np.abs(values), kind="stable")[:MAX_WORDS]
+    parts = []
+    for at in order:
+        if abs(float(values[at])) < 0.005:
+            break
+        number = f"{float(values[at]):.2f}".replace("0.", ".")
+        name = escape_unprintable(names[at])
+        parts.append(f"{shorten_cells(name, max(4, cells - 5))} {number}")
+    return _join_that_fits(parts, cells)
+
+
+def _agreement(one: AttentionWeights, other: AttentionWeights, width: int) -> Text:
+    """Return in words how well attribution and attention rank the source words alike."""
+    found = [rank_correlation(np.abs(a), b) for a, b in zip(one, other, strict=True)]
+    values = [each for each in found if each is not None]
+    if not values:
+        return Text()
+    mean = sum(values) / len(values)
+    word = next((name for least, name in _AGREEMENT if mean >= least), "do not agree")
+    text = (
+        f"attribution and attention {word}: mean rank correlation {mean:.2f}; "
+        "attribution is in fractions of its row, minus speaks against the word"
+    )
+    part = Text()
+    for line in wrap_cells(text, width):
+        part.append(f"{line}\n", "dim")
+    return part
+
+
+# What is off, and what is missing
+
+
+def _off_part(explanation: Explanation, width: int) -> Text:
+    """Return a line about heads that were switched off."""
+    off = explanation.request.get("off") or ()
+    if not off:
+        return Text()
+    part = Text()
+    for line in wrap_cells(f"Heads off: {', '.join(map(str, off))}", width, indent="  "):
+        part.append(f"{line}\n", "bold")
+    return part
+
+
+def _missing_part(explanation: Explanation, width: int) -> Text:
+    """Return what the model does not have, a sentence each."""
+    sentences = list(dict.fromkeys(explanation.missing.values()))
+    if not sentences:
+        return Text()
+    part = _title("Not shown", width)
+    for sentence in sentences:
+        for line in wrap_cells(f"- {escape_unprintable(sentence)}", width, indent="  "):
+            part.append(f"{line}\n")
+    return part
