@@ -39,6 +39,7 @@ LAYERS = (
     ("exchange", "doctor"),
     ("runs",),
     ("demo",),
+    ("explore",),
     ("cli",),
     ("__main__",),
 )
@@ -167,7 +168,7 @@ def run(code: str) -> str:
 def test_light_modules_do_not_import_torch(module: str) -> None:
     heavy = run(
         f"import {module}, sys; print([m for m in ('torch', 'sentencepiece', 'matplotlib', "
-        "'sacrebleu') if m in sys.modules])"
+        "'sacrebleu', 'starlette', 'uvicorn') if m in sys.modules])"
     )
     assert heavy == "[]"
 
