@@ -25,6 +25,7 @@ class Alignment(nn.Module):
     has_loss = False  # whether a position adds to the training loss; then positions are sequential
     loss_name = ""  # name of that loss
     is_discrete = False  # whether weights depend on comparisons, which rounding may change
+    rows_sum_to_one = True  # whether a row of weights sums to 1, and not to at most 1
     scans_keys = False  # whether evaluation reads keys one by one, forward only: `scan`
 
     def __init__(self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0) -> None:

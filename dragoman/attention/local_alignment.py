@@ -89,6 +89,7 @@ class LocalPredictiveAlignment(LocalAlignment):
     """
 
     is_discrete = True
+    rows_sum_to_one = False
 
     def __init__(
         self, *, query_width: int = 0, key_width: int = 0, score_width: int = 0, radius: int = 10

@@ -80,8 +80,9 @@ class Mechanism(RecordableAttention):
         check_same_batch(query, key, 1, "queries and keys")
         if not self.alignment.has_score_features:  # all scores in one call
             key, own = self._split_prepared(prepared)
+            scores = self.score(query, key)
             return self._weighted_sum(
-                self.alignment(self.score(query, key), prepared.mask, query, own), prepared
+                self.alignment(scores, prepared.mask, query, own), scores, prepared
             )
         state = self.alignment.start(prepared.mask)
         found = []
@@ -118,7 +119,7 @@ class Mechanism(RecordableAttention):
         scores = self.score(query.view(sentences, -1, query.size(2)), key, features)  # (B, K, S)
         weights, state = self.alignment.step(scores.view(rows, -1), state, query.squeeze(1), own)
         context, weights = self._weighted_sum(
-            weights.view(sentences, -1, weights.size(1)), prepared
+            weights.view(sentences, -1, weights.size(1)), scores, prepared
         )
         return Attended(context.view(rows, 1, -1), weights.view(rows, 1, -1)), state
 
@@ -161,7 +162,7 @@ class Mechanism(RecordableAttention):
         edge = prepared.key.size(-1) - self.alignment.prepared_width
         return prepared.key[..., :edge], prepared.key[..., edge:]
 
-    def _weighted_sum(self, weights: Tensor, prepared: PreparedKeys) -> Attended:
+    def _weighted_sum(self, weights: Tensor, scores: Tensor, prepared: PreparedKeys) -> Attended:
         """Return the weighted sum of the values; records have an axis for the one head."""
         if self.hooks is not None:
             weights = self.apply_edits(weights.unsqueeze(1)).squeeze(1)
@@ -169,7 +170,10 @@ class Mechanism(RecordableAttention):
         if self.hooks is not None:
             self.emit_record(
                 AttentionRecord(
-                    weights.unsqueeze(1), prepared.value.unsqueeze(1), context.unsqueeze(1)
+                    weights.unsqueeze(1),
+                    prepared.value.unsqueeze(1),
+                    context.unsqueeze(1),
+                    scores.unsqueeze(1),
                 )
             )
         return Attended(context, weights)

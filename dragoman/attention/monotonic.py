@@ -35,6 +35,7 @@ class MonotonicAlignment(Alignment):
     """
 
     is_discrete = True
+    rows_sum_to_one = False
     scans_keys = True
 
     def __init__(
@@ -100,6 +101,11 @@ class MonotonicAlignment(Alignment):
             position[reading] += 1
             reading = reading[position[reading] < keys[reading]]
         return stopped, {**state, "position": position}
+
+    def stop_probabilities(self, scores: Tensor) -> Tensor:
+        """Return the probability that the head stops at a key it is on, without noise: (..., S)."""
+        wide = torch.promote_types(self.offset.dtype, torch.float32)
+        return (scores.to(wide) + self.offset.to(wide)).sigmoid()
 
     def _expected(self, scores: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         """Return the probability that the head stops at each key."""

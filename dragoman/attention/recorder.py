@@ -33,6 +33,7 @@ class AttentionRecord(NamedTuple):
     weights: Tensor  # (B, H, T, S), as used: after edits and dropout
     values: Tensor  # (B, H, S, Dh)
     output: Tensor  # (B, H, T, Dh), before the heads are concatenated
+    scores: Tensor | None = None  # (B, H, T, S) before the alignment; of a `Mechanism`
 
 
 class AttentionHooks(NamedTuple):
@@ -206,7 +207,15 @@ def merge_records(attention: RecordableAttention) -> Iterator[None]:
             torch.cat([getattr(record, name) for record in records], dim=2)
             for name in ("weights", "output")
         )
-        attention.emit_record(AttentionRecord(weights, records[0].values, output))
+        scores = [record.scores for record in records if record.scores is not None]
+        attention.emit_record(
+            AttentionRecord(
+                weights,
+                records[0].values,
+                output,
+                torch.cat(scores, dim=2) if len(scores) == len(records) else None,
+            )
+        )
 
 
 @contextmanager

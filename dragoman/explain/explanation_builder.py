@@ -1,18 +1,49 @@
-"""Build the explanation of one translation from its parts; what a model lacks is named."""
+"""Build the explanation of one translation, part by part; what a model lacks is named."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman.attention.mechanism import Mechanism
+from dragoman.attention.recorder import find_attentions
 from dragoman.config import Config
-from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.explain.attention_maps import record_attention
-from dragoman.explain.explanation import AttentionSite, Explanation, Step, is_cross_attention
-from dragoman.explain.token_spans import tokenize_text
+from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
+from dragoman.decoding.padded_batch import pad_batch, pad_sources
+from dragoman.explain.attention_maps import CapturedSite, capture_pair, layer_numbers
+from dragoman.explain.explanation import Array, Explanation, Step
+from dragoman.explain.head_labels import summarize_heads
+from dragoman.explain.token_spans import token_texts, tokenize_text
+from dragoman.layers.convolution import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.text.special_tokens import EOS
-from dragoman.text.tokenizer import Tokenizers, normalize
+from dragoman.models.prefix_lm import PrefixLM
+from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
+from dragoman.text.tokenizer import Tokenizer, Tokenizers, normalize
+
+TOP_TOKENS = 8  # runners-up of each step
+NEVER_PRODUCED = (PAD, BOS, UNK)  # forbidden at every step
+_SAMPLED_WEIGHTS = 64  # of each parameter, for the model's digest
+
+_NO_ATTENTION = (
+    "This model has no attention: its decoder sees the source only as the encoder's final state."
+)
+
+
+class ExplainedTarget(NamedTuple):
+    """The target to explain, and how it was found."""
+
+    tokens: Sequence[int]  # EOS included if it was reached
+    text: str
+    forced: int = 0  # first tokens that were given: a prefix, or all of a reference
+    masked: Sequence[int] = ()  # forbidden tokens at each step; by default those never produced
+    search_sum: float | None = None  # the log-probability that the search found for it
 
 
 def explain_pair(
@@ -22,50 +53,179 @@ def explain_pair(
     *,
     text: str,
     source: Sequence[int],
-    best: Hypothesis,
-    translation: str,
+    target: ExplainedTarget,
+    penalty: LengthPenalty,
+    request: Mapping[str, Any],
 ) -> Explanation:
-    """Return the explanation of a source and the hypothesis that a search found for it."""
-    target = [*best.tokens, EOS] if best.finished else best.tokens
-    seen = record_attention(model, source, best.tokens, finished=best.finished)
-    sites, arrays = list[AttentionSite](), {}
-    for path, weights in seen.attentions.items():
-        layer = int(path.split(".")[1])
-        is_cross = is_cross_attention(path)
-        group = "cross" if is_cross else path.split(".")[0]
-        letter = {"encoder": "e", "decoder": "d", "cross": "x"}[group]
-        site = AttentionSite(
-            id=f"{letter}{layer}",
-            path=path,
-            kind="cross" if is_cross else "self",
-            group=group,
-            layer=layer,
-            heads=weights.shape[0],
-            query="source" if group == "encoder" else "target",
-            key="target_in" if group == "decoder" else "source",
-            causal=group == "decoder",
-        )
-        sites.append(site)
-        arrays[site.tensor] = weights
+    """Return the explanation of a source (without EOS) and the target that a search found.
+
+    Each part is a function of the model and the pair. A part that this model has not is a sentence
+    in `missing`, by panel.
+    """
+    src_text = tokenize_text(
+        tokenizers.src,
+        normalize(text, tokenizers.src.normalization),
+        [*source, EOS],
+        lang=config.data.src_lang,
+    )
+    tgt_text = tokenize_text(tokenizers.tgt, target.text, target.tokens, lang=config.data.tgt_lang)
+    captured = capture_pair(model, source, target.tokens)
+    sites = [each.site for each in captured.sites]
+    arrays: dict[str, Array] = {}
+    for each in captured.sites:
+        arrays[each.site.tensor], arrays[each.site.contribution] = each.weights, each.contributions
+    arrays |= captured.extras
+    steps = build_steps(captured.logits, target, tokenizers.tgt)
+    total = math.fsum(step.logprob for step in steps)
+    missing = {} if sites else {"heads": _NO_ATTENTION, "head": _NO_ATTENTION}
     return Explanation(
-        model={"task": "translate", "name": config.recipe or ""},
-        request={"text": text},
-        source=tokenize_text(
-            tokenizers.src,
-            normalize(text, tokenizers.src.normalization),
-            [*source, EOS],
-            lang=config.data.src_lang or "",
-        ),
-        target=tokenize_text(tokenizers.tgt, translation, target, lang=config.data.tgt_lang or ""),
-        steps=[
-            Step(id=token, logprob=logprob, rank=1, entropy=0.0)
-            for token, logprob in zip(target, seen.log_probs, strict=True)
-        ],
+        model=describe_model(model, tokenizers, config),
+        request=dict(request),
+        source=src_text,
+        target=tgt_text,
+        steps=steps,
         score={
-            "sum": math.fsum(seen.log_probs),
-            "normalised": best.score,
-            "penalty": f"gnmt {config.decode.length_penalty:g}",
+            "sum": total,
+            "normalised": penalty.score(total, len(steps)),
+            "penalty": describe_penalty(penalty),
         },
         sites=sites,
+        heads=summarize_heads(sites, arrays, src_text, tgt_text, ranks=_count_ranks(tokenizers)),
+        extras={name.partition(".")[2]: name for name in captured.extras},
         arrays=arrays,
+        checks=_check_capture(model, source, target, captured.sites, captured.logits, total),
+        missing=missing,
     )
+
+
+def build_steps(logits: Tensor, target: ExplainedTarget, tokenizer: Tokenizer) -> list[Step]:
+    """Return a step for each target token from the model's logits (T, V)."""
+    log_probs = logits.float().log_softmax(-1)
+    tokens = torch.tensor(list(target.tokens), dtype=torch.long)
+    chosen = logits.gather(1, tokens.unsqueeze(1))
+    ranks = 1 + (logits > chosen).sum(dim=1)
+    entropies = -(log_probs.exp() * log_probs.clamp_min(-1e4)).sum(dim=1)
+    best = log_probs.topk(min(TOP_TOKENS, log_probs.size(1)), dim=1)
+    texts = iter(token_texts(tokenizer, best.indices.flatten().tolist()))
+    masked = target.masked or [len(NEVER_PRODUCED)] * len(tokens)
+    return [
+        Step(
+            id=int(token),
+            logprob=float(log_probs[at, token]),
+            rank=int(ranks[at]),
+            entropy=float(entropies[at]),
+            forced=at < target.forced,
+            masked=int(masked[at]),
+            top=[
+                (number, next(texts), value)
+                for number, value in zip(
+                    best.indices[at].tolist(), best.values[at].tolist(), strict=True
+                )
+            ],
+        )
+        for at, token in enumerate(tokens.tolist())
+    ]
+
+
+def describe_penalty(penalty: LengthPenalty) -> str:
+    """Return the length penalty as it is stated: "gnmt 0.6", or "none"."""
+    if isinstance(penalty, WuLengthPenalty):
+        return f"gnmt {penalty.alpha:g}" if penalty.alpha else "none"
+    return type(penalty).__name__
+
+
+def describe_model(model: EncoderDecoder, tokenizers: Tokenizers, config: Config) -> dict[str, Any]:
+    """Return what an explanation says about its model."""
+    return {
+        "task": "translate",
+        "name": config.recipe or "",
+        "digest": model_digest(model, tokenizers),
+        "family": model_family(model),
+        "layers": {
+            "encoder": len(layer_numbers(model.encoder)),
+            "decoder": len(layer_numbers(model.decoder)),
+        },
+        "heads": config.model.heads,
+        "d_model": config.model.width,
+        "positions": config.model.positions,
+        "tokenizer": tokenizers.tgt.algorithm,
+        "vocab": {"source": len(tokenizers.src), "target": len(tokenizers.tgt)},
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def model_family(model: EncoderDecoder) -> str:
+    """Return the family that decides which panels a model fills."""
+    if isinstance(model, PrefixLM):
+        return "prefix_lm"
+    attentions = list(find_attentions(model).values())
+    names = {type(each).__name__ for each in attentions} | {
+        type(each.alignment).__name__ for each in attentions if isinstance(each, Mechanism)
+    }
+    families = {
+        "MonotonicAlignment": "monotonic",
+        "MochaAlignment": "monotonic",
+        "LocationSensitiveAlignment": "location",
+        "LSHAttention": "reformer",
+        ConvS2SAttention.__name__: "convs2s",
+        "SelfAttention": "transformer",
+    }
+    for name, family in families.items():
+        if name in names:
+            return family
+    blocks = {type(block).__name__ for _, block in model.decoder.blocks()}
+    return "convs2s" if "ConvolutionLayer" in blocks else "rnn"
+
+
+def model_digest(model: EncoderDecoder, tokenizers: Tokenizers) -> str:
+    """Return a SHA-256 of the tokenizers, the shapes and a sample of each parameter's weights."""
+    hasher = hashlib.sha256(f"{tokenizers.src.digest} {tokenizers.tgt.digest}".encode())
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        stride = max(1, flat.numel() // _SAMPLED_WEIGHTS)
+        sample = flat[::stride].float().cpu().numpy().astype("<f4")
+        hasher.update(json.dumps([name, list(parameter.shape)]).encode())
+        hasher.update(sample.tobytes())
+    return hasher.hexdigest()
+
+
+def _count_ranks(tokenizers: Tokenizers) -> dict[str, int]:
+    """Return the number of frequency ranks of each side; 0 if they are unknown."""
+    return {
+        side: 1 + max((rank for rank in tokenizer.frequency_ranks if rank is not None), default=-1)
+        for side, tokenizer in (("source", tokenizers.src), ("target", tokenizers.tgt))
+    }
+
+
+def _check_capture(
+    model: EncoderDecoder,
+    source: Sequence[int],
+    target: ExplainedTarget,
+    sites: Sequence[CapturedSite],
+    logits: Tensor,
+    total: float,
+) -> dict[str, float]:
+    """Return how far the capture is from what must hold.
+
+    `row_sum`: rows of weights from 1; `output`: weights times values from the module's, relative;
+    `capture`: logits from those of a pass without capture; `score`: summed log-probability from
+    that of the search.
+    """
+    sums = [each.weights.sum(axis=-1) for each in sites if each.site.sum == "one"]
+    checks = {
+        "row_sum": max((float(np.abs(each - 1.0).max(initial=0.0)) for each in sums), default=0.0),
+        "output": max((each.output_error for each in sites), default=0.0),
+        "capture": float((plain_logits(model, source, target.tokens) - logits).abs().max()),
+    }
+    if target.search_sum is not None:
+        checks["score"] = abs(total - target.search_sum)
+    return checks
+
+
+@torch.inference_mode()
+def plain_logits(model: EncoderDecoder, source: Sequence[int], target: Sequence[int]) -> Tensor:
+    """Return the logits (T, V) of a teacher-forced pass in which nothing is recorded."""
+    device = next(model.parameters()).device
+    src, _ = pad_sources([source], device)
+    tgt_in, _ = pad_batch([[BOS, *target[:-1]]], device)
+    return model(src, tgt_in)[0].float().cpu()

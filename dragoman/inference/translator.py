@@ -34,7 +34,7 @@ from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.explain import Explanation
 from dragoman.explain.attention_maps import align_batch
 from dragoman.explain.explanation import AttentionWeights
-from dragoman.explain.explanation_builder import explain_pair
+from dragoman.explain.explanation_builder import ExplainedTarget, explain_pair
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
@@ -524,8 +524,15 @@ class Translator:
         segment = line.segments[0]
         if self.engine is not self._native:
             batches.log_native_fallback("cannot record or edit attention")
-        request = batches.build_request([segment], chosen, chosen.strategy(self.config.decode))
+        strategy = chosen.strategy(self.config.decode)
+        request = batches.build_request([segment], chosen, strategy)
         [[best, *_]] = self._native.generate(request)
+        target = ExplainedTarget(
+            tokens=[*best.tokens, EOS] if best.finished else best.tokens,
+            text=batches.detokenize([[best]])[0][0],
+            forced=len(request.prefixes[0]),
+            search_sum=best.total,
+        )
         with self._native.single_threaded():
             return explain_pair(
                 self.model,
@@ -533,8 +540,20 @@ class Translator:
                 self.config,
                 text=segment.text,
                 source=segment.src,
-                best=best,
-                translation=batches.detokenize([[best]])[0][0],
+                target=target,
+                penalty=strategy.penalty,
+                request={
+                    "text": text,
+                    "source_lang": self.config.data.src_lang,
+                    "target_lang": self.config.data.tgt_lang,
+                    "strategy": strategy.name,
+                    "beam": strategy.beam_size,
+                    "length_penalty": getattr(strategy.penalty, "alpha", None),
+                    "max_len": request.limits[0],
+                    "prefix": list(request.prefixes[0]),
+                    "off": [],
+                    "seed": chosen.seed if chosen.sample else None,
+                },
             )
 
     def _translate_windows(
