@@ -15,6 +15,10 @@ import { connectTheme } from './theme.js';
 import { connectKeys } from './keys.js';
 import { mountStrip } from './strip.js';
 import { mountBeam } from './beam.js';
+import { mountGrid } from './grid.js';
+import { mountHead } from './head.js';
+import { mountToken } from './token.js';
+import { mountPositions } from './positions.js';
 
 addStrings(
   { 'page.empty': 'Nothing to show yet: type a sentence and translate it.' },
@@ -24,6 +28,10 @@ addStrings(
 const MOUNTS = {
   strip: mountStrip,
   beam: mountBeam,
+  heads: mountGrid,
+  head: mountHead,
+  token: mountToken,
+  positions: mountPositions,
 };
 
 const MAIN_ORDER = ['tour', 'ask', 'strip', 'beam', 'heads', 'head', 'token', 'positions'];

@@ -1,0 +1,429 @@
+"""The panels of heads, one head, one token and word order: numbers, colours, tables and keys."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from page_kit import open_context, open_page
+from synthetic import make_explanation
+
+from dragoman.explore.export import export_html
+
+CELLS = """(selector) => [...document.querySelectorAll(`${selector} tbody tr`)].map((row) =>
+  [...row.children].map((cell) => cell.textContent))"""
+TABLE = """async () => {
+  const { cellImage } = await import('./static/js/draw.js');
+  return [...cellImage(Float32Array.from({ length: 256 }, (_, i) => (i / 255) ** 2), 0, 1, 256).data];
+}"""
+CENTRES = """([rows, columns]) => {
+  const [left, top, cell] = document.querySelector('.matrix').dataset.cells.split(' ').map(Number);
+  const context = document.querySelector('.matrix-canvas').getContext('2d');
+  const colours = [];
+  for (let r = 0; r < rows; r++) {
+    for (let c = 0; c < columns; c++) {
+      const at = [left + (c + 0.5) * cell, top + (r + 0.5) * cell].map((each) => Math.floor(each * devicePixelRatio));
+      colours.push([...context.getImageData(...at, 1, 1).data]);
+    }
+  }
+  return colours;
+}"""
+
+
+def open_tables(place: Any) -> None:
+    """Press every button that shows a table."""
+    buttons = place.get_by_role("button", name="Show as table")
+    while buttons.count():
+        buttons.first.click()
+
+
+def average_ranks(values: np.ndarray) -> np.ndarray:
+    """Return ranks of values; equal values share the mean of theirs."""
+    return np.array([(values < each).sum() + ((values == each).sum() - 1) / 2 for each in values])
+
+
+def decode(explanation: dict[str, Any], name: str) -> np.ndarray:
+    """Return a tensor of the wire format as floats."""
+    entry = explanation["tensors"][name]
+    types = {"u8": "<u1", "i8": "<i1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "f32": "<f4"}
+    raw = np.frombuffer(base64.b64decode(entry["data"]), types[entry["dtype"]])
+    values = raw.astype(np.float64)
+    if entry["code"] == "sqrt":
+        values = entry["scale"] * (values / 255) ** 2
+    elif entry["dtype"] == "i8":
+        values = entry["scale"] * values / 127
+    return values.reshape(entry["shape"])
+
+
+def number(text: str) -> float:
+    """Return a number as the page writes it."""
+    return float(text.replace("−", "-").replace("+", "").replace(",", ""))
+
+
+@pytest.fixture
+def show(browser: Any) -> Any:
+    """Open the page with an explanation: `show(explanation, fragment, width=…)` returns it."""
+    contexts = []
+
+    def open_it(
+        explanation: dict[str, Any],
+        fragment: str = "",
+        answers: dict[str, Callable[[dict[str, Any]], Any]] | None = None,
+        **options: Any,
+    ) -> tuple[Any, Any, list[str]]:
+        context = open_context(browser, **options)
+        contexts.append(context)
+        return open_page(context, explanation, fragment, answers)
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def explanation() -> dict[str, Any]:
+    return make_explanation(source_length=9, target_length=8, layers=2, heads=4, seed=3)
+
+
+@pytest.mark.parametrize("head", ["x1.2", "d0.1", "e1.3"])
+@pytest.mark.parametrize("measure", ["w", "c"])
+def test_table_of_a_head_equals_its_matrix(show, explanation, head, measure):
+    site, number_of_head = head.split(".")
+    mode = "&m=contribution" if measure == "c" else ""
+    page, _, problems = show(explanation, f"h={head}{mode}")
+    page.locator("#panel-head").get_by_role("button", name="Show as table").click()
+    rows = page.evaluate(CELLS, "#panel-head .matrix-table")
+    found = np.array([[number(cell) for cell in row[1:]] for row in rows])
+    expected = decode(explanation, f"{site}.{measure}")[int(number_of_head)]
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 0.005
+    axes = {"x": ("target", "source"), "d": ("target", "target_in"), "e": ("source", "source")}
+    queries = explanation[axes[site[0]][0]]["tokens"]
+    assert [row[0] for row in rows] == [token["text"].strip() for token in queries]
+    names = page.locator("#panel-head .matrix-table thead th").all_text_contents()[1:]
+    keys = [token["text"].strip() for token in explanation["target"]["tokens"]]
+    if site[0] == "d":
+        assert names == ["<s>", *keys[:-1]]
+    else:
+        assert names == [token["text"].strip() for token in explanation["source"]["tokens"]]
+    assert problems == []
+
+
+def test_axis_titles_name_what_is_on_them(show, explanation):
+    page, _, _ = show(explanation, "h=x0.0")
+    axes = page.locator("#panel-head .axes")
+    assert "rows: target tokens" in axes.inner_text()
+    assert "columns: source tokens" in axes.inner_text()
+    page.evaluate("location.hash = 'h=d0.0'")
+    assert "columns: decoder input" in axes.inner_text()
+    page.evaluate("location.hash = 'h=e0.0'")
+    assert "rows: source tokens" in axes.inner_text()
+    assert "columns: source tokens" in axes.inner_text()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_thumbnails_have_the_colour_of_their_weights(show, explanation, dark):
+    page, _, problems = show(explanation, "v=heads", dark=dark)
+    page.locator("#panel-heads").scroll_into_view_if_needed()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.head-cell canvas')].every((each) => each.width > 1)"
+    )
+    pixels = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll('.head-cell')].map((cell) => {
+      const canvas = cell.querySelector('canvas');
+      const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+      return [cell.dataset.head, [canvas.height, canvas.width, [...data]]];
+    }))""")
+    assert len(pixels) == sum(site["heads"] for site in explanation["sites"])
+    table: dict[int, tuple[int, ...]] = {}
+    for name, (height, width, data) in pixels.items():
+        site, head = name.split(".")
+        weights = decode(explanation, f"{site}.w")[int(head)]
+        assert weights.shape == (height, width)
+        codes = np.floor(255 * np.sqrt(weights) + 0.5).astype(int)
+        colours = np.array(data).reshape(height, width, 4)
+        for code, colour in zip(codes.ravel(), colours.reshape(-1, 4)):
+            assert table.setdefault(int(code), tuple(colour)) == tuple(colour)
+    # One hue by luminance: a larger weight is never less different from no weight.
+    light = np.array([0.2126, 0.7152, 0.0722])
+    luminance = np.array([np.dot(table[code][:3], light) for code in sorted(table)])
+    assert (np.diff(luminance) * (1 if dark else -1) >= -1e-9).all()
+    assert abs(luminance[-1] - luminance[0]) > 120
+    assert problems == []
+
+
+@pytest.mark.parametrize("head", ["x1.0", "d0.2", "e0.1"])
+def test_matrix_is_drawn_cell_by_cell(show, explanation, head):
+    page, _, _ = show(explanation, f"h={head}&t=2&s=1")
+    site, number_of_head = head.split(".")
+    weights = decode(explanation, f"{site}.w")[int(number_of_head)]
+    table = np.array(page.evaluate(TABLE)).reshape(256, 4)
+    rows, columns = weights.shape
+    colours = page.evaluate(CENTRES, [rows, columns])
+    codes = np.floor(255 * np.sqrt(weights) + 0.5).astype(int)
+    assert np.array_equal(np.array(colours).reshape(rows, columns, 4), table[codes])
+
+
+def test_keys_move_the_cursor_and_the_selection(show, explanation):
+    page, _, _ = show(explanation, "h=x1.0&t=2&s=1")
+    matrix = page.locator("#panel-head .matrix")
+    matrix.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowDown"):
+        page.keyboard.press(key)
+    assert "t=3" in page.url
+    assert "s=3" in page.url
+    cell = page.locator("#panel-head [role=gridcell]")
+    weights = decode(explanation, "x1.w")[0]
+    query = explanation["target"]["tokens"][3]["text"].strip()
+    key = explanation["source"]["tokens"][3]["text"].strip()
+    assert cell.text_content() == f"{query} reads {key}: {weights[3, 3]:.3f}"
+    assert matrix.get_attribute("aria-rowcount") == str(weights.shape[0])
+    row = page.locator("#panel-head [role=row]")
+    assert row.get_attribute("aria-rowindex") == "4"
+    assert cell.get_attribute("aria-colindex") == "4"
+    page.keyboard.press("d")
+    assert page.locator("#panel-head .matrix-table").is_visible()
+    page.keyboard.press(" ")
+    assert "off=x1.0" in page.url
+
+
+def test_strongest_links_and_row_are_those_of_the_matrix(show, explanation):
+    page, _, _ = show(explanation, "h=x0.1&t=4")
+    weights = decode(explanation, "x0.w")[1]
+    links = page.evaluate(CELLS, "#panel-head .links")
+    best = np.sort(weights.ravel())[::-1][: len(links)]
+    assert [number(row[1]) for row in links] == pytest.approx(best, abs=0.0006)
+    bars = page.locator("#panel-head .bars li:not(.rest)")
+    values = [number(text.split("\n")[-1]) for text in bars.all_inner_texts()]
+    assert values == pytest.approx(np.sort(weights[4])[::-1][: len(values)], abs=0.0006)
+    page.locator("#panel-head .links button").first.click()
+    at = np.unravel_index(weights.argmax(), weights.shape)
+    assert f"t={at[0]}" in page.url
+    assert f"s={at[1]}" in page.url
+
+
+def test_heads_are_sorted_and_filtered(show, explanation):
+    page, _, _ = show(explanation, "v=heads")
+    panel = page.locator("#panel-heads")
+    names = "[...document.querySelectorAll('.heads-group')].map((group) => [...group.querySelectorAll('.head-cell')].map((cell) => cell.dataset.head))"
+    summaries = {f"{head['site']}.{head['head']}": head for head in explanation["heads"]}
+    assert [len(group) for group in page.evaluate(names)] == [8, 8, 8]
+    panel.get_by_role("button", name="Entropy").click()
+    for group in page.evaluate(names):
+        values = [summaries[name]["entropy"] for name in group]
+        assert values == sorted(values)
+    panel.get_by_role("button", name="Effect", exact=True).click()
+    for group in page.evaluate(names):
+        values = [summaries[name]["effect"]["estimate"] for name in group]
+        assert values == sorted(values)
+    panel.get_by_role("combobox").select_option("sink")
+    shown = [name for group in page.evaluate(names) for name in group]
+    assert sorted(shown) == sorted(
+        name for name, head in summaries.items() if head["labels"][0][0] == "sink"
+    )
+    assert "label=sink" in page.url
+
+
+def test_grid_is_one_tab_stop_with_arrows(show, explanation):
+    page, _, _ = show(explanation, "v=heads")
+    assert page.locator(".head-cell[tabindex='0']").count() == 1
+    page.locator(".head-cell[data-head='e0.0']").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.head") == "e0.1"
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.dataset.head") == "e1.1"
+    assert page.locator(".head-cell[tabindex='0']").count() == 1
+    page.keyboard.press("Enter")
+    assert "h=e1.1" in page.url
+    page.keyboard.press(" ")
+    cell = page.locator(".head-cell[data-head='e1.1']")
+    assert "off" in (cell.get_attribute("aria-label") or "").split(", ")
+    assert "is-off" in (cell.get_attribute("class") or "")
+    label, score = next(
+        head["labels"][0]
+        for head in explanation["heads"]
+        if (head["site"], head["head"]) == ("e1", 1)
+    )
+    assert f"{label.replace('-', '−')} {score:.2f}" in (cell.get_attribute("aria-label") or "")
+
+
+def test_exact_effect_is_asked_of_the_model(show, explanation):
+    tokens = explanation["target"]["tokens"]
+    effect = [-0.25 * t for t in range(len(tokens))]
+    changed = [dict(token) for token in tokens]
+    changed[1] = {**changed[1], "id": 7999}
+
+    def switch_off(body: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "off": body["heads"],
+            "effect": effect,
+            "sum_change": sum(effect),
+            "text": explanation["target"]["text"],
+            "target": {**explanation["target"], "tokens": changed},
+            "score": {"sum": -9.5, "normalised": -1.0, "penalty": "average"},
+        }
+
+    page, server, problems = show(explanation, "h=x1.0&t=2", {"off": switch_off})
+    panel = page.locator("#panel-head")
+    estimate = next(
+        head["effect"]["estimate"]
+        for head in explanation["heads"]
+        if (head["site"], head["head"]) == ("x1", 0)
+    )
+    assert f"about {estimate:+.2f}".replace("-", "−") in panel.inner_text()
+    panel.get_by_role("button", name="Switch x1.0 off").click()
+    panel.locator(".effects").wait_for()
+    assert ("e/" + explanation["digest"] + "/off", {"heads": ["x1.0"]}) in server.requests
+    rows = page.evaluate(CELLS, "#panel-head .effects")
+    assert [number(row[1]) for row in rows] == pytest.approx(effect, abs=0.005)
+    assert f"changes by {sum(effect):.2f}".replace("-", "−") in panel.inner_text()
+    assert f"1 of {len(tokens)} tokens" in panel.inner_text()
+    assert panel.locator("ins").count() == 1
+    assert "x1.0" in page.locator("#off-banner").inner_text()
+    panel.get_by_role("button", name="Switch x1.0 on").click()
+    assert page.locator("#off-banner").is_hidden()
+    assert problems == []
+
+
+def test_file_knows_only_what_was_precomputed(browser, explanation, tmp_path):
+    effect = [-0.5] * len(explanation["target"]["tokens"])
+    stored = {
+        "off": ["x1.0"],
+        "effect": effect,
+        "sum_change": sum(effect),
+        "text": explanation["target"]["text"],
+        "target": explanation["target"],
+        "score": {"sum": -9.5, "normalised": -1.0, "penalty": "average"},
+    }
+    path = tmp_path / "page.html"
+    export_html({**explanation, "ablations": {"x1.0": stored}}, path)
+    context = open_context(browser)
+    context.set_offline(True)
+    page = context.new_page()
+    page.goto(f"{path.as_uri()}#h=x1.0&off=x1.0")
+    page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+    panel = page.locator("#panel-head")
+    assert panel.locator(".effects tbody tr").count() == len(effect)
+    page.evaluate("location.hash = 'h=x1.1&off=x1.1'")
+    panel.locator(".command").wait_for()
+    assert "dragoman explore" in panel.locator(".command").inner_text()
+    assert panel.locator(".effects").count() == 0
+    context.close()
+
+
+def test_token_panel_shows_lens_and_attribution(show, explanation):
+    page, _, problems = show(explanation, "h=x1.0&t=3&s=2")
+    ranks = decode(explanation, "lens.rank")[:, 3]
+    rows = page.evaluate(CELLS, ".lens-table")
+    assert [number(row[1]) for row in rows] == ranks.tolist()
+    last = explanation["lens"]["top"][-1][3]
+    assert all(text.strip() in rows[-1][2] for text, _ in last)
+    sources = page.evaluate(CELLS, ".sources-table")
+    attribution = decode(explanation, "ixg.s")[3]
+    crosses = np.concatenate([decode(explanation, f"x{layer}.w")[:, 3] for layer in range(2)])
+    assert [number(row[1]) for row in sources] == pytest.approx(attribution, abs=0.0006)
+    assert [number(row[2]) for row in sources] == pytest.approx(crosses.mean(0), abs=0.0006)
+    assert [number(row[3]) for row in sources] == pytest.approx(
+        decode(explanation, "x1.w")[0, 3], abs=0.0006
+    )
+    correlation = np.corrcoef(
+        average_ranks(np.abs(attribution)), average_ranks(crosses.mean(0).astype(np.float32))
+    )[0, 1]
+    assert f"{correlation:.2f}".replace("-", "−") in page.locator(".agreement").inner_text()
+    assert problems == []
+
+
+def test_another_attribution_is_asked_of_the_model(show, explanation):
+    shape = explanation["tensors"]["ixg.s"]["shape"]
+    values = np.linspace(-1, 1, shape[0] * shape[1]).reshape(shape).astype("<f4")
+
+    def attribute(body: dict[str, Any]) -> dict[str, Any]:
+        entry = {
+            "dtype": "f32",
+            "code": "linear",
+            "scale": 1.0,
+            "shape": shape,
+            "pool": None,
+            "data": base64.b64encode(values.tobytes()).decode(),
+        }
+        return {
+            "attribution": {
+                "method": body["method"],
+                "source": "occ.s",
+                "target": None,
+                "signed": True,
+                "gap": None,
+            },
+            "tensors": {"occ.s": entry},
+        }
+
+    page, _, problems = show(explanation, "t=2", {"attribute": attribute})
+    page.locator("#panel-token").get_by_role("button", name="Occlusion").click()
+    page.locator(".sources-table thead", has_text="Occlusion").wait_for()
+    sources = page.evaluate(CELLS, ".sources-table")
+    assert [number(row[1]) for row in sources] == pytest.approx(values[2], abs=0.0006)
+    assert problems == []
+
+
+def test_positions_have_their_numbers(show, explanation):
+    page, _, problems = show(explanation, "v=positions")
+    panel = page.locator("#panel-positions")
+    assert "Sines and cosines" in panel.inner_text()
+    open_tables(panel)
+    similarity = decode(explanation, "pos.sim")
+    rows = page.evaluate(CELLS, "#panel-positions .matrix-table")
+    found = np.array([[number(cell) for cell in row[1:]] for row in rows])
+    assert np.abs(found - similarity).max() <= 0.005
+    distances = page.evaluate(CELLS, "#panel-positions table:not(.matrix-table)")
+    expected = [head["distance"] for head in explanation["heads"]]
+    assert [number(row[2]) for row in distances] == pytest.approx(expected, abs=0.006)
+    assert problems == []
+
+
+def test_missing_parts_are_said(show):
+    missing = {
+        "heads": "This model has no attention heads.",
+        "head": "This model has no attention heads.",
+        "token": "This model has no layers to read.",
+        "positions": "This model has no positions.",
+        "attribution": "Nothing was attributed.",
+    }
+    page, _, problems = show(make_explanation(missing=missing))
+    for panel in ("heads", "head", "token", "positions"):
+        assert missing[panel] in page.locator(f"#panel-{panel}").inner_text()
+    assert problems == []
+
+
+def test_canvases_are_hidden_from_assistive_technology(show, explanation):
+    page, _, _ = show(explanation)
+    shown = page.evaluate(
+        "[...document.querySelectorAll('canvas')].filter((each) => !each.closest('[aria-hidden=true]')).length"
+    )
+    assert shown == 0
+    assert page.locator("canvas").count() > 24
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_nothing_scrolls_the_page_sideways(show, width):
+    explanation = make_explanation(source_length=60, target_length=60, layers=2, heads=8)
+    page, _, _ = show(explanation, "h=x1.0&t=4", width=width)
+    open_tables(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    small = page.evaluate("""() => [...document.querySelectorAll('button, select, input:not(label input)')]
+      .filter((each) => each.offsetParent !== null)
+      .map((each) => [each.textContent, each.getBoundingClientRect()])
+      .filter(([, box]) => box.width < 24 || box.height < 24).map(([text]) => text)""")
+    assert small == []
+    if width == 320:
+        matrix = page.locator("#panel-head .matrix")
+        assert matrix.get_attribute("tabindex") == "0"
+        assert matrix.evaluate("(node) => node.scrollWidth > node.clientWidth")
+
+
+def test_page_is_shown_in_chinese(show, explanation):
+    page, _, _ = show(explanation, "lang=zh&h=x1.0&t=2")
+    text = page.locator("#main").inner_text()
+    for word in ("交叉注意力", "最强的连接", "每层之后该词元的名次", "每个头的平均注意距离"):
+        assert word in text
