@@ -90,6 +90,8 @@ export function decodeExplanation(json) {
       const matrix = site && site.key === 'source' ? ex.siteMatrix(id, 'weights') : null;
       return matrix ? dataRow(matrix, head, t, ex.source.tokens.length) : null;
     },
+    // Cross-attention of target token t, averaged over all heads, or null.
+    attentionMean: (t) => remember(`mean ${t}`, () => dataAttentionMean(ex, t)),
     // How much each source token counted for target token t: attribution where there is one, else mean cross-attention.
     sourceWeights: (t) => remember(`source ${t}`, () => dataSourceWeights(ex, t)),
     strongestHead: (t) => remember(`head ${t}`, () => dataStrongestHead(ex, t)),
@@ -120,6 +122,16 @@ function dataArgMax(values, skip) {
   return best;
 }
 
+function dataAttentionMean(ex, t) {
+  const count = ex.source.tokens.length;
+  const rows = ex.crossSites().flatMap((site) =>
+    Array.from({ length: site.heads }, (_, h) => ex.crossRow(site.id, h, t)).filter(Boolean));
+  if (!rows.length) return null;
+  const mean = new Float32Array(count);
+  for (const row of rows) for (let i = 0; i < count; i++) mean[i] += row[i] / rows.length;
+  return mean;
+}
+
 function dataSourceWeights(ex, t) {
   const count = ex.source?.tokens?.length ?? 0;
   const attribution = (ex.attribution ?? []).find((each) => ex.tensor(each.source));
@@ -135,14 +147,8 @@ function dataSourceWeights(ex, t) {
     }
   }
   if (!values) {
-    const rows = ex.crossSites().flatMap((site) =>
-      Array.from({ length: site.heads }, (_, h) => ex.crossRow(site.id, h, t)).filter(Boolean),
-    );
-    if (rows.length) {
-      values = new Float32Array(count);
-      for (const row of rows) for (let i = 0; i < count; i++) values[i] += row[i] / rows.length;
-      from = 'attention';
-    }
+    values = ex.attentionMean(t);
+    from = 'attention';
   }
   if (!values) return null;
   const sum = values.reduce((a, b) => a + b, 0) || 1;

@@ -13,6 +13,8 @@ import { api } from './api.js';
 import { element } from './dom.js';
 import { connectTheme } from './theme.js';
 import { connectKeys } from './keys.js';
+import { mountAsk } from './ask.js';
+import { mountTour } from './tour.js';
 import { mountStrip } from './strip.js';
 import { mountBeam } from './beam.js';
 import { mountGrid } from './grid.js';
@@ -26,6 +28,8 @@ addStrings(
 );
 
 const MOUNTS = {
+  ask: mountAsk,
+  tour: mountTour,
   strip: mountStrip,
   beam: mountBeam,
   heads: mountGrid,

@@ -194,12 +194,13 @@ class StripPanel {
     context.onExplanation((ex) => this.build(ex));
     context.store.subscribe((state, changed) => {
       const ex = context.current();
-      if (ex && ['step', 'src', 'time'].some((key) => changed.has(key))) this.update(ex, state);
+      if (ex && ex === this.ex && ['step', 'src', 'time'].some((key) => changed.has(key))) this.update(ex, state);
     });
     document.addEventListener('explorer:alternatives', () => this.focusAlternatives());
   }
 
   build(ex) {
+    this.ex = ex;
     const { store } = this.context;
     const select = (key) => (button) => store.set({ [key]: Number(button.dataset.token) });
     const side = (name, key) => {
