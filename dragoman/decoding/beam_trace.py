@@ -129,6 +129,7 @@ class _SentenceTrace:
         self.reasons, self.cuts = [KEPT], [math.nan]
         self.slots: list[int] = [0]  # the node of each place in the beam, -1 for an empty one
         self.latest: dict[tuple[int, int], int] = {}  # (place, token) -> node of the last step
+        self.masked: dict[int, int] = {}  # node -> tokens that were forbidden after it
 
     def add(self, node: _Node, place: int, reason: int, cut: float) -> None:
         """Append a candidate of the hypothesis at a place of the beam."""
@@ -154,6 +155,7 @@ class BeamObserver:
 
     def __init__(self, *, max_nodes: int = MAX_NODES) -> None:
         self.traces: list[BeamTrace] = []
+        self.masked: list[list[int]] = []  # tokens forbidden at each position of each row's best
         self._max_nodes = max_nodes
         self._width = 1
         self._sentences: list[_SentenceTrace] = []
@@ -163,7 +165,7 @@ class BeamObserver:
 
     def start(self, sentences: int, width: int) -> None:
         """Begin the traces of a batch with a beam of this size."""
-        self.traces, self._width = [], width
+        self.traces, self.masked, self._width = [], [], width
         self._sentences = [_SentenceTrace() for _ in range(sentences)]
 
     def observe_scores(self, beams: ActiveBeams, log_probs: Tensor) -> None:
@@ -209,6 +211,8 @@ class BeamObserver:
         # If there are fewer candidates than places, none is compared with it.
         last = min(int(decided.open_beams), decided.log_prob_sums.size) - 1
         sentence.latest = {}
+        num_forbidden = np.count_nonzero(self._forbidden[row], axis=1).tolist()
+        sentence.masked |= dict(zip(sentence.slots, num_forbidden, strict=True))
         for place, token in self._best_candidates(row, totals):
             rank = selected.get((place, token))
             if forbidden := int(self._forbidden[row, place, token]):
@@ -310,6 +314,9 @@ class BeamObserver:
             reason=np.array(sentence.reasons, np.uint8),
             cut=np.array(sentence.cuts),
             leaves=tuple(leaves),
+        )
+        self.masked.append(
+            [sentence.masked[nodes[node].parent] for node in trace.path(trace.leaves[0])]
         )
         return limit_nodes(trace, self._max_nodes)
 

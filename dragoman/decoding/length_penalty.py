@@ -52,3 +52,9 @@ class WuLengthPenalty:
     def score(self, total: float, length: int) -> float:
         """Return the score of a hypothesis from its log-probability and its length."""
         return total / self.divisor(length)
+
+
+def parse_length_penalty(name: str) -> WuLengthPenalty:
+    """Return the penalty that an explanation names `gnmt 0.6`; without a name none, alpha 0."""
+    kind, _, alpha = name.partition(" ")
+    return WuLengthPenalty(float(alpha) if kind == "gnmt" else 0.0)

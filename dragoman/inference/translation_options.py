@@ -26,6 +26,7 @@ _INTEGER_OPTIONS = {
     "window": (1, None, False),
     "top_k": (0, None, False),
     "seed": (0, None, False),
+    "no_repeat_ngram_size": (0, None, False),
 }
 
 
@@ -38,6 +39,9 @@ class TranslationOptions:
     length_penalty: float | None = None  # Wu et al. (2016), alpha
     batch_size: int | None = None  # sentences per batch; by default decode.batch_tokens decides
     prefix: str | None = None  # text that every translation begins with
+    # The same as token ids, of the target's vocabulary; the end of sentence may be the last.
+    prefix_ids: Sequence[int] | None = None
+    no_repeat_ngram_size: int = 0  # no n tokens in a row twice; 0 allows repetition
     constraints: Sequence[Constraint] = ()  # what every translation must fulfil
     alignment: bool = False  # return the averaged cross-attention weights
     return_scores: bool = True  # return scores and log-probabilities; greedy is faster without
@@ -72,6 +76,13 @@ class TranslationOptions:
             )
         if self.prefix is not None and not isinstance(self.prefix, str):
             problems.append(f"prefix must be text; found {self.prefix!r:.60}; write it in quotes")
+        problems += _prefix_problems(self.prefix, self.prefix_ids)
+        if self.constraints and self.no_repeat_ngram_size:
+            problems.append(
+                "no_repeat_ngram_size and constraints exclude each other; "
+                f"found no_repeat_ngram_size={self.no_repeat_ngram_size!r:.60} with constraints; "
+                "keep one"
+            )
         if isinstance(self.constraints, (str, Constraint)) or not all(
             isinstance(each, Constraint) for each in self.constraints
         ):
@@ -118,3 +129,20 @@ def _integer_problems(name: str, value: Any) -> Iterator[str]:
         yield f"{name} must be at least {minimum}; found {value}; try {max(minimum, 1)}"
     elif maximum is not None and int(value) > maximum:
         yield f"{name} must be at most {maximum}; found {value}; lower it"
+
+
+def _prefix_problems(prefix: Any, prefix_ids: Any) -> Iterator[str]:
+    """Yield what is wrong with a forced prefix of token ids."""
+    if prefix_ids is None:
+        return
+    if isinstance(prefix_ids, (str, bytes)) or not isinstance(prefix_ids, Sequence):
+        yield f"prefix_ids must be a list of token ids; found {prefix_ids!r:.60}; write [5, 6]"
+        return
+    wrong = [each for each in prefix_ids if isinstance(each, bool) or not isinstance(each, int)]
+    if wrong:
+        yield f"prefix_ids must be whole numbers; found {wrong[0]!r:.60}; write [5, 6]"
+    if prefix_ids and isinstance(prefix, str) and prefix.strip():
+        yield (
+            f"prefix and prefix_ids exclude each other; found {prefix!r:.60} and "
+            f"{list(prefix_ids)!r:.60}; keep one"
+        )

@@ -19,6 +19,7 @@ from dragoman.bundle import Bundle
 from dragoman.bundle.bundle import build_loaded_model
 from dragoman.config import Config
 from dragoman.data.corpus import ParallelFiles
+from dragoman.decoding.beam_trace import BeamObserver
 from dragoman.decoding.constraint_automaton import (
     CompiledConstraints,
     NotBlank,
@@ -28,13 +29,15 @@ from dragoman.decoding.constraint_automaton import (
 )
 from dragoman.decoding.constraints import Constraint
 from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.no_repeat import NoRepeatNgram
 from dragoman.decoding.padded_batch import group_by_length
-from dragoman.decoding.search import SearchRequest, SearchStrategy
+from dragoman.decoding.search import SearchRequest, SearchStrategy, TokenConstraints
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.explain import Explanation
 from dragoman.explain.attention_maps import align_batch
 from dragoman.explain.explanation import AttentionWeights
 from dragoman.explain.explanation_builder import ExplainedTarget, explain_pair
+from dragoman.explain.search_diagnosis import TracedSearch, add_search
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
@@ -55,7 +58,7 @@ from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.runtime.device import choose_device, run_with_cpu_fallback
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
 from dragoman.runtime.threads import map_in_threads
-from dragoman.text.special_tokens import EOS
+from dragoman.text.special_tokens import EOS, UNK
 from dragoman.text.tokenizer import Tokenizers, normalize
 
 logger = logging.getLogger(__name__)
@@ -162,18 +165,21 @@ class BatchTranslator:
 
         Raise ConstraintError for a segment whose constraints no output fulfils.
         """
-        prefix = (
-            self._tokenizers.tgt.encode(options.prefix)
-            if options.prefix and options.prefix.strip()
-            else []
-        )
-        constraints = list[SentenceConstraints]()
+        prefix = self.encode_prefix(options)
+        constraints = list[TokenConstraints]()
+        if options.no_repeat_ngram_size:
+            size, vocab_size = options.no_repeat_ngram_size, len(self._tokenizers.tgt)
+            constraints += [
+                NoRepeatNgram(size, vocab_size, prefix=prefix if segment.index == 0 else [])
+                for segment in segments
+            ]
         if options.constraints:
             compiled = self._compile_constraints(options.constraints)
             for segment in segments:
-                constraints.append(self._bind_constraints(compiled, segment))
+                bound = self._bind_constraints(compiled, segment)
+                constraints.append(bound)
                 limit = max(self._max_length(segment, prefix), 1, len(prefix))
-                check_constraints(compiled, constraints[-1], limit, prefix, line=segment.line + 1)
+                check_constraints(compiled, bound, limit, prefix, line=segment.line + 1)
         return SearchRequest(
             strategy=strategy,
             sources=[segment.src for segment in segments],
@@ -184,6 +190,77 @@ class BatchTranslator:
             return_scores=options.return_scores,
             constraints=constraints,
         )
+
+    def encode_prefix(self, options: TranslationOptions) -> list[int]:
+        """Return the forced tokens; raise DataError for what the model cannot read or write."""
+        prefix = list(options.prefix_ids or ())
+        if options.prefix and options.prefix.strip():
+            prefix = self._tokenizers.tgt.encode(options.prefix)
+        size = len(self._tokenizers.tgt)
+        wrong = [
+            each
+            for at, each in enumerate(prefix)
+            if not (UNK <= each < size or (each == EOS and at == len(prefix) - 1))
+        ]
+        if wrong:
+            raise DataError(
+                f"prefix_ids must be tokens of the target, {UNK} to {size - 1}, or end with {EOS}",
+                found=f"{wrong[0]}",
+                fix="take them from the tokens of an explanation",
+            )
+        if len(prefix) > self._max_positions:
+            raise DataError(
+                f"a prefix must have at most {self._max_positions} tokens, the positions that "
+                "the model has",
+                found=f"{len(prefix):,}",
+                fix="shorten it",
+            )
+        return prefix
+
+    def encode_reference(self, reference: str, options: TranslationOptions) -> Hypothesis:
+        """Return a reference as a finished hypothesis that has no scores yet."""
+        if not isinstance(reference, str) or not reference.strip():
+            raise DataError(
+                "a reference must be a text with words", found=repr(reference), fix="leave it out"
+            )
+        if options.prefix_ids or (options.prefix and options.prefix.strip()):
+            raise ConfigError(
+                [
+                    "prefix and reference exclude each other; "
+                    f"found both, with reference={reference!r:.60}; keep one"
+                ]
+            )
+        tokens = self._tokenizers.tgt.encode(reference)
+        if len(tokens) > self._max_positions:
+            raise DataError(
+                f"a reference must have at most {self._max_positions} tokens, the positions that "
+                "the model has",
+                found=f"{len(tokens):,}",
+                fix="shorten it",
+            )
+        return Hypothesis(tokens, [], 0.0, finished=True)
+
+    def trace_search(
+        self, segment: Segment, options: TranslationOptions, strategy: SearchStrategy
+    ) -> TracedSearch:
+        """Search one segment on the native engine with a trace, as `translate_batch` does."""
+
+        def run(options: TranslationOptions, min_length: int) -> TracedSearch:
+            observer = BeamObserver()
+            request = self.build_request([segment], options, strategy, min_length=min_length)
+            found = self.native.generate(dataclasses.replace(request, observer=observer))
+            return TracedSearch(
+                found[0],
+                self.detokenize(found)[0],
+                next(iter(observer.traces), None),
+                next(iter(observer.masked), []),
+                int(request.max_lengths[0]),
+                request.prefixes[0],
+            )
+
+        searched = run(options, 0)
+        again = None if searched.texts[0].strip() else self._retry_options(segment, options)
+        return searched if again is None else run(*again)
 
     def _max_length(self, segment: Segment, prefix: Sequence[int]) -> int:
         """Return the most tokens of a segment's translation."""
@@ -233,14 +310,14 @@ class BatchTranslator:
         """Search and detokenize; search again, with at least one token, where the best is empty."""
         found = self._run_engine(self.build_request(segments, options, strategy))
         texts = self.detokenize(found)
-        empty = [at for at, row_texts in enumerate(texts) if not row_texts[0].strip()]
-        retry_options, min_length = options, 1
-        if empty and options.constraints:
-            constraints = (*options.constraints, NotBlank())
-            retry_options, min_length = dataclasses.replace(options, constraints=constraints), 0
-            compiled = self._compile_constraints(constraints)
-            empty = [at for at in empty if self._can_be_filled(compiled, segments[at])]
+        retries = {
+            at: retry
+            for at, row_texts in enumerate(texts)
+            if not row_texts[0].strip() and (retry := self._retry_options(segments[at], options))
+        }
+        empty = list(retries)
         if empty:
+            retry_options, min_length = retries[empty[0]]  # the same for all
             retried = [segments[at] for at in empty]
             again = self._run_engine(
                 self.build_request(retried, retry_options, strategy, min_length=min_length)
@@ -263,9 +340,20 @@ class BatchTranslator:
             for at, segment in enumerate(segments)
         ]
 
-    def _can_be_filled(self, compiled: CompiledConstraints, segment: Segment) -> bool:
-        """Whether the constraints allow an output that is not blank."""
-        return self._bind_constraints(compiled, segment).is_possible(self._max_length(segment, ()))
+    def _retry_options(
+        self, segment: Segment, options: TranslationOptions
+    ) -> tuple[TranslationOptions, int] | None:
+        """Return options and minimum length to search again where the best output is empty.
+
+        None if the constraints allow no other output.
+        """
+        if not options.constraints:
+            return options, 1
+        constraints = (*options.constraints, NotBlank())
+        bound = self._bind_constraints(self._compile_constraints(constraints), segment)
+        if not bound.is_possible(self._max_length(segment, ())):
+            return None
+        return dataclasses.replace(options, constraints=constraints), 0
 
     def _run_engine(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """Run a request; replace an engine that fails by the native one for good."""
@@ -510,8 +598,12 @@ class Translator:
             self.model, self.tokenizers, self.config, sources, targets, batch_size=chosen.batch_size
         )
 
-    def explain(self, text: str, **options: Any) -> Explanation:
-        """Translate one text and record all attention weights; a long text is cut to a segment."""
+    def explain(self, text: str, *, reference: str | None = None, **options: Any) -> Explanation:
+        """Translate one text and record all attention weights; a long text is cut to a segment.
+
+        With a `reference` the target is that text instead, and its score is compared with that of
+        the translation. The other options are the fields of `TranslationOptions`.
+        """
         chosen = _parse_options(options)
         batches = self._batch_translator
         [line] = split_lines(
@@ -525,16 +617,19 @@ class Translator:
         if self.engine is not self._native:
             batches.log_native_fallback("cannot record or edit attention")
         strategy = chosen.strategy(self.config.decode)
-        request = batches.build_request([segment], chosen, strategy)
-        [[best, *_]] = self._native.generate(request)
+        given = None if reference is None else batches.encode_reference(reference, chosen)
+        searched = batches.trace_search(segment, chosen, strategy)
+        best = searched.best if given is None else given
+        tokens = [*best.tokens, EOS] if best.finished else best.tokens
         target = ExplainedTarget(
-            tokens=[*best.tokens, EOS] if best.finished else best.tokens,
+            tokens=tokens,
             text=batches.detokenize([[best]])[0][0],
-            forced=len(request.prefixes[0]),
-            search_sum=best.total,
+            forced=len(searched.prefix) if given is None else len(tokens),
+            masked=searched.masked if given is None else (),
+            search_sum=best.total if given is None else None,
         )
         with self._native.single_threaded():
-            return explain_pair(
+            explanation = explain_pair(
                 self.model,
                 self.tokenizers,
                 self.config,
@@ -549,12 +644,17 @@ class Translator:
                     "strategy": strategy.name,
                     "beam": strategy.beam_size,
                     "length_penalty": getattr(strategy.penalty, "alpha", None),
-                    "max_len": request.limits[0],
-                    "prefix": list(request.prefixes[0]),
+                    "nbest": strategy.nbest,
+                    "max_len": searched.max_length,
+                    "prefix": list(searched.prefix),
+                    "reference": reference,
                     "off": [],
                     "seed": chosen.seed if chosen.sample else None,
                 },
             )
+        return add_search(
+            explanation, searched, self.tokenizers.tgt, has_reference=given is not None
+        )
 
     def _translate_windows(
         self,
@@ -567,7 +667,8 @@ class Translator:
         """Translate windows of texts by batches; yield lines in order once complete."""
         strategy = options.strategy(self.config.decode)
         engine = self._batch_translator.select_engine(
-            strategy, constrained=bool(options.constraints)
+            strategy,
+            constrained=bool(options.constraints or options.no_repeat_ngram_size),
         )
         pending_lines: deque[SegmentedLine] = deque()
         translations: dict[int, Translation] = {}  # by sample id
