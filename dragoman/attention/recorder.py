@@ -123,6 +123,10 @@ class AttentionRecords(Mapping[str, AttentionRecord]):
         """Return the record of an attention's last call."""
         return self.calls(path)[-1]
 
+    def __contains__(self, path: object) -> bool:
+        """Whether an attention ran."""
+        return path in self._calls
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over the paths in the order in which they first ran."""
         return iter(self._calls)

@@ -249,7 +249,7 @@ def _explain(
                     "use --explain --json for all of them"
                 ]
             )
-        explanation = predictor.explain(each)
+        explanation = predictor.explain_words(each)
         if html is not None and isinstance(explanation, TextExplanation):
             pages.append(explanation)
         elif html is not None:

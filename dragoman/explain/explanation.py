@@ -137,6 +137,42 @@ class Attribution:
     gap: float | None = None  # relative distance from completeness, where the method promises it
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ablation:
+    """What changes when heads or other parts of a model are switched off."""
+
+    off: list[str]
+    effect: list[float]  # change of each explained output's log-probability, teacher-forced
+    sum_change: float
+    target: TokenizedText  # the new output
+    steps: list[Step]
+    score: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The new output's text."""
+        return self.target.text
+
+    @property
+    def tokens(self) -> list[str]:
+        """The new output's tokens."""
+        return [token.text for token in self.target.tokens]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values, as in `Explanation.ablations`."""
+        from dragoman.explain.wire_format import encode_step, encode_text
+
+        return {
+            "off": list(self.off),
+            "effect": [round(each, 6) for each in self.effect],
+            "sum_change": round(self.sum_change, 6),
+            "text": self.text,
+            "target": encode_text(self.target),
+            "steps": [encode_step(step) for step in self.steps],
+            "score": self.score,
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
     """One output of a model, how it was found, and what can be seen inside.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -21,6 +21,7 @@ from dragoman.models.classifier import ClassifierModel
 from dragoman.tasks.classification import ClassificationTask, tokenize
 
 if TYPE_CHECKING:
+    from dragoman.explain.task_explanations import TaskInput
     from dragoman.explain.text_explanation import SentenceSpans, TextExplanation
 
 EMPTY_NOTE = "the text has no words: it has no label"
@@ -187,8 +188,20 @@ class Classifier(Predictor[str, StoredText, Classification]):
             )
         return predictions
 
-    def explain(self, example: str, *, label: str = "") -> TextExplanation:
-        """Explain the prediction of a text, or another label's probability, by its words.
+    def task_input(self, example: str, *, label: str = "") -> TaskInput:  # type: ignore[override]
+        """Return a text to be explained, by its most probable label or another one."""
+        from dragoman.explain.text_inputs import ClassifiedText
+
+        assert isinstance(self.model, ClassifierModel), "the model of a classification bundle"
+        [text] = self.iter_inputs([example])
+        return ClassifiedText(self.model, self.task, text, label=label)
+
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+        """Return the text of an explanation."""
+        return self.task_input(request["text"], label=request.get("label", ""))
+
+    def explain_words(self, example: str, *, label: str = "") -> TextExplanation:
+        """Explain the label of a text, or another label's probability, by its words.
 
         Each word and each sentence is left out in turn, and the drop in the label's probability is
         reported beside the attention weights.

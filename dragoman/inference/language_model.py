@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -36,6 +36,7 @@ from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from dragoman.text.vocabulary import normalize_text
 
 if TYPE_CHECKING:
+    from dragoman.explain.task_explanations import TaskInput
     from dragoman.tasks.language import LanguageTask
     from dragoman.tasks.masked import FilledText
     from dragoman.text.language_text import TextDecoder
@@ -44,6 +45,8 @@ EMPTY_NOTE = "the text is empty: there is nothing to score"
 MAX_NLL = 80.0  # a loss whose perplexity still fits a float
 PREFILL_TOKENS = 512  # of the prompt that are read at a time
 MAX_TOKENS = 1_000_000  # to generate; more is a mistake
+MAX_EXPLAINED_TOKENS = 1_024  # of an explanation, whose arrays grow by their square
+CONTINUED_TOKENS = 20  # of a given beginning, in an explanation
 
 
 class TextChunk(str):
@@ -312,6 +315,63 @@ class LanguageModel(Predictor[str, EncodedText, TextScore]):
                 "fill_mask needs a model trained with language.objective=masked or permuted; found "
                 "causal; use generate"
             ]
+        )
+
+    # Explanations
+
+    def task_input(  # type: ignore[override]
+        self,
+        example: str,
+        *,
+        max_tokens: int | None = None,
+        prefix: str = "",
+        prefix_ids: Sequence[int] = (),
+    ) -> TaskInput:
+        """Return a text to be explained, with up to `max_tokens` more tokens of the model's own.
+
+        Without any, the text is a document, whose last line has ended. A `prefix` follows the text;
+        `prefix_ids` are tokens instead of it, which are continued unless `max_tokens` is 0.
+        """
+        from dragoman.explain.language_inputs import ModeledText
+
+        if not isinstance(example, str):
+            raise DataError(
+                "a text to explain must be text",
+                found=f"{type(example).__name__} {example!r:.60}",
+                fix='pass "The cat sat."',
+            )
+        if max_tokens is None:
+            max_tokens = CONTINUED_TOKENS if prefix_ids else 0
+        if not isinstance(max_tokens, int) or not 0 <= max_tokens <= MAX_EXPLAINED_TOKENS:
+            raise ConfigError(
+                [
+                    f"max_tokens of an explanation must be from 0 to {MAX_EXPLAINED_TOKENS:,}; "
+                    f"found {max_tokens!r}; try {CONTINUED_TOKENS}"
+                ]
+            )
+        given, text = example + prefix, self.task.text
+        ids = list(prefix_ids)
+        if not ids and given:
+            ids = text.encode_prompt(given) if max_tokens else text.encode(given).tolist()
+        if len(ids) + max_tokens > MAX_EXPLAINED_TOKENS:
+            raise DataError(
+                f"a text to explain must have at most {MAX_EXPLAINED_TOKENS:,} tokens",
+                found=f"{len(ids) + max_tokens:,}",
+                fix="shorten it",
+            )
+        return ModeledText(self.model, self.task, ids, max_tokens=max_tokens, text=given)
+
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+        """Return the text of an explanation, with the tokens that it was continued by."""
+        from dragoman.explain.language_inputs import ModeledText
+
+        return ModeledText(
+            self.model,
+            self.task,
+            request["ids"],
+            forced=len(request["prefix_ids"]),
+            max_tokens=request["max_tokens"],
+            text=request["text"],
         )
 
     # Scores

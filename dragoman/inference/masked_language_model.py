@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +15,7 @@ from dragoman.inference.translation import check_text_iterable, replace_control_
 from dragoman.models.masked_lm import MaskedLM
 
 if TYPE_CHECKING:
+    from dragoman.explain.task_explanations import TaskInput
     from dragoman.tasks.masked import FilledText, MaskedLanguageTask
 
 NO_MASK_NOTE = "the text has no <mask>: there is nothing to fill in"
@@ -84,6 +85,22 @@ class MaskedLanguageModel(LanguageModel):
             raise ConfigError([f"top must be a whole number from 1; found {top!r}; try 5"])
         with torch.inference_mode():
             return self.task.fill_masks(self.model, [text], top=top)[0]
+
+    def task_input(self, example: str) -> TaskInput:  # type: ignore[override]
+        """Return a text with masks to be explained, or one whose tokens are masked in turn."""
+        from dragoman.explain.language_inputs import MaskedText
+
+        if not isinstance(example, str):
+            raise DataError(
+                "a text to explain must be text",
+                found=f"{type(example).__name__} {example!r:.60}",
+                fix='pass "The <mask> sat."',
+            )
+        return MaskedText(self.model, self.task, example)
+
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+        """Return the text of an explanation."""
+        return self.task_input(request["text"])
 
     def generate(self, prompt: str = "", **options: Any) -> NoReturn:
         """Raise ConfigError: this model does not continue texts."""

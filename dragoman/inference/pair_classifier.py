@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,11 @@ from dragoman.attention.recorder import record as record_attention
 from dragoman.data.records import FIRST_NAMES, SECOND_NAMES, TEXT, Record, find_field
 from dragoman.errors import ConfigError, DataError
 from dragoman.inference.predictor import Predictor
-from dragoman.models.pair_classifier import PairOutput
+from dragoman.models.pair_classifier import PairModel, PairOutput
 from dragoman.tasks.pairs import EncodedPair, PairsTask, expected_score
+
+if TYPE_CHECKING:
+    from dragoman.explain.task_explanations import TaskInput
 
 InputPair = tuple[str, str]
 
@@ -164,7 +167,21 @@ class PairClassifier(Predictor[InputPair, EncodedPair, PairPrediction]):
             for one, other in zip(labels or empty, scores or empty, strict=True)
         ]
 
-    def explain(self, example: InputPair) -> PairExplanation:
+    def task_input(self, example: InputPair) -> TaskInput:  # type: ignore[override]
+        """Return a pair to be explained."""
+        from dragoman.explain.text_inputs import ComparedPair
+
+        assert isinstance(self.model, PairModel), "the model of a bundle of pairs"
+        if isinstance(example, str) and "\t" in example:
+            example = (example.split("\t")[0], example.split("\t")[1])
+        self.encode([example])
+        return ComparedPair(self.model, self.task, *example)
+
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+        """Return the pair of an explanation."""
+        return self.task_input((request["first"], request["second"]))
+
+    def explain_words(self, example: InputPair) -> PairExplanation:
         """Return the prediction and the co-attention weights of one pair."""
         if self.config.pairs.interaction not in ("co_attention", "decomposable"):
             raise ConfigError(

@@ -7,14 +7,16 @@ bounded memory, and falls back to smaller batches, then to the CPU, when memory 
 from __future__ import annotations
 
 import abc
+import inspect
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from dragoman.bundle import TaskBundle
@@ -27,6 +29,10 @@ from dragoman.inference.translation import check_text_iterable
 from dragoman.runtime.device import CPU, choose_device, run_with_cpu_fallback
 from dragoman.runtime.memory import RETRY_FRACTION, is_out_of_memory, release_memory
 from dragoman.tasks.base import TrainingTask
+
+if TYPE_CHECKING:
+    from dragoman.explain.explanation import Ablation, Attribution, Explanation
+    from dragoman.explain.task_explanations import TaskInput
 
 logger = logging.getLogger(__name__)
 
@@ -138,14 +144,80 @@ class Predictor(abc.ABC, Generic[InputT, EncodedT, PredictionT]):
         """Return the characters of an input, which bound the memory of a window."""
         return len(example) if isinstance(example, str) else 1
 
-    def explain(self, example: InputT) -> Any:
-        """Explain the prediction of one input; raise ConfigError where a task cannot."""
+    def explain_words(self, example: InputT) -> Any:
+        """Explain a label by the words of a text; raise ConfigError where a task cannot."""
         raise ConfigError(
             [
                 f"--explain is for models of the tasks classify and pairs; found one of "
-                f"{self.task_name}; leave it out"
+                f"{self.task_name}; leave it out, or use dragoman explain"
             ]
         )
+
+    def task_input(self, example: InputT, **options: Any) -> TaskInput:
+        """Return an input that can be explained; the options are the task's own."""
+        raise NotImplementedError
+
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+        """Return the input of an explanation from its request."""
+        raise NotImplementedError
+
+    # Explanations
+
+    def explain(
+        self,
+        example: InputT,
+        *,
+        off: Sequence[str] = (),
+        attribution: str | None = "input_x_gradient",
+        **options: Any,
+    ) -> Explanation:
+        """Explain the prediction of one input: probabilities, attention weights, attribution.
+
+        `off` names heads, such as "e0.1", and other parts of the model that are switched off; see
+        docs/explanation.md. A model without embeddings is explained by leaving out instead of
+        gradients.
+        """
+        from dragoman.explain.task_explanations import explain_task
+
+        return explain_task(
+            self.task_input(example, **self._check_options(options)),
+            off=off,
+            attribution=attribution,
+        )
+
+    def ablate(self, explanation: Explanation, heads: Sequence[str]) -> Ablation:
+        """Switch heads or other parts off; return the changes and the new prediction."""
+        from dragoman.explain.task_explanations import ablate_task
+
+        return ablate_task(self.repeat_input(explanation.request), explanation, heads)
+
+    def attribute(
+        self, explanation: Explanation, method: str
+    ) -> tuple[Attribution, dict[str, NDArray[Any]]]:
+        """Return another attribution of an explanation, and its arrays."""
+        from dragoman.explain.task_explanations import attribute_task
+
+        return attribute_task(self.repeat_input(explanation.request), explanation, method)
+
+    def head_effects(self, explanation: Explanation) -> Iterator[tuple[str, float]]:
+        """Yield every head with the change of the explained log-probability when it is off."""
+        from dragoman.explain.task_explanations import task_head_effects
+
+        return task_head_effects(self.repeat_input(explanation.request), explanation)
+
+    def _check_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options without empty ones; raise ConfigError for one that the task has not."""
+        known = list(inspect.signature(self.task_input).parameters)[1:]
+        given = {name: value for name, value in options.items() if value not in (None, "", [], ())}
+        for name in given:
+            if name not in known:
+                raise ConfigError(
+                    [
+                        f"options of an explanation of the task {self.task_name} must be of "
+                        f"{', '.join(['off', 'attribution', *known])}; found {name}; leave it out"
+                    ]
+                )
+        return given
 
     # What every task has.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,11 @@ from torch import nn
 from dragoman.data.records import TEXT, Record
 from dragoman.errors import DataError
 from dragoman.inference.predictor import Predictor
+from dragoman.models.set_transformer import SetTransformer
 from dragoman.tasks.sets import SetsTask
+
+if TYPE_CHECKING:
+    from dragoman.explain.task_explanations import TaskInput
 
 InputSet = Sequence[Any]  # numbers, or equally long vectors
 EncodedSet = NDArray[np.float32]  # (n, F)
@@ -94,6 +98,20 @@ class SetModel(Predictor[InputSet, EncodedSet, SetPrediction]):
             self.task.encode_set(each.tolist() if isinstance(each, np.ndarray) else each)
             for each in inputs
         ]
+
+    def task_input(self, example: InputSet) -> TaskInput:  # type: ignore[override]
+        """Return a set to be explained; a text is read as a JSON list."""
+        from dragoman.explain.set_inputs import ObservedSet
+
+        assert isinstance(self.model, SetTransformer), "the model of a bundle of sets"
+        if isinstance(example, str):
+            [example] = self.read_arguments([example])
+        [elements] = self.encode([example])
+        return ObservedSet(self.model, self.task, elements)
+
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+        """Return the set of an explanation."""
+        return self.task_input(request["set"])
 
     def length(self, encoded: EncodedSet) -> int:
         """Return the number of elements."""

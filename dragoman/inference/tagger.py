@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -15,11 +15,13 @@ from dragoman.data.records import Record
 from dragoman.errors import DataError
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translation import replace_control_chars, truncate_repr
+from dragoman.models.tagger import TaggingModel
 from dragoman.text.tag_schemes import find_spans
 from dragoman.text.tagging_text import PLAIN, TaggedSentence
 from dragoman.text.vocabulary import split_words
 
 if TYPE_CHECKING:
+    from dragoman.explain.task_explanations import TaskInput
     from dragoman.tasks.tagging import TaggingTask
 
 EMPTY_NOTE = "the text has no tokens: there is nothing to tag"
@@ -159,6 +161,28 @@ class Tagger(Predictor[TaggerInput, EncodedSentence, Tagging]):
             return TaggedSentence(tokens=[character for character in joined if character.strip()])
         tokens = split_words(each) if isinstance(each, str) else [token for token in each if token]
         return TaggedSentence(tokens=tokens)
+
+    def task_input(self, example: TaggerInput) -> TaskInput:  # type: ignore[override]
+        """Return a sentence to be explained; of a long one the first part."""
+        from dragoman.explain.text_inputs import TaggedText
+
+        assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
+        [checked] = self.iter_inputs([example])
+        sentence = self._sentence(checked)
+        is_long = len(sentence.tokens) > MAX_TOKENS
+        part = TaggedSentence(
+            tokens=sentence.tokens[:MAX_TOKENS], column=sentence.column[:MAX_TOKENS]
+        )
+        text = checked if isinstance(checked, str) and not is_long else None
+        return TaggedText(self.model, self.task, part, text=text)
+
+    def repeat_input(self, request: Mapping[str, Any]) -> TaskInput:
+        """Return the sentence of an explanation."""
+        from dragoman.explain.text_inputs import TaggedText
+
+        assert isinstance(self.model, TaggingModel), "the model of a tagging bundle"
+        sentence = TaggedSentence(tokens=request["tokens"], column=request.get("column", ()))
+        return TaggedText(self.model, self.task, sentence, text=request["text"])
 
     def length(self, encoded: EncodedSentence) -> int:
         """Return the padded tokens of a sentence."""

@@ -45,6 +45,10 @@ class TagOutput(nn.Module):
         """Return the probability of each tag at each position, (B, T, K); zero at padding."""
         raise NotImplementedError
 
+    def log_marginals(self, emissions: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the logarithms (B, T, K) of `marginals`, with gradients; padding means nothing."""
+        raise NotImplementedError
+
     def scores(self, emissions: Tensor) -> TransitionScores:
         """Return the scores of a start, a transition and an end, in the emissions' wide dtype."""
         raise NotImplementedError
@@ -122,6 +126,13 @@ class LinearChainCRF(TagOutput):
         chains = _run_chains(emissions, mask, scores, directions=2)
         return _node_marginals(emissions, mask, chains)
 
+    def log_marginals(self, emissions: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the logarithms of the marginal probabilities, with gradients."""
+        scores = self.scores(emissions)
+        emissions = emissions.to(_wide(emissions))
+        chains = _run_chains(emissions, mask, scores, directions=2)
+        return (chains[0] + chains[1] - emissions).log_softmax(dim=-1)
+
 
 class TokenSoftmax(TagOutput):
     """A softmax at each position, independent of its neighbours: a tagger without a CRF."""
@@ -140,6 +151,10 @@ class TokenSoftmax(TagOutput):
     def marginals(self, emissions: Tensor, mask: Tensor | None) -> Tensor:
         """Return the softmax of the emissions, (B, T, K)."""
         return _zero_padding(emissions.to(_wide(emissions)).softmax(dim=-1), mask)
+
+    def log_marginals(self, emissions: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the log-softmax of the emissions, (B, T, K)."""
+        return emissions.to(_wide(emissions)).log_softmax(dim=-1)
 
 
 def token_cross_entropy(

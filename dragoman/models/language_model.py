@@ -105,13 +105,18 @@ class NeuralLanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         losses: dict[str, Tensor] | None = None,
+        layer_outputs: list[Tensor] | None = None,
     ) -> Tensor:
         """Return the stack's output for tokens (B, T), real where `mask` is True, for `project`.
 
-        `attention_mask` (B, T, T) replaces causality: True at (t, s) lets t attend to s.
+        `attention_mask` (B, T, T) replaces causality: True at (t, s) lets t attend to s. The output
+        of every layer, (B, T, D), is appended to `layer_outputs`.
         """
         context = ForwardContext(
-            mask=mask, attention_mask=attention_mask, losses={} if losses is None else losses
+            mask=mask,
+            attention_mask=attention_mask,
+            losses={} if losses is None else losses,
+            layer_outputs=layer_outputs,
         )
         hidden = self.decoder(self.embed(tokens, position_ids=position_ids), context)
         return self.output(self._drop(hidden, self.dropout.output))

@@ -31,13 +31,21 @@ class MaskedLM(NeuralLanguageModel):
         """Return the id of the mask."""
         return self.embedding.weight.size(0) - 1
 
-    def permuted(self, tokens: Tensor, ranks: Tensor, positions: Tensor) -> Tensor:
+    def permuted(
+        self,
+        tokens: Tensor,
+        ranks: Tensor,
+        positions: Tensor,
+        *,
+        layer_outputs: list[Tensor] | None = None,
+    ) -> Tensor:
         """Return states (B, P, E) that predict the tokens at positions (B, P) from lower ranks.
 
         Two-stream self-attention (Yang et al. 2019, "XLNet", section 2.3) as one stack over
         L + P positions under `masks.two_stream`: the content stream of tokens (B, L), and a query
         stream that begins with the mask and a position, so that it knows where but not what. Ranks
-        (B, L) are the factorization order; tokens of equal rank see each other.
+        (B, L) are the factorization order; tokens of equal rank see each other. The output of every
+        layer for both streams, (B, L + P, D), is appended to `layer_outputs`.
         """
         length = tokens.size(1)
         queries = torch.full_like(positions, self.mask_token)
@@ -46,6 +54,7 @@ class MaskedLM(NeuralLanguageModel):
             torch.cat([tokens, queries], dim=1),
             attention_mask=masks.two_stream(ranks, ranks.gather(1, positions)),
             position_ids=torch.cat([content, positions], dim=1),
+            layer_outputs=layer_outputs,
         )
         return hidden[:, length:]
 

@@ -74,8 +74,13 @@ class Stack(nn.Module):
             x, children[name] = block.start_with_prefix(self._project(x, name), context)
         return ExtendOutput(self.finish(x), DecoderState(children=children))
 
-    def extend(self, x: Tensor, state: DecoderState) -> ExtendOutput:
-        """Return the output for T more positions (B, T, D), and the state after them."""
+    def extend(
+        self, x: Tensor, state: DecoderState, *, layer_outputs: list[Tensor] | None = None
+    ) -> ExtendOutput:
+        """Return the output for T more positions (B, T, D), and the state after them.
+
+        The output of every block, (B, T, D), is appended to `layer_outputs`.
+        """
         embedded, children = x, {}
         for name, block in self.blocks():
             x = self._project(x, name)
@@ -84,6 +89,8 @@ class Stack(nn.Module):
                 if block.reads_embeddings
                 else block.extend(x, state.children[name])
             )
+            if layer_outputs is not None:
+                layer_outputs.append(x)
         return ExtendOutput(self.finish(x), state.advance(embedded.size(1), children=children))
 
     def _project(self, x: Tensor, name: str) -> Tensor:

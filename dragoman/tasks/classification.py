@@ -125,7 +125,7 @@ class ClassificationBatch(TensorBatch):
         return None if self.ngrams is None else NgramFeatures(self.ngrams, self.ngram_values)
 
 
-class TokenizedText(NamedTuple):
+class TokenizedDocument(NamedTuple):
     """The tokens of a text as the model reads them."""
 
     sentences: list[list[str]]  # of a model that is not hierarchical, one
@@ -270,7 +270,7 @@ class ClassificationTask(TrainingTask):
         parts += [f"{len(each.ids):,} words with vectors" for each in text.vectors]
         return ", ".join(parts)
 
-    def tokenize(self, text: str) -> TokenizedText:
+    def tokenize(self, text: str) -> TokenizedDocument:
         """Return the tokens of a text as the model reads them, in sentences if it is hierarchical.
 
         Texts are cut after `data.max_length` tokens.
@@ -688,18 +688,18 @@ def text_problems(config: Config) -> list[str]:
     ]
 
 
-def tokenize_text(config: Config, text: str, sentence_end: str = "") -> TokenizedText:
+def tokenize_text(config: Config, text: str, sentence_end: str = "") -> TokenizedDocument:
     """Return the tokens of a text as the model reads them; long sentences are split."""
     left = config.data.max_length
     if not config.classify.hierarchical:
-        return TokenizedText([tokenize(config, text)[:left]])
+        return TokenizedDocument([tokenize(config, text)[:left]])
     most = config.classify.max_sentence_words
     sentences = []
     for sentence in split_document(config, text, sentence_end):
         kept = sentence[:left]
         left -= len(kept)
         sentences += [kept[start : start + most] for start in range(0, len(kept), most)]
-    return TokenizedText(sentences)
+    return TokenizedDocument(sentences)
 
 
 def tokenize(config: Config, text: str) -> list[str]:

@@ -364,6 +364,23 @@ class MaskedLanguageTask(LanguageTask):
             text += decoder.push(token)
         return FilledText(text, guesses)
 
+    def encode_masked(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the tokens that are read (L,), and the columns (T,) of those that are predicted.
+
+        Those are the masks of a text, or all of its tokens if it has none, as in
+        `pseudo_log_likelihood`.
+        """
+        if self.has_mask(text):
+            row = self._encode_with_masks(text)
+            return row, [at for at, token in enumerate(row) if token == self.mask_token]
+        tokens = self.text.encode(text)[: self.language.segment].astype(np.int64)[None]
+        rows, columns = (
+            _frame(tokens)
+            if self.language.sentence_order and tokens.size
+            else (tokens, np.arange(tokens.shape[1]))
+        )
+        return rows[0].tolist(), columns.tolist()
+
     def _encode_with_masks(self, text: str) -> list[int]:
         """Return the tokens of one line and EOS, the mask in place of <mask> and [MASK]."""
         parts = MASK_PATTERN.split(text)

@@ -312,7 +312,7 @@ class TaggingTask(TrainingTask):
         assert isinstance(model, TaggingModel), f"found {type(model).__name__}"
         mask = batch.mask
         emissions = _emissions(model, batch)
-        decoded = model.tag_output.decode(emissions, mask, self._allowed)
+        decoded = self.decode(model, emissions, mask)
         marginals = model.tag_output.marginals(emissions, mask)
         chosen = marginals.gather(2, decoded.unsqueeze(2)).squeeze(2)
         return [
@@ -321,6 +321,10 @@ class TaggingTask(TrainingTask):
                 decoded.tolist(), chosen.tolist(), batch.sizes.tolist(), strict=True
             )
         ]
+
+    def decode(self, model: TaggingModel, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the best tags (B, T) of emissions (B, T, K) that the scheme allows."""
+        return model.tag_output.decode(emissions, mask, self._allowed)
 
     def read_input(self, record: Record, *, text_field: str = "") -> TaggedSentence | str:
         """Return a record's tokens, with their further column if one is read, or else its text.

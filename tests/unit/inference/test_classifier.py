@@ -85,7 +85,7 @@ def test_an_explanation_finds_the_word_that_decides(name, request):
     predictor = request.getfixturevalue(name)
     for word, label in [(GOOD[0], "positive"), (BAD[0], "negative")]:
         text = f"It was a story of two men. The film is {word}, and it was the film."
-        found = predictor.explain(text)
+        found = predictor.explain_words(text)
         assert found.label == label
         assert found.ranked_words()[0].text == word
         [without] = predictor.predict([text.replace(f"{word}, and", ", and")])
@@ -95,7 +95,7 @@ def test_an_explanation_finds_the_word_that_decides(name, request):
 
 
 def test_two_levels_of_weights_sum_to_one(han):
-    found = han.explain("It was a story. The film is great! Two men.")
+    found = han.explain_words("It was a story. The film is great! Two men.")
     assert [each.text for each in found.sentences] == [
         "It was a story.",
         "The film is great!",
@@ -109,7 +109,7 @@ def test_two_levels_of_weights_sum_to_one(han):
 
 
 def test_one_level_of_weights(flat):
-    found = flat.explain("It was a story. The film is great!")
+    found = flat.explain_words("It was a story. The film is great!")
     assert len(found.sentences) == 1
     assert not found.has_sentence_weights
     assert sum(word.weight for word in found.words) == pytest.approx(1, abs=1e-5)
@@ -118,7 +118,7 @@ def test_one_level_of_weights(flat):
 @pytest.mark.parametrize("tokenizer", ["characters", "bytes"])
 def test_smaller_tokens_are_explained_as_words(tokenizer, tmp_path):
     path = write_classifier(tmp_path / "model", steps=1, text_tokenizer=tokenizer)
-    found = dragoman.load(path, device="cpu").explain("Ein schöner Film, 很好!")
+    found = dragoman.load(path, device="cpu").explain_words("Ein schöner Film, 很好!")
     words = [word.text for word in found.words]
     assert words == ["Ein", "schöner", "Film", ",", "很", "好", "!"]
     assert sum(word.weight for word in found.words) == pytest.approx(1, abs=0.2)
@@ -126,7 +126,7 @@ def test_smaller_tokens_are_explained_as_words(tokenizer, tmp_path):
 
 def test_a_model_without_attention_is_explained_by_leaving_out(tmp_path):
     path = write_classifier(tmp_path / "model", pooling="max")
-    found = dragoman.load(path, device="cpu").explain("The film is great!")
+    found = dragoman.load(path, device="cpu").explain_words("The film is great!")
     assert not found.has_word_weights
     assert found.ranked_words()[0].text == "great"
 
@@ -139,14 +139,14 @@ def test_several_labels_with_thresholds_and_attention_by_label(tmp_path):
     names, values, _ = found.to_line().split("\t")
     assert set(names.split(",")) == {"positive", "short"}
     assert len(values.split(",")) == 2
-    good = predictor.explain("The film is great.", label="positive")
-    short = predictor.explain("The film is great.", label="short")
+    good = predictor.explain_words("The film is great.", label="positive")
+    short = predictor.explain_words("The film is great.", label="short")
     assert [word.weight for word in good.words] != [word.weight for word in short.words]
     assert good.ranked_words()[0].text == "great"
     with pytest.raises(
         DataError, match=r"one of the model's; found 'nice'; choose one of negative"
     ):
-        predictor.explain("The film is great.", label="nice")
+        predictor.explain_words("The film is great.", label="nice")
 
 
 def test_a_text_that_was_cut_says_so(han):
@@ -158,7 +158,7 @@ def test_a_text_that_was_cut_says_so(han):
     assert cut.notes[0].startswith(note)
     assert cut.label
     assert cut.to_dict()["probabilities"]
-    assert han.explain(word * (longest + 1)).notes[0].startswith(note)
+    assert han.explain_words(word * (longest + 1)).notes[0].startswith(note)
 
 
 def test_what_is_no_text_is_named(han):
@@ -168,7 +168,7 @@ def test_what_is_no_text_is_named(han):
 
 def test_text_to_explain_must_hold_words(han):
     with pytest.raises(DataError, match="must hold words; found ' '"):
-        han.explain(" ")
+        han.explain_words(" ")
 
 
 def test_a_translator_does_not_load_a_classifier(tmp_path):

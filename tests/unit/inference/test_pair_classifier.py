@@ -75,7 +75,7 @@ def test_what_is_no_pair_is_an_error():
 
 def test_an_explanation_has_the_weights_of_both_directions():
     model = classifier_of()
-    found = model.explain(PAIRS[0])
+    found = model.explain_words(PAIRS[0])
     assert found.first == ["A", "man", "plays"]
     assert found.first_weights.shape == (3, 4)
     assert found.second_weights.shape == (4, 3)
@@ -88,4 +88,4 @@ def test_an_explanation_has_the_weights_of_both_directions():
     assert lines[0] == found.prediction.to_line()
     assert lines[2].split("\t")[0] == "A"
     with pytest.raises(ConfigError, match=r"found pairs\.interaction=none"):
-        classifier_of(interaction="none").explain(PAIRS[0])
+        classifier_of(interaction="none").explain_words(PAIRS[0])

@@ -141,7 +141,7 @@ def test_a_task_without_explanation_says_so():
             ConfigError,
             match="--explain is for models of the tasks classify and pairs; found one of tag",
         ):
-            Counter().explain("a")
+            Counter().explain_words("a")
     finally:
         Counter.task_name = "classify"
 
