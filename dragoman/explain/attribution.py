@@ -1,0 +1,437 @@
+"""Attribution: how much each source token and each earlier target token changed each target token.
+
+Every method returns one number per pair of tokens, (T, S) for the source and (T, T) for the
+decoder's input, whose column 0 is `<s>`. Below, f_t is the log-probability of target token t under
+teacher forcing, x_s the embedding of token s without its position, and b the mean of all embeddings
+of its vocabulary: a place with an average word.
+
+| method               | number for (t, s)                                                | cost  |
+| -------------------- | ---------------------------------------------------------------- | ----- |
+| input_x_gradient     | x_s . df_t/dx_s: the change, to first order, if it fades out     | T     |
+| integrated_gradients | (x_s - b) . df_t/dx_s, averaged on the straight path from b to x | T n   |
+| value_zeroing        | how far the last hidden state turns if nobody reads s's values   | S + T |
+| occlusion            | f_t - f_t with x_s = b: what is lost without the token           | S + T |
+
+The cost is in backward passes, or forward passes for the last two. All but value zeroing are
+signed: a positive number speaks for the target token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dragoman.attention.alignments import Alignment
+from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
+from dragoman.errors import DataError, suggest_name
+from dragoman.explain.forced_target import ForcedTarget
+from dragoman.layers.embedding import Embedding
+from dragoman.layers.rnn import RNN
+from dragoman.models.prefix_lm import PrefixLM
+
+METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusion")
+ARRAY_PREFIXES = {
+    "input_x_gradient": "ixg",
+    "integrated_gradients": "ig",
+    "value_zeroing": "vz",
+    "occlusion": "occ",
+}
+MAX_GAP = 0.05  # of integrated gradients' completeness; more points are taken until it holds
+PATH_POINTS = (9, 17, 33, 65, 129)  # each set contains the one before it
+EMBEDDINGS_PER_SUM = 8192
+TARGETS_PER_PASS = 16  # whose backward passes run as one batch
+
+
+class TokenAttribution(NamedTuple):
+    """The attribution of T target tokens to S source tokens and to the decoder's T input tokens."""
+
+    method: str
+    source: NDArray[np.float32] | None  # (T, S); None for a language model
+    target: NDArray[np.float32]  # (T, T): column 0 is <s>; zero above the diagonal
+    signed: bool
+    # Of integrated gradients: |sum of the attributions - (f(x) - f(b))|, summed over the target
+    # tokens and divided by the sum of |f(x) - f(b)|.
+    gap: float | None = None
+
+
+class _Embeddings(NamedTuple):
+    """Embeddings of both sides, or something of their shapes."""
+
+    src: Tensor | None  # (B, S, D)
+    tgt: Tensor  # (B, T, D)
+
+
+def attribute_tokens(forced: ForcedTarget, method: str) -> TokenAttribution:
+    """Return the attribution of each target token by a method of `METHODS`."""
+    if method not in METHODS:
+        raise DataError(
+            f"an attribution method must be one of {', '.join(METHODS)}",
+            found=repr(method),
+            fix=suggest_name(method, METHODS),
+        )
+    functions: dict[str, Callable[[ForcedTarget], TokenAttribution]] = {
+        "input_x_gradient": input_x_gradient,
+        "integrated_gradients": integrated_gradients,
+        "value_zeroing": value_zeroing,
+        "occlusion": occlusion,
+    }
+    return functions[method](forced)
+
+
+def attribution_note(forced: ForcedTarget) -> str:
+    """Return what the gradient methods leave out in this model, in a sentence; or nothing.
+
+    A hard choice of source positions has no gradient: the numbers are then those of the choice that
+    was made.
+    """
+    kinds = sorted(
+        {
+            type(module).__name__
+            for module in forced.model.modules()
+            if isinstance(module, Alignment) and module.is_discrete
+        }
+        | {
+            type(module).__name__
+            for module in find_attentions(forced.model).values()
+            if getattr(module, "is_discrete", False)
+        }
+    )
+    if not kinds:
+        return ""
+    return (
+        f"{' and '.join(kinds)} chooses positions by comparison, which has no gradient: input x "
+        "gradient and integrated gradients show the positions that were chosen, not why; "
+        "occlusion and value zeroing compare whole runs."
+    )
+
+
+def input_x_gradient(forced: ForcedTarget) -> TokenAttribution:
+    r"""Return the dot product of each token's embedding and the gradient there.
+
+    .. math:: a_{ts} = x_s^\top\, \partial f_t / \partial x_s
+
+    Shrikumar et al. (2016), Denil et al. (2014). It is exact for a function that is linear in the
+    embeddings; elsewhere it is the first-order change from fading the token out.
+    """
+    with _differentiable(forced):
+        inputs = _embed(forced)
+        found = _gradients(forced, inputs)
+        return _attribution("input_x_gradient", forced, _sum_products(inputs, found), signed=True)
+
+
+def integrated_gradients(forced: ForcedTarget, *, max_gap: float = MAX_GAP) -> TokenAttribution:
+    r"""Return the gradients averaged on the way from average words to the real ones.
+
+    .. math:: a_{ts} = (x_s - b)^\top \int_0^1
+        \frac{\partial f_t(b + \alpha (x - b))}{\partial x_s}\, d\alpha
+
+    Sundararajan, Taly and Yan (2017). All tokens, of both sides, fade in together, so a row sums
+    to f_t(x) - f_t(b) over source and target (completeness). The baseline b is the mean embedding
+    and not zero: norms have no gradient worth the name at zero. The integral is a Clenshaw-Curtis
+    sum; its points are doubled until `gap` is at most `max_gap`, or 129 are used.
+    """
+    with _differentiable(forced):
+        inputs = _embed(forced)
+        with torch.no_grad():
+            means = _mean_embeddings(forced)
+            change = (_run(forced, inputs) - _run(forced, _mix(means, inputs, 0.0)))[0]  # (T,)
+            difference = _mix(means, inputs, 1.0, origin=0.0)
+        known: dict[float, _Embeddings] = {}
+        total, gap = _Embeddings(None, torch.empty(0)), float("inf")
+        for points in PATH_POINTS:
+            positions, weights = clenshaw_curtis(points)
+            for position in positions:
+                if position not in known:
+                    gradients = _gradients(forced, _mix(means, inputs, position))
+                    known[position] = _sum_products(difference, gradients)
+            total = _weighted_sum([known[position] for position in positions], weights)
+            sums = total.tgt.sum(1) + (0.0 if total.src is None else total.src.sum(1))
+            gap = float((sums - change).abs().sum() / change.abs().sum().clamp_min(1e-12))
+            if gap <= max_gap:
+                break
+        return _attribution("integrated_gradients", forced, total, signed=True, gap=gap)
+
+
+@torch.no_grad()
+def occlusion(forced: ForcedTarget) -> TokenAttribution:
+    r"""Return the log-probability that is lost when a token becomes an average word.
+
+    .. math:: a_{ts} = f_t(x) - f_t(x \mid x_s = b)
+
+    One forward pass for each token, whose embedding is replaced by the mean embedding b of its
+    vocabulary. Its position stays, and so do all other tokens: the sentence keeps its length.
+    Zeiler and Fergus (2014); Li, Monroe and Jurafsky (2016).
+    """
+    inputs, means = _embed(forced), _mean_embeddings(forced)
+    before = _run(forced, inputs)[0]  # (T,)
+
+    def occlude(places: Tensor) -> Tensor:
+        rows = len(places)
+        src = None if inputs.src is None else inputs.src.repeat(rows, 1, 1)
+        tgt = inputs.tgt.repeat(rows, 1, 1)
+        for row, place in enumerate(places.tolist()):
+            if src is not None and means.src is not None and place < forced.src_length:
+                src[row, place] = means.src[0, 0]
+            else:
+                tgt[row, place - forced.src_length] = means.tgt[0, 0]
+        return before - _run(forced, _Embeddings(src, tgt))
+
+    return _attribution("occlusion", forced, _by_token(forced, occlude), signed=True)
+
+
+@torch.no_grad()
+def value_zeroing(forced: ForcedTarget) -> TokenAttribution:
+    r"""Return how far each last hidden state turns when a token's values are zero.
+
+    .. math:: a_{ts} = 1 - \cos(h_t,\, h_t^{\neg s})
+
+    h_t is the decoder's last hidden state, which the output matrix reads. In the other pass the
+    value vectors of token s are zero in every self-attention of its side and in every
+    cross-attention, with attention weights as they come. Mohebbi et al. (2023), "Quantifying
+    Context Mixing in Transformers", where single layers are compared and then combined; here the
+    whole model runs, so that nothing is assumed about how layers combine. Models of which a side
+    has no attention have zeros there.
+    """
+    if not find_attentions(forced.model):
+        raise DataError(
+            "value zeroing needs a model with attention",
+            found="a model without any",
+            fix="use occlusion or input_x_gradient",
+        )
+    inputs = _embed(forced)
+    is_prefix_lm = isinstance(forced.model, PrefixLM)
+
+    def last_hidden(rows: int) -> Tensor:
+        src = None if inputs.src is None else inputs.src.expand(rows, -1, -1)
+        return forced.hidden(src, inputs.tgt.expand(rows, -1, -1)).float()
+
+    with _explicit_attention(forced):
+        before = last_hidden(1)
+
+    def zero_values(places: Tensor) -> Tensor:
+        tokens = forced.src_length + forced.tgt_length
+        kept = (torch.arange(tokens, device=places.device) != places.unsqueeze(1)).to(before.dtype)
+        src_kept, tgt_kept = kept[:, : forced.src_length], kept[:, forced.src_length :]
+
+        def scale_columns(path: str) -> WeightsEdit:
+            reads_source = path.startswith("encoder.") or not path.endswith(".self")
+            columns = kept if is_prefix_lm else src_kept if reads_source else tgt_kept
+            return lambda weights: weights * columns[:, None, None, : weights.size(-1)]
+
+        with edit(forced.model, {path: scale_columns(path) for path in paths}):
+            after = last_hidden(len(places))
+        return 1.0 - torch.cosine_similarity(before, after, dim=-1)
+
+    paths = list(find_attentions(forced.model))
+    found = _by_token(forced, zero_values)
+    # Rounding leaves a few 1e-7 of either sign where nothing changed.
+    clamped = _Embeddings(
+        None if found.src is None else found.src.clamp_min(0.0), found.tgt.clamp_min(0.0)
+    )
+    return _attribution("value_zeroing", forced, clamped, signed=False)
+
+
+def clenshaw_curtis(points: int) -> tuple[list[float], list[float]]:
+    """Return the positions on [0, 1] and weights of the Clenshaw-Curtis rule of n + 1 points."""
+    intervals = points - 1
+    angles = np.pi * np.arange(points) / intervals
+    weights = np.ones(points)
+    for k in range(1, intervals // 2 + 1):
+        factor = 1.0 if 2 * k == intervals else 2.0
+        weights -= factor * np.cos(2 * k * angles) / (4 * k**2 - 1)
+    weights /= intervals
+    weights[0] /= 2
+    weights[-1] /= 2
+    # Rounded, so that a point has the same key in every set that contains it.
+    return [round(float(each), 12) for each in (1 - np.cos(angles)) / 2], weights.tolist()
+
+
+@torch.no_grad()
+def _embed(forced: ForcedTarget) -> _Embeddings:
+    """Return the embeddings of both sides."""
+    return _Embeddings(forced.embed_source(), forced.embed_target())
+
+
+def _mean_embeddings(forced: ForcedTarget) -> _Embeddings:
+    """Return the mean embedding of each side's vocabulary, (1, 1, D)."""
+    src, tgt = (None if table is None else _mean_embedding(table) for table in forced.tables())
+    assert tgt is not None, "a target has an embedding"
+    return _Embeddings(src, tgt)
+
+
+@torch.no_grad()
+def _mean_embedding(table: Embedding) -> Tensor:
+    """Return the mean (1, 1, D) of all embeddings of a table."""
+    ids = torch.arange(table.weight.size(0), device=table.weight.device)
+    total = sum(table(part).double().sum(0) for part in torch.split(ids, EMBEDDINGS_PER_SUM))
+    assert isinstance(total, Tensor), "a vocabulary has tokens"
+    return (total / len(ids)).to(table.weight.dtype).view(1, 1, -1)
+
+
+def _mix(
+    means: _Embeddings, inputs: _Embeddings, fraction: float, *, origin: float = 1.0
+) -> _Embeddings:
+    """Return origin b + fraction (x - b) for the embeddings x and the means b."""
+    src, tgt = (
+        None if side is None or mean is None else origin * mean + fraction * (side - mean)
+        for side, mean in zip(inputs, means, strict=True)
+    )
+    assert tgt is not None, "a target has tokens"
+    return _Embeddings(src, tgt)
+
+
+def _run(forced: ForcedTarget, inputs: _Embeddings) -> Tensor:
+    """Return the log-probability (B, T) of each target token."""
+    return forced.log_probs(forced.hidden(inputs.src, inputs.tgt))
+
+
+def _gradients(forced: ForcedTarget, inputs: _Embeddings) -> _Embeddings:
+    """Return the gradient of each target token's log-probability: (T, S, D) and (T, T, D).
+
+    Targets are taken in groups. A group needs the decoder's input up to its last token only.
+    """
+    rnn = any(isinstance(module, RNN) for module in forced.model.modules())
+    backward = _backward_by_rows if rnn else _backward_by_vmap
+    sources, targets = list[Tensor](), list[Tensor]()
+    for first in range(0, forced.tgt_length, TARGETS_PER_PASS):
+        end = min(first + TARGETS_PER_PASS, forced.tgt_length)
+        found = backward(forced, inputs, first, end)
+        if found.src is not None:
+            sources.append(found.src)
+        missing = forced.tgt_length - end
+        targets.append(nn.functional.pad(found.tgt, (0, 0, 0, missing)))
+    return _Embeddings(torch.cat(sources) if sources else None, torch.cat(targets))
+
+
+def _backward_by_vmap(
+    forced: ForcedTarget, inputs: _Embeddings, first: int, end: int
+) -> _Embeddings:
+    """Return the gradients of targets first to end - 1 by one forward pass of one row.
+
+    The backward passes run as one, batched over targets by `vmap`.
+    """
+    leaves = _leaves(inputs, end)
+    hidden = forced.hidden(leaves.src, leaves.tgt)[:, first:end]  # (1, n, E)
+    grad_hidden = _output_gradients(forced, hidden, first)  # (1, n, E)
+    count = end - first
+    # Row t has the gradient of target t alone.
+    each = torch.diag_embed(grad_hidden[0].T).permute(1, 2, 0).unsqueeze(1)  # (n, 1, n, E)
+    wanted = [leaf for leaf in leaves if leaf is not None]
+    found = torch.autograd.grad(
+        hidden, wanted, each, is_grads_batched=True, allow_unused=True, materialize_grads=True
+    )
+    shaped = [grad.view(count, *grad.shape[2:]) for grad in found]
+    return _Embeddings(shaped[0] if leaves.src is not None else None, shaped[-1])
+
+
+def _backward_by_rows(
+    forced: ForcedTarget, inputs: _Embeddings, first: int, end: int
+) -> _Embeddings:
+    """Return the same with one row for each target: RNN kernels have no rule for `vmap`."""
+    rows = end - first
+    leaves = _leaves(inputs, end, rows)
+    hidden = forced.hidden(leaves.src, leaves.tgt)
+    places = torch.arange(rows, device=hidden.device)
+    own = hidden[places, first + places].unsqueeze(0)  # (1, n, E): row t at position t
+    wanted = [leaf for leaf in leaves if leaf is not None]
+    found = torch.autograd.grad(
+        own,
+        wanted,
+        _output_gradients(forced, own, first),
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return _Embeddings(found[0] if leaves.src is not None else None, found[-1])
+
+
+def _leaves(inputs: _Embeddings, end: int, rows: int = 1) -> _Embeddings:
+    """Return copies of the embeddings, the decoder's up to `end`, that take gradients."""
+    src, tgt = (
+        None if side is None else side.detach().repeat(rows, 1, 1).requires_grad_()
+        for side in (inputs.src, inputs.tgt[:, :end])
+    )
+    assert tgt is not None, "a target has tokens"
+    return _Embeddings(src, tgt)
+
+
+def _output_gradients(forced: ForcedTarget, hidden: Tensor, first: int) -> Tensor:
+    """Return the gradient (1, n, E) of each target's log-probability at its hidden state."""
+    leaf = hidden.detach().requires_grad_()
+    [gradient] = torch.autograd.grad(forced.log_probs(leaf, first=first).sum(), [leaf])
+    return gradient
+
+
+def _sum_products(inputs: _Embeddings, gradients: _Embeddings) -> _Embeddings:
+    """Return the dot products of embeddings and their gradients: (T, S) and (T, T)."""
+    src, tgt = (
+        None if side is None or gradient is None else (side * gradient).sum(-1)
+        for side, gradient in zip(inputs, gradients, strict=True)
+    )
+    assert tgt is not None, "a target has tokens"
+    return _Embeddings(src, tgt)
+
+
+def _weighted_sum(parts: list[_Embeddings], weights: list[float]) -> _Embeddings:
+    """Return the weighted sum of several attributions, in float64."""
+    scale = torch.tensor(weights, dtype=torch.float64)
+
+    def total(sides: list[Tensor]) -> Tensor:
+        stacked = torch.stack(sides)
+        factors = scale.to(stacked.device).view(-1, 1, 1)
+        return (stacked.double() * factors).sum(0).to(stacked.dtype)
+
+    sources = [part.src for part in parts if part.src is not None]
+    return _Embeddings(total(sources) if sources else None, total([part.tgt for part in parts]))
+
+
+def _by_token(forced: ForcedTarget, effect: Callable[[Tensor], Tensor]) -> _Embeddings:
+    """Return `effect` of every token, (T, S) and (T, T), in batches of bounded memory.
+
+    `effect` takes places (n,), source tokens before target tokens, and returns (n, T).
+    """
+    device = forced.tgt_in.device
+    places = torch.arange(forced.src_length + forced.tgt_length, device=device)
+    rows = torch.cat(
+        [effect(part) for part in torch.split(places, forced.max_rows())]
+    ).T  # (T, S + T)
+    src, tgt = rows[:, : forced.src_length], rows[:, forced.src_length :]
+    # A token cannot change what was predicted before it was read.
+    return _Embeddings(src if forced.src_length else None, tgt.tril())
+
+
+def _attribution(
+    method: str, forced: ForcedTarget, found: _Embeddings, *, signed: bool, gap: float | None = None
+) -> TokenAttribution:
+    """Return the result as arrays."""
+    src, tgt = (
+        None if side is None else side.detach().float().cpu().numpy().astype(np.float32)
+        for side in found
+    )
+    assert tgt is not None, "a target has tokens"
+    return TokenAttribution(method, src, tgt, signed, gap)
+
+
+@contextmanager
+def _differentiable(forced: ForcedTarget) -> Iterator[None]:
+    """Record gradients within the block, with attentions that compute explicit weights.
+
+    Fused kernels have no batched backward pass.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), _explicit_attention(forced):
+        yield
+
+
+@contextmanager
+def _explicit_attention(forced: ForcedTarget) -> Iterator[None]:
+    """Compute explicit attention weights within the block, unchanged."""
+    unchanged: dict[str, WeightsEdit] = dict.fromkeys(
+        find_attentions(forced.model), lambda weights: weights
+    )
+    with edit(forced.model, unchanged):
+        yield

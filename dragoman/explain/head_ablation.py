@@ -1,0 +1,235 @@
+"""Head ablation: what changes when attention heads are switched off.
+
+A head that is off contributes nothing: its slice is zero before the output projection, the bias of
+its values included. An attention with all heads off writes the bias of its output projection alone;
+an RNN's context vector is zero. Michel, Levy and Neubig (2019), "Are Sixteen Heads Really Better
+than One?"; the first-order estimate is the gradient with respect to their head masks.
+
+Effects are changes of log-probability under teacher forcing: negative where the head helps the
+target token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
+from dragoman.errors import DataError
+from dragoman.explain.forced_target import ForcedTarget
+from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.models.prefix_lm import PrefixLM
+
+HeadSelection = Mapping[str, Sequence[int]]  # path of an attention -> heads
+
+
+class HeadEffect(NamedTuple):
+    """The effect of one head that is off."""
+
+    path: str  # of the attention: "decoder.3.cross"
+    head: int
+    changes: NDArray[np.float32]  # (T,) of each target token's log-probability
+
+    @property
+    def total(self) -> float:
+        """The change of the target's log-probability."""
+        return float(self.changes.sum())
+
+
+class AttentionPart(NamedTuple):
+    """An attention of a model, or the part of a prefix LM's that reads or is read by one side."""
+
+    module: str  # path of the module
+    heads: int
+    # Of a prefix LM, whose one attention does the work of three: "source" to source, "cross" from
+    # target to source, or "target" to target. Empty for the whole.
+    part: str = ""
+
+    def region(self, queries: int, keys: int, sources: int, device: torch.device) -> Tensor | None:
+        """Return which weights (Q, K) belong to the part; None for all.
+
+        The queries are the last Q of the K positions, of which the first `sources` are the source.
+        """
+        if not self.part:
+            return None
+        positions = torch.arange(keys, device=device)
+        is_source_row = (positions[keys - queries :] < sources).unsqueeze(1)
+        is_source_column = positions < sources
+        return {
+            "source": is_source_row & is_source_column,
+            "cross": ~is_source_row & is_source_column,
+            "target": ~is_source_row & ~is_source_column,
+        }[self.part]
+
+
+def attention_parts(model: nn.Module) -> dict[str, AttentionPart]:
+    """Return the attentions of a model, by the paths that an explanation has for them.
+
+    A prefix LM's `decoder.0.self` appears as `encoder.0.self`, `decoder.0.cross` and
+    `decoder.0.self`, as if it were an encoder-decoder.
+    """
+    found = {
+        path: AttentionPart(path, int(getattr(module, "heads", 1)))
+        for path, module in find_attentions(model).items()
+    }
+    if not isinstance(model, PrefixLM):
+        return found
+    names = {"encoder.{}.self": "source", "decoder.{}.cross": "cross", "decoder.{}.self": "target"}
+    return {
+        name.format(path.split(".")[1]): whole._replace(part=part)
+        for name, part in names.items()
+        for path, whole in found.items()
+    }
+
+
+@contextmanager
+def heads_switched_off(model: nn.Module, off: HeadSelection, *, sources: int = 0) -> Iterator[None]:
+    """Switch heads off within the block, for this thread; attentions compute explicit weights.
+
+    `sources` is the number of source tokens, which a prefix LM needs. With nothing off, all is as
+    in the unchanged model with explicit weights, bit for bit.
+    """
+    parts = attention_parts(model)
+    device = next(model.parameters()).device
+    scales = {}
+    for path, heads in off.items():
+        if path not in parts:
+            raise DataError(
+                "a head to switch off must be in an attention of the model",
+                found=repr(path),
+                fix=f"its attentions are {', '.join(parts) or 'none'}",
+            )
+        count = parts[path].heads
+        wrong = [head for head in heads if not 0 <= head < count]
+        if wrong:
+            raise DataError(
+                f"a head of {path} must be from 0 to {count - 1}",
+                found=str(wrong[0]),
+                fix="heads are counted from 0",
+            )
+        scale = torch.ones(1, count, device=device)
+        scale[0, list(heads)] = 0.0
+        scales[path] = scale
+    with scaled_heads(model, scales, sources=sources):
+        yield
+
+
+@contextmanager
+def scaled_heads(
+    model: nn.Module, scales: Mapping[str, Tensor], *, sources: int = 0
+) -> Iterator[None]:
+    """Multiply the weights of heads within the block by scales, (1, H) or one row per batch row."""
+    parts = attention_parts(model)
+    by_module: dict[str, list[tuple[AttentionPart, Tensor]]] = {
+        path: [] for path in find_attentions(model)
+    }
+    for path, scale in scales.items():
+        by_module[parts[path].module].append((parts[path], scale))
+
+    def scale_weights(own: list[tuple[AttentionPart, Tensor]]) -> WeightsEdit:
+        def apply_edit(weights: Tensor) -> Tensor:
+            for part, scale in own:
+                scaled = weights * scale[:, :, None, None].to(weights.dtype)
+                region = part.region(weights.size(2), weights.size(3), sources, weights.device)
+                weights = scaled if region is None else torch.where(region, scaled, weights)
+            return weights
+
+        return apply_edit
+
+    with edit(model, {path: scale_weights(own) for path, own in by_module.items()}):
+        yield
+
+
+@torch.no_grad()
+def ablate_heads(forced: ForcedTarget, off: HeadSelection) -> NDArray[np.float32]:
+    """Return the change (T,) of each target token's log-probability with some heads off."""
+    with heads_switched_off(forced.model, {}):
+        before = forced.baseline()
+    with heads_switched_off(forced.model, off, sources=forced.src_length):
+        after = forced.baseline()
+    return _to_numpy(after - before)
+
+
+def estimate_head_effects(forced: ForcedTarget) -> dict[str, NDArray[np.float32]]:
+    """Return first-order estimates of the effect of every head: (H,) for each attention.
+
+    They are minus the gradient of the target's log-probability with respect to a scale of each
+    head, which is 1: one backward pass for all. Far from the truth where a head saturates or others
+    take over; the sign and the order are more reliable than the size.
+    """
+    parts = attention_parts(forced.model)
+    if not parts:
+        return {}
+    with torch.inference_mode(False), torch.enable_grad():
+        device = forced.tgt_in.device
+        scales = {
+            path: torch.ones(1, part.heads, device=device, requires_grad=True)
+            for path, part in parts.items()
+        }
+        with scaled_heads(forced.model, scales, sources=forced.src_length):
+            embedded = [forced.embed_source(), forced.embed_target()]
+            src, tgt = (None if side is None else side.detach() for side in embedded)
+            assert tgt is not None, "a target has tokens"
+            total = forced.log_probs(forced.hidden(src, tgt)).sum()
+            found = torch.autograd.grad(
+                total, list(scales.values()), allow_unused=True, materialize_grads=True
+            )
+    return {path: -_to_numpy(gradient[0]) for path, gradient in zip(parts, found, strict=True)}
+
+
+def measure_head_effects(forced: ForcedTarget) -> Iterator[HeadEffect]:
+    """Yield the effect of each head that is off alone, decoder's heads first.
+
+    Heads are rows of batches of bounded memory. Those of the decoder share one encoder pass.
+    """
+    parts = attention_parts(forced.model)
+    heads = [(path, head) for path, part in parts.items() for head in range(part.heads)]
+    shares_encoder = isinstance(forced.model, EncoderDecoder) and not isinstance(
+        forced.model, PrefixLM
+    )
+    in_encoder = [each for each in heads if each[0].startswith("encoder.")]
+    elsewhere = [each for each in heads if not each[0].startswith("encoder.")]
+    with torch.no_grad(), heads_switched_off(forced.model, {}):
+        before = forced.baseline()
+    for group, is_shared in ((elsewhere, shares_encoder), (in_encoder, False)):
+        rows = forced.max_rows()
+        for first in range(0, len(group), rows):
+            chunk = group[first : first + rows]
+            changes = _to_numpy(_run_without(forced, chunk, is_shared) - before)
+            for (path, head), row in zip(chunk, changes, strict=True):
+                yield HeadEffect(path, head, row)
+
+
+@torch.no_grad()
+def _run_without(
+    forced: ForcedTarget, heads: Sequence[tuple[str, int]], shares_encoder: bool
+) -> Tensor:
+    """Return the log-probability (n, T) of each target token without each of n heads."""
+    model, parts, rows = forced.model, attention_parts(forced.model), len(heads)
+    scales: dict[str, Tensor] = {}
+    for row, (path, head) in enumerate(heads):
+        if path not in scales:
+            scales[path] = torch.ones(rows, parts[path].heads, device=forced.tgt_in.device)
+        scales[path][row, head] = 0.0
+    src, tgt = forced.embed_source(), forced.embed_target().expand(rows, -1, -1)
+    if shares_encoder and src is not None and isinstance(model, EncoderDecoder):
+        with heads_switched_off(model, {}):
+            memory = model.encode_embedded(src)
+        copies = memory.select(torch.zeros(rows, dtype=torch.long, device=src.device))
+        with scaled_heads(model, scales):
+            return forced.log_probs(model.decode_embedded(tgt, copies))
+    src = None if src is None else src.expand(rows, -1, -1)
+    with scaled_heads(model, scales, sources=forced.src_length):
+        return forced.log_probs(forced.hidden(src, tgt))
+
+
+def _to_numpy(values: Tensor) -> NDArray[np.float32]:
+    """Return float32 values on the host."""
+    array: NDArray[np.float32] = values.detach().float().cpu().numpy()
+    return array

@@ -1,0 +1,312 @@
+"""Attribution: closed forms of a linear model, finite differences, and recomputation token by token."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from explain_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
+from torch import Tensor
+
+from dragoman.errors import DataError
+from dragoman.explain import attribution
+from dragoman.explain.attribution import (
+    METHODS,
+    attribute_tokens,
+    attribution_note,
+    clenshaw_curtis,
+    input_x_gradient,
+    integrated_gradients,
+    occlusion,
+    value_zeroing,
+)
+from dragoman.explain.forced_target import ForcedTarget
+from dragoman.models.encoder_decoder import EncoderDecoder
+
+DECODERS = (
+    "transformer*2",
+    "lstm(attention=additive)",
+    "gru(attention=dot, decoder=bahdanau, input_feeding=true)",
+    "conv(layers=2)",
+    "sru",
+    "reformer(layers=2, attention=full)",
+)
+
+
+class LinearTranslator(EncoderDecoder):
+    """Hidden states that are fixed linear maps of the embeddings: attributions in closed form."""
+
+    def hidden_embedded(
+        self, src_embedded: Tensor, tgt_embedded: Tensor, *_: object, **__: object
+    ) -> Tensor:  # type: ignore[override]
+        sources, targets = src_embedded.size(1), tgt_embedded.size(1)
+        return (
+            self.from_source(targets, sources).to(src_embedded) @ src_embedded
+            + self.from_target(targets).to(src_embedded) @ tgt_embedded
+        )
+
+    @staticmethod
+    def from_source(targets: int, sources: int) -> Tensor:
+        rows, columns = torch.arange(targets).unsqueeze(1), torch.arange(sources)
+        return torch.sin(1.0 + 3 * rows + 7 * columns)
+
+    @staticmethod
+    def from_target(targets: int) -> Tensor:
+        rows, columns = torch.arange(targets).unsqueeze(1), torch.arange(targets)
+        return torch.cos(2.0 + 5 * rows + 3 * columns).tril()
+
+
+def linear_pair() -> ForcedTarget:
+    model = tiny_model().double()
+    model.__class__ = LinearTranslator
+    return tiny_pair(model)
+
+
+def brute_force(forced: ForcedTarget, src: Tensor | None, tgt: Tensor) -> Tensor:
+    """Return log-probabilities (T,) by the model's own methods, from embeddings (1, S, D)."""
+    model = forced.model
+    if isinstance(model, EncoderDecoder):
+        assert src is not None
+        hidden = model.hidden_embedded(src, tgt)
+    else:
+        from dragoman.models.context import ForwardContext
+
+        hidden = model.output(model.decoder(model.entrance(tgt), ForwardContext()))
+    log_probs = torch.log_softmax(model.project(hidden)[0], dim=-1)
+    return log_probs[torch.arange(len(forced.tgt_out)), forced.tgt_out]
+
+
+def test_a_linear_model_has_the_gradient_of_its_formula() -> None:
+    forced = linear_pair()
+    model = forced.model
+    src, tgt = forced.embed_source(), forced.embed_target()
+    assert src is not None
+    hidden = forced.hidden(src, tgt)[0]
+    # d log p_t / d h_t = W^T (onehot - p), and h_t is linear in the embeddings.
+    weight = model.output_weight
+    probabilities = torch.softmax(model.project(hidden), -1)
+    slopes = (torch.nn.functional.one_hot(forced.tgt_out, VOCABULARY) - probabilities) @ weight
+    source = LinearTranslator.from_source(6, 5) * (slopes @ src[0].T)
+    target = LinearTranslator.from_target(6) * (slopes @ tgt[0].T)
+    found = input_x_gradient(forced)
+    np.testing.assert_allclose(found.source, source.float(), atol=1e-6)
+    np.testing.assert_allclose(found.target, target.float(), atol=1e-6)
+
+
+def test_a_linear_models_occlusion_is_the_closed_form() -> None:
+    forced = linear_pair()
+    src, tgt = forced.embed_source(), forced.embed_target()
+    assert src is not None
+    model = forced.model
+    assert isinstance(model, EncoderDecoder)
+    mean = model._embedding("src")(torch.arange(VOCABULARY)).mean(0)
+    hidden = forced.hidden(src, tgt)[0]
+    found = occlusion(forced)
+    for position in range(5):
+        shift = LinearTranslator.from_source(6, 5)[:, position, None] * (mean - src[0, position])
+        changed = torch.log_softmax(model.project(hidden + shift), -1)
+        before = torch.log_softmax(model.project(hidden), -1)
+        rows = torch.arange(6)
+        expected = (before - changed)[rows, forced.tgt_out]
+        np.testing.assert_allclose(found.source[:, position], expected.float(), atol=1e-6)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_input_x_gradient_is_a_directional_derivative(decoder: str) -> None:
+    forced = tiny_pair(tiny_model("transformer + bigru", decoder).double())
+    src, tgt = forced.embed_source(), forced.embed_target()
+    assert src is not None
+    found, step = input_x_gradient(forced), 1e-6
+    for side, attributed in ((src, found.source), (tgt, found.target)):
+        for position in range(side.size(1)):
+            values = []
+            for sign in (1, -1):
+                moved = side.clone()
+                moved[0, position] *= 1 + sign * step
+                both = (moved, tgt) if side is src else (src, moved)
+                values.append(brute_force(forced, *both))
+            slope = (values[0] - values[1]) / (2 * step)
+            np.testing.assert_allclose(attributed[:, position], slope, atol=2e-5)
+
+
+def test_both_ways_of_batching_the_backward_passes_agree() -> None:
+    forced = tiny_pair(tiny_model().double(), tgt=7)
+    with attribution._differentiable(forced):
+        inputs = attribution._embed(forced)
+        for first, end in ((0, 3), (3, 7)):
+            by_vmap = attribution._backward_by_vmap(forced, inputs, first, end)
+            by_rows = attribution._backward_by_rows(forced, inputs, first, end)
+            torch.testing.assert_close(by_vmap.src, by_rows.src)
+            torch.testing.assert_close(by_vmap.tgt, by_rows.tgt)
+            assert by_vmap.tgt.shape == (end - first, end, 16)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_groups_of_targets_change_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = tiny_pair(tiny_model().double(), tgt=7)
+    whole = input_x_gradient(forced)
+    monkeypatch.setattr(attribution, "TARGETS_PER_PASS", size)
+    parts = input_x_gradient(forced)
+    np.testing.assert_allclose(parts.source, whole.source, atol=1e-7)
+    np.testing.assert_allclose(parts.target, whole.target, atol=1e-7)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("residual", ["post_norm", "pre_norm"])
+def test_integrated_gradients_are_complete_within_five_percent(decoder: str, residual: str) -> None:
+    forced = tiny_pair(tiny_model(decoder=decoder, residual=residual))
+    found = integrated_gradients(forced)
+    assert found.gap is not None
+    assert found.gap <= 0.05
+    model = forced.model
+    assert isinstance(model, EncoderDecoder)
+    means = [
+        model._embedding(side)(torch.arange(VOCABULARY)).mean(0).expand(1, count, -1)
+        for side, count in (("src", 5), ("tgt", 6))
+    ]
+    src, tgt = forced.embed_source(), forced.embed_target()
+    change = brute_force(forced, src, tgt) - brute_force(forced, *means)
+    sums = torch.from_numpy(found.source.sum(1) + found.target.sum(1))
+    gap = float((sums - change).abs().sum() / change.abs().sum())
+    assert gap == pytest.approx(found.gap, abs=1e-3)
+
+
+def test_integrated_gradients_of_a_linear_function_are_exact_with_the_fewest_points() -> None:
+    points, weights = clenshaw_curtis(9)
+    assert points[0] == 0.0
+    assert points[-1] == 1.0
+    assert sum(weights) == pytest.approx(1.0)
+    for power in range(9):  # exact for polynomials of degree 8
+        total = sum(weight * point**power for point, weight in zip(points, weights, strict=True))
+        assert total == pytest.approx(1 / (power + 1), abs=1e-9)
+    assert set(points) <= set(clenshaw_curtis(17)[0])
+
+
+def test_a_gap_that_no_number_of_points_closes_is_reported() -> None:
+    forced = tiny_pair(tiny_model(decoder="lstm(attention=additive, alignment=hard)"))
+    found = integrated_gradients(forced, max_gap=0.0)
+    assert found.gap is not None
+    assert found.gap > 0
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_occlusion_is_a_recomputation(decoder: str) -> None:
+    forced = tiny_pair(tiny_model(decoder=decoder))
+    model = forced.model
+    assert isinstance(model, EncoderDecoder)
+    src, tgt = forced.embed_source(), forced.embed_target()
+    assert src is not None
+    before, found = brute_force(forced, src, tgt), occlusion(forced)
+    for name, side, attributed in (("src", src, found.source), ("tgt", tgt, found.target)):
+        for position in range(side.size(1)):
+            changed = side.clone()
+            changed[0, position] = model._embedding(name)(torch.arange(VOCABULARY)).mean(0)
+            both = (changed, tgt) if name == "src" else (src, changed)
+            expected = before - brute_force(forced, *both)
+            np.testing.assert_allclose(attributed[:, position], expected, atol=1e-5)
+
+
+def zero_value(place: int, _: object, __: object, output: Tensor) -> Tensor:
+    """Set the values of one position to zero, in a projection whose last third or half they are."""
+    output = output.clone()
+    output[:, place, -16:] = 0.0
+    return output
+
+
+def test_value_zeroing_is_a_run_without_the_values() -> None:
+    """The values are set to zero in the output of the projections, by hooks of torch."""
+    forced = tiny_pair(tiny_model())
+    model, found = forced.model, value_zeroing(forced)
+    src, tgt = forced.embed_source(), forced.embed_target()
+    before = forced.hidden(src, tgt)[0]
+    for position in range(5 + 6):
+        handles = []
+        for path, module in model.named_modules():
+            is_self = path.endswith("self.query_key_value")
+            on_source = path.startswith("encoder.") or path.endswith("cross.key_value")
+            if not (is_self or path.endswith("cross.key_value")) or on_source != (position < 5):
+                continue
+
+            place = position if position < 5 else position - 5
+            handles.append(module.register_forward_hook(functools.partial(zero_value, place)))
+        after = forced.hidden(src, tgt)[0]
+        for handle in handles:
+            handle.remove()
+        expected = (1 - torch.cosine_similarity(before, after, dim=-1)).clamp_min(0)
+        column = found.source[:, position] if position < 5 else found.target[:, position - 5]
+        np.testing.assert_allclose(column, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("decoder", [*DECODERS, "lstm(attention=additive, alignment=monotonic)"])
+def test_no_token_explains_what_came_before_it(method: str, decoder: str) -> None:
+    forced = tiny_pair(tiny_model(decoder=decoder))
+    if method == "value_zeroing" and decoder == "sru":
+        forced = tiny_pair(tiny_model("transformer", decoder))
+    found = attribute_tokens(forced, method)
+    assert found.method == method
+    assert found.source is not None
+    assert found.source.shape == (6, 5)
+    assert found.target.shape == (6, 6)
+    assert np.array_equal(found.target, np.tril(found.target))
+    assert np.isfinite(found.source).all()
+    assert np.isfinite(found.target).all()
+    assert found.signed == (method != "value_zeroing")
+    assert (found.gap is not None) == (method == "integrated_gradients")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("decoder", ["transformer*2", "lstm + transformer"])
+def test_a_language_model_has_only_its_own_tokens(method: str, decoder: str) -> None:
+    forced = tiny_pair(tiny_language_model(decoder))
+    found = attribute_tokens(forced, method)
+    assert found.source is None
+    assert found.target.shape == (6, 6)
+    if method == "occlusion":
+        tgt = forced.embed_target()
+        before = brute_force(forced, None, tgt)
+        tgt[0, 2] = forced.model.embedding(torch.arange(VOCABULARY)).mean(0)  # type: ignore[operator]
+        expected = before - brute_force(forced, None, tgt)
+        np.testing.assert_allclose(found.target[:, 2], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prefix_lm_attributes_to_both_sides(method: str) -> None:
+    forced = tiny_pair(tiny_model("", architecture="prefix_lm"))
+    found = attribute_tokens(forced, method)
+    assert found.source is not None
+    assert np.abs(found.source).max() > 1e-4
+    assert np.abs(found.target).max() > 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_runs_in_inference_mode_and_leaves_the_model_alone(method: str) -> None:
+    model = tiny_model("transformer", "gru(attention=general)").requires_grad_(True)
+    forced = tiny_pair(model)
+    outside = attribute_tokens(forced, method)
+    with torch.inference_mode():
+        inside = attribute_tokens(tiny_pair(model), method)
+    np.testing.assert_allclose(inside.source, outside.source, atol=1e-6)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_models_that_choose_positions_are_named() -> None:
+    assert attribution_note(tiny_pair(tiny_model())) == ""
+    hard = tiny_model(decoder="lstm(attention=additive, alignment=monotonic)")
+    assert attribution_note(tiny_pair(hard)).startswith(
+        "MonotonicAlignment chooses positions by comparison, which has no gradient"
+    )
+    hashed = tiny_model("reformer(window=4, buckets=4)")
+    assert attribution_note(tiny_pair(hashed)).startswith("LSHAttention chooses")
+
+
+def test_what_cannot_be_attributed_is_said() -> None:
+    forced = tiny_pair(tiny_model("lstm", "lstm"))
+    with pytest.raises(
+        DataError, match="value zeroing needs a model with attention; found a model without any"
+    ):
+        attribute_tokens(forced, "value_zeroing")
+    with pytest.raises(DataError, match="found 'gradients'"):
+        attribute_tokens(forced, "gradients")
