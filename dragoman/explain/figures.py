@@ -124,6 +124,16 @@ def save_figure(figure: Any, path: str | Path, *, tight: bool = False) -> None:
     replace_file(path, drawn.getvalue())
 
 
+def use_log_scale(axes: Any, axis: str) -> None:
+    """Make the axis "x" or "y" logarithmic, its labels plain numbers and no formulas."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.set(**{f"{axis}scale": "log"})
+    chosen = axes.xaxis if axis == "x" else axes.yaxis
+    chosen.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    chosen.set_minor_formatter(NullFormatter())
+
+
 def figure_format(path: Path, option: str = "") -> str:
     """Return the format that a suffix names; raise ConfigError for any other."""
     kind = path.suffix.lower().lstrip(".")

@@ -15,6 +15,7 @@ from dragoman.checkpoint.run_directory import RunDirectory, describe_environment
 from dragoman.config import Config, TrainConfig, config_digest, from_dict, require_config, to_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import ConfigError, StoppedError
+from dragoman.explain.figures_training import draw_curves
 from dragoman.models.factory import build_meta_model, count_parameters
 from dragoman.runs.auto_config import (
     MIN_TRAIN_STEPS,
@@ -46,7 +47,6 @@ from dragoman.runs.finetune import (
 from dragoman.runs.output_directory import DataFile, OutputDirectory, require_same_files
 from dragoman.runs.task_builder import PreparedTask, TaskBuilder, prepare_task
 from dragoman.runs.time_budget import TimeBudget, trained_seconds
-from dragoman.runs.training_curves import draw_curves
 from dragoman.runtime import signals
 from dragoman.runtime.device import (
     CPU,

@@ -13,7 +13,7 @@ from fault_victims import fingerprint, loop, newest_step, show, wait_for_update
 from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.checkpoint.training_log import TrainingLog
 from dragoman.errors import BundleError, LockedError
-from dragoman.runs.training_curves import draw_curves
+from dragoman.explain.figures_training import draw_curves
 from dragoman.storage.lock import DirectoryLock
 
 NOBODY = 65534

@@ -11,7 +11,7 @@ import torch
 
 from dragoman.checkpoint.averaging import average_weights
 from dragoman.errors import ConfigError, DataError
-from dragoman.runs.training_curves import draw_curves, read_log
+from dragoman.explain.figures_training import draw_curves, read_log
 from dragoman.training.tensorboard import TensorBoardWriter
 
 
