@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from dragoman.cli.options import (
 from dragoman.cli.output import print_note, print_text
 from dragoman.cli.translate import warn_about_file
 from dragoman.errors import ConfigError, DataError, escape_json_controls, suggest_name
+from dragoman.storage.output_files import check_output_file
 
 if TYPE_CHECKING:
     from dragoman.explain.explanation import Explanation
@@ -119,13 +119,21 @@ def explain(
         Path | None,
         typer.Option(help="Write the attention map as PDF.", rich_help_panel=_FIGURES_PANEL),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the explorer page with this explanation as one self-contained file.",
+            rich_help_panel=_FIGURES_PANEL,
+        ),
+    ] = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Explain one output: attention map, token probabilities, what each word relied on.
 
     Works for models of every task; what a model does not have is stated. Layers and heads are
-    counted from 0. With --json the whole explanation is printed, one object per input line; with
-    --png, --svg or --pdf the attention map is written instead of printed.
+    counted from 0. With --json the whole explanation is printed, one object per input line. With
+    --png, --svg or --pdf the attention map is written instead of printed, and with --html the
+    explorer page.
     """
     _check_names(kind, off, attribution)
     if text is not None and input_ is not None:
@@ -137,7 +145,7 @@ def explain(
     inputs = check_inputs([] if input_ is None else [input_])
     figures = {"--png": png, "--svg": svg, "--pdf": pdf}
     files = {option: path for option, path in figures.items() if path is not None}
-    _check_files(files, inputs)
+    _check_files(files, html, inputs)
     options: dict[str, Any] = {
         "beam": beam,
         "length_penalty": length_penalty,
@@ -153,17 +161,16 @@ def explain(
 
     predictor = load(model, device=device)
     examples = _read_examples(predictor, text, inputs, text_field)
-    if json:
-        examples = examples if not files else itertools.islice(examples, 1)
+    writes = bool(files) or html is not None
     found: Explanation | None = None
     for example in examples:
         found = predictor.explain(example, **given)
         assert found is not None, "a predictor returns an explanation"
         if json:
             print_text(escape_json_controls(found.to_json()))
-        elif not files:
+        elif not writes:
             _print_report(found, kind=kind, layer=layer, head=head)
-        if not json or files:
+        if not json or writes:
             break
     if found is None:
         raise DataError(
@@ -174,7 +181,12 @@ def explain(
     for path in files.values():
         _write_figure(found, path, kind=kind, layer=layer, head=head)
         print_note(f"written to {path}")
-    if not json and _has_more(examples, inputs):
+    if html is not None:
+        from dragoman.explore.export import export_html
+
+        export_html(found, html, title=f"{model.resolve().name}: {found.text[:60]}")
+        print_note(f"written to {html}")
+    if (writes or not json) and _has_more(examples, inputs):
         print_note("only the first line is explained; --json explains every line")
 
 
@@ -201,13 +213,15 @@ def _check_names(kind: str | None, off: str, attribution: str | None) -> None:
         )
 
 
-def _check_files(files: dict[str, Path], inputs: list[Path]) -> None:
-    """Raise an error unless every figure can be written."""
+def _check_files(files: dict[str, Path], html: Path | None, inputs: list[Path]) -> None:
+    """Raise an error unless every file can be written."""
+    read = [Path("/dev/stdin") if str(each) == "-" else each for each in inputs]
+    if html is not None:
+        check_output_file("--html", html, inputs=read)
     if not files:
         return
     from dragoman.explain.figures import check_figure_file
 
-    read = [Path("/dev/stdin") if str(each) == "-" else each for each in inputs]
     for option, path in files.items():
         check_figure_file(option, path, kind=option.lstrip("-"), inputs=read)
 

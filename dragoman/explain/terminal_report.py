@@ -104,10 +104,8 @@ def _score_lines(explanation: Explanation) -> Iterator[str]:
         yield line
     reference = score.get("reference")
     if isinstance(reference, dict) and isinstance(reference.get("sum"), float):
-        yield (
-            f"reference: log-probability {reference['sum']:.3f}"
-            + (f", {reference['verdict']}" if reference.get("verdict") else "")
-        )
+        sentence = reference.get("sentence") or reference.get("verdict") or ""
+        yield f"explained is the reference{f': {sentence}' if sentence else ''}"
 
 
 def _title(text: str, width: int) -> Text:
@@ -154,6 +152,7 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
     columns = [*([before] if before else []), labels]
     cells = [min(18, max(cell_len(each) for each in column)) for column in columns]
     number = len(str(len(steps)))
+    all_forced = all(step.forced for step in steps)
     for at, step in enumerate(steps):
         start = f"{at + 1:>{number}}  "
         start += "  ".join(
@@ -161,7 +160,7 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
         )
         start += f"  {math.exp(step.logprob):.3f} {_bar(math.exp(step.logprob))} "
         part.append(start)
-        notes = _step_notes(step)
+        notes = _step_notes(step, all_forced=all_forced)
         others = [
             f"{_show_token(text)} {math.exp(logprob):.3f}"
             for id_, text, logprob in step.top
@@ -177,10 +176,10 @@ def _text_of(step: Step) -> str:
     return next((text for id_, text, _ in step.top if id_ == step.id), f"#{step.id}")
 
 
-def _step_notes(step: Step) -> list[str]:
-    """Return what is unusual about a step."""
+def _step_notes(step: Step, *, all_forced: bool) -> list[str]:
+    """Return what is unusual about a step; of a reference every token is forced."""
     notes = []
-    if step.forced:
+    if step.forced and not all_forced:
         notes.append("forced")
     if step.rank > 1:
         notes.append(f"rank {step.rank:,}")

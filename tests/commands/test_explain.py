@@ -1,0 +1,119 @@
+"""`dragoman explain` as a person types it: report, JSON, figures, page, and every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from dragoman.cli.app import main
+from dragoman.explain import Explanation
+from tests.classifier_kit import write_classifier
+
+TEXT = "Guten Morgen."
+
+
+def test_the_report_in_a_process_of_its_own(dragoman, bundle) -> None:
+    done = dragoman("explain", "-m", bundle, TEXT, env={"COLUMNS": "80"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{TEXT}\n→ ")
+    for part in ("Cross-attention, layer 0, mean of 2 heads", "Tokens: probability", "Words:"):
+        assert part in done.stdout
+    assert "rows: target tokens; columns: source tokens" in done.stdout
+    assert "\x1b" not in done.stdout  # no styles without a terminal
+    assert max(cell_len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_one_head_of_another_kind(bundle, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    arguments = ["explain", "-m", str(bundle), TEXT, "--kind", "encoder", "--head", "1"]
+    assert main([*arguments, "--layer", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "Encoder self-attention, layer 0, head 1" in out
+    assert "rows: encoder input; columns: encoder input" in out
+    assert max(cell_len(line) for line in out.splitlines()) <= 60
+
+
+def test_json_is_an_explanation_per_line(bundle, typed, capsys, tmp_path) -> None:
+    typed(f"{TEXT}\nEin Haus.\n")
+    assert main(["explain", "-m", str(bundle), "--json", "--beam", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [Explanation.from_json(line) for line in lines]
+    assert [each.text for each in found] == [TEXT, "Ein Haus."]
+    assert json.loads(lines[0])["format"] == "dragoman.explanation"
+    file = tmp_path / "lines.txt"
+    file.write_text("Ein Haus.\nZwei\n", encoding="utf-8")
+    assert main(["explain", "-m", str(bundle), "--input", str(file)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Ein Haus.\n")
+    assert "only the first line is explained; --json explains every line" in captured.err
+
+
+def test_figures_and_the_page(bundle, capsys, tmp_path) -> None:
+    files = {kind: tmp_path / f"map.{kind}" for kind in ("png", "svg", "pdf", "html")}
+    options = [part for kind, path in files.items() for part in (f"--{kind}", str(path))]
+    assert main(["explain", "-m", str(bundle), TEXT, *options]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("written to") == 4
+    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "html": b"<!"}
+    for kind, start in starts.items():
+        assert files[kind].read_bytes().startswith(start)
+
+
+def test_prefix_reference_and_penalty_reach_the_search(bundle, capsys) -> None:
+    command = ["explain", "-m", str(bundle), TEXT]
+    assert main([*command, "--prefix", "Good"]) == 0
+    out = capsys.readouterr().out
+    assert "→ Good" in out
+    assert out.count("(forced") in (4, 5)  # a space may be a token of its own
+    assert main([*command, "--reference", "Good morning.", "--length-penalty", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "→ Good morning." in out
+    assert "explained is the reference" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kind", "self"], "--kind must be encoder, decoder or cross; found 'self'"),
+        (["--layer", "7"], "--layer must be 0, those in the cross-attention; found 7"),
+        (["--head", "9"], "--head must be 0 or 1, those of the cross-attention"),
+        (["--off", "x3"], "--off must name heads such as x3.2,d0.1; found 'x3'"),
+        (["--attribution", "magic"], "--attribution must be input_x_gradient"),
+        (["--png", "map.svg"], "--png must name a .png file; found map.svg; use --svg"),
+        (["--svg", "map.txt"], "--svg must end in .png, .svg or .pdf; found '.txt'"),
+        (["--pdf", "no/where.pdf"], "--pdf must be in an existing directory; found no"),
+        (["--html", "."], "--html must name a file; found the directory"),
+        (["--input", "x.txt"], "a text and --input exclude each other"),
+        (["--beam", "0"], "--beam"),
+        (["--layer", "-1"], "--layer"),
+    ],
+)
+def test_mistakes_are_one_line(bundle, capsys, arguments, message) -> None:
+    assert main(["explain", "-m", str(bundle), TEXT, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_nothing_to_explain(bundle, capsys, typed) -> None:
+    typed("")
+    assert main(["explain", "-m", str(bundle)]) == 2
+    assert "standard input must hold a text to explain; found no line" in capsys.readouterr().err
+    assert main(["explain", TEXT]) == 2
+    assert "Missing option '--model'" in capsys.readouterr().err
+    assert main(["explain", "-m", "nowhere", TEXT]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_options_of_a_search_are_refused_for_labels(tmp_path: Path, capsys) -> None:
+    model = write_classifier(tmp_path / "model")
+    assert main(["explain", "-m", str(model), "good", "--beam", "2"]) == 2
+    assert (
+        "--beam is for translation models; found a model of the task classify; leave it out"
+        in capsys.readouterr().err
+    )
