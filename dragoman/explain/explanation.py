@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from dragoman.errors import DataError
 
 if TYPE_CHECKING:
-    from dragoman.decoding.beam_trace import (  # type: ignore[import-not-found, unused-ignore]
-        BeamTrace,
-    )
+    from dragoman.decoding.beam_trace import BeamTrace
 
 AttentionWeights = NDArray[np.float32]
 Array = NDArray[Any]
@@ -285,7 +283,7 @@ class Explanation:
 
         What does not fit is pooled or left out, and `limits` says what.
         """
-        from dragoman.explain.wire_format import encode_explanation
+        from dragoman.explain.wire_budget import encode_explanation
 
         return encode_explanation(self, budget)
 

@@ -1,14 +1,11 @@
-"""The JSON form of an explanation: quantized tensors, pooled to a budget of bytes.
+"""The JSON form of an explanation: its parts to JSON values and back, and its digest.
 
-Weights are `u8` with square-root companding (value = scale * (u / 255)²: worst error 0.004 at 1,
-4e-6 near 0), signed matrices `i8` with a scale, integers and vectors exact. If the whole does not
-fit the budget, contribution norms are left out first; then matrices are pooled: keys in groups by
-sum, queries by mean, so that rows still sum to what they summed to.
+Tensors are coded by `tensor_codec.py`; `wire_budget.py` cuts the whole to a budget of bytes. The
+fields are documented in `docs/explanation.md`, and `schema.json` is their schema.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
@@ -32,117 +29,13 @@ from dragoman.explain.explanation import (
     Token,
     TokenizedText,
 )
+from dragoman.explain.json_schema import find_problems
+from dragoman.explain.tensor_codec import decode_tensor, quantize
 
 BEAM_FIELDS = ("parent", "token", "logprob", "cum", "step", "reason", "cut")
-EXACT_HEADS = 8  # heads kept exact beside pooled matrices, if they fit
-MIN_GROUPS = 16  # a matrix is not pooled to fewer groups per axis unless nothing else helps
 _BEAM_DTYPES = {"parent": "i32", "token": "i32", "step": "i32", "reason": "u8"}
-_DTYPES = {"u8": "<u1", "i8": "<i1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "f32": "<f4"}
 # Parts that identify no content: how exact the capture was, how it was cut, what was precomputed.
 _NOT_IN_DIGEST = ("digest", "checks", "limits", "branches", "ablations")
-
-Pool = dict[str, list[int]]  # "q" and "k": borders of groups, one more than there are groups
-
-
-# --- tensors ---
-
-
-def encode_tensor(array: Array, *, pool: Pool | None = None, dtype: str = "") -> dict[str, Any]:
-    """Return an array as a JSON object: dtype, code, scale, shape, pool and base64 data."""
-    dtype, code, scale, values = _quantize(np.asarray(array), dtype)
-    return {
-        "dtype": dtype,
-        "code": code,
-        "scale": scale,
-        "shape": list(values.shape),
-        "pool": pool,
-        "data": base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii"),
-    }
-
-
-def decode_tensor(entry: Mapping[str, Any]) -> Array:
-    """Return the array of `encode_tensor`: float32, or int64 for integers."""
-    try:
-        raw = np.frombuffer(
-            base64.b64decode(entry["data"], validate=True), dtype=_DTYPES[entry["dtype"]]
-        ).reshape(entry["shape"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            "a tensor's data must be base64 of its dtype and shape",
-            found=str(error)[:200],
-            fix="write the explanation again",
-        ) from error
-    if entry["dtype"] == "u8" and entry["code"] == "sqrt":
-        unit = (raw.astype(np.float64) / 255.0) ** 2
-        return (entry["scale"] * unit).astype(np.float32)
-    if entry["dtype"] == "i8":
-        return (entry["scale"] * raw.astype(np.float64) / 127.0).astype(np.float32)
-    return raw.astype(np.float32 if entry["dtype"] == "f32" else np.int64)
-
-
-def _quantize(array: Array, dtype: str) -> tuple[str, str, float, Array]:
-    """Return dtype, code, scale and the values as they are written."""
-    if array.dtype.kind in "biu" or dtype in ("u8", "u16", "u32", "i32"):
-        dtype = dtype or _integer_dtype(array)
-        return dtype, "linear", 1.0, array.astype(_DTYPES[dtype])
-    if array.ndim < 2 or dtype == "f32":
-        return "f32", "linear", 1.0, array.astype("<f4")
-    array = np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=3e38, neginf=-3e38)
-    largest = float(np.abs(array).max(initial=0.0))
-    if array.min(initial=0.0) >= 0.0:
-        # Rounding may put a weight above 1 by one unit in the last place.
-        scale = 1.0 if largest <= 1.0 + 1e-4 else _round_scale(largest)
-        unit = np.clip(array / scale, 0.0, 1.0)
-        return "u8", "sqrt", scale, np.rint(np.sqrt(unit) * 255.0).astype("<u1")
-    scale = _round_scale(largest)
-    return "i8", "linear", scale, np.rint(array / scale * 127.0).clip(-127, 127).astype("<i1")
-
-
-def _integer_dtype(array: Array) -> str:
-    if array.min(initial=0) < 0:
-        return "i32"
-    largest = int(array.max(initial=0))
-    return "u8" if largest < 1 << 8 else "u16" if largest < 1 << 16 else "u32"
-
-
-def _round_scale(largest: float) -> float:
-    """Return a scale that a decoded array gives again: that of a float32."""
-    return float(np.float32(largest))
-
-
-# --- pooling ---
-
-
-def pool_edges(length: int, factor: int, words: Sequence[tuple[int, int]] = ()) -> list[int]:
-    """Return the borders of ceil(length / factor) groups, at word edges where one is near."""
-    groups = max(1, math.ceil(length / factor))
-    starts = {start for start, _ in words} | {end for _, end in words}
-    edges = [0]
-    for group in range(1, groups):
-        ideal = round(group * length / groups)
-        latest = length - (groups - group)  # the groups after it hold one position each
-        near = [
-            edge
-            for edge in starts
-            if edges[-1] < edge <= latest and abs(edge - ideal) <= factor // 2
-        ]
-        edges.append(
-            min(near, key=lambda edge: (abs(edge - ideal), edge))
-            if near
-            else min(max(ideal, edges[-1] + 1), latest)
-        )
-    return [*edges, length]
-
-
-def pool_matrix(array: Array, queries: Sequence[int], keys: Sequence[int]) -> Array:
-    """Return (..., Q, K) as groups: the sum over the keys and the mean over the queries of each."""
-    exact = np.asarray(array, dtype=np.float64)
-    summed = np.add.reduceat(exact, np.asarray(keys[:-1], dtype=np.intp), axis=-1)
-    total = np.add.reduceat(summed, np.asarray(queries[:-1], dtype=np.intp), axis=-2)
-    return (total / np.diff(queries)[:, None]).astype(np.float32)
-
-
-# --- the whole ---
 
 
 def dump_json(values: Any) -> str:
@@ -153,11 +46,11 @@ def dump_json(values: Any) -> str:
 def compute_digest(explanation: Explanation) -> str:
     """Return the SHA-256 of an explanation's content: its JSON form without a budget."""
     values = {
-        key: value for key, value in _encode_parts(explanation).items() if key not in _NOT_IN_DIGEST
+        key: value for key, value in encode_parts(explanation).items() if key not in _NOT_IN_DIGEST
     }
     hasher = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
-    for name, array in sorted(_all_arrays(explanation).items()):
-        dtype, code, scale, quantized = _quantize(np.asarray(array), _dtype_of(name))
+    for name, array in sorted(all_arrays(explanation).items()):
+        dtype, code, scale, quantized = quantize(np.asarray(array), fixed_dtype(name))
         pool = explanation.pools.get(name)
         header = [name, dtype, code, scale, list(quantized.shape), pool]
         hasher.update(json.dumps(header, sort_keys=True).encode())
@@ -165,19 +58,7 @@ def compute_digest(explanation: Explanation) -> str:
     return hasher.hexdigest()
 
 
-def encode_explanation(explanation: Explanation, budget: int | None) -> dict[str, Any]:
-    """Return an explanation as JSON values in at most `budget` bytes; None for no limit."""
-    values = _encode_parts(explanation)
-    values["digest"] = explanation.digest
-    values["tensors"] = {
-        name: encode_tensor(array, pool=explanation.pools.get(name), dtype=_dtype_of(name))
-        for name, array in _all_arrays(explanation).items()
-    }
-    values["limits"] = {"budget": budget, "bytes": 0, "pooled": [], "dropped": []}
-    return values
-
-
-def _all_arrays(explanation: Explanation) -> dict[str, Array]:
+def all_arrays(explanation: Explanation) -> dict[str, Array]:
     """Return the arrays by name, those of the beam included."""
     arrays = dict(explanation.arrays)
     if explanation.beam is not None:
@@ -186,13 +67,13 @@ def _all_arrays(explanation: Explanation) -> dict[str, Array]:
     return arrays
 
 
-def _dtype_of(name: str) -> str:
+def fixed_dtype(name: str) -> str:
     """Return the dtype that an array's name fixes; empty if its values decide."""
     prefix, _, rest = name.partition(".")
     return _BEAM_DTYPES.get(rest, "f32") if prefix == "beam" else ""
 
 
-def _encode_parts(explanation: Explanation) -> dict[str, Any]:
+def encode_parts(explanation: Explanation) -> dict[str, Any]:
     """Return all parts but the tensors, numbers rounded."""
     arrays = explanation.arrays
     beam = explanation.beam
@@ -279,7 +160,13 @@ def decode_explanation(values: Any) -> Explanation:
             found=repr(values.get("version")),
             fix="use the dragoman that wrote it",
         )
-    tensors = values.get("tensors", {})
+    if problems := find_problems(values):
+        raise DataError(
+            "an explanation must follow its schema",
+            found=problems[0],
+            fix="write it with dragoman explain --json",
+        )
+    tensors = values["tensors"]
     arrays = {name: decode_tensor(entry) for name, entry in tensors.items()}
     nodes = (values.get("beam") or {}).get("nodes", {})
     return Explanation(
@@ -298,7 +185,7 @@ def decode_explanation(values: Any) -> Explanation:
         sites=[_decode_site(site) for site in values["sites"]],
         heads=[_decode_head(head) for head in values["heads"]],
         lens=values.get("lens"),
-        attribution=[Attribution(**each) for each in values["attribution"]],
+        attribution=[_decode_attribution(each) for each in values["attribution"]],
         positions=values["positions"],
         extras=values["extras"],
         arrays={name: array for name, array in arrays.items() if name not in nodes.values()},
@@ -373,6 +260,10 @@ def _decode_site(values: Mapping[str, Any]) -> AttentionSite:
     )
 
 
+def _decode_attribution(values: Mapping[str, Any]) -> Attribution:
+    return Attribution(**{name: value for name, value in values.items() if name != "of"})
+
+
 def _decode_head(values: Mapping[str, Any]) -> HeadSummary:
     return HeadSummary(
         site=values["site"],
@@ -390,9 +281,7 @@ def _decode_beam(
 ) -> Any:
     if values is None:
         return None
-    from dragoman.decoding.beam_trace import (  # type: ignore[import-not-found, unused-ignore]
-        BeamTrace,
-    )
+    from dragoman.decoding.beam_trace import BeamTrace
 
     nodes = {name: arrays[values["nodes"][name]] for name in BEAM_FIELDS}
     return BeamTrace(
@@ -404,9 +293,7 @@ def _decode_beam(
 
 
 def _beam_reasons() -> list[str]:
-    from dragoman.decoding.beam_trace import (  # type: ignore[import-not-found, unused-ignore]
-        REASONS,
-    )
+    from dragoman.decoding.beam_trace import REASONS
 
     return list(REASONS)
 
