@@ -132,14 +132,11 @@ def test_tab_is_never_trapped(browser: Any) -> None:
     context = open_context(browser)
     page, _, problems = open_page(context, make_explanation(source=SOURCE, target=TARGET))
     generator = random.Random(0)
+    page.focus("#ask-text")  # from the middle: before the first stop a browser has its own
     seen = []
     for _ in range(120):
         page.keyboard.press("Tab" if generator.random() < 0.8 else "Shift+Tab")
-        seen.append(
-            page.evaluate(
-                "document.activeElement.id || document.activeElement.textContent.slice(0, 20)"
-            )
-        )
+        seen.append(page.evaluate("[...document.all].indexOf(document.activeElement)"))
     # Every stop is left again, and the walk has been through the panels.
     assert max(sum(1 for _ in group) for group in runs(seen)) <= 2
     assert len(set(seen)) > 15

@@ -74,9 +74,9 @@ class AskPanel {
     const field = (key, input, hint) => {
       input.id = `ask-${key}`;
       const label = element('label', { for: input.id }, translate(`ask.${key}`));
-      if (!hint) return element('div', { class: 'field' }, label, input);
+      if (!hint) return element('div', { class: 'ask-field' }, label, input);
       input.setAttribute('aria-describedby', `ask-${key}-hint`);
-      return element('div', { class: 'field' }, label, input, element('p', { class: 'quiet', id: `ask-${key}-hint` }, translate(hint)));
+      return element('div', { class: 'ask-field' }, label, input, element('p', { class: 'quiet', id: `ask-${key}-hint` }, translate(hint)));
     };
     this.inputs = {
       text: element('textarea', { rows: 3, dir: 'auto', spellcheck: 'false', maxlength: limits.characters ?? null, required: true }),

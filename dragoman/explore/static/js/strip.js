@@ -225,7 +225,7 @@ class StripPanel {
     this.source = side('source', 'src');
     this.target = side('target', 'step');
     const legend = element('p', { class: 'legend' },
-      element('span', { class: 'key bar' }, translate('strip.legend.bar')),
+      element('span', { class: 'key' }, translate('strip.legend.bar')),
       element('span', { class: 'key low' }, translate('strip.legend.low')),
       ex.steps.some((step) => step.forced) ? element('span', { class: 'key forced' }, translate('strip.legend.forced')) : null,
       ex.sourceWeights(0) ? element('span', { class: 'key weight' }, translate('strip.legend.source')) : null);
