@@ -32,8 +32,23 @@ class FakeServer:
     ) -> None:
         self.explanations = {} if explanation is None else {explanation["digest"]: explanation}
         self.first = explanation["digest"] if explanation else None
-        self.answers = answers or {}
+        self.answers = {"off": self.switch_off} | (answers or {})
         self.requests: list[tuple[str, Any]] = []
+
+    def switch_off(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return an ablation that changes every token's log-probability by -0.1 and no token."""
+        explanation = self.explanations[self.first or ""]
+        count = len(explanation["steps"])
+        return {
+            "off": body["heads"],
+            "effect": [-0.1] * count,
+            "sum_change": -0.1 * count,
+            "text": explanation["target"]["text"],
+            "tokens": [token["id"] for token in explanation["target"]["tokens"]],
+            "target": explanation["target"],
+            "steps": explanation["steps"],
+            "score": explanation["score"],
+        }
 
     def handle(self, route: Route) -> None:
         """Answer one request of the page."""

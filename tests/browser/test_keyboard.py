@@ -54,24 +54,10 @@ class Typist:
 
 
 def make_answers() -> dict[str, Any]:
-    """Return what the model answers: another translation, and what a head's absence changes."""
+    """Return what the model answers: the same translation, and another after an alternative."""
     other = make_explanation(source=SOURCE, target=OTHER, seed=1)
     first = make_explanation(source=SOURCE, target=TARGET)
-
-    def off(body: dict[str, Any]) -> dict[str, Any]:
-        count = len(first["steps"])
-        return {
-            "off": body["heads"],
-            "effect": [-0.1] * count,
-            "sum_change": -0.1 * count,
-            "text": TARGET,
-            "target": first["target"],
-            "tokens": [token["id"] for token in first["target"]["tokens"]],
-            "steps": first["steps"],
-            "score": first["score"],
-        }
-
-    return {"explain": lambda _: first, "branch": lambda _: other, "off": off}
+    return {"explain": lambda _: first, "branch": lambda _: other}
 
 
 def test_a_keyboard_reaches_the_shells_goals(browser: Any) -> None:

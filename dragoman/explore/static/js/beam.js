@@ -378,7 +378,8 @@ class BeamPanel {
       return;
     }
     const lang = ex.target.lang || null;
-    const before = beamText(ex, beam, beam.parent[node]);
+    const path = beamPath(beam, beam.parent[node]);
+    const before = (path.length > 12 ? '… ' : '') + path.slice(-12).map((each) => ex.pieces?.[beam.token[each]] ?? '').join('').trim();
     const parts = [
       element('h3', {}, `${translate('beam.step', { step: beam.step[node] + 1 })} · `, quoted(beamToken(ex, beam, node), lang)),
       element('p', { class: 'answer', id: 'beam-reason' }, beamSentence(beamReason(ex, beam, node))),

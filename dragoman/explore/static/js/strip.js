@@ -25,6 +25,7 @@ addStrings(
     'strip.step': 'Token {at} of {count}',
     'strip.back': 'One step back',
     'strip.forward': 'One step forward',
+    'strip.dock': 'Selected token',
     'strip.time': 'Step through: hide what came later',
     'strip.read.attribution': '{token} was read mostly from {source}: {part} of its attribution to the source.',
     'strip.read.attention': '{token} was read mostly from {source}: {part} of the cross-attention, averaged over heads.',
@@ -78,6 +79,7 @@ addStrings(
     'strip.step': '第 {at} 个词元，共 {count} 个',
     'strip.back': '后退一步',
     'strip.forward': '前进一步',
+    'strip.dock': '选中的词元',
     'strip.time': '逐步播放：隐藏之后的内容',
     'strip.read.attribution': '{token} 主要读自 {source}：占它对原文归因的 {part}。',
     'strip.read.attention': '{token} 主要读自 {source}：占各头平均交叉注意力的 {part}。',
@@ -191,6 +193,7 @@ class StripPanel {
       reference: element('div', { class: 'reference', hidden: true }),
     };
     body.append(...Object.values(this.parts));
+    this.buildDock(body.closest('main'));
     context.onExplanation((ex) => this.build(ex));
     context.store.subscribe((state, changed) => {
       const ex = context.current();
@@ -254,6 +257,38 @@ class StripPanel {
     );
   }
 
+  // The selected token in one line at the foot of the window, while the text itself is out of sight.
+  buildDock(main) {
+    const step = (by) => () => this[by < 0 ? 'back' : 'forward'].click();
+    this.dock = {
+      bar: element('div', { class: 'dock', role: 'group', hidden: true }),
+      back: element('button', { type: 'button', onclick: step(-1) }, '←'),
+      forward: element('button', { type: 'button', onclick: step(1) }, '→'),
+      text: element('button', { type: 'button', class: 'plain text', onclick: () => this.context.visit('strip') }),
+    };
+    const { bar, back, text, forward } = this.dock;
+    bar.append(back, text, forward);
+    main.append(bar);
+    new IntersectionObserver(([entry]) => {
+      bar.hidden = entry.isIntersecting || !this.ex;
+    }).observe(this.parts.texts);
+  }
+
+  showDock(ex, t) {
+    const { bar, back, text, forward } = this.dock;
+    bar.setAttribute('aria-label', translate('strip.dock'));
+    back.setAttribute('aria-label', translate('strip.back'));
+    forward.setAttribute('aria-label', translate('strip.forward'));
+    [back.disabled, forward.disabled] = [this.back.disabled, this.forward.disabled];
+    const weights = ex.sourceWeights(t);
+    text.replaceChildren(
+      quoted(tokenLabel(ex.target.tokens[t] ?? { text: '' }), ex.target.lang || null),
+      ` ${formatProbability(Math.exp(ex.steps[t]?.logprob ?? 0))}`,
+      ...(weights && weights.strongest >= 0 ? [' ← ', quoted(tokenLabel(ex.source.tokens[weights.strongest]), ex.source.lang || null)] : []),
+      element('span', { class: 'quiet' }, ` · ${this.where.textContent}`),
+    );
+  }
+
   update(ex, state) {
     const t = state.step ?? 0;
     const weights = ex.sourceWeights(t);
@@ -287,6 +322,7 @@ class StripPanel {
     this.back.disabled = t === 0;
     this.forward.disabled = t >= ex.steps.length - 1;
     this.timeBox.checked = state.time;
+    this.showDock(ex, t);
     this.showDetail(ex, t);
   }
 

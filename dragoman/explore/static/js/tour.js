@@ -28,7 +28,9 @@ addStrings(
     'tour.5.title': 'A head that rests',
     'tour.5.text': 'Head {head} puts {part} of its attention on {key}, whatever it reads for. Attention must sum to one, so a head with nothing to do parks it there.',
     'tour.6.title': 'Switch the resting head off',
-    'tour.6.text': 'Head {head} is off now. The log-probability of the whole translation changes by {effect}: {size}. Much attention is not the same as much influence.',
+    'tour.6.text': 'Head {head} is off now. The log-probability of the whole translation changes by {effect}: {size}.',
+    'tour.6.weak': 'Much attention is not the same as much influence.',
+    'tour.6.strong': 'So even a head that seems to rest can matter; only taking it away tells.',
     'tour.7.title': 'Switch the aligning head off',
     'tour.7.text': 'Now head {head} is off instead. The log-probability changes by {effect}: {size}.',
     'tour.7.strong': 'This is how to test what a head does: take it away.',
@@ -65,7 +67,9 @@ addStrings(
     'tour.5.title': '一个休息的头',
     'tour.5.text': '头 {head} 无论为谁而读，都把 {part} 的注意力放在 {key} 上。注意力之和必须为一，没事可做的头就停在那里。',
     'tour.6.title': '关掉休息的头',
-    'tour.6.text': '头 {head} 现在关闭了。整句译文的对数概率变化 {effect}：{size}。注意力多不等于影响大。',
+    'tour.6.text': '头 {head} 现在关闭了。整句译文的对数概率变化 {effect}：{size}。',
+    'tour.6.weak': '注意力多不等于影响大。',
+    'tour.6.strong': '看来休息的头也可能重要；只有拿掉它才知道。',
     'tour.7.title': '关掉对齐的头',
     'tour.7.text': '现在关闭的是头 {head}。对数概率变化 {effect}：{size}。',
     'tour.7.strong': '要检验一个头的作用，就把它拿掉。',
@@ -92,7 +96,8 @@ function tourArgMax(values) {
 export function tourHead(ex, label, group) {
   const found = (ex.heads ?? []).filter((head) =>
     head.labels?.some(([name]) => name === label) && (!group || ex.site(head.site)?.group === group));
-  const effect = (head) => ex.headEffect(`${head.site}.${head.head}`) ?? 0;
+  // By the estimate alone: an exact effect that comes later must not choose another head.
+  const effect = (head) => head.effect?.estimate ?? 0;
   found.sort((a, b) => (label === 'align' ? effect(a) - effect(b) : Math.abs(effect(a)) - Math.abs(effect(b))));
   const first = found[0];
   return first ? { site: first.site, head: first.head, name: `${first.site}.${first.head}` } : null;
@@ -154,6 +159,7 @@ export function tourSteps(ex, effects = {}) {
     return {
       effect: known === undefined || known === null ? translate('tour.estimate', { effect: text }) : text,
       size: translate(`tour.size.${size}`),
+      weak: size === 'none',
     };
   };
   const steps = [];
@@ -236,7 +242,8 @@ export function tourSteps(ex, effects = {}) {
     else if (!effect) steps.push(skip('head', translate('tour.why.effect'), patch));
     else {
       const parts = say(key, { head: element('strong', {}, head.name), ...effect });
-      if (key === 'tour.7.text') parts.push(' ', ...say('tour.7.strong'));
+      const moral = key === 'tour.7.text' ? 'tour.7.strong' : effect.weak ? 'tour.6.weak' : 'tour.6.strong';
+      parts.push(' ', ...say(moral));
       steps.push({ view: 'head', patch: { ...patch, off: [head.name] }, parts, head: head.name });
     }
   }
@@ -304,7 +311,6 @@ class TourPanel {
     const step = tourSteps(ex, this.effects)[at - 1];
     store.set({ off: this.before ?? [], node: null, ...step.patch, tour: at, view: step.view }, { push });
     this.scroll(step.view);
-    if (step.head) this.measure(ex, step.head);
   }
 
   scroll(view) {
@@ -344,6 +350,7 @@ class TourPanel {
     }
     const step = tourSteps(ex, this.effects)[tour - 1];
     document.getElementById(`panel-${step.view}`).classList.add('toured');
+    if (step.head) this.measure(ex, step.head);
     const focus = this.body.contains(document.activeElement) ? document.activeElement.dataset.action : null;
     const button = (action, key, run, primary = false) => element('button', {
       type: 'button', class: primary ? 'primary' : null, 'data-action': action, onclick: run,
