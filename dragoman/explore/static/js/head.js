@@ -5,6 +5,7 @@ import { cellImage, drawMatrix, matrixLayout, paintImage } from './draw.js';
 import { chosenHead, groupTitle, headTitle, matrixScale } from './grid.js';
 import { addStrings, formatChange, formatNumber, translate } from './i18n.js';
 import { headName } from './state.js';
+import { explainCommand } from './strip.js';
 import { dataTable, matrixTable, plainText, pooledLabels, scrollRegion, siteAxis, tableToggle, uniqueId, valueBar } from './table.js';
 import { compareTokens, fill, quoted, tokenLabel, tokenRanges } from './text.js';
 import { onTheme } from './theme.js';
@@ -364,7 +365,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
       const known = effectNow?.exact ?? null;
       effect.replaceChildren(heading, element('p', {}, known !== null
         ? translate('head.exactIs', { change: formatChange(known) })
-        : sum !== null ? translate('head.estimateIs', { change: formatChange(sum) }) : translate('head.noEstimate')));
+        : `${sum === null ? '' : translate('head.estimateIs', { change: formatChange(sum) })} ${translate('head.hint')}`));
       return;
     }
     const key = `${ex.digest} ${offKey(off)}`;
@@ -376,7 +377,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     const estimate = sum === null ? '' : translate('head.estimateIs', { change: formatChange(sum) });
     if (!api) {
       effect.replaceChildren(heading, element('p', {}, estimate), element('p', { class: 'quiet' }, translate('head.needsModel')),
-        element('pre', { class: 'command', tabindex: 0 }, translate('head.command')));
+        element('pre', { class: 'command', tabindex: 0 }, explainCommand(ex)));
       return;
     }
     effect.replaceChildren(heading, element('p', {}, estimate), element('p', { class: 'quiet', role: 'status' }, translate('head.computing')));
@@ -569,13 +570,12 @@ addStrings(
     'head.switchOn': 'Switch {name} on',
     'head.effectTitle': 'What the model would do without it',
     'head.without': 'Without {heads}',
-    'head.estimateIs': 'Estimate: the translation’s log-probability would change by about {change}. Switch the head off to compute it.',
+    'head.estimateIs': 'Estimate: the translation’s log-probability would change by about {change}.',
     'head.exactIs': 'Without it the translation’s log-probability changes by {change}.',
     'head.exactSentence': 'The log-probability of this translation changes by {change}.',
-    'head.noEstimate': 'There is no estimate for this head; switch it off to compute its effect.',
+    'head.hint': 'Switch the head off to see what the model does without it.',
     'head.computing': 'Translating again without it…',
     'head.needsModel': 'This file does not hold that run. With the model at hand, this computes it:',
-    'head.command': 'dragoman explore MODEL',
     'head.before': 'with',
     'head.after': 'without',
     'head.changed': '{changed} of {all} tokens of the new translation are different.',
@@ -619,13 +619,12 @@ addStrings(
     'head.switchOn': '打开 {name}',
     'head.effectTitle': '没有它，模型会怎样',
     'head.without': '没有 {heads}',
-    'head.estimateIs': '估计：译文的对数概率约变化 {change}。关闭这个头即可精确计算。',
+    'head.estimateIs': '估计：译文的对数概率约变化 {change}。',
     'head.exactIs': '没有它，译文的对数概率变化 {change}。',
     'head.exactSentence': '这个译文的对数概率变化 {change}。',
-    'head.noEstimate': '这个头没有估计值；关闭它即可计算影响。',
+    'head.hint': '关闭这个头，看看没有它模型会怎样。',
     'head.computing': '正在不用它重新翻译…',
     'head.needsModel': '这个文件没有存这次计算。有模型时，用下面的命令计算：',
-    'head.command': 'dragoman explore MODEL',
     'head.before': '有',
     'head.after': '没有',
     'head.changed': '新译文的 {all} 个词元中有 {changed} 个不同。',

@@ -75,7 +75,7 @@ export function dataTable({ caption, columns, rows, className = '', hideCaption 
     const attributes = { class: columns[i]?.number ? 'number' : columns[i]?.className ?? null };
     return i === 0 ? element('th', { scope: 'row', ...attributes }, shown) : element('td', attributes, shown);
   })));
-  return element('table', { class: `data ${className}`.trim() },
+  return element('table', { class: `figures ${className}`.trim() },
     element('caption', { class: hideCaption ? 'hidden' : null }, caption),
     element('thead', {}, head), element('tbody', {}, body));
 }
@@ -86,7 +86,7 @@ export function matrixTable({ caption, corner, rowLabels, colLabels, value, digi
     colLabels.map((label) => element('th', { scope: 'col', class: 'number' }, plainText(label))));
   const body = rowLabels.map((label, r) => element('tr', {}, element('th', { scope: 'row' }, plainText(label)),
     colLabels.map((_, c) => element('td', { class: 'number' }, formatNumber(value(r, c), digits)))));
-  return element('table', { class: 'data matrix-table' }, element('caption', {}, caption),
+  return element('table', { class: 'figures matrix-table' }, element('caption', {}, caption),
     element('thead', {}, head), element('tbody', {}, body));
 }
 

@@ -2,7 +2,7 @@
 import { element } from './dom.js';
 import { drawChart } from './draw.js';
 import { chosenHead } from './grid.js';
-import { addStrings, formatNumber, formatProbability, hasString, translate } from './i18n.js';
+import { addStrings, formatChange, formatNumber, formatProbability, hasString, translate } from './i18n.js';
 import { headName } from './state.js';
 import { dataTable, plainText, scrollRegion, valueBar } from './table.js';
 import { fill, quoted, tokenLabel } from './text.js';
@@ -114,6 +114,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     lensTable.replaceChildren(scrollRegion(translate('token.lensCaption'), dataTable({
       caption: translate('token.lensCaption'),
       className: 'lens-table',
+      hideCaption: true,
       columns: [{ title: translate('token.layer') }, { title: translate('token.rank'), number: true }, { title: translate('token.top') }],
       rows: ranks.map((rank, layer) => [
         ex.lens.layers[layer] ?? String(layer),
@@ -194,20 +195,18 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     sources.replaceChildren(scrollRegion(translate('token.sourcesCaption'), dataTable({
       caption: translate('token.sourcesCaption'),
       className: 'sources-table',
+      hideCaption: true,
       columns: [{ title: translate('token.sourceToken') }, ...columns.map((column) => ({ title: column.title, className: 'bar-cell' }))],
       rows: ex.source.tokens.map((token, i) => ({
         attributes: { class: i === state.src ? 'is-chosen' : null },
         cells: [
           element('button', { type: 'button', class: 'link', onclick: () => store.set({ src: i }) }, plainText(tokenLabel(token), ex.source.lang)),
-          ...columns.map((column) => element('span', { class: 'bar-pair' }, valueBar(column.values[i], column.most, column.signed),
-            element('span', { class: 'bar-value' }, column.signed ? formatSigned(column.values[i]) : formatNumber(column.values[i], 3)))),
+          ...columns.map((column) => element('span', { class: 'bar-pair' },
+            element('span', { class: 'bar-value' }, (column.signed ? formatChange : formatNumber)(column.values[i], 3)),
+            valueBar(column.values[i], column.most, column.signed))),
         ],
       })),
     })));
-  }
-
-  function formatSigned(value) {
-    return value > 0 ? `+${formatNumber(value, 3)}` : formatNumber(value, 3);
   }
 
   function show() {
