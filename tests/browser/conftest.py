@@ -98,7 +98,7 @@ class Visit:
 
     def wait_until_ready(self) -> None:
         """Wait until the page has shown its explanation."""
-        self.page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+        self.page.locator('html[data-ready="true"]').wait_for(state="attached")
 
 
 @pytest.fixture

@@ -128,9 +128,7 @@ def test_axis_titles_name_what_is_on_them(show, explanation):
 def test_thumbnails_have_the_colour_of_their_weights(show, explanation, dark):
     page, _, problems = show(explanation, "v=heads", dark=dark)
     page.locator("#panel-heads").scroll_into_view_if_needed()
-    page.wait_for_function(
-        "[...document.querySelectorAll('.head-cell canvas')].every((each) => each.width > 1)"
-    )
+    page.locator(".head-cell canvas[width='1']").first.wait_for(state="detached")
     pixels = page.evaluate("""() => Object.fromEntries([...document.querySelectorAll('.head-cell')].map((cell) => {
       const canvas = cell.querySelector('canvas');
       const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
@@ -303,7 +301,7 @@ def test_file_knows_only_what_was_precomputed(browser, explanation, tmp_path):
     context.set_offline(True)
     page = context.new_page()
     page.goto(f"{path.as_uri()}#h=x1.0&off=x1.0")
-    page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+    page.locator('html[data-ready="true"]').wait_for(state="attached")
     panel = page.locator("#panel-head")
     assert panel.locator(".effects tbody tr").count() == len(effect)
     page.evaluate("location.hash = 'h=x1.1&off=x1.1'")

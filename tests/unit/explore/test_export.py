@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html.parser
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dragoman.explore.export import (
     export_html,
     join_modules,
     order_modules,
+    read_island,
     read_module,
     read_modules,
 )
@@ -66,6 +66,11 @@ def small_explanation(**changes: Any) -> dict[str, Any]:
     return {
         "format": "dragoman.explanation",
         "version": 1,
+        "tensors": {
+            "a": {"dtype": "u8", "shape": [2, 3], "data": base64.b64encode(b"\n<\0abc").decode()},
+            "b": {"dtype": "f32", "shape": [2], "data": base64.b64encode(b"01234567").decode()},
+            "c": {"dtype": "i32", "shape": [0, 4], "data": ""},
+        },
         "source": {"text": "</script><script>alert(1)</script> <!-- \u2028 日本 😀"},
         **changes,
     }
@@ -110,6 +115,7 @@ def test_joined_modules_have_no_imports_or_exports():
         ("const a = await import('./x.js');\n", "import('./x.js')"),
         ("const a = import.meta.url;\n", "import.meta"),
         ("const a = '</script>';\n", "</script"),
+        ("const a = `x\n  y`;\n", "const a = `x"),
     ],
 )
 def test_a_module_that_cannot_be_joined_is_refused(text, found):
@@ -169,15 +175,27 @@ def test_modules_are_joined_after_their_imports(tmp_path):
     )
     joined = join_modules(tmp_path, "main.js")
     assert joined == (
-        "// a.js\nconst low = 1;\n\n// z.js\nconst top = low + 1;\n\n// main.js\nuse(top, low);\n"
+        "// a.js\nconst low = 1;\n// z.js\nconst top = low + 1;\n// main.js\nuse(top, low);\n"
     )
 
 
 def test_island_cannot_leave_its_element():
     explanation = small_explanation()
     island = encode_island(explanation)
-    assert "<" not in island
-    assert json.loads(island) == explanation
+    assert island.count("<") == 2
+    assert read_island(f"<p>before</p>{island}<p>after</p>") == explanation
+
+
+def test_page_without_an_island_is_refused():
+    with pytest.raises(ValueError, match="dragoman explore --html"):
+        read_island("<html></html>")
+
+
+def test_joined_modules_have_no_comment_lines_or_indentation(tmp_path):
+    write_modules(
+        tmp_path, main="// Says what.\nif (a) {\n  // Why.\n  b('// kept'); // kept\n}\n\n"
+    )
+    assert join_modules(tmp_path) == "// main.js\nif (a) {\nb('// kept'); // kept\n}\n"
 
 
 def test_page_is_one_file_with_a_policy_by_hashes():
@@ -211,11 +229,8 @@ def test_page_is_one_file_with_a_policy_by_hashes():
     assert len(styles) == 2
     assert [hashed(text) in policy for text in scripts + styles] == [True] * 4
     assert policy == content_policy(scripts, styles)
-    island = re.search(
-        r'<script type="application/json" id="explanation">(.*?)</script>', page, re.DOTALL
-    )
-    assert island is not None
-    assert json.loads(island[1]) == explanation
+    assert page.count('type="application/json"') == 1
+    assert read_island(page) == explanation
 
 
 def test_policy_comes_before_what_it_governs():

@@ -17,9 +17,24 @@ function dataBytes(text) {
   return bytes;
 }
 
+// The explanation inside a file, as encode_island of the exporter wrote it: its JSON, a line end, the tensors' bytes.
+export async function readIsland(island) {
+  const stream = new Blob([dataBytes(island.textContent)]).stream().pipeThrough(new DecompressionStream('deflate'));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  let at = bytes.indexOf(10);
+  const json = JSON.parse(new TextDecoder().decode(bytes.subarray(0, at)));
+  at += 1;
+  for (const entry of Object.values(json.tensors)) {
+    const size = entry.shape.reduce((a, b) => a * b, TENSOR_TYPES[entry.dtype].BYTES_PER_ELEMENT);
+    entry.bytes = bytes.slice(at, at + size);
+    at += size;
+  }
+  return json;
+}
+
 // {data, shape, pool}: floats as Float32Array, integers as Int32Array.
 export function decodeTensor(entry) {
-  const bytes = dataBytes(entry.data);
+  const bytes = entry.bytes ?? dataBytes(entry.data);
   const type = TENSOR_TYPES[entry.dtype];
   const raw = new type(bytes.buffer, bytes.byteOffset, bytes.byteLength / type.BYTES_PER_ELEMENT);
   const scale = entry.scale ?? 1;

@@ -7,7 +7,7 @@
 // names is hidden behind that sentence; its listeners still run and must bear absent data.
 import { store, headName } from './state.js';
 import { connectUrl, formatFragment, VIEWS } from './url.js';
-import { decodeExplanation } from './data.js';
+import { decodeExplanation, readIsland } from './data.js';
 import { addStrings, currentLanguage, setLanguage, translate } from './i18n.js';
 import { api } from './api.js';
 import { element } from './dom.js';
@@ -236,7 +236,7 @@ async function mainCopyLink() {
 
 async function mainLoad() {
   const island = document.getElementById('explanation');
-  if (island) return decodeExplanation(JSON.parse(island.textContent));
+  if (island) return decodeExplanation(await readIsland(island));
   mainContext.session = await api.session();
   const digest = store.get().e || mainContext.session.explanation;
   if (!digest) return null;
