@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dragoman.attention.recorder import edit, record
     from dragoman.config import Config, read_config
     from dragoman.explain import Explanation
+    from dragoman.explore.notebook import explore
     from dragoman.inference import (
         Classifier,
         PairClassifier,
@@ -40,6 +41,7 @@ __all__ = [
     "Translator",
     "__version__",
     "edit",
+    "explore",
     "load",
     "read_config",
     "record",
@@ -58,6 +60,7 @@ _HOMES = {
     "Translation": "dragoman.inference",
     "Translator": "dragoman.inference",
     "edit": "dragoman.attention.recorder",
+    "explore": "dragoman.explore",
     "load": "dragoman.inference",
     "read_config": "dragoman.config",
     "record": "dragoman.attention.recorder",
@@ -71,7 +74,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module 'dragoman' has no attribute {name!r}; it has {', '.join(__all__)}"
         )
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    value = home if name == "explore" else getattr(home, name)  # a package that can be called
     globals()[name] = value
     return value
 

@@ -7,6 +7,7 @@ imports no torch: an explanation that was read from a file can be shown without 
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -145,6 +146,13 @@ class Ablation:
     target: TokenizedText  # the new output
     steps: list[Step]
     score: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        """Return the explorer page in a frame, and a table for notebooks that remove frames."""
+        # By name, because the page lies in a higher layer.
+        notebook = importlib.import_module("dragoman.explore.notebook")
+        cell: str = notebook.render_cell(self)
+        return cell
 
     @property
     def text(self) -> str:

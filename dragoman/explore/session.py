@@ -38,6 +38,10 @@ from dragoman.runtime.memory import is_out_of_memory
 MAX_EXPLANATIONS = 64
 MAX_CACHE_BYTES = 1_000_000_000  # of arrays and JSON; the newest explanation is always kept
 MAX_EXAMPLES = 12
+_TASK_OPTIONS = {
+    "translate": {"beam", "length_penalty", "prefix", "prefix_ids", "reference", "off"},
+    "language": {"prefix", "prefix_ids", "off"},
+}  # of `explain`; other tasks have heads to switch off
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class StoredExplanation:
     request: ExplainRequest
     digest: str
     json: bytes
+    is_foreign: bool = False  # whether it came from a file, perhaps of another model
 
     @property
     def num_bytes(self) -> int:
@@ -104,6 +109,7 @@ class ExplorerSession:
         self.task = str(getattr(predictor, "task_name", "translate"))
         self.examples = [text for text in examples if len(text) <= MAX_TEXT_CHARS][:MAX_EXAMPLES]
         self.cache = ExplanationCache()
+        self._digest: str | None = None  # of the model, as its explanations state it
         self.first: StoredExplanation | None = None  # what the page opens with
         model: Any = getattr(predictor, "model", None)
         self.worker = ModelWorker([] if model is None else model.modules())
@@ -158,9 +164,16 @@ class ExplorerSession:
         }
 
     def open(self, explanation: Explanation) -> StoredExplanation:
-        """Store an explanation and open the page with it."""
-        request = ExplainRequest(text=str(explanation.request.get("text") or explanation.text))
-        self.first = self._store(explanation, request)
+        """Store an explanation that came from a file and open the page with it."""
+        asked = explanation.request
+        off, beam, penalty = (asked.get(name) for name in ("off", "beam", "length_penalty"))
+        request = ExplainRequest(
+            text=str(asked.get("text") or explanation.text),
+            beam=beam if type(beam) is int and 1 <= beam <= MAX_BEAM else None,
+            length_penalty=float(penalty) if isinstance(penalty, (int, float)) else None,
+            off=tuple(map(str, off)) if isinstance(off, list) else (),
+        )
+        self.first = self._store(explanation, request, is_foreign=True)
         return self.first
 
     def region(self, digest: str, name: str, region: Region) -> np.ndarray[Any, Any]:
@@ -203,8 +216,18 @@ class ExplorerSession:
         with as_request_errors():
             given = self._read_input(request.text)
             self._check_length(given)
-            explanation = predictor.explain(given, **request.options())
+            explanation = predictor.explain(given, **self._task_options(request))
+        self._digest = explanation.model.get("digest")
         return self._store(explanation, request)
+
+    def _task_options(self, request: ExplainRequest) -> dict[str, Any]:
+        """Return the options that models of this task have; the page sends a beam to all."""
+        options = request.options()
+        for name in options.keys() - _TASK_OPTIONS.get(self.task, {"off"}):
+            if name not in ("beam", "length_penalty"):
+                raise RequestError(400, f"Models of the task {self.task} have no {name}.")
+            del options[name]
+        return options
 
     def branch(self, entry: StoredExplanation, body: dict[str, Any]) -> StoredExplanation:
         """Keep the tokens before a step, take another token there and decode the rest again."""
@@ -245,9 +268,11 @@ class ExplorerSession:
         with as_request_errors():
             yield from predictor.head_effects(entry.explanation)
 
-    def _store(self, explanation: Explanation, request: ExplainRequest) -> StoredExplanation:
-        written = explanation.to_json()
-        entry = StoredExplanation(explanation, request, explanation.digest, written.encode())
+    def _store(
+        self, explanation: Explanation, request: ExplainRequest, *, is_foreign: bool = False
+    ) -> StoredExplanation:
+        written = explanation.to_json().encode()
+        entry = StoredExplanation(explanation, request, explanation.digest, written, is_foreign)
         self.cache.add(entry)
         return entry
 
@@ -263,16 +288,14 @@ class ExplorerSession:
     def _require_own(self, entry: StoredExplanation) -> Any:
         """Return the predictor; raise RequestError for an explanation of another model."""
         predictor = self._require_predictor()
-        if entry is self.first and not self.is_own(entry.explanation):
-            raise RequestError(
-                400, "This explanation is of another model than the one that is loaded."
-            )
+        if entry.is_foreign:
+            if self._digest is None:  # only an explanation tells the digest of a model
+                self.explain(ExplainRequest(text=entry.request.text))
+            if entry.explanation.model.get("digest") != self._digest:
+                raise RequestError(
+                    400, "This explanation is of another model than the one that is loaded."
+                )
         return predictor
-
-    def is_own(self, explanation: Explanation) -> bool:
-        """Whether an explanation is of this session's model, as far as its digest tells."""
-        digest = getattr(self.predictor, "digest", None)
-        return digest is None or explanation.model.get("digest") in (None, "", digest)
 
     def _read_input(self, text: str) -> Any:
         """Return a text as the predictor's input: a pair is split at the tab, a set is JSON."""

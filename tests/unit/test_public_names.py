@@ -23,6 +23,7 @@ PUBLIC = {
     "Translator",
     "__version__",
     "edit",
+    "explore",
     "load",
     "read_config",
     "record",

@@ -1,0 +1,231 @@
+"""`dragoman explore`: the page served to this machine, or written as one file."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli import explore as command
+from dragoman.cli.app import main
+from dragoman.errors import DragomanError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def refusal(*arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """Run a command that must be refused, and give its one line."""
+    assert main(["explore", *map(str, arguments)]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def stored(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write an explanation as `dragoman explain --json` does."""
+    from dragoman.inference import Translator
+
+    path = tmp_path_factory.mktemp("stored") / "explanation.json"
+    path.write_text(Translator.load(bundle).explain("Guten Morgen.").to_json(), encoding="utf-8")
+    return path
+
+
+def test_what_is_shown_must_be_clear(
+    bundle: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    html = tmp_path / "out.html"
+    assert "needs a model directory, or --json" in refusal(capsys=capsys)
+    assert "--html needs a text" in refusal(bundle, "--html", html, capsys=capsys)
+    line = refusal(bundle, "a", "--text", "b", capsys=capsys)
+    assert "a text and --text exclude each other; found 'a' and 'b'" in line
+    line = refusal(bundle, "a", "--json", stored, capsys=capsys)
+    assert f"a text and --json exclude each other; found 'a' and {stored}" in line
+    assert "must hold words; found ' '" in refusal(bundle, " ", capsys=capsys)
+    assert "found nothing at" in refusal(tmp_path / "none", "a", capsys=capsys)
+    assert "at most 16; found 17" in refusal(bundle, "a", "--beam", 17, capsys=capsys)
+    assert "found '70000'" in refusal(bundle, "--port", 70000, capsys=capsys)
+    assert "found the directory" in refusal(bundle, "a", "--html", tmp_path, capsys=capsys)
+    assert not html.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"not json", "an explanation must be a JSON object"),
+        (b"{}\n{}\n", "must hold one explanation; found 2 lines"),
+        (b'{"format": "other"}', "explanation"),
+    ],
+)
+def test_a_file_must_be_one_explanation(
+    content: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    line = refusal("--json", path, "--html", tmp_path / "out.html", capsys=capsys)
+    assert words in line
+    assert str(path) in line
+
+
+def test_a_port_in_use_is_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        line = refusal(bundle, "--port", port, capsys=capsys)
+    assert f"--port must be free; found {port} in use on 127.0.0.1" in line
+
+
+def test_serving_needs_the_extra_and_a_file_does_not(
+    bundle: Path,
+    stored: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "starlette" else find(name)
+    )
+    line = refusal(bundle, capsys=capsys)
+    assert "needs the package starlette; found none; pip install 'dragoman[web]'" in line
+    assert main(["explore", "--json", str(stored), "--html", str(tmp_path / "out.html")]) == 0
+
+
+def test_a_file_is_written_without_starlette_being_imported(stored: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from dragoman.cli.app import main; "
+        f"code = main(['explore', '--json', {str(stored)!r}, '--html', {str(tmp_path / 'o.html')!r}]); "
+        "print(code, [m for m in ('starlette', 'uvicorn', 'torch', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "0 []"
+    assert done.stderr.strip() == f"dragoman: written to {tmp_path / 'o.html'}"
+
+
+def test_the_file_holds_the_explanation(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.html"
+    assert main(["explore", str(bundle), "--html", str(path), "--beam", "1", "Guten Morgen."]) == 0
+    assert f"written to {path}" in capsys.readouterr().err
+    page = path.read_text(encoding="utf-8")
+    [island] = re.findall(r'<script type="application/json" id="explanation">(.*?)</script>', page)
+    found = json.loads(island)
+    assert found["source"]["text"] == "Guten Morgen."
+    assert found["request"]["beam"] == 1
+    assert "<title>Guten Morgen. – Dragoman explorer</title>" in page
+
+
+def test_a_desktop_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("SSH_CONNECTION", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not command.has_desktop()
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert command.has_desktop()
+    monkeypatch.setenv("SSH_CONNECTION", "there")
+    assert not command.has_desktop()
+
+
+class Served:
+    """A running `dragoman explore`, as a person would start it."""
+
+    def __init__(self, *arguments: object, cwd: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dragoman", "explore", *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+
+    def read(self, path: str, body: object = None) -> dict:
+        request = urllib.request.Request(
+            f"{self.url}api/{path}",
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def stop(self, number: int) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[type]:
+    running: list[Served] = []
+
+    def start(*arguments: object) -> Served:
+        running.append(Served(*arguments, "--port", 0, "--no-open", cwd=tmp_path))
+        return running[-1]
+
+    yield start
+    for each in running:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.communicate()
+
+
+def test_a_model_is_served_until_ctrl_c(serve, bundle: Path) -> None:
+    served = serve(bundle, "--text", "Guten Morgen.")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/explore/", served.url)
+    session = served.read("session")
+    assert session["model"]["source_lang"] == "de"
+    assert session["examples"] == ["Guten Morgen."]
+    assert served.read(f"e/{session['explanation']}")["source"]["text"] == "Guten Morgen."
+    found = served.read("explain", {"text": "Zwei Männer reden.", "beam": 2})
+    assert found["source"]["text"] == "Zwei Männer reden."
+    code, errors = served.stop(signal.SIGINT)
+    assert code == 130
+    assert errors.splitlines() == [
+        "dragoman: serving the page; press Ctrl-C to stop",
+        "dragoman: stopped",
+    ]
+
+
+def test_a_stored_explanation_is_served_without_a_model(serve, stored: Path) -> None:
+    served = serve("--json", stored)
+    session = served.read("session")
+    assert session["can_explain"] is False
+    assert served.read(f"e/{session['explanation']}")["source"]["text"] == "Guten Morgen."
+    code, errors = served.stop(signal.SIGTERM)
+    assert code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    assert "Traceback" not in errors
+
+
+def test_another_address_is_warned_about(serve, stored: Path) -> None:
+    served = serve("--json", stored, "--host", "0.0.0.0")
+    assert served.read("session")["can_explain"] is False
+    _, errors = served.stop(signal.SIGINT)
+    assert "warning: serving at 0.0.0.0: everyone who can reach it can use the model" in errors
+
+
+def test_a_text_that_cannot_be_explained_is_one_line(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(bundle, "--port", 0, "--text", "wort " * 2000, capsys=capsys)
+    assert "at most 512 tokens; found" in line
+
+
+def test_reading_an_explanation_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DragomanError, match="must be a plain file; found a directory"):
+        command.read_explanation(tmp_path)
