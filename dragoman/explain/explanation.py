@@ -147,13 +147,6 @@ class Ablation:
     steps: list[Step]
     score: dict[str, Any]
 
-    def _repr_html_(self) -> str:
-        """Return the explorer page in a frame, and a table for notebooks that remove frames."""
-        # By name, because the page lies in a higher layer.
-        notebook = importlib.import_module("dragoman.explore.notebook")
-        cell: str = notebook.render_cell(self)
-        return cell
-
     @property
     def text(self) -> str:
         """The new output's text."""
@@ -285,6 +278,13 @@ class Explanation:
         from dragoman.explain.wire_format import compute_digest
 
         return self.stored_digest or compute_digest(self)
+
+    def _repr_html_(self) -> str:
+        """Return the explorer page in a frame, and a table for notebooks that remove frames."""
+        # By name, because the page lies in a higher layer.
+        notebook = importlib.import_module("dragoman.explore.notebook")
+        cell: str = notebook.render_cell(self)
+        return cell
 
     def to_dict(self, budget: int | None = DEFAULT_BUDGET) -> dict[str, Any]:
         """Return everything as JSON values in at most `budget` bytes; None for no limit.

@@ -19,6 +19,7 @@ import pytest
 from dragoman.cli import explore as command
 from dragoman.cli.app import main
 from dragoman.errors import DragomanError
+from dragoman.explore.export import read_island
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,8 +122,7 @@ def test_the_file_holds_the_explanation(
     assert main(["explore", str(bundle), "--html", str(path), "--beam", "1", "Guten Morgen."]) == 0
     assert f"written to {path}" in capsys.readouterr().err
     page = path.read_text(encoding="utf-8")
-    [island] = re.findall(r'<script type="application/json" id="explanation">(.*?)</script>', page)
-    found = json.loads(island)
+    found = read_island(page)
     assert found["source"]["text"] == "Guten Morgen."
     assert found["request"]["beam"] == 1
     assert "<title>Guten Morgen. – Dragoman explorer</title>" in page
