@@ -63,7 +63,7 @@ def _image() -> list[list[float]]:
 def records_of(config: Config) -> tuple[list[Record], Any]:
     """Return records to learn the vocabulary from, and an input."""
     if config.task == "classify":
-        several = config.classify.multi_label is True or config.classify.multi_label == "true"
+        several = config.classify.multi_label == "on"
         return classify_kit.make_records(30, seed=1, several=several), TEXT
     if config.task == "tag":
         return tagging_kit.make_records(20), ["Anna", "Meier", "walks", "in", "Bonn", "Nord", "."]

@@ -357,7 +357,7 @@ FIXTURES: dict[str, Fixture] = {
     "labels": Fixture(
         "mullenbach2018",
         150,
-        ("train.batch_tokens=2048", "classify.multi_label=true"),
+        ("train.batch_tokens=2048", "classify.multi_label=on"),
         make_topics,
         write_records,
         2_000,

@@ -46,7 +46,13 @@ from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.models.masked_lm import MaskedLM, gather_positions
 from dragoman.tasks.language import LanguageTask
 from dragoman.tasks.masked import MaskedLanguageTask
-from dragoman.text.language_text import ByteText, LanguageText, SubwordText
+from dragoman.text.language_text import (
+    ByteText,
+    LanguageText,
+    SubwordText,
+    WordText,
+    document_lines,
+)
 from dragoman.text.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 MAX_LOGITS = 1 << 25  # logits of a batch
@@ -63,20 +69,27 @@ class Read(NamedTuple):
 
 
 def spell_tokens(
-    text: LanguageText, ids: Sequence[int], *, mask: int | None = None
+    text: LanguageText,
+    ids: Sequence[int],
+    *,
+    mask: int | None = None,
+    words: Sequence[str] = (),
 ) -> TokenizedText:
     """Return tokens with the text that each adds, which their spans tile.
 
-    A token that completes no character, such as one byte of several, has an empty span.
+    A token that completes no character, such as one byte of several, has an empty span. `words` are
+    those of the first tokens as they were given; unknown ones are shown as they were.
     """
     decoder, written, tokens = text.decoder([]), "", list[Token]()
     ranks = text.tokenizer.frequency_ranks if isinstance(text, SubwordText) else None
-    for number in map(int, ids):
+    for at, number in enumerate(map(int, ids)):
         start = len(written)
         added = f"{' ' * bool(written)}{_MASK}" if number == mask else ""
         is_special = number in (PAD, BOS) or number == mask
         if not is_special:
             added = decoder.push(number)
+        if number == UNK and at < len(words):
+            added = added.replace(SPECIAL_TOKENS[UNK], words[at])
         written += added
         rank = number - len(SPECIAL_TOKENS) if ranks is None else None
         if ranks is not None and number < len(ranks):
@@ -247,7 +260,11 @@ class ModeledText(TaskInput):
 
     def target(self, ids: Sequence[int]) -> TokenizedText:
         """Return the text."""
-        return spell_tokens(self.language.text, ids)
+        words = list[str]()
+        if isinstance(self.language.text, WordText):
+            for line in document_lines(self.text):
+                words += [*line.split(), "\n"]
+        return spell_tokens(self.language.text, ids, words=words)
 
     @property
     def model_fields(self) -> dict[str, Any]:
@@ -450,7 +467,7 @@ class MaskedText(TaskInput):
         super().__init__(model, task.config)
         self.language, self.text = task, text
         self.has_masks = task.has_mask(text)
-        row, columns = task.encode_masked(text)
+        row, columns = task.encode_masked(text) if text.strip() else ([], [])
         self.row, self.columns = row, columns  # tokens (L,), and positions that are predicted (T,)
         if not columns:
             raise DataError(

@@ -48,6 +48,7 @@ class ObservedSet(TaskInput):
             task.objective, Regression
         )
         self._source = self._name_elements()
+        self._value = 0.0  # the predicted number, once it is chosen
 
     def _name_elements(self) -> TokenizedText:
         """Return the set as text, each element with its span."""
@@ -97,6 +98,7 @@ class ObservedSet(TaskInput):
     def choose(self, log_probs: Tensor) -> list[int]:
         """Return the most probable label, count, or component of each element."""
         if not self.is_distribution:
+            self._value = float(log_probs)
             return [0]
         if isinstance(self.sets.objective, Counting):
             # The rate, rounded, is the prediction; log p(1) - log p(0) is its logarithm.
@@ -121,8 +123,7 @@ class ObservedSet(TaskInput):
         if isinstance(objective, SetClassification):
             return name_classes(objective.labels)
         if isinstance(objective, Regression):
-            with torch.no_grad():
-                name = f"{float(self.run()):g}"
+            name = f"{self._value:g}"
             return TokenizedText(text=name, tokens=[Token(0, name, (0, len(name)))], words=[(0, 1)])
         text, tokens = "", list[Token]()
         for number in ids:
@@ -235,7 +236,7 @@ class ObservedSet(TaskInput):
         return {f"seed.{seed}": (Switch(_POOLING, make_off(seed)),) for seed in range(seeds)}
 
     def extras(
-        self, seen: Sequence[SeenSite], arrays: Mapping[str, NDArray[Any]]
+        self, seen: Sequence[SeenSite], ids: Sequence[int]
     ) -> dict[str, tuple[str, NDArray[Any]]]:
         """Return the weight of each element in the pooling, the mean of seeds and heads: (1, N)."""
         pooling = [to_array(each.weights) for each in seen if each.site.path == _POOLING]

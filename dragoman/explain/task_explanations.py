@@ -43,7 +43,8 @@ from dragoman.explain.explanation import (
 Floats = NDArray[np.float32]
 TOP = 8  # candidates of a step
 MAX_COPIES = 32  # of an input in one batch, for gradients of several outputs
-INTEGRATION_STEPS = 32  # of integrated gradients
+MIN_POINTS, MAX_POINTS = 32, 256  # between zero vectors and the input's, of integrated gradients
+MAX_GAP = 0.05  # from completeness; more points are taken above it
 INPUT_X_GRADIENT, INTEGRATED_GRADIENTS, OCCLUSION = (
     "input_x_gradient",
     "integrated_gradients",
@@ -185,9 +186,9 @@ class TaskInput(abc.ABC):
         return None
 
     def extras(
-        self, seen: Sequence[SeenSite], arrays: Mapping[str, NDArray[Any]]
+        self, seen: Sequence[SeenSite], ids: Sequence[int]
     ) -> dict[str, tuple[str, NDArray[Any]]]:
-        """Return further arrays by what they are: name and array."""
+        """Return further arrays of explained ids by what they are: name and array."""
         return {}
 
     def explained(self, log_probs: Tensor, ids: Sequence[int]) -> Tensor:
@@ -236,7 +237,7 @@ def explain_task(
         checks=_make_checks(given, seen, log_probs, changed, records),
         missing=missing,
     )
-    for what, (name, array) in given.extras(seen, arrays).items():
+    for what, (name, array) in given.extras(seen, ids).items():
         found.extras[what], arrays[name] = name, array
     if not seen:
         missing["heads"] = missing["head"] = "This model has no attention."
@@ -523,11 +524,7 @@ def _attribute(
         with changes.apply():
             values = given.occlude(ids)
     elif method == INTEGRATED_GRADIENTS:
-        points = [(step + 0.5) / INTEGRATION_STEPS for step in range(INTEGRATION_STEPS)]
-        values = np.mean(
-            [input_x_gradient(given, ids, changes, scale=point) for point in points], axis=0
-        )
-        gap = _completeness_gap(given, ids, changes, values)
+        values, gap = integrated_gradients(given, ids, changes)
     else:
         values = input_x_gradient(given, ids, changes)
     source, target = f"{ARRAY_NAMES[method]}.s", f"{ARRAY_NAMES[method]}.t"
@@ -574,16 +571,29 @@ def input_x_gradient(
     return np.concatenate(rows) if rows else np.zeros((0, given.split), np.float32)
 
 
-def _completeness_gap(
-    given: TaskInput, ids: Sequence[int], changes: _Changes, values: Floats
-) -> float:
-    """Return how far integrated gradients are from f(x) - f(0), relative to it; the largest."""
-    explained = []
+def integrated_gradients(
+    given: TaskInput, ids: Sequence[int], changes: _Changes
+) -> tuple[Floats, float]:
+    """Return integrated gradients (T, S) from zero vectors, and how far they are from complete.
+
+    Complete means that a row sums to f(x) - f(0); the distance is relative to the largest such
+    change. Points are doubled until it is small. Sundararajan, Taly and Yan (2017).
+    """
+    ends = []
     for scale in (1.0, 0.0):
         with torch.no_grad(), _tap(given.embeddings, scale), changes.apply():
-            explained.append(given.explained(given.run(off=changes.off), ids)[0].cpu().numpy())
-    change = explained[0] - explained[1]
-    return float(np.max(np.abs(values.sum(axis=1) - change) / np.maximum(np.abs(change), 1e-3)))
+            ends.append(given.explained(given.run(off=changes.off), ids)[0].cpu().numpy())
+    change = ends[0] - ends[1]
+    count, values, gap = MIN_POINTS, np.zeros((0, 0), np.float32), math.inf
+    while gap > MAX_GAP and count <= MAX_POINTS:
+        points = (np.arange(count) + 0.5) / count
+        values = np.mean(
+            [input_x_gradient(given, ids, changes, scale=float(point)) for point in points], axis=0
+        )
+        error = np.abs(values.sum(axis=1) - change).max()
+        gap = float(error / max(np.abs(change).max(), 1e-6))
+        count *= 2
+    return values, gap
 
 
 @contextmanager

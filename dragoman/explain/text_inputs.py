@@ -283,7 +283,7 @@ class ClassifiedText(TaskInput):
         return {name: each for name, each in switches.items() if name in found}
 
     def extras(
-        self, seen: Sequence[SeenSite], arrays: Mapping[str, NDArray[Any]]
+        self, seen: Sequence[SeenSite], ids: Sequence[int]
     ) -> dict[str, tuple[str, NDArray[Any]]]:
         """Return the importance of words and the sentences' ranges of tokens.
 
@@ -297,21 +297,20 @@ class ClassifiedText(TaskInput):
         if "w0" in by_id:
             weights = np.concatenate([by_id[f"w{row}"] for row in range(len(lengths))]).sum(axis=0)
             if "s0" in by_id:
-                weights = weights * np.repeat(self._label_row(by_id["s0"]), lengths)
+                weights = weights * np.repeat(self._label_row(by_id["s0"], ids[0]), lengths)
             found["word_importance"] = ("words.p", weights[None].astype(np.float32))
         elif "p0" in by_id:
-            found["word_importance"] = ("words.p", self._label_row(by_id["p0"])[None])
+            found["word_importance"] = ("words.p", self._label_row(by_id["p0"], ids[0])[None])
         if self.is_hierarchical:
             ranges = np.stack([ends - lengths, ends], axis=1).astype(np.int32)
             found["sentences"] = ("words.sentences", ranges)
         return found
 
-    def _label_row(self, weights: Floats) -> Floats:
-        """Return the weights (K,) of the explained label, or the mean of rows (Q, K)."""
-        if self.config.classify.pooling != "labels":
-            return weights.mean(axis=0)
-        with torch.no_grad():
-            return weights[self.choose(self.run()[0])[0]]
+    def _label_row(self, weights: Floats, label: int) -> Floats:
+        """Return the weights (K,) of a label, or the mean of rows (Q, K) that are no labels."""
+        if self.config.classify.pooling == "labels":
+            return weights[label]
+        return np.asarray(weights.mean(axis=0), np.float32)
 
     @property
     def missing(self) -> dict[str, str]:
