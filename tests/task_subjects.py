@@ -52,6 +52,7 @@ def build_subject(config: Config, changes: dict[str, dict[str, Any]] | None = No
     for parameter in model.parameters():  # so that nothing starts at zero
         with torch.no_grad():
             parameter.add_(0.02 * torch.randn_like(parameter))
+    model.requires_grad_(False)  # as the weights of a loaded model
     return Subject(PREDICTORS.load(config.task)(model, task), example)
 
 

@@ -127,11 +127,13 @@ def _label_head(
     """Return the labels of one head, with their scores."""
     visible = _visible_keys(site, weights.shape)
     labels = list[tuple[str, float]]()
-    labels += _offset_label(weights) if site.kind == "self" and site.ordered else []
-    keys, queries = axes.get(site.key), axes.get(site.query)
-    if site.key == "target_in" or site.query == "target":
+    is_self = site.kind in ("self", "memory") and weights.shape[0] == weights.shape[1]
+    labels += _offset_label(weights) if is_self and site.ordered else []
+    # The tokens of a memory are earlier ones of the same text.
+    keys, queries = axes.get(site.key.removeprefix("memory+")), axes.get(site.query)
+    if keys is axes["target_in"] or site.query == "target":
         # A query of the decoder's self-attention is the input token at its position.
-        queries = axes["target_in"] if site.kind == "self" else axes["target"]
+        queries = axes["target_in"] if site.kind in ("self", "memory") else axes["target"]
     if keys is not None and len(keys.tokens) == weights.shape[1]:
         labels += _key_labels(site, weights, visible, keys, ranks)
         if queries is not None and len(queries.tokens) == weights.shape[0]:

@@ -40,7 +40,7 @@ from dragoman.explain.task_explanations import (
     to_array,
 )
 from dragoman.explain.text_inputs import BATCH_ROWS
-from dragoman.explain.token_spans import find_words, text_direction
+from dragoman.explain.token_spans import find_words, grapheme_ends, text_direction
 from dragoman.models.context import ForwardContext
 from dragoman.models.language_model import NeuralLanguageModel
 from dragoman.models.masked_lm import MaskedLM, gather_positions
@@ -80,29 +80,33 @@ def spell_tokens(
     A token that completes no character, such as one byte of several, has an empty span. `words` are
     those of the first tokens as they were given; unknown ones are shown as they were.
     """
-    decoder, written, tokens = text.decoder([]), "", list[Token]()
-    ranks = text.tokenizer.frequency_ranks if isinstance(text, SubwordText) else None
+    decoder, written, pieces = text.decoder([]), "", list[str]()
     for at, number in enumerate(map(int, ids)):
-        start = len(written)
         added = f"{' ' * bool(written)}{_MASK}" if number == mask else ""
-        is_special = number in (PAD, BOS) or number == mask
-        if not is_special:
+        if number not in (PAD, BOS, mask):
             added = decoder.push(number)
         if number == UNK and at < len(words):
             added = added.replace(SPECIAL_TOKENS[UNK], words[at])
         written += added
-        rank = number - len(SPECIAL_TOKENS) if ranks is None else None
-        if ranks is not None and number < len(ranks):
-            rank = ranks[number]
+        pieces.append(added)
+    ranks = text.tokenizer.frequency_ranks if isinstance(text, SubwordText) else None
+    edges = grapheme_ends(written)
+    tokens, start, read = list[Token](), 0, 0
+    for number, piece in zip(map(int, ids), pieces, strict=True):
+        read += len(piece)
+        end = max(start, edges[read])
+        is_special = number in (PAD, BOS, mask)
+        rank = number - len(SPECIAL_TOKENS)
         tokens.append(
             Token(
                 number,
-                added or name_token(text, number, mask=mask),
-                (start, len(written)),
+                piece or name_token(text, number, mask=mask),
+                (start, end),
                 special=is_special,
-                rank=None if is_special or number < len(SPECIAL_TOKENS) else rank,
+                rank=None if is_special or rank < 0 else rank if ranks is None else ranks[number],
             )
         )
+        start = end
     return TokenizedText(
         text=written, dir=text_direction(written), tokens=tokens, words=find_words(written, tokens)
     )
@@ -208,6 +212,9 @@ class ModeledText(TaskInput):
                 if state is None or starts:
                     state = self.model.start(len(inputs), memory=memory)
                 x = self.model.embed(tokens, first=state.length)
+                if torch.is_grad_enabled() and not x.requires_grad:
+                    # A cache is written in place unless a gradient flows into it.
+                    x = x.detach().requires_grad_()
                 hidden, inner = self.model.decoder.extend(
                     x, state.children["decoder"], layer_outputs=outputs
                 )

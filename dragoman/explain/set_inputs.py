@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -51,15 +52,15 @@ class ObservedSet(TaskInput):
         self._value = 0.0  # the predicted number, once it is chosen
 
     def _name_elements(self) -> TokenizedText:
-        """Return the set as text, each element with its span."""
-        text, tokens = "[", list[Token]()
+        """Return the elements as text, with a space before each but the first."""
+        text, tokens = "", list[Token]()
         for number, element in enumerate(self.elements):
             name = f"image {number + 1}" if self.sets.objective.images else _format(element)
-            text += ", " if number else ""
-            tokens.append(Token(number, name, (len(text), len(text) + len(name))))
-            text += name
+            start = len(text)
+            text += f" {name}" if tokens else name
+            tokens.append(Token(number, text[start:], (start, len(text))))
         return TokenizedText(
-            text=f"{text}]", tokens=tokens, words=[(at, at + 1) for at in range(len(tokens))]
+            text=text, tokens=tokens, words=[(at, at + 1) for at in range(len(tokens))]
         )
 
     @property
@@ -70,7 +71,8 @@ class ObservedSet(TaskInput):
     @property
     def request(self) -> dict[str, Any]:
         """The set as text and as numbers."""
-        return {"text": self.source.text, "set": self.elements.tolist()}
+        text = "" if self.sets.objective.images else json.dumps(self.elements.tolist())
+        return {"text": text, "set": self.elements.tolist()}
 
     def run(self, copies: int = 1, *, off: Sequence[str] = ()) -> Tensor:
         """Return log-probabilities (copies, T, V), or the predicted number (copies, 1, 1)."""
@@ -216,7 +218,7 @@ class ObservedSet(TaskInput):
     def _labels(self, axis: str, count: int) -> list[str]:
         """Return a name for each position of an axis."""
         if axis == "element":
-            return [token.text for token in self.source.tokens]
+            return [token.text.strip() for token in self.source.tokens]
         name = "inducing point" if axis == "inducing" else "seed"
         return [f"{name} {number}" for number in range(1, count + 1)]
 

@@ -39,6 +39,7 @@ from dragoman.explain.explanation import (
     Step,
     TokenizedText,
 )
+from dragoman.explain.head_labels import summarize_heads
 
 Floats = NDArray[np.float32]
 TOP = 8  # candidates of a step
@@ -231,12 +232,13 @@ def explain_task(
         steps=make_steps(given, log_probs, ids) if given.is_distribution else [],
         score=_make_score(given, explained),
         sites=[each.site for each in seen],
-        heads=_summarize_heads(given, seen, ids, changed, arrays),
         positions=given.positions,
         arrays=arrays,
         checks=_make_checks(given, seen, log_probs, changed, records),
         missing=missing,
     )
+    estimates = estimate_effects(given, seen, ids, changed)
+    found.heads.extend(_summarize_heads(found, estimates))
     for what, (name, array) in given.extras(seen, ids).items():
         found.extras[what], arrays[name] = name, array
     if not seen:
@@ -438,40 +440,17 @@ def _make_checks(
     return checks
 
 
-def _summarize_heads(
-    given: TaskInput,
-    seen: Sequence[SeenSite],
-    ids: Sequence[int],
-    changes: _Changes,
-    arrays: Mapping[str, NDArray[Any]],
-) -> list[HeadSummary]:
-    """Return entropy, distance and the estimated effect of every head."""
-    estimates = estimate_effects(given, seen, ids, changes)
-    found = []
-    for each in seen:
-        weights = each.weights.float().cpu()
-        entropy = -(weights * weights.clamp(min=1e-30).log()).sum(dim=-1).mean(dim=-1)
-        is_square = each.site.ordered and each.site.kind == "self"
-        for head in range(each.site.heads):
-            name = f"{each.site.id}.{head}"
-            found.append(
-                HeadSummary(
-                    site=each.site.id,
-                    head=head,
-                    entropy=float(entropy[head]),
-                    distance=_mean_distance(weights[head]) if is_square else None,
-                    effect_estimate=estimates.get(name),
-                )
-            )
-    return found
-
-
-def _mean_distance(weights: Tensor) -> float:
-    """Return the mean |i - j| under weights (Q, K), whose queries are the last of the keys."""
-    queries, keys = weights.shape
-    rows = torch.arange(keys - queries, keys, dtype=torch.float32)
-    distance = (rows.unsqueeze(1) - torch.arange(keys, dtype=torch.float32)).abs()
-    return float((weights * distance).sum(dim=1).mean())
+def _summarize_heads(found: Explanation, estimates: Mapping[str, float]) -> list[HeadSummary]:
+    """Return the labels, entropy, distance and estimated effect of every head."""
+    kinds = {site.id: site.kind for site in found.sites}
+    return [
+        replace(
+            each,
+            distance=None if kinds[each.site] == "pool" else each.distance,
+            effect_estimate=estimates.get(each.name),
+        )
+        for each in summarize_heads(found.sites, found.arrays, found.source, found.target)
+    ]
 
 
 def estimate_effects(

@@ -26,7 +26,7 @@ from dragoman.explain.task_explanations import (
     uniform_switch,
 )
 from dragoman.explain.text_explanation import CharacterSpan, find_spans, leave_out
-from dragoman.explain.token_spans import find_words, text_direction
+from dragoman.explain.token_spans import find_words, grapheme_ends, text_direction
 from dragoman.layers.crf import LinearChainCRF
 from dragoman.models.classifier import ClassifierModel
 from dragoman.models.pair_classifier import PairModel, PairOutput
@@ -45,19 +45,24 @@ def locate_tokens(
 ) -> TokenizedText:
     """Return a text with tokens that are found in it, one after the other.
 
-    A token's span begins where the one before it ends, so that spans tile the text up to the last
-    token; what a tokenizer dropped before a token, such as a space, belongs to it.
+    A token's span begins where the one before it ends, so that spans tile the text; what a
+    tokenizer dropped before a token, such as a space, belongs to it. The text ends with its last
+    token: what was not read is left out.
     """
     found = find_spans(text, words) if spans is None else spans
+    edges = grapheme_ends(text)
     tokens, start = list[Token](), 0
     for word, number, span in zip(words, ids, found, strict=True):
-        end = start if span is None else max(start, span[1])
+        end = start if span is None else max(start, edges[span[1]])
         # The rank by frequency of a vocabulary that is sorted by it.
         rank = number - len(SPECIAL_TOKENS) if number >= len(SPECIAL_TOKENS) else None
         tokens.append(Token(int(number), text[start:end] or word, (start, end), rank=rank))
         start = end
     return TokenizedText(
-        text=text, dir=text_direction(text), tokens=tokens, words=find_words(text, tokens)
+        text=text[:start],
+        dir=text_direction(text),
+        tokens=tokens,
+        words=find_words(text, tokens),
     )
 
 

@@ -90,7 +90,7 @@ def find_token_spans(
     prepared = escape_space_marks(text).translate(_CONTROL_CHARACTERS)
     ends = _find_ends(prepared, tokens, special)
     to_text = _escaped_positions(text)
-    edges = _grapheme_ends(text)
+    edges = grapheme_ends(text)
     last = max((at for at, is_special in enumerate(special) if not is_special), default=-1)
     spans, start = list[tuple[int, int]](), 0
     for at, found in enumerate(ends):
@@ -179,7 +179,7 @@ def _escaped_positions(text: str) -> list[int]:
     return [*positions, len(text)]
 
 
-def _grapheme_ends(text: str) -> list[int]:
+def grapheme_ends(text: str) -> list[int]:
     """Return for each position the next border of a grapheme: itself if it is one."""
     ends = [0]
     for found in _GRAPHEME.finditer(text):

@@ -20,8 +20,8 @@ def test_permuting_the_elements_permutes_columns_and_nothing_else(recipe: str) -
     subject = subject_of(recipe)
     plain = subject.predictor.explain(subject.example)
     moved = subject.predictor.explain([subject.example[at] for at in ORDER])
-    assert [token.text for token in moved.source.tokens] == [
-        plain.source.tokens[at].text for at in ORDER
+    assert [token.text.strip() for token in moved.source.tokens] == [
+        plain.source.tokens[at].text.strip() for at in ORDER
     ]
     for site in plain.sites:
         assert not site.ordered
@@ -81,7 +81,7 @@ def test_a_count_has_a_poisson_distribution() -> None:
     expected = count * math.log(rate) - rate - math.lgamma(count + 1)
     assert step.id == count
     assert step.logprob == pytest.approx(expected, abs=1e-4)
-    assert [token.text for token in found.source.tokens] == ["image 1", "image 2", "image 3"]
+    assert [token.text for token in found.source.tokens] == ["image 1", " image 2", " image 3"]
 
 
 def test_points_have_the_posterior_of_their_components() -> None:
@@ -91,7 +91,7 @@ def test_points_have_the_posterior_of_their_components() -> None:
     assert [step.id for step in found.steps] == prediction.clusters
     for step in found.steps:
         assert sum(math.exp(value) for _, _, value in step.top) == pytest.approx(1, abs=1e-5)
-    assert found.source.text.startswith("[[0.5, 1], [2, -1.5]")
+    assert found.source.text.startswith("[0.5, 1] [2, -1.5]")
     made, arrays = subject.predictor.attribute(found, "occlusion")
     assert (np.diag(arrays[made.source]) == 0).all()
 
@@ -112,6 +112,6 @@ def test_leaving_an_element_out_is_a_prediction_without_it() -> None:
 
 def test_text_is_read_as_a_list_and_mistakes_are_named() -> None:
     predictor = subject_of("lee2019").predictor
-    assert predictor.explain("[1, 2.5]").source.text == "[1, 2.5]"
+    assert predictor.explain("[1, 2.5]").source.text == "1 2.5"
     with pytest.raises(DataError, match="JSON list of numbers"):
         predictor.explain("one")
