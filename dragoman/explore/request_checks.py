@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusi
 REGION_CELLS = 4_000_000  # float32 values of one tensor region: 16 MB
 
 _MAX_ID = 2**31 - 1
-_HEAD = re.compile(r"[a-z]{1,8}\d{1,4}[a-z]?\.\d{1,4}")
+# A head (x3.2), or another part that can be switched off (memory, words, seed.1).
+_HEAD = re.compile(r"[a-z][a-z0-9_]{0,31}(\.\d{1,4})?")
 _RANGE = re.compile(r"(\d{1,7})-(\d{1,7})")
 _FORBIDDEN = re.compile("[\x00\ud800-\udfff]")
 
@@ -120,18 +121,24 @@ def read_branch_request(body: Mapping[str, Any], *, num_steps: int) -> tuple[int
     return _read_int(body, "step", 0, num_steps - 1), _read_int(body, "token", 0, _MAX_ID)
 
 
-def read_off_request(body: Mapping[str, Any], *, sites: Mapping[str, int]) -> list[str]:
-    """Return the heads to switch off; `sites` has the number of heads of each site."""
+def read_off_request(
+    body: Mapping[str, Any], *, sites: Mapping[str, int], switches: Collection[str] = ()
+) -> list[str]:
+    """Return what to switch off: heads, or other parts that are listed in `switches`.
+
+    `sites` has the number of heads of each site.
+    """
     _refuse_unknown(body, {"heads"})
     heads = list(_read_heads(body, "heads"))
     for head in heads:
         site, _, number = head.rpartition(".")
-        if int(number) >= sites.get(site, 0):
-            known = f"{site}.0 to {site}.{sites[site] - 1}" if sites.get(site) else ""
-            known = known or ", ".join(list(sites)[:12]) or "no attention"
-            raise RequestError(
-                400, f"heads must be heads of this model; found {head!r}; it has {known}."
-            )
+        if head in switches or (number.isdigit() and int(number) < sites.get(site, 0)):
+            continue
+        known = f"{site}.0 to {site}.{sites[site] - 1}" if sites.get(site) else ""
+        known = known or ", ".join([*sites, *switches][:12]) or "no attention"
+        raise RequestError(
+            400, f"heads must be heads of this model; found {head!r}; it has {known}."
+        )
     return heads
 
 

@@ -244,7 +244,8 @@ class ExplorerSession:
         """Return what changes when heads are switched off."""
         predictor = self._require_own(entry)
         sites = {site.id: site.heads for site in entry.explanation.sites}
-        heads = read_off_request(body, sites=sites)
+        switches = entry.explanation.model.get("off_switches") or ()
+        heads = read_off_request(body, sites=sites, switches=switches)
         with as_request_errors():
             found: dict[str, Any] = predictor.ablate(entry.explanation, heads).to_dict()
         return found

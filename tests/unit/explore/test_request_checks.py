@@ -126,6 +126,8 @@ def test_a_branch_of_nothing_is_refused() -> None:
         (["x9.0"], "found 'x9.0'; it has x0, e1"),
         (["x0.-1"], "heads such as x3.2"),
         (None, "must be a list"),
+        (["memory"], "found 'memory'; it has x0, e1"),
+        (["x0"], "found 'x0'"),
     ],
 )
 def test_heads_must_be_the_models(heads: object, words: str) -> None:
@@ -139,6 +141,8 @@ def test_heads_are_read() -> None:
         "x0b.0",
     ]
     assert checks.read_off_request({"heads": []}, sites={}) == []
+    body = {"heads": ["memory", "seed.1"]}
+    assert checks.read_off_request(body, sites={}, switches=["memory", "seed.1"]) == body["heads"]
 
 
 @pytest.mark.parametrize("method", ["guess", 3, None, ["occlusion"]])
