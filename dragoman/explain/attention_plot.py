@@ -204,7 +204,7 @@ def _ticks(height: float) -> Any:
 def _label_text(token: str) -> str:
     """Return a token as a label of at most _MAX_LABEL_CHARS characters."""
     text = token.replace("\u2581", " ")
-    text = (text.lstrip(" ") or text).replace(" ", "\u2423")
+    text = text.lstrip(" ") or "\u2423" * len(text)
     return escape_undrawable(
         text if len(text) <= _MAX_LABEL_CHARS else f"{text[: _MAX_LABEL_CHARS - 1]}…"
     )

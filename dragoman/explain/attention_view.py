@@ -34,7 +34,7 @@ _AXIS_NAMES = {
     "target_in": "target tokens before them",
     "sentence": "sentences",
     "class": "classes",
-    "seed": "seed vectors",
+    "seed": "pooling queries",
     "inducing": "inducing points",
     "element": "set elements",
 }
@@ -59,7 +59,7 @@ class AttentionView(NamedTuple):
     @property
     def title(self) -> str:
         """What is shown, on one line."""
-        return f"{self.what}: {self.row_axis} attend to {self.column_axis}"
+        return f"{self.what}: {self.row_axis} over {self.column_axis}"
 
 
 def select_views(
@@ -113,7 +113,25 @@ def select_views(
         labels = [tuple(each or ()) for each in (site.query_labels, site.key_labels)]
         key = (site.query, site.key, shape, *labels, tuple(site.segments), site.kind, site.sum)
         groups.setdefault(key, []).append(site)
-    return [_view(explanation, group, head) for group in groups.values()]
+    return _stack_rows([_view(explanation, group, head) for group in groups.values()])
+
+
+def _stack_rows(views: Sequence[AttentionView]) -> list[AttentionView]:
+    """Join views of one row each over the same columns, such as the words of every sentence."""
+    stacked = list[AttentionView]()
+    for view in views:
+        last = stacked[-1] if stacked else None
+        if (
+            last is not None
+            and len(view.rows) == 1
+            and (last.columns, last.what, last.row_axis) == (view.columns, view.what, view.row_axis)
+        ):
+            stacked[-1] = last._replace(
+                weights=np.concatenate([last.weights, view.weights]), rows=[*last.rows, *view.rows]
+            )
+        else:
+            stacked.append(view)
+    return stacked
 
 
 def _view(
@@ -139,6 +157,8 @@ def _view(
 
 def axis_name(explanation: Explanation, site: AttentionSite, axis: str) -> str:
     """Return what stands on an axis: self-attention has the input of its own stack on both."""
+    if explanation.model.get("task") == "pairs" and axis in ("source", "target"):
+        return "first sentence" if axis == "source" else "second sentence"
     if site.group == "encoder" and axis == "source":
         return "encoder input" if explanation.model.get("task") == "translate" else "input tokens"
     if axis.startswith("memory"):

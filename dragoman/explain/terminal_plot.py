@@ -106,13 +106,10 @@ def _draw_band(
 
 
 def label_token(token: str) -> str:
-    """Return a token as a label: no leading space, no control characters; a space is "␣"."""
+    """Return a token as a label: no leading space, no control characters; only spaces are "␣"."""
     text = token.replace("\u2581", " ")
-    text = text.lstrip(" ") or text
-    return "".join(
-        SPACE_SIGN if char == " " else char if _is_shown(char) else f"<{ord(char):X}>"
-        for char in text
-    )
+    text = text.lstrip(" ") or SPACE_SIGN * len(text)
+    return "".join(char if _is_shown(char) else f"<{ord(char):X}>" for char in text)
 
 
 def _is_shown(char: str) -> bool:

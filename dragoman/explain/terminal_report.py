@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from rich.cells import cell_len
@@ -43,6 +44,8 @@ METHOD_NAMES = {
 # What a rank correlation is called, from this value on.
 _AGREEMENT = ((0.7, "agree"), (0.4, "agree in part"), (0.1, "agree weakly"))
 _CLASS_TASKS = ("classify", "pairs", "sets")
+# Weights of the whole input over several levels of attention, by the name of the extra.
+_IMPORTANCE = {"word_importance": "attention, all levels", "element_importance": "attention"}
 
 
 def render_report(
@@ -65,7 +68,7 @@ def render_report(
         *(_view_part(view, width) for view in views[:MAX_VIEWS]),
         _more_views(views, width),
         _steps_part(explanation, width),
-        _words_part(explanation, views, head, width),
+        _words_part(explanation, views, width),
         _off_part(explanation, width),
         _missing_part(explanation, width),
     )
@@ -77,16 +80,18 @@ def render_report(
 
 
 def _header(explanation: Explanation, width: int) -> Text:
-    """Return both texts with the score."""
+    """Return the input and the output with the score."""
     part = Text()
-    for line in wrap_cells(escape_unprintable(explanation.text), width):
-        part.append(f"{line}\n")
     task = explanation.model.get("task")
-    if explanation.translation and task not in _CLASS_TASKS:
-        for line in wrap_cells(
-            f"→ {escape_unprintable(explanation.translation)}", width, indent="  "
-        ):
-            part.append(f"{line}\n", "bold")
+    texts = [explanation.text, explanation.translation]
+    is_output = bool(explanation.text) and task != "pairs"
+    for number, text in enumerate(texts):
+        if not text.strip():
+            continue
+        arrow = "→ " if number and is_output else ""
+        shown = arrow + escape_unprintable(" ".join(text.split()))
+        for line in wrap_cells(shown, width, indent="  " if arrow else ""):
+            part.append(f"{line}\n", "bold" if arrow else "")
     for line in _score_lines(explanation):
         for each in wrap_cells(line, width, indent="  "):
             part.append(f"{each}\n", "dim")
@@ -141,12 +146,13 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
     task = str(explanation.model.get("task", ""))
     if task in _CLASS_TASKS:
         return _classes_part(steps[0], width)
-    labels = [_show_token(token.text) for token in explanation.target.tokens]
+    show = label_token if task == "tag" else _show_token
+    labels = [show(token.text) for token in explanation.target.tokens]
     before = list[str]()
     if task == "tag" and len(explanation.source.tokens) == len(steps):
-        before = [_show_token(token.text) for token in explanation.source.tokens]
+        before = [label_token(token.text) for token in explanation.source.tokens]
     if len(labels) != len(steps):
-        labels = [_show_token(_text_of(step)) for step in steps]
+        labels = [show(_text_of(step)) for step in steps]
     noun = "Tags" if task == "tag" else "Tokens"
     part = _title(f"{noun}: probability, and the runners-up", width)
     columns = [*([before] if before else []), labels]
@@ -158,11 +164,11 @@ def _steps_part(explanation: Explanation, width: int) -> Text:
         start += "  ".join(
             fit_cells(column[at], size) for column, size in zip(columns, cells, strict=True)
         )
-        start += f"  {math.exp(step.logprob):.3f} {_bar(math.exp(step.logprob))} "
+        start += f"  {_format(math.exp(step.logprob))} {_bar(math.exp(step.logprob))} "
         part.append(start)
         notes = _step_notes(step, all_forced=all_forced)
         others = [
-            f"{_show_token(text)} {math.exp(logprob):.3f}"
+            f"{show(text)} {_format(math.exp(logprob))}"
             for id_, text, logprob in step.top
             if id_ != step.id
         ][:MAX_RUNNERS_UP]
@@ -195,11 +201,16 @@ def _classes_part(step: Step, width: int) -> Text:
         mark = "→" if id_ == step.id else " "
         value = math.exp(logprob)
         label = fit_cells(escape_unprintable(text), cells)
-        part.append(f"{mark} {label}  {value:.3f} {_bar(value)}".rstrip() + "\n")
+        part.append(f"{mark} {label}  {_format(value)} {_bar(value)}".rstrip() + "\n")
     more = len(step.top) - MAX_CLASSES
     if more > 0:
         part.append(f"  and {more} more\n", "dim")
     return part
+
+
+def _format(probability: float) -> str:
+    """Return a probability in five columns."""
+    return f"{probability:.3f}" if probability >= 0.0005 else f"{probability:.0e}"
 
 
 def _bar(value: float) -> str:
@@ -229,39 +240,71 @@ def _join_that_fits(parts: Sequence[str], cells: int) -> str:
 # Words
 
 
-def _words_part(
-    explanation: Explanation, views: Sequence[AttentionView], head: int | None, width: int
-) -> Text:
-    """Return for each output word the source words it relied on: attribution beside attention."""
-    rows = _output_words(explanation)
-    columns, names = word_ranges(explanation.source), word_texts(explanation.source)
-    if not rows or not columns:
+class _Inputs(NamedTuple):
+    """What an output may have relied on: ranges of positions, each with its text."""
+
+    ranges: list[tuple[int, int]]
+    names: list[str]
+
+    @property
+    def size(self) -> int:
+        """The number of positions."""
+        return self.ranges[-1][1] if self.ranges else 0
+
+
+def _words_part(explanation: Explanation, views: Sequence[AttentionView], width: int) -> Text:
+    """Return for each output word the input words it relied on: attribution beside attention."""
+    rows, inputs = _output_words(explanation), _input_words(explanation)
+    if not rows or not inputs.ranges:
         return Text()
-    by_method = _attributed_words(explanation, rows, columns)
-    attended = _attended_words(explanation, views, rows, columns)
-    if by_method is None and attended is None:
+    sides = [
+        side
+        for side in (
+            _attributed_words(explanation, rows, inputs),
+            _attended_words(explanation, views, rows, inputs),
+        )
+        if side is not None
+    ]
+    if not sides:
         return Text()
-    part = _title("Words: what each one relied on", width)
     labels = [escape_unprintable(label) for label in _output_labels(explanation)]
+    part = _title(f"What {'each word' if len(labels) > 1 else 'the output'} relied on", width)
     size = min(16, max(cell_len("output"), *(cell_len(label) for label in labels)))
-    sides: list[tuple[str, AttentionWeights]] = []
-    if by_method is not None:
-        sides.append((f"attribution, {by_method[0]}", by_method[1]))
-    if attended is not None:
-        sides.append((attended[0], attended[1]))
     room = (width - size - 2 * len(sides)) // len(sides)
     headings = "  ".join(fit_cells(name, room) for name, _ in sides)
     part.append(f"{fit_cells('output', size)}  {headings}".rstrip() + "\n", "dim")
     for at, label in enumerate(labels):
         cells = "  ".join(
-            fit_cells(_strongest(values[at], names, room), room) for _, values in sides
+            fit_cells(_strongest(values[at], inputs.names, room), room) for _, values in sides
         )
         part.append(f"{fit_cells(label, size)}  {cells}".rstrip() + "\n")
+    if sides[0][0].startswith("attribution"):
+        note = "attribution: fractions of the row; what has a minus speaks against the output"
+        for line in wrap_cells(note, width):
+            part.append(f"{line}\n", "dim")
     if len(sides) == 2:
         part.append_text(_agreement(sides[0][1], sides[1][1], width))
-    elif by_method is not None:
-        part.append("the model has no attention to the source beside it\n", "dim")
     return part
+
+
+def _input_words(explanation: Explanation) -> _Inputs:
+    """Return the words of the input: of a pair both texts, of a language model what came before."""
+    source, target = explanation.source, explanation.target
+    inputs = _Inputs(word_ranges(source), word_texts(source))
+    task = explanation.model.get("task")
+    if task == "pairs":
+        first = len(source.tokens)
+        shifted = [(start + first, end + first) for start, end in word_ranges(target)]
+        return _Inputs([*inputs.ranges, *shifted], [*inputs.names, *word_texts(target)])
+    if not source.tokens:  # row t of a language model predicts token t from <s> and t tokens
+        count = len(target.tokens)
+        shifted = [
+            (start + 1, min(end + 1, count))
+            for start, end in word_ranges(target)
+            if start + 1 < count
+        ]
+        return _Inputs([(0, 1), *shifted], ["<s>", *word_texts(target)[: len(shifted)]])
+    return inputs
 
 
 def _output_words(explanation: Explanation) -> list[tuple[int, int]]:
@@ -279,21 +322,24 @@ def _output_labels(explanation: Explanation) -> list[str]:
 
 
 def _attributed_words(
-    explanation: Explanation,
-    rows: Sequence[tuple[int, int]],
-    columns: Sequence[tuple[int, int]],
+    explanation: Explanation, rows: Sequence[tuple[int, int]], inputs: _Inputs
 ) -> tuple[str, AttentionWeights] | None:
     """Return the last method's attributions by words, each row as fractions of its total."""
     for each in reversed(explanation.attribution):
-        values = explanation.arrays.get(each.source)
-        if values is None or values.shape != (rows[-1][1], columns[-1][1]):
+        source = explanation.arrays.get(each.source)
+        target = explanation.arrays.get(each.target or "")
+        if explanation.model.get("task") == "pairs" and source is not None and target is not None:
+            source = np.concatenate([source, target], axis=1)
+        elif not explanation.source.tokens:
+            source = target
+        if source is None or source.shape != (rows[-1][1], inputs.size):
             continue
-        joined = join_words(values, rows, columns, mean_rows=False)
+        joined = join_words(source, rows, inputs.ranges, mean_rows=False)
         total = np.abs(joined).sum(axis=1, keepdims=True)
         fractions: AttentionWeights = np.divide(
             joined, total, out=np.zeros_like(joined), where=total > 0
         )
-        return METHOD_NAMES.get(each.method, each.method), fractions
+        return f"attribution, {METHOD_NAMES.get(each.method, each.method)}", fractions
     return None
 
 
@@ -301,17 +347,25 @@ def _attended_words(
     explanation: Explanation,
     views: Sequence[AttentionView],
     rows: Sequence[tuple[int, int]],
-    columns: Sequence[tuple[int, int]],
+    inputs: _Inputs,
 ) -> tuple[str, AttentionWeights] | None:
-    """Return attention from output to source by words: what is shown above, or the mean."""
-    size = (rows[-1][1], columns[-1][1])
-    shown = [view for view in views if view.column_axis == "source tokens"]
-    for view in shown:
-        if view.weights.shape == size and view.row_axis == "target tokens":
-            return "attention above", join_words(view.weights, rows, columns, mean_rows=True)
-    alignment = explanation.alignment
-    if alignment is not None and alignment.shape == size:
-        return "mean cross-attention", join_words(alignment, rows, columns, mean_rows=True)
+    """Return attention from output to input by words: what is shown above, or the mean."""
+    found: list[tuple[str, AttentionWeights | None]] = []
+    columns = "source tokens" if explanation.source.tokens else "target tokens before them"
+    found += [
+        ("attention above", view.weights)
+        for view in views
+        if (view.row_axis, view.column_axis) == ("target tokens", columns)
+    ]
+    for extra, name in _IMPORTANCE.items():
+        found.append((name, explanation.arrays.get(explanation.extras.get(extra, ""))))
+    found += [
+        ("attention above", view.weights) for view in views if view.column_axis == "input tokens"
+    ]
+    found.append(("mean cross-attention", explanation.alignment))
+    for name, weights in found:
+        if weights is not None and weights.shape == (rows[-1][1], inputs.size):
+            return name, join_words(weights, rows, inputs.ranges, mean_rows=True)
     return None
 
 
@@ -336,10 +390,8 @@ def _agreement(one: AttentionWeights, other: AttentionWeights, width: int) -> Te
         return Text()
     mean = sum(values) / len(values)
     word = next((name for least, name in _AGREEMENT if mean >= least), "do not agree")
-    text = (
-        f"attribution and attention {word}: mean rank correlation {mean:.2f}; "
-        "attribution is in fractions of its row, minus speaks against the word"
-    )
+    noun = "mean rank correlation" if len(values) > 1 else "rank correlation"
+    text = f"attribution and attention {word}: {noun} {mean:.2f}"
     part = Text()
     for line in wrap_cells(text, width):
         part.append(f"{line}\n", "dim")
