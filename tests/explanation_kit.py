@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from rich.cells import cell_len
 
+from dragoman.explain.attention_view import select_views
 from dragoman.explain.explanation import (
     AttentionSite,
     Attribution,
@@ -16,6 +19,7 @@ from dragoman.explain.explanation import (
     Token,
     TokenizedText,
 )
+from dragoman.explain.terminal_report import render_report
 
 SRC = ["▁Das", "▁Haus", "tür", "</s>"]
 TGT = ["▁The", "▁front", "▁door", "</s>"]
@@ -95,3 +99,24 @@ def make_explanation(**changes: Any) -> Explanation:
         "attribution": [Attribution("input_x_gradient", "ixg.s")],
     }
     return Explanation(**(fields | changes))
+
+
+def check_report(explanation: Explanation) -> None:
+    """Assert that the report of any model fits the window and says what the model lacks."""
+    kinds = dict.fromkeys(site.group for site in explanation.sites)
+    for width, kind in [(80, None), (40, None), *((80, kind) for kind in kinds)]:
+        text = render_report(explanation, kind=kind, width=width).plain
+        assert max(cell_len(line) for line in text.splitlines()) <= width
+    words = " ".join(render_report(explanation).plain.split())
+    for sentence in explanation.missing.values():
+        assert " ".join(sentence.split()) in words
+    controls = {char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Cs")}
+    assert controls <= set("\n\u200c\u200d\u200e")
+    for kind in kinds:
+        for layer in sorted({site.layer for site in explanation.sites if site.group == kind}):
+            for view in select_views(explanation, kind=kind, layer=layer, head=0):
+                assert view.weights.shape == (len(view.rows), len(view.columns))
+                if view.row_sum == "each row sums to 1":
+                    np.testing.assert_allclose(view.weights.sum(axis=-1), 1.0, atol=1e-4)
+                assert (view.row_axis == "source tokens") <= (kind != "encoder")
+    assert bool(kinds) == bool(select_views(explanation))

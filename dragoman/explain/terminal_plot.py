@@ -11,7 +11,7 @@ from rich.text import Text
 from dragoman.explain.attention_view import AttentionView
 from dragoman.explain.explanation import AttentionWeights, check_labels
 
-SPACE_SIGN = "␣"
+SPACE_SIGN, NEWLINE_SIGN = "␣", "↵"
 _SHADES = " ░▒▓█"
 _CELL_COLUMNS = 2  # terminal columns per source token: a square, or one wide character
 _MAX_LABEL_LINES = 12  # lines of a label above a column
@@ -107,7 +107,7 @@ def _draw_band(
 
 def label_token(token: str) -> str:
     """Return a token as a label: no leading space, no control characters; only spaces are "␣"."""
-    text = token.replace("\u2581", " ")
+    text = token.replace("\u2581", " ").replace("\n", NEWLINE_SIGN)
     text = text.lstrip(" ") or SPACE_SIGN * len(text)
     return "".join(char if _is_shown(char) else f"<{ord(char):X}>" for char in text)
 

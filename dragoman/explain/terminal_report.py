@@ -86,7 +86,7 @@ def _header(explanation: Explanation, width: int) -> Text:
     texts = [explanation.text, explanation.translation]
     is_output = bool(explanation.text) and task != "pairs"
     for number, text in enumerate(texts):
-        if not text.strip():
+        if not text.strip() or (number and text == explanation.text):
             continue
         arrow = "→ " if number and is_output else ""
         shown = arrow + escape_unprintable(" ".join(text.split()))
@@ -267,7 +267,7 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
     ]
     if not sides:
         return Text()
-    labels = [escape_unprintable(label) for label in _output_labels(explanation)]
+    labels = [label_token(label) for label in _output_labels(explanation)]
     part = _title(f"What {'each word' if len(labels) > 1 else 'the output'} relied on", width)
     size = min(16, max(cell_len("output"), *(cell_len(label) for label in labels)))
     room = (width - size - 2 * len(sides)) // len(sides)
@@ -318,7 +318,11 @@ def _output_labels(explanation: Explanation) -> list[str]:
     """Return the label of each range of `_output_words`."""
     if explanation.model.get("task") in _CLASS_TASKS:
         return [_text_of(explanation.steps[0]) if explanation.steps else explanation.translation]
-    return word_texts(explanation.target)
+    texts = word_texts(explanation.target)
+    if explanation.model.get("task") == "tag" and len(texts) == len(word_texts(explanation.source)):
+        pairs = zip(word_texts(explanation.source), texts, strict=True)
+        return [f"{shorten_cells(word, 9)} {tag}" for word, tag in pairs]
+    return texts
 
 
 def _attributed_words(
@@ -377,7 +381,7 @@ def _strongest(values: AttentionWeights, names: Sequence[str], cells: int) -> st
         if abs(float(values[at])) < 0.005:
             break
         number = f"{float(values[at]):.2f}".replace("0.", ".")
-        name = escape_unprintable(names[at])
+        name = label_token(names[at])
         parts.append(f"{shorten_cells(name, max(4, cells - 5))} {number}")
     return _join_that_fits(parts, cells)
 

@@ -19,7 +19,11 @@ def test_the_report_in_a_process_of_its_own(dragoman, bundle) -> None:
     done = dragoman("explain", "-m", bundle, TEXT, env={"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{TEXT}\n→ ")
-    for part in ("Cross-attention, layer 0, mean of 2 heads", "Tokens: probability", "Words:"):
+    for part in (
+        "Cross-attention, layer 0, mean of 2 heads",
+        "Tokens: probability",
+        "What each word relied on",
+    ):
         assert part in done.stdout
     assert "rows: target tokens; columns: source tokens" in done.stdout
     assert "\x1b" not in done.stdout  # no styles without a terminal

@@ -25,6 +25,7 @@ from dragoman.models.factory import build_model
 from dragoman.recipes.catalogue import recipes_of
 from dragoman.recipes.mini import mini
 from dragoman.text.tokenizer import Tokenizers, train_tokenizers
+from tests.explanation_kit import check_report
 
 LINES = ["das haus", "ein hund", "a", "hund und haus"]
 TEXTS = ["hund und haus", "", "a", "ein haus"]
@@ -155,6 +156,11 @@ def test_sites_have_the_axes_of_their_groups(name: str) -> None:
     }
     if not explanation.sites:
         assert "no attention" in explanation.missing["heads"]
+
+
+@pytest.mark.parametrize("name", recipes_of("translate"))
+def test_every_explanation_is_reported_in_the_terminal(name: str) -> None:
+    check_report(explanation_of(name))
 
 
 @pytest.mark.parametrize("budget", [None, 2_000_000, 20_000])

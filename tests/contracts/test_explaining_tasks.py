@@ -17,6 +17,7 @@ from dragoman.inference.language_model import LanguageModel
 from dragoman.inference.pair_classifier import PairClassifier
 from dragoman.inference.tagger import Tagger
 from dragoman.recipes.catalogue import RECIPES
+from tests.explanation_kit import check_report
 
 NAMES = [name for name, entry in RECIPES.items() if entry.task != "translate"]
 
@@ -134,6 +135,10 @@ def test_a_head_that_is_off_is_a_fresh_run(subject: Subject, explained: Explanat
             after = off.score.get("sum", off.score.get("value"))
             assert found.sum_change == pytest.approx(after - before, abs=1e-4)
         json.dumps(found.to_dict())
+
+
+def test_it_is_reported_in_the_terminal(explained: Explanation) -> None:
+    check_report(explained)
 
 
 def test_attributions_have_a_row_per_output(subject: Subject, explained: Explanation) -> None:

@@ -100,6 +100,27 @@ def test_sites_with_other_axes_are_not_averaged() -> None:
     assert views[0].what.startswith("attention pooling")
 
 
+def test_rows_over_the_same_columns_are_one_map() -> None:
+    sites = [
+        AttentionSite(
+            f"w{at}",
+            "words",
+            "pool",
+            "encoder",
+            0,
+            1,
+            "sentence",
+            "source",
+            query_labels=[f"sentence {at}"],
+        )
+        for at in range(3)
+    ]
+    arrays = {site.tensor: softmax_rows(1, 4, heads=1, seed=at) for at, site in enumerate(sites)}
+    [view] = select_views(make_explanation(sites=sites, arrays=arrays))
+    assert view.rows == ["sentence 0", "sentence 1", "sentence 2"]
+    np.testing.assert_array_equal(view.weights[2], arrays["w2.w"][0, 0])
+
+
 def test_words_join_their_subwords() -> None:
     explanation = make_explanation()
     columns = word_ranges(explanation.source)

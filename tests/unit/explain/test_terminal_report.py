@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from dragoman.explain.explanation import Step
+from dragoman.explain.explanation import Attribution, Step
 from dragoman.explain.terminal_report import render_report
 from tests.explanation_kit import make_explanation, text_of
 
@@ -48,7 +49,7 @@ def test_what_is_missing_is_said_once_each() -> None:
     text = render_report(found).plain
     assert text.count("no attention here") == 1
     assert text.rstrip().endswith("- no beam here")
-    assert "Words:" not in text
+    assert "relied on" not in text
 
 
 def test_a_label_shows_its_classes_and_a_tag_its_token() -> None:
@@ -68,9 +69,37 @@ def test_a_label_shows_its_classes_and_a_tag_its_token() -> None:
         attribution=[],
         score={},
     )
-    assert "2  ␣Haus  NOUN  0.905 █████████  VERB 0.091" in render_report(tags).plain
+    assert "2  Haus  NOUN  0.905 █████████  VERB 0.091" in render_report(tags).plain
 
 
 def test_heads_that_are_off_are_named() -> None:
     text = render_report(make_explanation(request={"off": ["x0.1", "d0.0"]})).plain
     assert "Heads off: x0.1, d0.0" in text
+
+
+def test_a_pair_relies_on_both_texts_and_a_language_model_on_what_came_before() -> None:
+    arrays = {
+        "ixg.s": np.array([[0.5, 0.1, 0.1, 0.0]], np.float32),
+        "ixg.t": np.array([[0.0, 0.0, -0.3, 0.0]], np.float32),
+    }
+    found = [Attribution("input_x_gradient", "ixg.s", "ixg.t")]
+    step = Step(1, -0.1, 1, 0.2, top=[(1, "same", -0.1)])
+    pair = make_explanation(
+        model={"task": "pairs"}, steps=[step], sites=[], arrays=arrays, attribution=found
+    )
+    text = render_report(pair).plain
+    assert text.startswith("Das Haustür\nThe front door\n")
+    assert "same    Das .50  door -.30  Haustür .20" in text
+
+    arrays = {"ixg.s": np.zeros((4, 0), np.float32), "ixg.t": np.tril(np.ones((4, 4), np.float32))}
+    language = make_explanation(
+        model={"task": "language"},
+        source=text_of([]),
+        sites=[],
+        arrays=arrays,
+        attribution=found,
+    )
+    text = render_report(language).plain
+    assert text.startswith("The front door\n")
+    assert "The     <s> 1.00" in text
+    assert "door    <s> .33  The .33  front .33" in text
