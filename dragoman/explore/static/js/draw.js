@@ -231,13 +231,15 @@ export function drawMatrix(canvas, view) {
 // Every n-th label, and always the chosen one, which takes the room of its neighbours.
 function drawAxis(context, labels, chosen, every, put) {
   const colours = palette();
-  labels.forEach((label, i) => {
-    if (i === chosen || (i % every === 0 && (chosen < 0 || Math.abs(i - chosen) >= every))) {
-      context.fillStyle = i === chosen ? colours.accent : colours.ink;
-      drawFont(context, DRAW_SIZE, i === chosen ? 700 : 400);
-      put(i, label);
-    }
-  });
+  drawFont(context, DRAW_SIZE);
+  context.fillStyle = colours.ink;
+  for (let i = 0; i < labels.length; i += every) {
+    if (chosen < 0 || Math.abs(i - chosen) >= every) put(i, labels[i]);
+  }
+  if (chosen < 0) return;
+  drawFont(context, DRAW_SIZE, 700);
+  context.fillStyle = colours.accent;
+  put(chosen, labels[chosen]);
 }
 
 // A line chart. `chart`: series [{points: [[x, y]], accent, dots}], x and y ranges, xTicks and yTicks

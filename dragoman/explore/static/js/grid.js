@@ -1,5 +1,5 @@
 // All heads at a glance: one thumbnail each, in groups, sorted and filtered by what was computed about them.
-import { element } from './dom.js';
+import { element, setAttributes } from './dom.js';
 import { cellImage, paintImage } from './draw.js';
 import { addStrings, formatChange, formatNumber, hasString, translate } from './i18n.js';
 import { rovingFocus } from './keys.js';
@@ -248,18 +248,19 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
     );
   }
 
-  function mark() {
+  // Selected and off heads; names are made anew where something changed, or everywhere.
+  function mark(all = false) {
     const ex = current();
     const state = store.get();
     const chosen = chosenHead(ex, state);
     const name = chosen && headName(chosen.site, chosen.head);
     for (const [key, cell] of cells) {
       const isOff = state.off.includes(key);
-      cell.classList.toggle('is-off', isOff);
-      if (key === name) cell.setAttribute('aria-current', 'true');
-      else cell.removeAttribute('aria-current');
-      const [site, head] = parseHead(key);
-      cell.setAttribute('aria-label', cellLabel({ name: key, site: ex.site(site), head, summary: ex.headSummary(key) }, state));
+      if (all || isOff !== cell.classList.contains('is-off')) {
+        cell.classList.toggle('is-off', isOff);
+        cell.setAttribute('aria-label', cellLabel({ name: key, summary: ex.headSummary(key) }, state));
+      }
+      if ((key === name) !== cell.hasAttribute('aria-current')) setAttributes(cell, { 'aria-current': key === name ? 'true' : null });
     }
     if (!board.contains(document.activeElement)) roving.refresh(cells.get(name));
     if (!pointed) read(null);
@@ -281,7 +282,7 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
         row.title ? element('span', { class: 'row-title', 'aria-hidden': 'true' }, row.title) : null,
         element('div', { class: 'heads-cells' }, row.heads.map((each) => makeCell(each, row.value))))))));
     count.textContent = state.label ? translate('heads.count', { count: cells.size, label: labelTitle(state.label) }) : '';
-    mark();
+    mark(true);
     for (const cell of cells.values()) watcher.observe(cell.querySelector('canvas'));
     if (focused && cells.has(focused)) roving.focus(cells.get(focused));
     table?.refresh();
@@ -322,7 +323,7 @@ export function mountGrid(root, { store, api, current, onExplanation, announce, 
         effects.textContent = translate('heads.effectsDone', { done, all: cells.size });
       });
       announce(translate('heads.effectsReady'));
-      if (current() === ex) store.get().sort === 'effect' ? fill() : mark();
+      if (current() === ex) store.get().sort === 'effect' ? fill() : mark(true);
     } catch (error) {
       fail(error);
     }

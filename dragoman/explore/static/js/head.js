@@ -264,12 +264,10 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   }
 
   function showControls(ex, state, site, head) {
-    const groups = [...new Set(ex.sites.map((each) => each.group))];
-    sitePick.replaceChildren(...groups.map((group) => element('optgroup', { label: groupTitle(group) },
-      ex.sites.filter((each) => each.group === group && each.tensor).map((each) =>
-        element('option', { value: each.id }, translate('head.layer', { layer: each.layer, name: each.id }))))));
     sitePick.value = site.id;
-    headPick.replaceChildren(...Array.from({ length: site.heads }, (_, h) => element('option', { value: h }, String(h))));
+    if (headPick.length !== site.heads) {
+      headPick.replaceChildren(...Array.from({ length: site.heads }, (_, h) => element('option', { value: h }, String(h))));
+    }
     headPick.value = head;
     const some = Boolean(ex.tensor(site.contribution));
     measures.replaceChildren(...['weights', 'contribution'].map((measure) => element('button', {
@@ -506,7 +504,11 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     arrange();
   }).observe(matrix);
 
-  onExplanation(() => {
+  onExplanation((ex) => {
+    const groups = [...new Set(ex.sites.map((each) => each.group))];
+    sitePick.replaceChildren(...groups.map((group) => element('optgroup', { label: groupTitle(group) },
+      ex.sites.filter((each) => each.group === group && each.tensor).map((each) =>
+        element('option', { value: each.id }, translate('head.layer', { layer: each.layer, name: each.id }))))));
     exact = null;
     cursor = { row: 0, col: null };
     table = tableToggle(translate('head.tableName'), buildTable);

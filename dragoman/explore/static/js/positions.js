@@ -17,6 +17,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
   const curveBox = element('div', { class: 'chart-box' }, curveCanvas);
   const distanceBox = element('div', { class: 'chart-box' }, distanceCanvas);
   const image = document.createElement('canvas');
+  const widths = new Map();
 
   function similarity(ex) {
     const tensor = ex.tensor(ex.positions?.tensor);
@@ -25,7 +26,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
 
   function paintMap(ex) {
     const tensor = similarity(ex);
-    const width = mapBox.clientWidth;
+    const width = widths.get(mapBox);
     if (!tensor || !width) return;
     const [rows, cols] = tensor.shape;
     let most = 0;
@@ -46,7 +47,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
 
   function paintCurves(ex) {
     const curves = ex.positions?.curves ?? [];
-    const width = curveBox.clientWidth;
+    const width = widths.get(curveBox);
     if (!curves.length || !width) return;
     const { site, head } = store.get();
     const xs = curves.flatMap((curve) => curve.x);
@@ -72,7 +73,7 @@ export function mountPositions(root, { store, current, onExplanation }) {
   // One dot for every head: layers to the right, mean distance upwards.
   function paintDistances(ex) {
     const heads = distances(ex);
-    const width = distanceBox.clientWidth;
+    const width = widths.get(distanceBox);
     if (!heads.length || !width) return;
     const sites = [...new Set(heads.map((head) => head.site))];
     const most = Math.max(1, ...heads.map((head) => head.distance));
@@ -144,7 +145,10 @@ export function mountPositions(root, { store, current, onExplanation }) {
     paint();
   }
 
-  const watcher = new ResizeObserver(paint);
+  const watcher = new ResizeObserver((entries) => {
+    for (const entry of entries) widths.set(entry.target, entry.contentRect.width);
+    paint();
+  });
   for (const box of [mapBox, curveBox, distanceBox]) watcher.observe(box);
   root.dataset.widget = 'positions';
   onExplanation(show);

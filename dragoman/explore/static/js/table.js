@@ -119,10 +119,13 @@ export function tableToggle(label, build) {
 
 // A bar of value / most; negative values grow to the left of a middle line and carry their sign.
 export function valueBar(value, most, signed = false) {
-  const part = most > 0 ? Math.min(1, Math.abs(value) / most) : 0;
-  const side = signed ? (value < 0 ? ' minus' : ' plus') : '';
-  return element('span', { class: `bar${signed ? ' signed' : ''}${side}`, 'aria-hidden': 'true', var: { part } },
-    element('span', { class: 'fill' }));
+  return setBar(element('span', { 'aria-hidden': 'true' }, element('span', { class: 'fill' })), value, most, signed);
+}
+
+export function setBar(bar, value, most, signed = false) {
+  bar.className = `bar${signed ? (value < 0 ? ' signed minus' : ' signed') : ''}`;
+  bar.style.setProperty('--part', most > 0 ? Math.min(1, Math.abs(value) / most) : 0);
+  return bar;
 }
 
 addStrings(

@@ -1,10 +1,10 @@
 // One target token: after which layer the model settles on it, and which source tokens it relies on.
-import { element } from './dom.js';
+import { element, setAttributes } from './dom.js';
 import { drawChart } from './draw.js';
 import { chosenHead } from './grid.js';
 import { addStrings, formatChange, formatNumber, formatProbability, hasString, translate } from './i18n.js';
 import { headName } from './state.js';
-import { dataTable, plainText, scrollRegion, valueBar } from './table.js';
+import { dataTable, plainText, scrollRegion, setBar, valueBar } from './table.js';
 import { fill, quoted, tokenLabel } from './text.js';
 import { onTheme } from './theme.js';
 
@@ -74,6 +74,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
   const source = element('div', { class: 'sources' }, sourceTitle, methods, agreement, sources, sourceNote);
   let method = null;
   let width = 0;
+  let shown = {};
 
   function chosenStep(ex) {
     const { step } = store.get();
@@ -172,9 +173,9 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     const site = chosen && ex.site(chosen.site);
     const head = site?.group === 'cross' ? ex.crossRow(chosen.site, chosen.head, t) : null;
     const columns = [
-      attribution && { title: methodTitle(method), values: attribution, signed: entry.signed },
-      mean && { title: translate('token.meanAttention'), values: mean },
-      head && { title: translate('token.headAttention', { name: headName(chosen.site, chosen.head) }), values: head },
+      attribution && { id: method, title: methodTitle(method), values: attribution, signed: entry.signed },
+      mean && { id: 'mean', title: translate('token.meanAttention'), values: mean },
+      head && { id: 'head', title: translate('token.headAttention', { name: headName(chosen.site, chosen.head) }), values: head },
     ].filter(Boolean);
     source.hidden = !columns.length;
     if (!columns.length) return;
@@ -192,21 +193,35 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
       const value = rankCorrelation(Array.from(attribution, Math.abs), mean);
       agreement.textContent = translate(tokenAgreement(value), { value: formatNumber(value) });
     }
-    sources.replaceChildren(scrollRegion(translate('token.sourcesCaption'), dataTable({
-      caption: translate('token.sourcesCaption'),
-      className: 'sources-table',
-      hideCaption: true,
-      columns: [{ title: translate('token.sourceToken') }, ...columns.map((column) => ({ title: column.title, className: 'bar-cell' }))],
-      rows: ex.source.tokens.map((token, i) => ({
-        attributes: { class: i === state.src ? 'is-chosen' : null },
-        cells: [
-          element('button', { type: 'button', class: 'link', onclick: () => store.set({ src: i }) }, plainText(tokenLabel(token), ex.source.lang)),
-          ...columns.map((column) => element('span', { class: 'bar-pair' },
-            element('span', { class: 'bar-value' }, (column.signed ? formatChange : formatNumber)(column.values[i], 3)),
-            valueBar(column.values[i], column.most, column.signed))),
-        ],
-      })),
-    })));
+    const key = columns.map((column) => column.id).join(' ');
+    const now = `${t} ${method} ${head && headName(chosen.site, chosen.head)}`;
+    if (shown.ex !== ex || shown.key !== key) {
+      shown = { ex, key, rows: ex.source.tokens.map((token, i) => sourceRow(ex, token, i, columns.length)) };
+      sources.replaceChildren(scrollRegion(translate('token.sourcesCaption'), dataTable({
+        caption: translate('token.sourcesCaption'),
+        className: 'sources-table',
+        hideCaption: true,
+        columns: [{ title: translate('token.sourceToken') }, ...columns.map((column) => ({ title: column.title, className: 'bar-cell' }))],
+        rows: shown.rows,
+      })));
+    }
+    if (head) sources.querySelector('th:last-child').textContent = columns.at(-1).title;
+    shown.rows.forEach(([name, ...cells], i) => {
+      setAttributes(name.closest('tr'), { class: i === state.src ? 'is-chosen' : null });
+      if (shown.now === now) return;
+      cells.forEach((cell, c) => {
+        const { values, most, signed } = columns[c];
+        cell.firstChild.firstChild.data = (signed ? formatChange : formatNumber)(values[i], 3);
+        setBar(cell.lastChild, values[i], most, signed);
+      });
+    });
+    shown.now = now;
+  }
+
+  // Cells of one source token; showSources puts the numbers into them.
+  function sourceRow(ex, token, i, count) {
+    const name = element('button', { type: 'button', class: 'link', onclick: () => store.set({ src: i }) }, plainText(tokenLabel(token), ex.source.lang));
+    return [name, ...Array.from({ length: count }, () => element('span', { class: 'bar-pair' }, element('span', { class: 'bar-value' }, ' '), valueBar(0, 1)))];
   }
 
   function show() {
@@ -232,9 +247,14 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
   }).observe(chartBox);
   root.append(title, element('div', { class: 'halves' }, lens, source));
   root.dataset.widget = 'token';
-  onExplanation(show);
+  onExplanation(() => {
+    shown = {};
+    show();
+  });
   store.subscribe((state, changed) => {
-    if (current() && ['step', 'src', 'site', 'head'].some((key) => changed.has(key))) show();
+    if (!current()) return;
+    if (changed.has('step') || (changed.has('site') && state.step === null)) show();
+    else if (['src', 'site', 'head'].some((key) => changed.has(key)) && current().target?.tokens?.length) showSources(current(), chosenStep(current()));
   });
   onTheme(paint);
 }

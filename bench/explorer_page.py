@@ -1,0 +1,152 @@
+"""Measure the explorer page in headless Chromium: load, grid of heads, selections, beam, memory.
+
+    python bench/explorer_page.py [--tokens 60] [--layers 6] [--heads 8] [--repeats 5]
+
+The page is one exported file with random numbers, opened from disk without a network. Main-thread
+time is the browser's own count of the time in tasks. It prints medians beside the goals and one
+line of JSON; the calibration is a fixed loop of JavaScript, to compare machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dragoman.explore.export import export_html
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"))
+
+from synthetic import make_explanation
+
+GOALS = {  # milliseconds, and megabytes for the heap
+    "interactive": 500,
+    "grid, all heads": 120,
+    "grid, 48 heads of 128 x 128": 100,
+    "selection, p95": 40,
+    "interactive, beam of 10000": 800,
+    "heap": 80,
+}
+READY = """
+new MutationObserver(() => {
+  if (document.documentElement.dataset.ready) window.readyAt ??= performance.now();
+}).observe(document, { attributes: true, subtree: true, attributeFilter: ['data-ready'] });
+"""
+CALIBRATION = """() => {
+  const begin = performance.now();
+  let sum = 0;
+  for (let i = 0; i < 3e7; i++) sum += Math.sqrt(i % 1000);
+  return [performance.now() - begin, sum][0];
+}"""
+SELECTIONS = """() => {
+  let seed = 7;
+  const random = (count) => {
+    seed = (seed * 16807) % 2147483647;
+    return seed % count;
+  };
+  const times = [];
+  for (let i = 0; i < 200; i++) {
+    const all = document.querySelectorAll(['.target .tok', '.source .tok', '.head-cell'][i % 3]);
+    const begin = performance.now();
+    all[random(all.length)].click();
+    document.body.getBoundingClientRect();
+    times.push(performance.now() - begin);
+  }
+  return times.sort((a, b) => a - b)[189];
+}"""
+
+
+def main() -> None:
+    """Measure everything; print medians and one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=60, help="source and target tokens")
+    parser.add_argument("--layers", type=int, default=6, help="encoder and decoder layers, each")
+    parser.add_argument("--heads", type=int, default=8, help="heads per layer")
+    parser.add_argument("--repeats", type=int, default=5, help="loads of each page")
+    chosen = parser.parse_args()
+    program = os.environ.get("DRAGOMAN_CHROMIUM") or shutil.which("chromium")
+    if program is None:
+        raise SystemExit("the benchmark needs Chromium; found none in PATH; set DRAGOMAN_CHROMIUM")
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        pages = write_pages(Path(folder), chosen)
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        runs = [measure(browser, pages) for _ in range(chosen.repeats)]
+        browser.close()
+        sizes = {name: path.stat().st_size for name, path in pages.items()}
+    results = {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
+    for name, value in results.items():
+        unit = "MB" if name == "heap" else "ms"
+        goal = f"  (goal: at most {GOALS[name]} {unit})" if name in GOALS else ""
+        print(f"{name:30} {value:8.1f} {unit}{goal}")
+    for name, size in sizes.items():
+        print(f"{'file, ' + name:30} {size / 1000:8.0f} kB")
+    print(json.dumps({"results": results, "bytes": sizes, "repeats": chosen.repeats}))
+
+
+def write_pages(folder: Path, chosen: argparse.Namespace) -> dict[str, Path]:
+    """Write the exported files that are measured."""
+    size = {"source_length": chosen.tokens, "target_length": chosen.tokens}
+    explanations = {
+        "page": make_explanation(**size, layers=chosen.layers, heads=chosen.heads),
+        "grid": make_explanation(source_length=128, target_length=128, layers=2, heads=8),
+        "beam": make_explanation(**size, layers=2, heads=4, nodes=10_000),
+    }
+    paths = {name: folder / f"{name}.html" for name in explanations}
+    for name, explanation in explanations.items():
+        export_html(explanation, paths[name])
+    return paths
+
+
+def measure(browser: Any, paths: dict[str, Path]) -> dict[str, float]:
+    """Open each file once in a fresh context; return milliseconds, and megabytes for the heap."""
+    results: dict[str, float] = {}
+    for name, path in paths.items():
+        # Tall enough that every head is in view, so that every thumbnail is drawn.
+        context = browser.new_context(viewport={"width": 1280, "height": 4000})
+        context.set_offline(True)
+        context.add_init_script(READY)
+        page = context.new_page()
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready=true]", state="attached")
+        page.wait_for_timeout(300)
+        client = context.new_cdp_session(page)
+        client.send("Performance.enable")
+        if name == "page":
+            results["calibration"] = page.evaluate(CALIBRATION)
+            results["interactive"] = page.evaluate("window.readyAt")
+            results["grid, all heads"] = grid_time(page, client)
+            results["selection, p95"] = page.evaluate(SELECTIONS)
+            client.send("HeapProfiler.collectGarbage")
+            results["heap"] = metrics(client)["JSHeapUsedSize"] / 1e6
+        elif name == "grid":
+            results["grid, 48 heads of 128 x 128"] = grid_time(page, client)
+        else:
+            results["interactive, beam of 10000"] = page.evaluate("window.readyAt")
+        context.close()
+    return results
+
+
+def grid_time(page: Any, client: Any) -> float:
+    """Return the main-thread time of drawing every thumbnail again, in milliseconds."""
+    before = metrics(client)["TaskDuration"]
+    page.locator("#panel-heads .segments button").nth(2).evaluate("(button) => button.click()")
+    page.wait_for_timeout(500)
+    return 1000 * (metrics(client)["TaskDuration"] - before)
+
+
+def metrics(client: Any) -> dict[str, float]:
+    """Return the browser's counters by name."""
+    answer = client.send("Performance.getMetrics")
+    return {entry["name"]: entry["value"] for entry in answer["metrics"]}
+
+
+if __name__ == "__main__":
+    main()
