@@ -9,6 +9,9 @@ addStrings(
   {
     'ask.text': 'Text to translate',
     'ask.submit': 'Translate',
+    'ask.text@other': 'Input',
+    'ask.submit@other': 'Run',
+    'ask.done@other': 'Done: {text}',
     'ask.beam': 'Beam',
     'ask.penalty': 'Length penalty',
     'ask.more': 'Force a beginning, or compare a reference',
@@ -29,6 +32,9 @@ addStrings(
   {
     'ask.text': '要翻译的文字',
     'ask.submit': '翻译',
+    'ask.text@other': '输入',
+    'ask.submit@other': '运行',
+    'ask.done@other': '完成：{text}',
     'ask.beam': '束宽',
     'ask.penalty': '长度惩罚',
     'ask.more': '指定开头，或比较参考译文',
@@ -89,13 +95,14 @@ class AskPanel {
     this.button = element('button', { type: 'submit', class: 'primary' }, translate('ask.submit'));
     this.problem = element('p', { class: 'problem', id: 'ask-problem', role: 'alert', hidden: true });
     const examples = session?.examples ?? [];
-    const more = element('details', { class: 'more', open: Boolean(this.values.prefix || this.values.reference) },
+    const searches = ['translate', 'language'].includes(session?.task ?? 'translate');
+    const more = !searches ? null : element('details', { class: 'more', open: Boolean(this.values.prefix || this.values.reference) },
       element('summary', {}, translate('ask.more')),
       field('prefix', this.inputs.prefix, 'ask.prefixHint'),
       field('reference', this.inputs.reference, 'ask.referenceHint'));
     const form = element('form', { class: 'ask', novalidate: true },
       field('text', this.inputs.text),
-      element('div', { class: 'pair' }, field('beam', this.inputs.beam), field('penalty', this.inputs.penalty)),
+      !searches ? null : element('div', { class: 'pair' }, field('beam', this.inputs.beam), field('penalty', this.inputs.penalty)),
       more,
       this.problem,
       element('div', { class: 'row' }, this.button,

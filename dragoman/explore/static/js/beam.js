@@ -4,7 +4,7 @@ import { addStrings, formatNumber, formatProbability, translate } from './i18n.j
 import { decodeExplanation } from './data.js';
 import { element, setAttributes } from './dom.js';
 import { onTheme, themeColor } from './theme.js';
-import { explainCommand } from './strip.js';
+import { explainCommand, shellQuote } from './strip.js';
 import { fill, quoted } from './text.js';
 
 addStrings(
@@ -188,6 +188,23 @@ function beamPath(beam, node) {
   return path.reverse();
 }
 
+// The n-best list, then the other hypotheses that ended, best first: {leaf, text, sum, normalised or null}.
+function beamFinished(ex, beam) {
+  const listed = (ex.nbest ?? []).filter((entry) => entry.leaf !== null && entry.leaf !== undefined);
+  // Only the GNMT penalty can be computed from the length; it must give the score that the search reported.
+  const alpha = Number(/^gnmt ([\d.]+)$/.exec(ex.score?.penalty ?? '')?.[1] ?? NaN);
+  const normalise = (node) => beam.cum[node] / ((5 + beam.step[node] + 1) / 6) ** alpha;
+  const known = listed.length > 0 && Math.abs(normalise(listed[0].leaf) - listed[0].normalised) < 1e-3;
+  const others = [];
+  const name = beam.reasons.indexOf('worse_finished');
+  for (let node = 1; node < beam.count; node++) {
+    if (beam.reason[node] !== name) continue;
+    others.push({ leaf: node, text: beamText(ex, beam, beam.parent[node]), sum: beam.cum[node], normalised: known ? normalise(node) : null });
+  }
+  others.sort((a, b) => (b.normalised ?? b.sum) - (a.normalised ?? a.sum));
+  return [...listed, ...others];
+}
+
 function beamText(ex, beam, node) {
   return beamPath(beam, node).map((each) => ex.pieces?.[beam.token[each]] ?? '').join('').trim();
 }
@@ -274,6 +291,7 @@ class BeamPanel {
     const left = ex.limits?.beam_dropped ?? 0;
     this.note.textContent = translate('beam.count', { nodes: this.beam.count - 1, steps: this.beam.steps, width: this.beam.width })
       + (left ? translate('beam.left', { count: left }) : '');
+    this.finished = beamFinished(ex, this.beam);
     this.showAnswer();
     this.showNBest();
     this.show();
@@ -325,21 +343,23 @@ class BeamPanel {
 
   showAnswer() {
     const { ex, beam } = this;
-    const [best, other] = ex.nbest ?? [];
-    if (!other || other.leaf === null || best.leaf === null || other.leaf === undefined) {
-      this.answer.textContent = ex.nbest?.length === 1 ? translate('beam.only') : '';
+    const [best, other] = this.finished;
+    this.answer.textContent = '';
+    if (!other || !best) {
+      if (this.finished.length === 1) this.answer.textContent = translate('beam.only');
       return;
     }
     const ours = beamPath(beam, best.leaf);
     const theirs = beamPath(beam, other.leaf);
     const at = ours.findIndex((node, i) => node !== theirs[i]);
-    const lang = ex.target.lang || null;
     if (at < 0 || theirs[at] === undefined) return;
+    const lang = ex.target.lang || null;
     const token = (node) => quoted(beamToken(ex, beam, node), lang);
+    const score = (entry) => formatNumber(entry.normalised ?? entry.sum);
     this.answer.replaceChildren(...fill(translate('beam.runner'), {
       other: quoted(other.text, lang),
-      score: formatNumber(other.normalised),
-      best: formatNumber(best.normalised),
+      score: score(other),
+      best: score(other.normalised === null ? { sum: best.sum } : best),
       step: at + 1,
       ours: token(ours[at]),
       theirs: token(theirs[at]),
@@ -350,18 +370,15 @@ class BeamPanel {
 
   showNBest() {
     const { ex } = this;
-    const head = ['rank', 'text', 'normalised', 'sum'].map((key) => element('th', { scope: 'col', class: key === 'sum' ? 'optional' : null }, translate(`beam.column.${key}`)));
-    const rows = (ex.nbest ?? []).map((entry, rank) => {
-      const text = element('bdi', { lang: ex.target.lang || null }, entry.text);
-      const open = entry.leaf === null || entry.leaf === undefined
-        ? text
-        : element('button', { type: 'button', class: 'plain text', onclick: () => this.select(entry.leaf) }, text);
-      return element('tr', { 'data-leaf': entry.leaf ?? null },
-        element('td', {}, rank + 1),
-        element('th', { scope: 'row' }, open),
-        element('td', {}, formatNumber(entry.normalised, 3)),
-        element('td', { class: 'optional' }, formatNumber(entry.sum)));
-    });
+    const head = ['rank', 'text', 'normalised', 'sum'].map((key) =>
+      element('th', { scope: 'col', class: key === 'sum' ? 'optional' : null }, translate(`beam.column.${key}`)));
+    const rows = this.finished.slice(0, 8).map((entry, rank) => element('tr', { 'data-leaf': entry.leaf },
+      element('td', {}, rank + 1),
+      element('th', { scope: 'row' }, element('button', { type: 'button', class: 'plain text', onclick: () => this.select(entry.leaf) },
+        element('bdi', { lang: ex.target.lang || null }, entry.text))),
+      element('td', {}, formatNumber(entry.normalised, 3)),
+      element('td', { class: 'optional' }, formatNumber(entry.sum))));
+    this.nbest.hidden = !rows.length;
     this.nbest.replaceChildren(
       element('h3', { id: 'beam-finished' }, translate('beam.finished')),
       element('table', { class: 'data', 'aria-labelledby': 'beam-finished' },
@@ -397,7 +414,7 @@ class BeamPanel {
           element('span', { class: 'quiet' }, translate('beam.continueHint'))));
       } else {
         parts.push(element('p', { class: 'quiet' }, translate('beam.continueFile')),
-          element('code', { class: 'command', tabindex: '0' }, explainCommand(ex, ['--prefix', `'${beamText(ex, beam, node).replace(/'/g, "'\\''")}'`])));
+          element('code', { class: 'command', tabindex: '0' }, explainCommand(ex, ['--prefix', shellQuote(beamText(ex, beam, node))])));
       }
     }
     this.detail.replaceChildren(...parts);
@@ -448,6 +465,7 @@ class BeamTree {
     this.legend.replaceChildren(...['winner', 'kept', 'dropped'].map((kind) =>
       element('span', { class: `key beam-${kind}` }, translate(`beam.legend.${kind}`))));
     this.labels = new Map();
+    this.version = (this.version ?? 0) + 1;
     this.center(this.panel.active());
   }
 
@@ -584,29 +602,31 @@ class BeamTree {
   // Tree items for the nodes in view, the elements of nodes that left it used again.
   place(nodes, active) {
     const { beam, ex } = this.panel;
-    const pool = [...this.items.children];
-    nodes.forEach((node, i) => {
-      const item = pool[i] ?? this.items.appendChild(element('div', { role: 'treeitem' }, element('bdi')));
-      const siblings = node ? beam.children[beam.parent[node]] : [0];
-      if (item.dataset.node !== String(node) || item.dataset.digest !== ex.digest) {
+    const shown = new Map([...this.items.children].map((item) => [Number(item.dataset.node), item]));
+    const free = [...shown.entries()].filter(([node]) => !nodes.includes(node)).map(([, item]) => item);
+    nodes.forEach((node) => {
+      const item = shown.get(node) ?? free.pop() ?? this.items.appendChild(element('div', { role: 'treeitem' }, element('bdi')));
+      const key = `${this.version} ${node}`;
+      if (item.dataset.key !== key) {
+        const siblings = node ? beam.children[beam.parent[node]] : [0];
         item.firstChild.textContent = beamToken(ex, beam, node);
         item.firstChild.lang = ex.target.lang || '';
         item.classList.toggle('winner', beam.winner.has(node));
+        setAttributes(item, {
+          id: `beam-node-${node}`,
+          'data-node': node,
+          'data-key': key,
+          'aria-label': this.panel.name(node),
+          'aria-level': beam.step[node] + 2,
+          'aria-setsize': siblings.length,
+          'aria-posinset': siblings.indexOf(node) + 1,
+          'aria-expanded': beam.children[node].length ? 'true' : null,
+        });
+        item.style.transform = `translate(${beam.x[node] - 9}px, ${beam.y[node] - BEAM_ROW / 2}px)`;
       }
-      setAttributes(item, {
-        id: `beam-node-${node}`,
-        'data-node': node,
-        'data-digest': ex.digest ?? '',
-        'aria-label': this.panel.name(node),
-        'aria-level': beam.step[node] + 2,
-        'aria-setsize': siblings.length,
-        'aria-posinset': siblings.indexOf(node) + 1,
-        'aria-selected': node === active,
-        'aria-expanded': beam.children[node].length ? 'true' : null,
-      });
-      item.style.transform = `translate(${beam.x[node] - 9}px, ${beam.y[node] - BEAM_ROW / 2}px)`;
+      if (item.ariaSelected !== String(node === active)) item.ariaSelected = String(node === active);
     });
-    for (const item of pool.slice(nodes.length)) item.remove();
+    for (const item of free) item.remove();
     this.scroller.setAttribute('aria-activedescendant', `beam-node-${active}`);
   }
 }

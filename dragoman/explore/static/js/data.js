@@ -105,6 +105,14 @@ export function decodeExplanation(json) {
       const matrix = site && site.key === 'source' ? ex.siteMatrix(id, 'weights') : null;
       return matrix ? dataRow(matrix, head, t, ex.source.tokens.length) : null;
     },
+    // Whether the target is a list of classes with one step for all of them.
+    hasClasses: ['classify', 'pairs'].includes(json.model?.task),
+    // The token that stands at step t: of a classifier, the predicted class.
+    outputToken(t) {
+      if (!ex.hasClasses) return json.target.tokens[t] ?? { text: '', special: true };
+      const id = json.steps[t]?.id;
+      return json.target.tokens.find((token) => token.id === id) ?? { text: json.steps[t]?.top[0]?.[1] ?? '' };
+    },
     // Cross-attention of target token t, averaged over all heads, or null.
     attentionMean: (t) => remember(`mean ${t}`, () => dataAttentionMean(ex, t)),
     // How much each source token counted for target token t: attribution where there is one, else mean cross-attention.

@@ -2,6 +2,7 @@
 
 const I18N_TABLES = { en: new Map(), zh: new Map() };
 let i18nLanguage = 'en';
+let i18nTask = 'translate';
 
 // Tables of strings: {key: "text with {name}"}; a value may be a function of the parameters.
 export function addStrings(en, zh) {
@@ -9,8 +10,11 @@ export function addStrings(en, zh) {
   for (const [key, value] of Object.entries(zh)) I18N_TABLES.zh.set(key, value);
 }
 
+// The string of a key; other tasks than translation may have their own: "key@classify", "key@other".
 export function translate(key, parameters = {}) {
-  const entry = I18N_TABLES[i18nLanguage].get(key) ?? I18N_TABLES.en.get(key);
+  const table = I18N_TABLES[i18nLanguage];
+  const own = i18nTask === 'translate' ? undefined : (table.get(`${key}@${i18nTask}`) ?? table.get(`${key}@other`));
+  const entry = own ?? table.get(key) ?? I18N_TABLES.en.get(key);
   if (entry === undefined) return key;
   if (typeof entry === 'function') return entry(parameters);
   return entry.replace(/\{(\w+)\}/g, (whole, name) => (name in parameters ? parameters[name] : whole));
@@ -18,6 +22,10 @@ export function translate(key, parameters = {}) {
 
 export function hasString(key) {
   return I18N_TABLES.en.has(key);
+}
+
+export function setTask(task) {
+  i18nTask = task || 'translate';
 }
 
 export function currentLanguage() {
@@ -59,6 +67,16 @@ export function formatChange(value, digits = 2) {
 addStrings(
   {
     'page.title': 'Translation explorer',
+    'page.title@other': 'Model explorer',
+    'ask.title@other': 'Your input',
+    'ask.purpose@other': 'What the model was given.',
+    'strip.title@other': 'Prediction',
+    'strip.title@tag': 'Tags',
+    'strip.title@language': 'Text',
+    'strip.purpose@other': 'What the model predicted, how sure it was, and which tokens counted for it.',
+    'nav.ask@other': 'Input',
+    'nav.strip@other': 'Prediction',
+    'page.foot@other': 'Every number on this page was computed by the model for this input; attention shows what a head reads, which is not yet why the model predicted something.',
     'page.skip': 'Skip to the translation',
     'page.nav': 'Panels',
     'page.tools': 'Page settings',
@@ -116,6 +134,16 @@ addStrings(
   },
   {
     'page.title': '翻译探索器',
+    'page.title@other': '模型探索器',
+    'ask.title@other': '你的输入',
+    'ask.purpose@other': '给模型的内容。',
+    'strip.title@other': '预测',
+    'strip.title@tag': '标注',
+    'strip.title@language': '文字',
+    'strip.purpose@other': '模型预测了什么、有多大把握、哪些词元起了作用。',
+    'nav.ask@other': '输入',
+    'nav.strip@other': '预测',
+    'page.foot@other': '本页的每个数字都是模型对这个输入算出的；注意力说明一个头在读什么，但还不是模型作出预测的原因。',
     'page.skip': '跳到译文',
     'page.nav': '面板',
     'page.tools': '页面设置',

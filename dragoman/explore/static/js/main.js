@@ -8,7 +8,7 @@
 import { store, headName } from './state.js';
 import { connectUrl, formatFragment, VIEWS } from './url.js';
 import { decodeExplanation, readIsland } from './data.js';
-import { addStrings, currentLanguage, setLanguage, translate } from './i18n.js';
+import { addStrings, currentLanguage, setLanguage, setTask, translate } from './i18n.js';
 import { api } from './api.js';
 import { element } from './dom.js';
 import { connectTheme } from './theme.js';
@@ -86,11 +86,10 @@ function mainChoose(ex) {
   const state = store.get();
   const patch = {};
   if (state.step === null && ex.steps?.length) {
-    patch.step = ex.steps.reduce((best, step, t) => {
-      if (ex.target.tokens[t]?.special || step.forced) return best;
-      return best < 0 || step.logprob < ex.steps[best].logprob ? t : best;
-    }, -1);
-    if (patch.step < 0) patch.step = 0;
+    const words = ex.steps.map((_, t) => t).filter((t) => ex.target.tokens[t]?.special === false && ex.target.tokens[t].text.trim());
+    const free = words.filter((t) => !ex.steps[t].forced);
+    const [first] = (free.length ? free : words).sort((a, b) => ex.steps[a].logprob - ex.steps[b].logprob);
+    patch.step = first ?? 0;
   }
   if (state.site === null && ex.sites?.length) {
     const head = ex.strongestHead(patch.step ?? state.step ?? 0);
@@ -152,8 +151,17 @@ function mainNotify() {
   if (mainExplanation) for (const listener of mainListeners) listener(mainExplanation);
 }
 
+// The tour is about a translation; other tasks have their own words.
+function mainSetTask(task = 'translate') {
+  setTask(task);
+  setLanguage(store.get().lang);
+  document.getElementById('panel-tour').hidden = task !== 'translate';
+  mainShowNav();
+}
+
 // Show another explanation in all panels; `push` makes it a step of the history.
 function mainReplace(ex, { push = true } = {}) {
+  mainSetTask(ex.model?.task);
   // Panels see current() === null while the selection is made to fit, then build themselves once.
   mainExplanation = null;
   mainShowError(null);
@@ -170,7 +178,8 @@ function mainReplace(ex, { push = true } = {}) {
 function mainShowNav() {
   const nav = document.getElementById('panel-nav');
   const { view } = store.get();
-  nav.replaceChildren(element('ul', {}, MAIN_ORDER.map((each) =>
+  const shown = MAIN_ORDER.filter((each) => !document.getElementById(`panel-${each}`).hidden);
+  nav.replaceChildren(element('ul', {}, shown.map((each) =>
     element('li', {}, element('a', {
       href: `#${formatFragment({ ...store.get(), view: each })}`,
       'aria-current': each === view ? 'true' : null,
@@ -224,7 +233,10 @@ const mainContext = {
   session: null,
 };
 
+let mainFlush = () => {};
+
 async function mainCopyLink() {
+  mainFlush();
   const say = (key) => mainAnnounce(translate(key));
   try {
     await navigator.clipboard.writeText(location.href);
@@ -238,6 +250,7 @@ async function mainLoad() {
   const island = document.getElementById('explanation');
   if (island) return decodeExplanation(await readIsland(island));
   mainContext.session = await api.session();
+  mainSetTask(mainContext.session.task);
   const digest = store.get().e || mainContext.session.explanation;
   if (!digest) return null;
   try {
@@ -261,7 +274,7 @@ async function mainNavigate(state) {
 }
 
 async function mainStart() {
-  connectUrl(store, mainNavigate);
+  mainFlush = connectUrl(store, mainNavigate);
   setLanguage(store.get().lang);
   const language = document.getElementById('tool-lang');
   const nameTheme = connectTheme(document.getElementById('tool-theme'));

@@ -9,7 +9,11 @@ addStrings(
   {
     'strip.source': 'Source',
     'strip.target': 'Translation',
-    'strip.class': 'Classes',
+    'strip.target@classify': 'Classes',
+    'strip.target@pairs': 'Classes',
+    'strip.target@tag': 'Tags',
+    'strip.target@language': 'Text',
+    'strip.source@other': 'Input',
     'strip.legend.bar': 'probability',
     'strip.legend.low': 'below 0.5',
     'strip.legend.forced': 'forced by you',
@@ -28,6 +32,8 @@ addStrings(
     'strip.dock': 'Selected token',
     'strip.time': 'Step through: hide what came later',
     'strip.read.attribution': '{token} was read mostly from {source}: {part} of its attribution to the source.',
+    'strip.read.attribution@other': 'What counted most for {token} is {source}: {part} of the attribution.',
+    'strip.read.attention@other': 'What counted most for {token} is {source}: {part} of the attention.',
     'strip.read.attention': '{token} was read mostly from {source}: {part} of the cross-attention, averaged over heads.',
     'strip.readHead': 'Head {head} attends to it most, with weight {weight}.',
     'strip.openHead': 'Show this head',
@@ -55,15 +61,20 @@ addStrings(
     'strip.dismiss': 'Close the comparison',
     'strip.score': 'Score',
     'strip.scoreLine': 'sum of log-probabilities {sum}, normalised {normalised} ({penalty})',
-    'strip.reference': 'Your reference',
+    'strip.reference': 'This is your reference, scored by the model',
     'strip.search': 'Search error: the model gives your reference {reference}, more than the {own} of what the search found, so a better search would have preferred it.',
     'strip.modelError': 'Model error: the model gives your reference {reference}, less than the {own} of its own translation, so no search would have found it.',
+    'strip.own': 'Its own translation:',
     'strip.same': 'The model’s translation is your reference.',
   },
   {
     'strip.source': '原文',
     'strip.target': '译文',
-    'strip.class': '类别',
+    'strip.target@classify': '类别',
+    'strip.target@pairs': '类别',
+    'strip.target@tag': '标注',
+    'strip.target@language': '文字',
+    'strip.source@other': '输入',
     'strip.legend.bar': '概率',
     'strip.legend.low': '低于 0.5',
     'strip.legend.forced': '由你指定',
@@ -82,6 +93,8 @@ addStrings(
     'strip.dock': '选中的词元',
     'strip.time': '逐步播放：隐藏之后的内容',
     'strip.read.attribution': '{token} 主要读自 {source}：占它对原文归因的 {part}。',
+    'strip.read.attribution@other': '对 {token} 作用最大的是 {source}：占归因的 {part}。',
+    'strip.read.attention@other': '对 {token} 作用最大的是 {source}：占注意力的 {part}。',
     'strip.read.attention': '{token} 主要读自 {source}：占各头平均交叉注意力的 {part}。',
     'strip.readHead': '头 {head} 对它的注意力最大，权重 {weight}。',
     'strip.openHead': '显示这个头',
@@ -108,9 +121,10 @@ addStrings(
     'strip.dismiss': '关闭对比',
     'strip.score': '得分',
     'strip.scoreLine': '对数概率之和 {sum}，归一化 {normalised}（{penalty}）',
-    'strip.reference': '你的参考译文',
+    'strip.reference': '这是你的参考译文，由模型打分',
     'strip.search': '搜索错误：模型给参考译文 {reference}，高于搜索所得的 {own}；更好的搜索会选它。',
     'strip.modelError': '模型错误：模型给参考译文 {reference}，低于自己译文的 {own}；任何搜索都不会找到它。',
+    'strip.own': '它自己的译文：',
     'strip.same': '模型的译文就是你的参考译文。',
   },
 );
@@ -128,7 +142,7 @@ export function targetName(ex, t) {
     translate('strip.nameTarget', {
       at: t + 1,
       count: ex.target.tokens.length,
-      text: tokenLabel(ex.target.tokens[t]),
+      text: tokenLabel(ex.outputToken(t)),
       p: formatProbability(Math.exp(step.logprob)),
     }),
   ];
@@ -167,17 +181,17 @@ function stripWordOf(side, index) {
   return word && word.length <= 40 ? word : tokenLabel(side.tokens[index]);
 }
 
-// The command that makes a file with one more branch, for pages without a model behind them.
 export function shellQuote(text) {
   return `'${text.replace(/'/g, "'\\''")}'`;
 }
 
+// The command that writes this page again, for files without a model behind them.
 export function explainCommand(ex, extra = []) {
   const request = ex.request ?? {};
-  const parts = ['dragoman explore', shellQuote(ex.model?.name ?? 'MODEL'), '--text', shellQuote(ex.source?.text ?? '')];
+  const parts = ['dragoman explain -m', shellQuote(ex.model?.name ?? 'MODEL'), shellQuote(ex.source?.text ?? '')];
   if (request.beam) parts.push('--beam', request.beam);
   if (typeof request.length_penalty === 'number') parts.push('--length-penalty', request.length_penalty);
-  return [...parts, ...extra].join(' ');
+  return [...parts, ...extra, '--html explorer.html'].join(' ');
 }
 
 class StripPanel {
@@ -208,7 +222,7 @@ class StripPanel {
     const select = (key) => (button) => store.set({ [key]: Number(button.dataset.token) });
     const side = (name, key) => {
       const text = ex[name];
-      const label = element('h3', { id: `strip-${name}` }, translate(ex.model?.task === 'classify' && name === 'target' ? 'strip.class' : `strip.${name}`));
+      const label = element('h3', { id: `strip-${name}` }, translate(`strip.${name}`));
       const language = stripLanguage(text.lang);
       if (language) label.append(element('span', { class: 'quiet' }, ` · ${language}`));
       const { run, items } = renderText(text, { prefix: name, decorate: () => {} });
@@ -226,7 +240,8 @@ class StripPanel {
       return { items, roving, node: element('div', { class: `side ${name}` }, label, run) };
     };
     this.source = side('source', 'src');
-    this.target = side('target', 'step');
+    this.target = ex.hasClasses ? this.buildClasses(ex) : side('target', 'step');
+    this.source.node.hidden = !ex.source.tokens.length;
     const legend = element('p', { class: 'legend' },
       element('span', { class: 'key' }, translate('strip.legend.bar')),
       element('span', { class: 'key low' }, translate('strip.legend.low')),
@@ -240,7 +255,21 @@ class StripPanel {
     this.showComparison();
   }
 
+  // The classes of a classifier with their probabilities.
+  buildClasses(ex) {
+    const chances = new Map((ex.steps[0]?.top ?? []).map(([id, , logprob]) => [id, Math.exp(logprob)]));
+    const rows = ex.target.tokens.map((token) => {
+      const p = chances.get(token.id) ?? null;
+      return element('li', { class: token.id === ex.steps[0]?.id ? 'chosen' : '', var: { p: (p ?? 0).toFixed(4) } },
+        element('bdi', {}, tokenLabel(token)), element('span', { class: 'number' }, p === null ? '–' : formatProbability(p)));
+    });
+    const heading = element('h3', { id: 'strip-target' }, translate('strip.target'));
+    const list = element('ul', { class: 'classes', 'aria-labelledby': 'strip-target' }, rows);
+    return { items: [], roving: { refresh() {}, focus() {} }, node: element('div', { class: 'side target' }, heading, list) };
+  }
+
   buildClock(ex) {
+    this.parts.clock.hidden = ex.steps.length < 2;
     const { store } = this.context;
     const move = (by) => {
       const at = store.get().step ?? 0;
@@ -270,7 +299,7 @@ class StripPanel {
     bar.append(back, text, forward);
     main.append(bar);
     new IntersectionObserver(([entry]) => {
-      bar.hidden = entry.isIntersecting || !this.ex;
+      bar.hidden = entry.isIntersecting || !this.ex?.steps.length;
     }).observe(this.parts.texts);
   }
 
@@ -282,7 +311,7 @@ class StripPanel {
     [back.disabled, forward.disabled] = [this.back.disabled, this.forward.disabled];
     const weights = ex.sourceWeights(t);
     text.replaceChildren(
-      quoted(tokenLabel(ex.target.tokens[t] ?? { text: '' }), ex.target.lang || null),
+      quoted(tokenLabel(ex.outputToken(t)), ex.target.lang || null),
       ` ${formatProbability(Math.exp(ex.steps[t]?.logprob ?? 0))}`,
       ...(weights && weights.strongest >= 0 ? [' ← ', quoted(tokenLabel(ex.source.tokens[weights.strongest]), ex.source.lang || null)] : []),
       element('span', { class: 'quiet' }, ` · ${this.where.textContent}`),
@@ -294,11 +323,14 @@ class StripPanel {
     const weights = ex.sourceWeights(t);
     const most = weights ? Math.max(...weights.values, 1e-9) : 1;
     this.target.items.forEach((button, index) => {
-      const step = ex.steps[index];
+      button.toggleAttribute('aria-current', index === state.step);
+      if (index === state.step) button.setAttribute('aria-current', 'true');
       const later = state.time && index > t;
+      if (button.dataset.later === String(later)) return;
+      const step = ex.steps[index];
       const p = step ? Math.exp(step.logprob) : 0;
       setAttributes(button, {
-        'aria-current': index === state.step ? 'true' : null,
+        'data-later': String(later),
         'aria-label': later
           ? translate('strip.nameLater', { at: index + 1, count: ex.target.tokens.length })
           : step ? targetName(ex, index) : tokenLabel(ex.target.tokens[index]),
@@ -342,14 +374,14 @@ class StripPanel {
       fact('strip.cumulative', formatNumber(sum)));
     const left = element('div', { class: 'reading' }, this.readSentence(ex, t), facts);
     if (step.masked) left.append(element('p', { class: 'quiet' }, translate('strip.masked', { count: step.masked })));
-    this.parts.detail.replaceChildren(left, this.buildAlternatives(ex, t));
+    this.parts.detail.replaceChildren(left, ...(ex.hasClasses ? [] : [this.buildAlternatives(ex, t)]));
   }
 
   readSentence(ex, t) {
     const weights = ex.sourceWeights(t);
     if (!weights || weights.strongest < 0) return null;
-    const token = quoted(stripWordOf(ex.target, t), ex.target.lang);
-    const source = quoted(stripWordOf(ex.source, weights.strongest), ex.source.lang);
+    const token = quoted(ex.hasClasses ? tokenLabel(ex.outputToken(t)) : stripWordOf(ex.target, t), ex.target.lang || null);
+    const source = quoted(stripWordOf(ex.source, weights.strongest), ex.source.lang || null);
     const part = formatPart(weights.values[weights.strongest]);
     const sentence = element('p', { class: 'answer' }, fill(translate(`strip.read.${weights.from}`), { token, source, part }));
     const head = ex.strongestHead(t);
@@ -518,11 +550,11 @@ class StripPanel {
     const scores = { reference: formatNumber(given.normalised), own: formatNumber(own.normalised) };
     const difference = given.normalised - own.normalised;
     const key = Math.abs(difference) < 1e-6 ? 'strip.same' : difference > 0 ? 'strip.search' : 'strip.modelError';
-    box.replaceChildren(
+    box.replaceChildren(...[
       element('h3', {}, translate('strip.reference')),
-      element('p', { class: 'run small' }, quoted(typeof reference === 'string' ? reference : reference.text, ex.target.lang)),
       element('p', { class: 'answer' }, translate(key, scores)),
-    );
+      ex.nbest?.[0]?.text ? element('p', {}, translate('strip.own'), ' ', quoted(ex.nbest[0].text, ex.target.lang || null)) : null,
+    ].filter(Boolean));
   }
 }
 

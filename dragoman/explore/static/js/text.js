@@ -54,7 +54,7 @@ export function renderText(side, { prefix, decorate }) {
     const button = element('span', { class: 'tok', role: 'button', id: `${prefix}-${index}`, 'data-token': index });
     if (end > start) button.append(side.text.slice(start, end));
     const token = side.tokens[index];
-    if (token.special || end === start || !side.text.slice(start, end).trim()) {
+    if (token.special || end === start) {
       setAttributes(button, { 'data-label': /^<0x..>$/.test(token.text) ? token.text.slice(3, 5) : tokenLabel(token) });
     }
     decorate(button, index);

@@ -92,10 +92,12 @@ export function fragmentText(fragment) {
   return urlPairs(fragment).find(({ key }) => key === 'text')?.value ?? '';
 }
 
-// Write the state to the address and read it back on back and forward.
+// Write the state to the address and read it back on back and forward. A browser allows few writes a second and each
+// takes milliseconds, so moves of the cursor are written when they pause. Returns a function that writes at once.
 export function connectUrl(store, onNavigate) {
   let reading = false;
-  const write = (state, push) => {
+  let timer = 0;
+  const write = (state, push = false) => {
     const fragment = formatFragment(state, location.hash);
     const address = `${location.pathname}${location.search}${fragment ? `#${fragment}` : ''}`;
     try {
@@ -104,18 +106,34 @@ export function connectUrl(store, onNavigate) {
       // A page without an address of its own (about:srcdoc in a notebook) keeps its state in memory.
     }
   };
+  let last = store.get();
+  const flush = () => {
+    if (timer) write(last);
+    clearTimeout(timer);
+    timer = 0;
+  };
   const read = () => {
+    clearTimeout(timer);
+    timer = 0;
     reading = true;
     store.set(parseFragment(location.hash));
+    last = store.get();
     reading = false;
     onNavigate(store.get());
   };
   store.set(parseFragment(location.hash));
   store.subscribe((state, changed, { push }) => {
-    if (!reading) write(state, push);
+    if (reading) return;
+    if (push) {
+      flush();
+      write(state, true);
+    } else if (!timer) timer = setTimeout(flush, 150);
+    last = state;
   });
   window.addEventListener('popstate', read);
+  window.addEventListener('pagehide', flush);
   window.addEventListener('hashchange', () => {
-    if (formatFragment(store.get(), location.hash) !== location.hash.slice(1)) read();
+    if (!timer && formatFragment(store.get(), location.hash) !== location.hash.slice(1)) read();
   });
+  return flush;
 }
