@@ -170,8 +170,8 @@ def test_keys_move_the_cursor_and_the_selection(show, explanation):
     matrix.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowDown"):
         page.keyboard.press(key)
-    assert "t=3" in page.url
-    assert "s=3" in page.url
+    page.wait_for_url(lambda url: "t=3" in url)
+    page.wait_for_url(lambda url: "s=3" in url)
     cell = page.locator("#panel-head [role=gridcell]")
     weights = decode(explanation, "x1.w")[0]
     query = explanation["target"]["tokens"][3]["text"].strip()
@@ -184,7 +184,7 @@ def test_keys_move_the_cursor_and_the_selection(show, explanation):
     page.keyboard.press("d")
     assert page.locator("#panel-head .matrix-table").is_visible()
     page.keyboard.press(" ")
-    assert "off=x1.0" in page.url
+    page.wait_for_url(lambda url: "off=x1.0" in url)
 
 
 def test_strongest_links_and_row_are_those_of_the_matrix(show, explanation):
@@ -198,8 +198,8 @@ def test_strongest_links_and_row_are_those_of_the_matrix(show, explanation):
     assert values == pytest.approx(np.sort(weights[4])[::-1][: len(values)], abs=0.0006)
     page.locator("#panel-head .links button").first.click()
     at = np.unravel_index(weights.argmax(), weights.shape)
-    assert f"t={at[0]}" in page.url
-    assert f"s={at[1]}" in page.url
+    page.wait_for_url(lambda url: f"t={at[0]}" in url)
+    page.wait_for_url(lambda url: f"s={at[1]}" in url)
 
 
 def test_heads_are_sorted_and_filtered(show, explanation):
@@ -221,7 +221,7 @@ def test_heads_are_sorted_and_filtered(show, explanation):
     assert sorted(shown) == sorted(
         name for name, head in summaries.items() if head["labels"][0][0] == "sink"
     )
-    assert "label=sink" in page.url
+    page.wait_for_url(lambda url: "label=sink" in url)
 
 
 def test_grid_is_one_tab_stop_with_arrows(show, explanation):
@@ -234,7 +234,7 @@ def test_grid_is_one_tab_stop_with_arrows(show, explanation):
     assert page.evaluate("document.activeElement.dataset.head") == "e1.1"
     assert page.locator(".head-cell[tabindex='0']").count() == 1
     page.keyboard.press("Enter")
-    assert "h=e1.1" in page.url
+    page.wait_for_url(lambda url: "h=e1.1" in url)
     page.keyboard.press(" ")
     cell = page.locator(".head-cell[data-head='e1.1']")
     assert "off" in (cell.get_attribute("aria-label") or "").split(", ")

@@ -69,7 +69,7 @@ export function pooledLabels(labels, edges) {
 // columns: [{title, number, width}]; rows: arrays of strings, numbers or nodes; the first cell of a row is its header.
 export function dataTable({ caption, columns, rows, className = '', hideCaption = false }) {
   const head = element('tr', {}, columns.map((column) =>
-    element('th', { scope: 'col', class: column.number ? 'number' : null }, column.title)));
+    (column.title ? element('th', { scope: 'col', class: column.number ? 'number' : null }, column.title) : element('td'))));
   const body = rows.map((row) => element('tr', row.attributes ?? {}, (row.cells ?? row).map((cell, i) => {
     const shown = cell instanceof Node ? cell : String(cell);
     const attributes = { class: columns[i]?.number ? 'number' : columns[i]?.className ?? null };
