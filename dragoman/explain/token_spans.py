@@ -88,8 +88,11 @@ def find_token_spans(
 ) -> list[tuple[int, int]]:
     """Return the spans of tokens, which tile the text in order and split no grapheme."""
     prepared = escape_space_marks(text).translate(_CONTROL_CHARACTERS)
-    ends = _find_ends(prepared, tokens, special)
     to_text = _escaped_positions(text)
+    first = next((token for token, skip in zip(tokens, special, strict=True) if not skip), "")
+    if first.startswith(" "):  # SentencePiece puts a space before the first token
+        prepared, to_text = f" {prepared}", [0, *to_text]
+    ends = _find_ends(prepared, tokens, special)
     edges = grapheme_ends(text)
     last = max((at for at, is_special in enumerate(special) if not is_special), default=-1)
     spans, start = list[tuple[int, int]](), 0
@@ -105,18 +108,16 @@ def _find_ends(text: str, tokens: Sequence[str], special: Sequence[bool]) -> lis
     """Return where each token ends in a text; a token that is not there ends where it begins."""
     ends, at = list[int](), 0
     waiting = list[int]()  # unknown tokens, which get what stands before the next known one
-    pending = b""  # bytes of a character that is not complete
+    rest = b""  # of a character: the bytes after those that tokens had
     for number, token in enumerate(tokens):
         if special[number]:
             ends.append(at)
             continue
         if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
-            pending += bytes([int(byte.group(1), 16)])
-            size = _match_bytes(text, at, pending)
-            at, pending = (at + size, b"") if size else (at, pending)
+            at, rest = _match_byte(text, at, bytes.fromhex(byte.group(1)), rest)
             ends.append(at)
             continue
-        pending = b""
+        rest = b""
         if token == "<unk>":
             waiting.append(number)
             ends.append(at)
@@ -139,27 +140,31 @@ def _find_surface(text: str, at: int, surface: str, *, skip: bool) -> tuple[int,
     if text.startswith(surface, at) and not (skip and not surface.strip()):
         return at, at + len(surface)
     bare = surface.lstrip(" ")
-    if at == 0 and text.startswith(bare):  # SentencePiece puts a space before the first token
-        return 0, len(bare)
     if not bare:
         return at, at
-    for wanted in (surface, bare):
-        found = text.find(wanted, at, at + _MAX_SKIPPED + len(wanted))
-        if found >= 0:
-            return found, found + len(wanted)
-    return at, at
+    places = [
+        (found, found + len(wanted))
+        for wanted in (surface, bare)
+        if (found := text.find(wanted, at, at + _MAX_SKIPPED + len(wanted))) >= 0
+    ]
+    return min(places, default=(at, at))
 
 
-def _match_bytes(text: str, at: int, pending: bytes) -> int:
-    """Return how many characters of the text the bytes are; 0 while they are incomplete."""
+def _match_byte(text: str, at: int, byte: bytes, rest: bytes) -> tuple[int, bytes]:
+    """Return where a byte token ends, and the bytes of its character that are still to come.
+
+    The first byte takes the whole character. A byte that is no text was decoded as U+FFFD, and one
+    that is a control character may have been replaced by a space.
+    """
+    if rest.startswith(byte):
+        return at, rest[1:]
     if at >= len(text):
-        return 0
-    expected = text[at].encode("utf-8", "surrogatepass")
-    if pending == expected or (len(pending) == 1 and pending < b" " and text[at] == " "):
-        return 1
-    if expected.startswith(pending):
-        return 0
-    return 1 if text[at] == "\ufffd" else 0
+        return at, b""
+    character = text[at].encode("utf-8", "surrogatepass")
+    if character.startswith(byte):
+        return at + 1, character[1:]
+    is_replaced = text[at] == "\ufffd" or (text[at] == " " and byte < b" ")
+    return at + is_replaced, b""
 
 
 def _monotone(ends: Sequence[int]) -> list[int]:
