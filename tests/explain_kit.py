@@ -1,55 +1,57 @@
-"""Small models and pairs for tests of what is seen inside a model."""
+"""Small translators of several families with random weights, for tests of explanations."""
 
 from __future__ import annotations
 
+import functools
+
 import torch
-from model_kit import shaken
 
-from dragoman.config import ModelConfig
-from dragoman.explain.forced_target import ForcedTarget
-from dragoman.models.encoder_decoder import EncoderDecoder
+from dragoman.config import read_config
+from dragoman.inference import Translator
 from dragoman.models.factory import build_model
-from dragoman.models.language_model import NeuralLanguageModel, build_language_model
-from dragoman.text.special_tokens import EOS
+from dragoman.text.tokenizer import train_tokenizers
 
-VOCABULARY = 23
-SIZES = {"width": 16, "heads": 2, "ffn_width": 24, "dropout": 0.0, "attention_dropout": 0.0}
-
-
-def blocks(text: str) -> tuple[str, ...]:
-    """Return the blocks of a text such as "lstm + transformer*2"."""
-    return tuple(part.strip() for part in text.split("+")) if text else ()
+LINES = ["das haus", "ein hund", "a", "hund und haus"] * 9
+TEXT = "hund und haus"
 
 
-def tiny_model(
-    encoder: str = "transformer*2", decoder: str = "transformer*2", **changes: object
-) -> EncoderDecoder:
-    """Build a model of a few thousand weights, all off their first values."""
-    stacks = {"encoder": blocks(encoder), "decoder": blocks(decoder)}
-    settings = {**SIZES, **stacks, **changes}
-    torch.manual_seed(0)
-    model = build_model(
-        ModelConfig(**settings),  # type: ignore[arg-type]
-        src_vocab_size=VOCABULARY,
-        tgt_vocab_size=VOCABULARY,
+@functools.cache
+def explained_translator(name: str) -> Translator:
+    """Build a small translator of a family once; its weights, biases too, are random."""
+    blocks = {
+        "transformer": ["model.encoder=[transformer*2]", "model.decoder=[transformer*2]"],
+        "shaw": [
+            "model.encoder=[transformer*2]",
+            "model.decoder=[transformer*2]",
+            "model.positions=shaw",
+        ],
+        "nested": [
+            "model.encoder=[reformer(layers=2), transformer]",
+            "model.decoder=[lstm, cross_attention, transformer]",
+        ],
+        "convs2s": ["model.encoder=[conv*2]", "model.decoder=[conv*2]"],
+        "rnn": ["model.encoder=[bilstm]", "model.decoder=[lstm(attention=additive)]"],
+    }[name]
+    config = read_config(
+        overrides=[
+            *blocks,
+            "model.width=16",
+            "model.heads=2",
+            "model.ffn_width=32",
+            "text.vocab_size=300",
+            "text.tokenizer=characters",
+            "text.shared_vocab=false",
+            "model.tie_embeddings=target",
+            "decode.max_length_ratio=0.5",
+            "decode.max_length_extra=2",
+        ]
     )
-    return shaken(model, 0.3).eval().requires_grad_(False)
-
-
-def tiny_language_model(decoder: str = "transformer*2", **changes: object) -> NeuralLanguageModel:
-    """Build a language model of a few thousand weights."""
-    settings = {**SIZES, "encoder": (), "decoder": blocks(decoder), **changes}
-    torch.manual_seed(0)
-    model = build_language_model(ModelConfig(**settings), vocab_size=VOCABULARY)  # type: ignore[arg-type]
-    return shaken(model, 0.3).eval().requires_grad_(False)
-
-
-def tiny_pair(
-    model: EncoderDecoder | NeuralLanguageModel, src: int = 5, tgt: int = 6, seed: int = 1
-) -> ForcedTarget:
-    """Return a random source and target of some lengths, each with its end of sentence."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(4, VOCABULARY, (src + tgt,), generator=generator).tolist()
-    is_language_model = isinstance(model, NeuralLanguageModel)
-    source = None if is_language_model else [*ids[: src - 1], EOS]
-    return ForcedTarget.build(model, source, [*ids[src : src + tgt - 1], EOS])
+    tokenizers = train_tokenizers(LINES, [line.upper() for line in LINES], config.text)
+    torch.manual_seed(7)
+    model = build_model(
+        config.model, src_vocab_size=len(tokenizers.src), tgt_vocab_size=len(tokenizers.tgt)
+    ).eval()
+    with torch.no_grad():  # biases are zero at first: an error in them would not show
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return Translator(model, tokenizers, config)
