@@ -14,12 +14,12 @@ OTHER = "Das Haus an dem Fluss baute ein alter Ingenieur."
 
 # Whether the focus can be seen: an outline of 2 px or more on the element or on its active descendant.
 FOCUS_SEEN = """() => {
-  let at = document.activeElement;
+  const at = document.activeElement;
   if (!at || at === document.body) return 'nothing has the focus';
-  const active = at.getAttribute('aria-activedescendant');
-  if (active && document.getElementById(active)) at = document.getElementById(active);
-  const style = getComputedStyle(at);
-  return parseFloat(style.outlineWidth) >= 2 && style.outlineStyle !== 'none' ? '' : at.outerHTML.slice(0, 120);
+  const active = document.getElementById(at.getAttribute('aria-activedescendant') ?? '');
+  const seen = [at, active].filter(Boolean).map((each) => getComputedStyle(each))
+    .some((style) => parseFloat(style.outlineWidth) >= 2 && style.outlineStyle !== 'none');
+  return seen ? '' : at.outerHTML.slice(0, 120);
 }"""
 # Where the focus is, and that nobody used a mouse.
 WATCH = """() => {
@@ -60,7 +60,7 @@ def make_answers() -> dict[str, Any]:
     return {"explain": lambda _: first, "branch": lambda _: other}
 
 
-def test_a_keyboard_reaches_the_shells_goals(browser: Any) -> None:
+def test_a_keyboard_reaches_ten_goals(browser: Any) -> None:
     context = open_context(browser)
     page, server, problems = open_page(
         context, make_explanation(source=SOURCE, target=TARGET), answers=make_answers()
@@ -96,11 +96,27 @@ def test_a_keyboard_reaches_the_shells_goals(browser: Any) -> None:
     assert reason
     page.wait_for_url("**n=**")
 
-    # Start and leave the tour, and return.
+    # The head that reads the word's source most, and the model without it.
     keys.press("Escape")
     assert page.evaluate("document.activeElement.closest('section').id") == "panel-strip"
-    keys.press("Shift+F6", "Shift+F6")
-    keys.until("#panel-tour button")
+    keys.until("#panel-strip .reading button")
+    keys.press("Enter")
+    page.wait_for_url(lambda url: "v=head" in url)
+    head = page.evaluate("location.hash").split("h=")[1].split("&")[0]
+    assert head.startswith("x")
+    keys.press(" ")
+    page.wait_for_url(lambda url: f"off={head}" in url)
+    page.wait_for_selector("#off-banner:not([hidden])")
+    assert ["/".join(path.split("/")[-1:]) for path, _ in server.requests].count("off") >= 1
+
+    # The token's panel.
+    keys.press("t")
+    page.wait_for_url(lambda url: "v=token" in url)
+    assert page.evaluate("document.activeElement.closest('section').id") == "panel-token"
+
+    # Start and leave the tour, and return.
+    keys.press("F6", "F6")
+    keys.until("#panel-tour button", key="Tab")
     keys.press("Enter")
     assert "tour=1" in page.url
     keys.press("Enter")
@@ -108,6 +124,8 @@ def test_a_keyboard_reaches_the_shells_goals(browser: Any) -> None:
     keys.until("[data-action=leave]")
     keys.press("Enter")
     assert "tour=" not in page.url
+    keys.press("F6", "F6")
+    assert page.evaluate("document.activeElement.closest('section').id") == "panel-strip"
     assert keys.count <= 80
     assert page.evaluate("window.mouse") == 0
     assert not problems

@@ -1,0 +1,79 @@
+"""The page's sources: vendored files are unmodified, modules keep the rules of the exporter, no markup from strings."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+import dragoman
+
+STATIC = Path(dragoman.__file__).parent / "explore" / "static"
+MODULES = sorted((STATIC / "js").glob("*.js"))
+
+
+def test_vendored_files_have_their_recorded_hash() -> None:
+    readme = (STATIC / "vendor" / "README.md").read_text(encoding="utf-8")
+    recorded = dict(
+        re.findall(r"^\| `([^`]+)` \|.*`([0-9a-f]{64})` \|$", readme, flags=re.MULTILINE)
+    )
+    scripts = {path.name for path in (STATIC / "vendor").glob("*.js")}
+    assert set(recorded) == scripts
+    for name, digest in recorded.items():
+        assert hashlib.sha256((STATIC / "vendor" / name).read_bytes()).hexdigest() == digest
+        assert (STATIC / "vendor" / name.replace(".min.js", ".LICENSE")).is_file()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_no_markup_or_code_from_strings(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    for sink in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "setAttribute('style'",
+    ):
+        assert sink not in source, sink
+    assert "http://" not in source
+    assert "https://" not in source
+
+
+def strings_of(path: Path) -> list[tuple[set[str], set[str]]]:
+    """Return the keys of both tables of every addStrings call of a module."""
+    source = path.read_text(encoding="utf-8")
+    found = []
+    for call in re.findall(r"^addStrings\(\n(.*?)^\);", source, flags=re.MULTILINE | re.DOTALL):
+        tables = re.split(r"^  \},\n  \{\n", call, flags=re.MULTILINE)
+        if len(tables) == 2:
+            keys = [
+                set(re.findall(r"^\s+'([\w.@]+)':", table, flags=re.MULTILINE)) for table in tables
+            ]
+            found.append((keys[0], keys[1]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if strings_of(path)], ids=lambda path: path.name
+)
+def test_every_string_is_in_english_and_chinese(path: Path) -> None:
+    for english, chinese in strings_of(path):
+        assert english == chinese
+
+
+def test_every_key_of_the_page_has_a_string() -> None:
+    known = {key for path in MODULES for english, _ in strings_of(path) for key in english}
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    used = set(re.findall(r'data-i18n(?:-label)?="([\w.]+)"', page))
+    for path in MODULES:
+        used |= set(re.findall(r"translate\('([\w.]+)'", path.read_text(encoding="utf-8")))
+    assert used - known <= {"page.empty"}
+
+
+def test_style_attributes_and_handlers_are_not_in_the_page() -> None:
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"\sstyle=|\son\w+=", page)
