@@ -86,13 +86,13 @@ class BeamSearch:
         constrained = _ConstrainedBeams(request) if request.constraints else None
         observer = request.observer
         if observer is not None:
-            observer.start(len(max_lengths), self.size)
+            observer.start(len(max_lengths), self.size, backend.topk)
         while beams.sentences.numel():
             logits, state = model.step(beams.tokens.flatten(), state)
             logits = logits.float()
             log_normalizer = backend.log_sum_exp(logits)
             if observer is not None:
-                observer.observe_scores(beams, logits - log_normalizer)
+                observer.observe_scores(logits - log_normalizer)
             if constrained:
                 logits = constrained.mask(logits, step)
                 if observer is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a trace that was read from a file needs no torch
     from torch import Tensor
 
     from dragoman.decoding.beam_state import ActiveBeams, BeamDecisions
+    from dragoman.ops.topk import TopK
 
 REASONS = (
     "kept",  # continues in the beam
@@ -159,50 +160,60 @@ class BeamObserver:
         self._max_nodes = max_nodes
         self._width = 1
         self._sentences: list[_SentenceTrace] = []
-        # What the model scored at this step, (N, F, V): log-probabilities, and reasons to forbid.
-        self._log_probs: FloatArray = np.zeros((0, 0, 0))
-        self._forbidden: NDArray[np.uint8] = np.zeros((0, 0, 0), np.uint8)
 
-    def start(self, sentences: int, width: int) -> None:
-        """Begin the traces of a batch with a beam of this size."""
-        self.traces, self.masked, self._width = [], [], width
+    def start(self, sentences: int, width: int, topk: Callable[[Tensor, int], TopK]) -> None:
+        """Begin the traces of a batch with a beam of this size; `topk` ranks as the search does."""
+        self.traces, self.masked, self._width, self._topk = [], [], width, topk
         self._sentences = [_SentenceTrace() for _ in range(sentences)]
 
-    def observe_scores(self, beams: ActiveBeams, log_probs: Tensor) -> None:
+    def observe_scores(self, log_probs: Tensor) -> None:
         """Take the model's log-probabilities (N * F, V), before any token is forbidden."""
-        shape = (*beams.tokens.shape, log_probs.size(1))
-        self._log_probs = log_probs.double().cpu().numpy().reshape(shape)
-        self._forbidden = np.full(shape, KEPT, np.uint8)
+        self._log_probs = log_probs
+        self._forbidden = log_probs.new_zeros(log_probs.shape).byte()  # reasons
 
     def observe_forbidden(self, logits: Tensor, reason: str = "constraint") -> None:
         """Take the logits (N * F, V) after tokens were forbidden, for a reason of REASONS."""
-        is_new = logits.isneginf().cpu().numpy().reshape(self._forbidden.shape)
-        is_new &= self._forbidden == KEPT
-        self._forbidden[is_new] = REASONS.index(reason)
+        is_new = logits.isneginf() & (self._forbidden == KEPT)
+        self._forbidden.masked_fill_(is_new, REASONS.index(reason))
 
     def observe_decisions(self, beams: ActiveBeams, decided: BeamDecisions) -> None:
         """Take the decisions of a step on the hypotheses that were active before it."""
+        candidates = self._rank_candidates(beams)
         step = int(decided.step)
-        sums = beams.log_prob_sums.cpu().numpy()
         columns = _DecisionColumns(
             *(each.cpu().numpy() for each in decided if each is not decided.step)
         )
         rows = zip(beams.sentences.tolist(), beams.alive.tolist(), strict=True)
         for row, (number, is_alive) in enumerate(rows):
             if is_alive:
-                self._record(self._sentences[number], row, step, sums[row], columns)
+                self._record(self._sentences[number], step, candidates.of(row), columns.of(row))
+
+    def _rank_candidates(self, beams: ActiveBeams) -> _RankedCandidates:
+        """Return the best candidates of each hypothesis: of all, and of those that are allowed."""
+        shape = beams.tokens.shape
+        count = min(_CANDIDATES_PER_BEAM * self._width, self._log_probs.size(1))
+        is_forbidden = self._forbidden != KEPT
+
+        def rank(log_probs: Tensor) -> _CandidateTable:
+            values, ids = self._topk(log_probs, count)
+            columns = (values.double(), ids, self._forbidden.gather(1, ids))
+            return _CandidateTable(*(each.cpu().numpy().reshape(*shape, -1) for each in columns))
+
+        return _RankedCandidates(
+            rank(self._log_probs),
+            rank(self._log_probs.masked_fill(is_forbidden, -math.inf)),
+            beams.log_prob_sums.cpu().numpy(),
+            is_forbidden.sum(dim=1).cpu().numpy().reshape(shape),
+        )
 
     def _record(
         self,
         sentence: _SentenceTrace,
-        row: int,
         step: int,
-        sums: FloatArray,
-        columns: _DecisionColumns,
+        candidates: _RankedCandidates,
+        decided: _DecisionColumns,
     ) -> None:
         """Add the best candidates of one sentence at one step, with their reasons."""
-        decided = columns.of(row)
-        totals = sums[:, None] + self._log_probs[row]  # (F, V)
         selected = {
             (int(place), int(token)): rank
             for rank, (place, token) in enumerate(zip(decided.parents, decided.tokens, strict=True))
@@ -211,11 +222,12 @@ class BeamObserver:
         # If there are fewer candidates than places, none is compared with it.
         last = min(int(decided.open_beams), decided.log_prob_sums.size) - 1
         sentence.latest = {}
-        num_forbidden = np.count_nonzero(self._forbidden[row], axis=1).tolist()
-        sentence.masked |= dict(zip(sentence.slots, num_forbidden, strict=True))
-        for place, token in self._best_candidates(row, totals):
+        sentence.masked |= dict(zip(sentence.slots, candidates.num_forbidden.tolist(), strict=True))
+        for total, place, token, log_prob, forbidden in candidates.best(
+            _CANDIDATES_PER_BEAM * self._width
+        ):
             rank = selected.get((place, token))
-            if forbidden := int(self._forbidden[row, place, token]):
+            if forbidden:
                 reason, cut = forbidden, math.nan
             elif rank is None or not decided.valid[rank]:
                 reason, cut = BEAM_FULL, float(decided.log_prob_sums[last])
@@ -227,37 +239,8 @@ class BeamObserver:
                 reason, cut = KEPT, math.nan
             else:
                 reason, cut = EARLY_STOP, float(decided.bounds[rank])
-            node = _Node(
-                sentence.slots[place],
-                token,
-                float(self._log_probs[row, place, token]),
-                float(totals[place, token]),
-                step,
-            )
+            node = _Node(sentence.slots[place], token, log_prob, total, step)
             sentence.add(node, place, reason, cut)
-
-    def _best_candidates(self, row: int, totals: FloatArray) -> list[tuple[int, int]]:
-        """Return candidates (place, token), best first.
-
-        They are the best of all and the best of those that are allowed, twice the size of the beam
-        each, and the best of each hypothesis: what is dropped with all of its continuations must
-        have one that shows why.
-        """
-        count, vocab_size = _CANDIDATES_PER_BEAM * self._width, totals.shape[1]
-        is_allowed = self._forbidden[row] == KEPT
-        allowed = np.where(is_allowed, totals, -np.inf)
-        of_each = np.where(
-            np.isfinite(allowed).any(axis=1), allowed.argmax(axis=1), totals.argmax(axis=1)
-        )
-        chosen = {
-            *_largest(totals, count).tolist(),
-            *_largest(allowed, count).tolist(),
-            *(np.arange(len(totals)) * vocab_size + of_each).tolist(),
-        }
-        found = np.array(sorted(chosen), dtype=np.int64)
-        places, tokens = np.divmod(found[np.isfinite(totals.flat[found])], vocab_size)
-        order = np.lexsort((places, tokens, -totals[places, tokens]))
-        return list(zip(places[order].tolist(), tokens[order].tolist(), strict=True))
 
     def follow(self, beams: ActiveBeams, parents: Tensor) -> None:
         """Take the hypotheses (N, F) that continue, and the places of their parents."""
@@ -339,19 +322,81 @@ class _DecisionColumns(NamedTuple):
         return _DecisionColumns(*(each[row] for each in self))
 
 
-def _largest(totals: FloatArray, count: int) -> NDArray[np.int64]:
-    """Return the flat indices of the `count` largest finite values (F, V).
+class _Candidate(NamedTuple):
+    """One continuation of one hypothesis."""
 
-    Of equal ones those with the lower token come first, then the lower place, as in the search.
-    """
-    flat = totals.ravel()
-    finite = np.flatnonzero(np.isfinite(flat))
-    if finite.size > count:
-        values = flat[finite]
-        threshold = np.partition(values, values.size - count)[values.size - count]
-        finite = finite[values >= threshold]
-    places, tokens = np.divmod(finite, totals.shape[1])
-    return finite[np.lexsort((places, tokens, -flat[finite]))[:count]]
+    total: float  # with the log-probabilities before it
+    place: int  # of the hypothesis in the beam
+    token: int
+    log_prob: float
+    forbidden: int  # the reason, KEPT if it is allowed
+
+
+class _CandidateTable(NamedTuple):
+    """The C best continuations of each hypothesis, (N, F, C) each, in descending order."""
+
+    log_probs: FloatArray
+    tokens: NDArray[np.int64]
+    reasons: NDArray[np.uint8]
+
+    def of(self, row: int) -> _CandidateTable:
+        """Return those of one sentence, (F, C)."""
+        return _CandidateTable(*(each[row] for each in self))
+
+    def firsts(self, places: NDArray[np.bool_]) -> _CandidateTable:
+        """Return the best of each hypothesis; those of other places are not finite."""
+        log_probs = np.where(places[:, None], self.log_probs[:, :1], -np.inf)
+        return _CandidateTable(log_probs, self.tokens[:, :1], self.reasons[:, :1])
+
+    def best(self, sums: FloatArray, count: int) -> Iterator[_Candidate]:
+        """Yield the best candidates of hypotheses with these sums (F,)."""
+        totals = sums[:, None] + self.log_probs
+        at = np.nonzero(np.isfinite(totals))
+        order = np.lexsort((at[0], self.tokens[at], -totals[at]))[:count]
+        at = (at[0][order], at[1][order])
+        yield from map(
+            _Candidate,
+            totals[at].tolist(),
+            at[0].tolist(),
+            self.tokens[at].tolist(),
+            self.log_probs[at].tolist(),
+            self.reasons[at].tolist(),
+        )
+
+
+class _RankedCandidates(NamedTuple):
+    """What the hypotheses of a step can be continued with."""
+
+    every: _CandidateTable
+    allowed: _CandidateTable
+    sums: FloatArray  # (N, F) of the hypotheses
+    num_forbidden: NDArray[np.int64]  # (N, F)
+
+    def of(self, row: int) -> _RankedCandidates:
+        """Return those of one sentence."""
+        return _RankedCandidates(
+            self.every.of(row), self.allowed.of(row), self.sums[row], self.num_forbidden[row]
+        )
+
+    def best(self, count: int) -> list[_Candidate]:
+        """Return candidates of one sentence, best first.
+
+        They are the best of all and the best of those that are allowed, `count` each, and the best
+        of each hypothesis: one that is dropped must have a continuation that shows why.
+        """
+        has_allowed = np.isfinite(self.allowed.log_probs[:, 0])
+        chosen = {
+            *self.every.best(self.sums, count),
+            *self.allowed.best(self.sums, count),
+            *self.allowed.firsts(has_allowed).best(self.sums, len(has_allowed)),
+            *self.every.firsts(~has_allowed).best(self.sums, len(has_allowed)),
+        }
+        return sorted(chosen, key=_search_order)
+
+
+def _search_order(candidate: _Candidate) -> tuple[float, int, int]:
+    """Return the key by which the search ranks: of equal ones the lower token, then place."""
+    return (-candidate.total, candidate.token, candidate.place)
 
 
 def limit_nodes(trace: BeamTrace, most: int) -> BeamTrace:
