@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,11 @@ class TranslationOptions:
             )
         if problems:
             raise ConfigError(problems)
+
+    def with_runner_up(self, config: DecodeConfig) -> TranslationOptions:
+        """Return options that search for the second best too; the best stays the same."""
+        size = self.strategy(config).beam_size or 1
+        return self if self.nbest > 1 or size == 1 else dataclasses.replace(self, nbest=2)
 
     def strategy(self, config: DecodeConfig) -> SearchStrategy:
         """Return the search strategy; the beam is at least as wide as the n-best list."""

@@ -602,9 +602,12 @@ class Translator:
         """Translate one text and record all attention weights; a long text is cut to a segment.
 
         With a `reference` the target is that text instead, and its score is compared with that of
-        the translation. The other options are the fields of `TranslationOptions`.
+        the translation. The other options are the fields of `TranslationOptions`; by default the
+        second best is searched for too, so that it can be seen why it lost.
         """
         chosen = _parse_options(options)
+        if "nbest" not in options:
+            chosen = chosen.with_runner_up(self.config.decode)
         batches = self._batch_translator
         [line] = split_lines(
             list(iter_texts([text])), self.tokenizers.src, longest=batches.max_segment_tokens

@@ -109,7 +109,7 @@ def test_the_trace_of_an_explanation_holds(
     check_trace(
         trace,
         hypotheses_of(found),
-        nbest=options.get("nbest", 1),
+        nbest=found.request["nbest"],
         limit=found.request["max_len"],
         penalty=WuLengthPenalty(alpha),
         rule=rule_of(
@@ -118,6 +118,7 @@ def test_the_trace_of_an_explanation_holds(
             retried=was_retried(found),
         ),
     )
+    assert found.request["nbest"] == options.get("nbest", min(2, beam))
     assert [entry.leaf for entry in found.nbest] == list(trace.leaves)
     assert found.nbest[0].text == found.translation
     assert found.nbest[0].sum == pytest.approx(found.score["sum"], abs=1e-4)
