@@ -52,3 +52,7 @@ def test_perplexity_counts_the_end_of_a_line() -> None:
     """A uniform choice of 50 characters and the end has perplexity 51."""
     log_probs = [-(len(text) + 1) * math.log(51) for text in SECOND]
     assert perplexity_per_character(log_probs, SECOND) == pytest.approx(51)
+
+
+def test_the_perplexity_of_no_lines_is_one() -> None:
+    assert perplexity_per_character([], []) == 1.0

@@ -136,3 +136,9 @@ def test_it_learns_two_labels_and_three():
 def test_one_label_is_an_error():
     with pytest.raises(DataError, match=r"two labels or more; found yes"):
         NBSVM().fit(["a", "b"], ["yes", "yes"])
+
+
+def test_ngrams_after_the_last_known_one_are_left_out() -> None:
+    vectorizer = NgramVectorizer([["a", "b"]])
+    rows = vectorizer.encode([["b", "b"], ["a", "b"], ["z"]])
+    assert dense(rows).sum(axis=1).tolist() == [1, 3, 0]

@@ -486,3 +486,19 @@ def test_bleu_is_compared_where_there_are_references(bundle: Path) -> None:
     assert parity.bleu is not None
     assert f"BLEU {parity.bleu[0]:.2f} native" in str(parity)
     assert parity.to_dict()["bleu"] == parity.bleu[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "exact"),
+    [
+        ("ctranslate2-float32", None, True),
+        ("ctranslate2-int8", None, False),
+        ("ctranslate2-float32", "ctranslate2-int8", False),
+        ("ctranslate2-float32", "onnx-float32", True),
+    ],
+)
+def test_a_fallback_says_whether_results_differ(asked: str, used: str | None, exact: bool) -> None:
+    engine = None if used is None else SimpleNamespace(name=used)
+    message = engine_selection._fallback_message(asked, engine)
+    assert message.startswith(used or "the native engine")
+    assert message.endswith("the same" if exact else "but for rounding")

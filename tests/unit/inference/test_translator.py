@@ -337,6 +337,8 @@ def test_text_without_any_break_is_split_too(tokenizers: Tokenizers) -> None:
         ("你好。", "Hello.", "", "World.", " "),
         ("Hello.", "你好。", " ", "世界。", ""),
         ("你好。", "你好。", "", "世界。", ""),
+        ("Hello.", "你好。", " ", "World.", " "),
+        ("Hello.", "Hello.", " ", "世界。", " "),
         ("Donaudampf", "steam", "", "boat", ""),
         ("A.", "A.", "\n", "B", "\n"),
     ],

@@ -126,6 +126,8 @@ def test_text_that_is_seen_often_is_dropped_more():
     assert [choose_dropout(epochs, 6_500_000, 650_000) for epochs in (5, 20, 40)] == [0.1, 0.2, 0.3]
     assert choose_dropout(18, 1_600_000, 650_000) == 0.1  # a small model has enough to do
     assert choose_dropout(40, 40_000_000, 50_000_000) == 0.1
+    # Epochs times parameters per word.
+    assert [choose_dropout(1, each, 1) for each in (99, 100, 249, 250)] == [0.1, 0.2, 0.2, 0.3]
 
 
 def test_short_runs_warm_up_and_average_briefly():

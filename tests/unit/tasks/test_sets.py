@@ -14,7 +14,7 @@ from dragoman.config.sets import SetsConfig
 from dragoman.data.batch_plan import Cursor
 from dragoman.data.records import Record
 from dragoman.errors import BundleError, ConfigError, DataError
-from dragoman.tasks.set_objectives import Counting, Regression
+from dragoman.tasks.set_objectives import Counting, Regression, SetClassification
 from dragoman.tasks.sets import SetsTask, SetsText
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import QuietProgress
@@ -233,3 +233,16 @@ def test_labels_and_problem_must_agree_in_a_bundle():
 def test_a_wrong_problem_is_an_error():
     with pytest.raises(ConfigError, match=r"sets\.problem"):
         apply_overrides(config_of(), ["sets.problem=maximun"])
+
+
+def test_labels_are_scored_by_accuracy_and_cross_entropy() -> None:
+    objective = SetClassification(("odd", "even", "zero"))
+    outputs = torch.tensor([[2.0, 0.0, 1.0], [0.0, 0.0, 3.0], [0.0, 1.0, 0.0]])
+    targets = torch.tensor([0.0, 1.0, 1.0])
+    elements, mask = torch.zeros(3, 1, 1), torch.ones(3, 1, dtype=torch.bool)
+    found = objective.metrics(outputs, targets, elements, mask)["accuracy"]
+    assert found.tolist() == [1.0, 0.0, 1.0]
+    expected = -outputs.log_softmax(dim=1)[range(3), targets.long()]
+    assert torch.allclose(objective.losses(outputs, targets, elements, mask), expected)
+    labels = [each["label"] for each in objective.predictions(outputs, elements, mask)]
+    assert labels == ["odd", "zero", "even"]

@@ -83,3 +83,11 @@ def test_ratios_are_those_of_naive_bayes() -> None:
     expected = np.log((p / p.sum()) / (q / q.sum()))
     np.testing.assert_allclose(found[1:, 0], expected, rtol=1e-6)
     assert found[0, 0] == 0
+
+
+def test_a_text_without_words_and_an_empty_table_have_no_counts() -> None:
+    table = NgramTable.build(TEXTS, order=2, max_size=100, min_count=2)
+    empty = NgramTable.build([], order=2, max_size=100, min_count=2)
+    for counts in (table.count([]), empty.count(["a", "b"])):
+        assert (len(counts.ids), len(counts.counts)) == (0, 0)
+    assert len(empty) == 1

@@ -373,3 +373,14 @@ def _program(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+def test_positions_past_the_table_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dragoman.attention.positions import SinusoidalPositions
+    from dragoman.inference.cpu import cpp_transformer
+
+    monkeypatch.setattr(cpp_transformer, "MAX_TABLE_ROWS", 4)
+    positions = SinusoidalPositions(width=8, max_positions=64)
+    table = cpp_transformer.PositionTable(positions)
+    for first, count in ((0, 4), (1, 2), (3, 5), (9, 2)):
+        assert torch.equal(table.vectors(first, count), positions.vectors(first, count).float())

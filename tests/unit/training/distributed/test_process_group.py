@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 
@@ -352,3 +353,13 @@ def test_restarted_ranks_form_a_new_group(store) -> None:
 def test_a_rank_that_never_comes_is_named(store) -> None:
     with pytest.raises(RuntimeError, match=r"not all of 2 ranks joined within 0 s; missing: \[1\]"):
         agree_on_group_id(store, rank=0, size=2, timeout=0.2)
+
+
+def test_only_a_rank_of_several_misses_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, one_of_two = ProcessGroup(), ProcessGroup(1, 2)
+    for world in (alone, one_of_two):
+        world.check_launcher()
+    monkeypatch.setattr(os, "getppid", lambda: -1)
+    alone.check_launcher()  # a shell that ended: training goes on
+    with pytest.raises(StoppedError, match="the launcher is gone"):
+        one_of_two.check_launcher()
