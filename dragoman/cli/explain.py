@@ -106,6 +106,12 @@ def explain(
             show_default=False,
         ),
     ] = None,
+    beam_tree: Annotated[
+        bool,
+        typer.Option(
+            "--beam-tree", help="Also show the beam search, and why each candidate was dropped."
+        ),
+    ] = False,
     json: JsonOption = False,
     png: Annotated[
         Path | None,
@@ -169,7 +175,7 @@ def explain(
         if json:
             print_text(escape_json_controls(found.to_json()))
         elif not writes:
-            _print_report(found, kind=kind, layer=layer, head=head)
+            _print_report(found, kind=kind, layer=layer, head=head, beam_tree=beam_tree)
         if not json or writes:
             break
     if found is None:
@@ -277,7 +283,12 @@ def _has_more(examples: Iterator[Any], inputs: list[Path]) -> bool:
 
 
 def _print_report(
-    explanation: Explanation, *, kind: str | None, layer: int | None, head: int | None
+    explanation: Explanation,
+    *,
+    kind: str | None,
+    layer: int | None,
+    head: int | None,
+    beam_tree: bool,
 ) -> None:
     """Print the report, styled only on a terminal."""
     from rich.console import Console
@@ -287,6 +298,10 @@ def _print_report(
     console = Console(file=sys.stdout, highlight=False)
     width = max(MIN_WIDTH, console.width)
     shown = render_report(explanation, kind=kind, layer=layer, head=head, width=width)
+    if beam_tree:
+        from dragoman.explain.beam_text import render_beam
+
+        shown.append("\n").append_text(render_beam(explanation, width=width))
     console.print(shown, soft_wrap=True, end="")
 
 
@@ -300,7 +315,7 @@ def _write_figure(
 ) -> None:
     """Write the attention map."""
     from dragoman.explain.attention_plot import save_attention_views
-    from dragoman.explain.attention_view import select_views
+    from dragoman.explain.attention_view import select_views, title_lines
 
     views = select_views(explanation, kind=kind, layer=layer, head=head)
     if not views:
@@ -311,4 +326,4 @@ def _write_figure(
                 "leave out the option, the report shows what there is"
             ]
         )
-    save_attention_views(path, views, title=[explanation.text, explanation.translation])
+    save_attention_views(path, views, title=title_lines(explanation))

@@ -53,7 +53,7 @@ def save_attention_views(
 ) -> None:
     """Save maps below each other in one figure, each with its title and the names of its axes.
 
-    The title is the input and the output, if there is one.
+    The title is a line or several, such as the input and the output.
     """
     from matplotlib.figure import Figure
 
@@ -77,8 +77,7 @@ def save_attention_views(
             _draw_scale(figure, view, map_width, map_height, bottom, width, total)
             top = bottom - _GAP_INCHES
         if title:
-            lines = [line for text in title[:1] for line in _wrap(text, width)]
-            lines += [line for text in title[1:] if text for line in _wrap(f"→ {text}", width)]
+            lines = [line for text in title for line in _wrap(text, width)]
             figure.axes[0].set_title("\n".join(lines), loc="left", pad=8)
         save_figure(figure, path, tight=True)
 
@@ -116,7 +115,7 @@ def _draw_map(axes: Any, view: AttentionView) -> None:
         view.weights,
         cmap=HEAT_MAP,
         vmin=0.0,
-        vmax=max(1e-6, float(view.weights.max(initial=0.0))),
+        vmax=max(1e-6, _color_scale(view.weights)),
         aspect="auto",
         interpolation="nearest",
     )
@@ -126,7 +125,7 @@ def _draw_map(axes: Any, view: AttentionView) -> None:
     axes.xaxis.set_label_position("top")
     axes.set_xticks(range(len(columns)), columns)
     is_wide = [unicodedata.east_asian_width(label[:1] or " ") in "WF" for label in columns]
-    is_turned = any(len(label) > 2 for label in columns)
+    is_turned = sum(len(label) > 2 for label in columns) > len(columns) / 2
     for tick, label, wide in zip(axes.get_xticklabels(), columns, is_wide, strict=True):
         tick.set_rotation(90 if len(label) > 2 or (is_turned and not wide) else 0)
     axes.set_yticks(range(len(rows)), rows)
@@ -165,6 +164,15 @@ def _line_chars(inches: float) -> int:
     return max(36, int(inches * 15))
 
 
+def _color_scale(weights: AttentionWeights) -> float:
+    """Return the weight of the darkest color: exceeded by the largest of one row in five at most.
+
+    The first row of causal attention has one key and the weight 1, beside which all others pale.
+    """
+    largest = weights.max(axis=-1, initial=0.0)
+    return float(np.quantile(largest, 0.8, method="higher")) if len(largest) else 0.0
+
+
 def _height(axes: Any) -> float:
     """Return the height of axes in inches."""
     return float(axes.get_position().height * axes.figure.get_figheight())
@@ -189,7 +197,9 @@ def _draw_scale(
             tall / total,
         )
     )
-    bar = figure.colorbar(figure.axes[-2].images[0], cax=side)
+    is_cut = float(view.weights.max(initial=0.0)) > _color_scale(view.weights) + 1e-6
+    image = figure.axes[-2].images[0]
+    bar = figure.colorbar(image, cax=side, extend="max" if is_cut else "neither")
     bar.outline.set_visible(False)
     bar.locator = _ticks(map_height)
     side.tick_params(labelsize=6, length=1.5, pad=1.5)

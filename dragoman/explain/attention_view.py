@@ -62,6 +62,16 @@ class AttentionView(NamedTuple):
         return f"{self.what}: {self.row_axis} over {self.column_axis}"
 
 
+def title_lines(explanation: Explanation) -> list[str]:
+    """Return the input and the output, an arrow before what the model wrote itself."""
+    texts = [" ".join(text.split()) for text in (explanation.text, explanation.translation)]
+    is_output = bool(texts[0]) and explanation.model.get("task") != "pairs"
+    lines = [texts[0]] if texts[0] else []
+    if texts[1] and texts[1] != texts[0]:
+        lines.append(f"→ {texts[1]}" if is_output else texts[1])
+    return lines
+
+
 def select_views(
     explanation: Explanation,
     *,
@@ -161,6 +171,8 @@ def axis_name(explanation: Explanation, site: AttentionSite, axis: str) -> str:
         return "first sentence" if axis == "source" else "second sentence"
     if site.group == "encoder" and axis == "source":
         return "encoder input" if explanation.model.get("task") == "translate" else "input tokens"
+    if axis.startswith("memory") and not _memory_length(site):
+        axis = "target_in"
     if axis.startswith("memory"):
         return "memory and target tokens before them"
     return _AXIS_NAMES.get(axis, axis)
@@ -203,16 +215,14 @@ def _axis_labels(
         "target_in": ["<s>", *target][:count],
     }.get(axis, [])
     if axis.startswith("memory"):
-        current = ["<s>", *target][: count - _memory_length(site, count)]
+        current = ["<s>", *target][: count - _memory_length(site)]
         known = [f"-{at}" for at in range(count - len(current), 0, -1)] + current
     return known if len(known) == count else [str(number) for number in range(1, count + 1)]
 
 
-def _memory_length(site: AttentionSite, count: int) -> int:
+def _memory_length(site: AttentionSite) -> int:
     """Return how many of the keys are memory of earlier segments."""
-    return sum(
-        end - start for name, start, end in site.segments if "memory" in name and end <= count
-    )
+    return sum(end - start for name, start, end in site.segments if "memory" in name)
 
 
 def _range_error(option: str, found: int, values: Sequence[int], where: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
@@ -28,8 +29,11 @@ def render_view(view: AttentionView, *, width: int = 80) -> Text:
     drawn.append_text(
         render_attention(view.weights, src_tokens=view.columns, tgt_tokens=view.rows, width=width)
     )
-    most = float(view.weights.max(initial=0.0))
-    for line in wrap_cells(f"{_SHADES[1:]} up to {most:.2f}; {view.row_sum}", width):
+    darkest = shade_scale(view.weights)
+    scale = f"{_SHADES[1:]} up to {darkest:.2f} and more; {view.row_sum}"
+    if darkest < 0.005:
+        scale = f"nothing has a weight of 0.01 or more; {view.row_sum}"
+    for line in wrap_cells(scale, width):
         drawn.append(f"{line}\n", "dim")
     return drawn
 
@@ -43,9 +47,9 @@ def render_attention(
 ) -> Text:
     """Return weights (T, S) as text: source tokens above the columns, targets before the rows.
 
-    Shades are relative to the largest weight. A source wider than the terminal continues in another
-    band below. Letters that join or run from right to left cannot stand above each other: such
-    columns are numbered, and the numbers are explained at the end.
+    The darkest shade is from `shade_scale` on. A source wider than the terminal continues in
+    another band below. Letters that join or run from right to left cannot stand above each other:
+    such columns are numbered, and the numbers are explained at the end.
     """
     check_labels(weights, src_tokens, tgt_tokens)
     assert weights is not None, "check_labels refuses it"
@@ -65,7 +69,7 @@ def render_attention(
             above[start : start + columns_per_band],
             names,
             margin,
-            float(weights.max(initial=0.0)),
+            shade_scale(weights),
         )
     if is_numbered:
         # A mark of direction after each name: numbers must not be drawn into the next one.
@@ -75,13 +79,24 @@ def render_attention(
     return picture
 
 
+def shade_scale(weights: AttentionWeights) -> float:
+    """Return the weight that gets the darkest shade: the median of the rows' largest.
+
+    The largest of all would not do: the first row of causal attention has one key and the weight 1,
+    beside which all others look empty.
+    """
+    largest = weights.max(axis=-1, initial=0.0)
+    largest = largest[largest > 0]
+    return float(np.median(largest)) if len(largest) else 0.0
+
+
 def _draw_band(
     picture: Text,
     weights: AttentionWeights,
     labels: Sequence[str],
     names: Sequence[str],
     margin: int,
-    most: float,
+    scale: float,
 ) -> None:
     """Append one band of columns with its labels."""
     columns = [_shorten_clusters(split_clusters(label)) for label in labels]
@@ -97,8 +112,8 @@ def _draw_band(
         picture.append(fit_cells(name, margin, right=True))
         picture.append(" │", style="dim")
         shades = "".join(
-            _SHADES[round(min(1.0, float(weight) / most) * (len(_SHADES) - 1))] * _CELL_COLUMNS
-            if most > 0
+            _SHADES[round(min(1.0, float(weight) / scale) * (len(_SHADES) - 1))] * _CELL_COLUMNS
+            if scale > 0
             else " " * _CELL_COLUMNS
             for weight in row
         )

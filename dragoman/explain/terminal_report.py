@@ -16,6 +16,7 @@ from dragoman.explain.attention_view import (
     join_words,
     rank_correlation,
     select_views,
+    title_lines,
     word_ranges,
     word_texts,
 )
@@ -82,15 +83,9 @@ def render_report(
 def _header(explanation: Explanation, width: int) -> Text:
     """Return the input and the output with the score."""
     part = Text()
-    task = explanation.model.get("task")
-    texts = [explanation.text, explanation.translation]
-    is_output = bool(explanation.text) and task != "pairs"
-    for number, text in enumerate(texts):
-        if not text.strip() or (number and text == explanation.text):
-            continue
-        arrow = "→ " if number and is_output else ""
-        shown = arrow + escape_unprintable(" ".join(text.split()))
-        for line in wrap_cells(shown, width, indent="  " if arrow else ""):
+    for text in title_lines(explanation):
+        arrow = text.startswith("→ ")
+        for line in wrap_cells(escape_unprintable(text), width, indent="  " if arrow else ""):
             part.append(f"{line}\n", "bold" if arrow else "")
     for line in _score_lines(explanation):
         for each in wrap_cells(line, width, indent="  "):
@@ -359,7 +354,7 @@ def _attended_words(
     found += [
         ("attention above", view.weights)
         for view in views
-        if (view.row_axis, view.column_axis) == ("target tokens", columns)
+        if view.row_axis == "target tokens" and view.column_axis.endswith(columns)
     ]
     for extra, name in _IMPORTANCE.items():
         found.append((name, explanation.arrays.get(explanation.extras.get(extra, ""))))

@@ -121,3 +121,8 @@ def test_options_of_a_search_are_refused_for_labels(tmp_path: Path, capsys) -> N
         "--beam is for translation models; found a model of the task classify; leave it out"
         in capsys.readouterr().err
     )
+
+
+def test_the_beam_tree_is_shown_below(bundle, capsys) -> None:
+    assert main(["explain", "-m", str(bundle), TEXT, "--beam", "2", "--beam-tree"]) == 0
+    assert "beam of 2, " in capsys.readouterr().out

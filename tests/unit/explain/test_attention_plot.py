@@ -57,7 +57,7 @@ def test_svg_keeps_its_text_and_names_the_axes(tmp_path: Path) -> None:
         "decoder": ["target tokens before them", "decoder self-attention"],
     }.items():
         path = tmp_path / f"{kind}.svg"
-        save_attention_views(path, select_views(explanation, kind=kind), title=["Das", "The"])
+        save_attention_views(path, select_views(explanation, kind=kind), title=["Das", "→ The"])
         text = path.read_text(encoding="utf-8")
         assert all(name in text for name in axes), kind
         assert ("source tokens" in text) == (kind == "cross")

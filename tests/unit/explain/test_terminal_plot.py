@@ -12,6 +12,7 @@ from dragoman.explain.terminal_plot import (
     label_token,
     render_attention,
     render_view,
+    shade_scale,
     shorten_cells,
     split_clusters,
     wrap_cells,
@@ -89,7 +90,19 @@ def test_the_axes_are_named_and_the_scale_is_given() -> None:
     [view] = select_views(make_explanation(), kind="encoder")
     text = render_view(view).plain
     assert text.startswith("rows: encoder input; columns: encoder input\n")
-    assert f"up to {view.weights.max():.2f}; each row sums to 1" in text
+    scale = np.median(view.weights.max(axis=1))
+    assert f"up to {scale:.2f} and more; each row sums to 1" in text
+
+
+def test_a_first_row_of_one_key_does_not_fade_the_others() -> None:
+    causal = np.tril(np.ones((8, 8), np.float32))
+    text = render_attention(
+        causal / causal.sum(axis=1, keepdims=True), src_tokens=["a"] * 8, tgt_tokens=["b"] * 8
+    ).plain
+    assert shade_scale(causal / causal.sum(axis=1, keepdims=True)) == pytest.approx(0.225)
+    assert all(
+        "░" in row or "▒" in row or "▓" in row or "█" in row for row in text.split("\n")[1:-1]
+    )
 
 
 def test_clusters_are_never_split() -> None:
