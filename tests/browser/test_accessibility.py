@@ -139,7 +139,7 @@ def probability(p: float) -> str:
         return "1" if p == 1 else ">0.999"
     if p < 0.001:
         return "0" if p == 0 else "<0.001"
-    return f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+    return f"{p:.3f}" if p < 0.1 or p > 0.995 else f"{p:.2f}"
 
 
 def test_names_and_numbers_are_the_explanations(browser: Any) -> None:

@@ -1,6 +1,6 @@
 // The beam search as a tree: columns are steps, kept hypotheses solid, dropped ones hollow, the winner heavy.
 // Lines and dots are drawn on a canvas of the window's size; names of nodes in view are real tree items over it.
-import { addStrings, formatNumber, formatProbability, translate } from './i18n.js';
+import { addStrings, formatNumber, formatProbability, formatScore, translate } from './i18n.js';
 import { decodeExplanation } from './data.js';
 import { element, setAttributes } from './dom.js';
 import { onTheme, themeColor } from './theme.js';
@@ -134,6 +134,13 @@ function beamPack(columns, y, winner) {
 
 // The nodes with what the drawing needs: children best first, the winner's path, positions by d3's tree layout.
 export function buildBeam(ex) {
+  if (!BEAM_TREES.has(ex)) BEAM_TREES.set(ex, beamTree(ex));
+  return BEAM_TREES.get(ex);
+}
+
+const BEAM_TREES = new WeakMap();
+
+function beamTree(ex) {
   if (!ex.beam) return null;
   const read = (name) => ex.tensor(ex.beam.nodes[name])?.data;
   const fields = Object.fromEntries(['parent', 'token', 'logprob', 'cum', 'step', 'reason', 'cut'].map((name) => [name, read(name)]));
@@ -189,7 +196,7 @@ function beamPath(beam, node) {
 }
 
 // The n-best list, then the other hypotheses that ended, best first: {leaf, text, sum, normalised or null}.
-function beamFinished(ex, beam) {
+export function beamFinished(ex, beam) {
   const listed = (ex.nbest ?? []).filter((entry) => entry.leaf !== null && entry.leaf !== undefined);
   // Only the GNMT penalty can be computed from the length; it must give the score that the search reported.
   const alpha = Number(/^gnmt ([\d.]+)$/.exec(ex.score?.penalty ?? '')?.[1] ?? NaN);
@@ -222,7 +229,7 @@ export function beamReason(ex, beam, node) {
     const rank = beam.leaves.indexOf(node);
     if (rank < 0) return translate('reason.finishedPlain');
     const entry = ex.nbest.find((each) => each.leaf === node);
-    return translate('reason.finished', { rank: rank + 1, normalised: formatNumber(entry.normalised) });
+    return translate('reason.finished', { rank: rank + 1, normalised: formatScore(entry.normalised) });
   }
   if (name === 'kept') return translate(beam.winner.has(node) ? 'reason.winner' : 'reason.kept', { width: beam.width });
   const cut = beam.cut[node];
@@ -230,7 +237,7 @@ export function beamReason(ex, beam, node) {
   const known = ['beam_full', 'worse_finished', 'length_cap', 'no_repeat', 'constraint', 'duplicate', 'early_stop'];
   return translate(known.includes(name) ? `reason.${name}` : 'reason.unknown', {
     cum: formatNumber(beam.cum[node]),
-    cut: formatNumber(cut),
+    cut: name === 'beam_full' ? formatNumber(cut) : formatScore(cut),
     short: formatNumber(cut - beam.cum[node]),
   });
 }
@@ -355,7 +362,7 @@ class BeamPanel {
     if (at < 0 || theirs[at] === undefined) return;
     const lang = ex.target.lang || null;
     const token = (node) => quoted(beamToken(ex, beam, node), lang);
-    const score = (entry) => formatNumber(entry.normalised ?? entry.sum);
+    const score = (entry) => formatScore(entry.normalised ?? entry.sum);
     this.answer.replaceChildren(...fill(translate('beam.runner'), {
       other: quoted(other.text, lang),
       score: score(other),
@@ -376,7 +383,7 @@ class BeamPanel {
       element('td', {}, rank + 1),
       element('th', { scope: 'row' }, element('button', { type: 'button', class: 'plain text', onclick: () => this.select(entry.leaf) },
         element('bdi', { lang: ex.target.lang || null }, entry.text))),
-      element('td', {}, formatNumber(entry.normalised, 3)),
+      element('td', {}, formatScore(entry.normalised)),
       element('td', { class: 'optional' }, formatNumber(entry.sum))));
     this.nbest.hidden = !rows.length;
     this.nbest.replaceChildren(

@@ -49,7 +49,7 @@ export function setLanguage(wanted) {
 export function formatProbability(p) {
   if (p >= 0.9995) return p === 1 ? '1' : '>0.999';
   if (p < 0.001) return p === 0 ? '0' : '<0.001';
-  return p < 0.1 ? p.toFixed(3) : p.toFixed(2);
+  return p < 0.1 || p > 0.995 ? p.toFixed(3) : p.toFixed(2);
 }
 
 export function formatNumber(value, digits = 2) {
@@ -57,6 +57,11 @@ export function formatNumber(value, digits = 2) {
   if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
   const text = Math.abs(value).toFixed(digits);
   return value < 0 && Number(text) !== 0 ? `−${text}` : text;
+}
+
+// Scores under a length penalty are small: a third digit tells hypotheses apart.
+export function formatScore(value) {
+  return formatNumber(value, 3);
 }
 
 export function formatChange(value, digits = 2) {

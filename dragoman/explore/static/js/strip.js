@@ -1,5 +1,5 @@
 // The translation as running text: probabilities, where each token was read from, alternatives, steps of decoding.
-import { addStrings, currentLanguage, formatNumber, formatProbability, translate } from './i18n.js';
+import { addStrings, currentLanguage, formatNumber, formatProbability, formatScore, translate } from './i18n.js';
 import { decodeExplanation } from './data.js';
 import { element, setAttributes } from './dom.js';
 import { rovingFocus } from './keys.js';
@@ -547,7 +547,7 @@ class StripPanel {
     box.hidden = !reference || !given;
     if (box.hidden) return;
     const own = ex.score.own ?? ex.nbest?.[0] ?? ex.score;
-    const scores = { reference: formatNumber(given.normalised), own: formatNumber(own.normalised) };
+    const scores = { reference: formatScore(given.normalised), own: formatScore(own.normalised) };
     const difference = given.normalised - own.normalised;
     const key = Math.abs(difference) < 1e-6 ? 'strip.same' : difference > 0 ? 'strip.search' : 'strip.modelError';
     box.replaceChildren(...[

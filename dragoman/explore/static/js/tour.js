@@ -1,7 +1,8 @@
 // Eight steps over the person's own sentence; every number and word in them is computed from the explanation.
-import { addStrings, formatChange, formatNumber, formatProbability, translate } from './i18n.js';
+import { addStrings, formatChange, formatProbability, formatScore, translate } from './i18n.js';
 import { element } from './dom.js';
 import { formatPart } from './strip.js';
+import { beamFinished, buildBeam } from './beam.js';
 import { parseFragment } from './url.js';
 import { fill, quoted, tokenLabel } from './text.js';
 
@@ -22,6 +23,8 @@ addStrings(
     'tour.2.text': 'The model was least sure of {token}: it gave it probability {p}. Its next choice was {other} with {q}; take it in the list of alternatives to see the sentence it leads to.',
     'tour.3.title': 'The search follows several hypotheses',
     'tour.3.text': 'At every step the {width} best beginnings were kept. The runner-up {other} ended with {score}; the translation has {best}, and the higher score wins.',
+    'tour.3.alone': 'At every step the {width} best beginnings were kept, and only this one came to an end.',
+    'tour.measuring': 'Head {head} is off now; its effect is being computed.',
     'tour.3.one': 'With beam 1 the search takes the most probable token at every step and never looks back.',
     'tour.4.title': 'A head that aligns words',
     'tour.4.text': 'When the model writes {token}, head {head} reads {source}: {weight} of its attention is there. Heads like this one connect output words with source words.',
@@ -42,6 +45,7 @@ addStrings(
     'tour.8.text': 'For {token} the cross-attention, averaged over heads, is strongest on {attended}, but the output depends most on {relied}. Compare both before you call attention an explanation.',
     'tour.8.agree': 'In this sentence attention and attribution point to the same source word for every token; they often do not. Compare both before you call attention an explanation.',
     'tour.why.heads': 'the model has no attention heads of this kind in this sentence.',
+    'tour.why.sink': 'no head of this model rests on one token in this sentence.',
     'tour.why.effect': 'the effect of this head was not computed.',
     'tour.why.attribution': 'there is no attribution to compare with.',
   },
@@ -61,6 +65,8 @@ addStrings(
     'tour.2.text': '模型最没把握的是 {token}：给它的概率是 {p}。下一个选择是 {other}，概率 {q}；在备选列表中采用它，看看会得到什么句子。',
     'tour.3.title': '搜索同时跟踪几个假设',
     'tour.3.text': '每一步保留最好的 {width} 个开头。第二名 {other} 的得分是 {score}，译文是 {best}，得分高的胜出。',
+    'tour.3.alone': '每一步保留最好的 {width} 个开头，只有这一个写完了。',
+    'tour.measuring': '头 {head} 现在关闭了，正在计算它的效果。',
     'tour.3.one': '束宽为 1 时，搜索每一步都取概率最大的词元，从不回头。',
     'tour.4.title': '一个对齐词语的头',
     'tour.4.text': '模型写 {token} 时，头 {head} 在读 {source}：它 {weight} 的注意力在那里。这样的头把译文的词与原文的词连起来。',
@@ -81,6 +87,7 @@ addStrings(
     'tour.8.text': '对于 {token}，各头平均的交叉注意力最强处是 {attended}，而输出最依赖的是 {relied}。在把注意力当作解释之前，请比较两者。',
     'tour.8.agree': '在这个句子里，每个词元的注意力与归因都指向同一个原文词；但常常并非如此。在把注意力当作解释之前，请比较两者。',
     'tour.why.heads': '模型在这个句子里没有这类注意力头。',
+    'tour.why.sink': '在这个句子里，这个模型没有停在一个词元上的头。',
     'tour.why.effect': '没有计算这个头的效果。',
     'tour.why.attribution': '没有可供比较的归因。',
   },
@@ -134,13 +141,25 @@ function tourSink(ex, { site: id, head }) {
   return { label, part: mass[best] };
 }
 
+// Without labels: the head with most of its attention on one key, if that is at least half of it.
+function tourParkedHead(ex) {
+  let best = null;
+  for (const { id, heads } of ex.sites ?? []) {
+    for (let head = 0; head < heads; head++) {
+      const part = tourSink(ex, { site: id, head })?.part ?? 0;
+      if (part >= 0.5 && (!best || part > best.part)) best = { site: id, head, name: `${id}.${head}`, part };
+    }
+  }
+  return best;
+}
+
 function tourSplitWord(side) {
   const range = (side.words ?? []).find(([from, to]) => to - from > 1 && to - from < 6);
   return range ? side.tokens.slice(range[0], range[1]).map((token) => token.text) : null;
 }
 
 // The eight steps: {view, patch, parts} with parts what the card says, or why it has nothing to say.
-export function tourSteps(ex, effects = {}) {
+export function tourSteps(ex, effects = {}, served = false) {
   const lang = ex.target?.lang || null;
   const say = (key, values = {}) => fill(translate(key), values);
   const targetToken = (t) => quoted(tokenLabel(ex.target.tokens[t]), lang);
@@ -149,7 +168,7 @@ export function tourSteps(ex, effects = {}) {
   const content = ex.steps.map((_, t) => t).filter((t) => !ex.target.tokens[t]?.special);
   const unsure = [...content].sort((a, b) => ex.steps[a].logprob - ex.steps[b].logprob)[0] ?? 0;
   const align = tourAlignHead(ex);
-  const sink = tourHead(ex, 'sink') ?? tourHead(ex, 'end');
+  const sink = tourHead(ex, 'sink') ?? tourHead(ex, 'end') ?? tourParkedHead(ex);
   const effectOf = (head) => {
     const known = effects[head.name] ?? ex.ablations?.[head.name]?.sum_change ?? ex.headSummary(head.name)?.effect?.exact;
     const value = known ?? ex.headEffect(head.name);
@@ -187,18 +206,19 @@ export function tourSteps(ex, effects = {}) {
     }
     : skip('strip', ex.missing?.strip ?? ''));
 
-  const runner = ex.nbest?.[1];
+  const tree = buildBeam(ex);
+  const [best, runner] = tree ? beamFinished(ex, tree) : [];
   if (!ex.beam || ex.missing?.beam) steps.push(skip('beam', ex.missing?.beam ?? ''));
-  else if (!runner) steps.push({ view: 'beam', patch: {}, parts: say('tour.3.one') });
+  else if (!runner) steps.push({ view: 'beam', patch: {}, parts: say(ex.beam.width === 1 ? 'tour.3.one' : 'tour.3.alone', { width: String(ex.beam.width) }) });
   else {
     steps.push({
       view: 'beam',
-      patch: { node: runner.leaf ?? null },
+      patch: { node: runner.leaf },
       parts: say('tour.3.text', {
         width: String(ex.beam.width),
         other: quoted(runner.text, lang),
-        score: formatNumber(runner.normalised),
-        best: formatNumber(ex.nbest[0].normalised),
+        score: formatScore(runner.normalised ?? runner.sum),
+        best: formatScore(runner.normalised === null ? best.sum : best.normalised),
       }),
     });
   }
@@ -226,6 +246,7 @@ export function tourSteps(ex, effects = {}) {
     }
     : skip('head', why));
 
+  const sinkWhy = ex.missing?.heads ?? translate('tour.why.sink');
   const rest = sink && tourSink(ex, sink);
   const sinkPatch = sink ? { site: sink.site, head: sink.head, zoom: null } : {};
   steps.push(rest
@@ -234,12 +255,15 @@ export function tourSteps(ex, effects = {}) {
       patch: sinkPatch,
       parts: say('tour.5.text', { head: element('strong', {}, sink.name), part: formatPart(rest.part), key: quoted(rest.label) }),
     }
-    : skip('head', why));
+    : skip('head', sinkWhy));
 
   for (const [key, head, patch] of [['tour.6.text', sink, sinkPatch], ['tour.7.text', align, alignPatch]]) {
     const effect = head && effectOf(head);
-    if (!head) steps.push(skip('head', why));
-    else if (!effect) steps.push(skip('head', translate('tour.why.effect'), patch));
+    if (!head) steps.push(skip('head', head === sink ? sinkWhy : why));
+    else if (!effect && served) {
+      const parts = say('tour.measuring', { head: element('strong', {}, head.name) });
+      steps.push({ view: 'head', patch: { ...patch, off: [head.name] }, parts, head: head.name });
+    } else if (!effect) steps.push(skip('head', translate('tour.why.effect'), patch));
     else {
       const parts = say(key, { head: element('strong', {}, head.name), ...effect });
       const moral = key === 'tour.7.text' ? 'tour.7.strong' : effect.weak ? 'tour.6.weak' : 'tour.6.strong';
@@ -308,7 +332,7 @@ class TourPanel {
   go(ex, at, { push = true } = {}) {
     const { store } = this.context;
     if (store.get().tour === null && push) this.before = [...store.get().off];
-    const step = tourSteps(ex, this.effects)[at - 1];
+    const step = tourSteps(ex, this.effects, Boolean(this.context.api))[at - 1];
     store.set({ off: this.before ?? [], node: null, ...step.patch, tour: at, view: step.view }, { push });
     this.scroll(step.view);
   }
@@ -348,7 +372,7 @@ class TourPanel {
       this.body.replaceChildren(element('button', { type: 'button', class: 'primary', onclick: () => this.start(ex) }, translate('tour.start')));
       return;
     }
-    const step = tourSteps(ex, this.effects)[tour - 1];
+    const step = tourSteps(ex, this.effects, Boolean(this.context.api))[tour - 1];
     document.getElementById(`panel-${step.view}`).classList.add('toured');
     if (step.head) this.measure(ex, step.head);
     const focus = this.body.contains(document.activeElement) ? document.activeElement.dataset.action : null;
