@@ -571,3 +571,16 @@ def test_evaluation_with_reused_states_is_compared_with_a_sliding_window(
     )
     assert [each["rows"] for each in printed["results"]] == [1, 2]
     assert all(each["ratio"] > 0 for each in printed["results"])
+
+
+def test_the_cost_of_an_explanation_is_timed_by_part(bench, monkeypatch, capsys):
+    line = run(
+        bench("explain_cost"),
+        monkeypatch,
+        capsys,
+        *("--tokens", "6", "--beam", "2", "--layers", "1", "--width", "16", "--heads", "2"),
+        *("--vocab-size", "600", "--repeats", "1"),
+    )
+    assert line["bench"] == "explain_cost"
+    assert {"beam search", "steps", "the whole", "JSON"} <= set(line["seconds"])
+    assert line["bytes"] > 1000
