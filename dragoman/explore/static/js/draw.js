@@ -135,7 +135,7 @@ function drawWidest(context, labels, most) {
 // Room for the labels and the size of a cell for a matrix of labels in `width` CSS pixels.
 export function matrixLayout(canvas, rowLabels, colLabels, width, { least = 8, largest = 26 } = {}) {
   const context = canvas.getContext('2d');
-  drawFont(context, DRAW_SIZE);
+  drawFont(context, DRAW_SIZE, 700);
   const narrow = width < 420;
   const left = Math.ceil(drawWidest(context, rowLabels, narrow ? 76 : 120)) + 10;
   const slanted = drawWidest(context, colLabels, narrow ? 76 : 104);
@@ -162,7 +162,8 @@ function drawClipped(context, text, x, y, most) {
 
 // Draw the visible part of a matrix with its labels. `view`: layout (of matrixLayout), image (a canvas with one
 // pixel a cell), rowLabels, colLabels, width, height, scrollX, scrollY, row, col (cursor or -1), colEdges
-// (borders between segments, in cells), pooled (whether a cell is a group and gets a border).
+// (borders between segments, in cells), pooled (whether a cell is a group and gets a border),
+// path (a column to mark in each row, or null).
 export function drawMatrix(canvas, view) {
   const { left, top, cell, slanted } = view.layout;
   const colours = palette();
@@ -190,6 +191,10 @@ export function drawMatrix(canvas, view) {
   context.lineWidth = 1;
   context.strokeRect(x0 - 0.5, y0 - 0.5, wide + 1, high + 1);
   context.strokeStyle = colours.accent;
+  context.lineWidth = 2;
+  (view.path ?? []).forEach((c, r) => {
+    if (c >= 0) context.strokeRect(x0 + c * cell + 2, y0 + r * cell + 2, cell - 4, cell - 4);
+  });
   context.lineWidth = 1;
   if (view.row >= 0) context.strokeRect(x0 - 0.5, y0 + view.row * cell - 0.5, wide + 1, cell + 1);
   if (view.col >= 0) context.strokeRect(x0 + view.col * cell - 0.5, y0 - 0.5, cell + 1, high + 1);

@@ -3,7 +3,7 @@ import { poolGroup } from './data.js';
 import { element, setAttributes } from './dom.js';
 import { cellImage, drawMatrix, matrixLayout, paintImage } from './draw.js';
 import { chosenHead, groupTitle, headTitle, matrixScale } from './grid.js';
-import { addStrings, formatChange, formatNumber, translate } from './i18n.js';
+import { addStrings, formatChange, formatNumber, hasString, translate } from './i18n.js';
 import { headName } from './state.js';
 import { explainCommand } from './strip.js';
 import { dataTable, matrixTable, plainText, pooledLabels, scrollRegion, siteAxis, tableToggle, uniqueId, valueBar } from './table.js';
@@ -16,10 +16,13 @@ const HEAD_HEIGHT = 620;
 const HEAD_EXACT = 256;
 
 // The part of a head's matrix that is shown: labels and values by row and column, and which positions each stands for.
-function headRegion(ex, { site, head, measure, zoom, visual, exact }) {
-  const own = ex.siteMatrix(site.id, measure);
+function headRegion(ex, { site: one, head, measure, extra, zoom, visual, exact }) {
+  const site = headStack(ex, one, measure) ?? one;
+  const more = headExtras(ex, site).includes(extra) ? ex.tensor(ex.extras[extra]) : null;
+  const own = more ?? site.stacked ?? ex.siteMatrix(site.id, measure);
   const matrix = own ?? ex.siteMatrix(site.id, 'weights');
   if (!matrix) return null;
+  const measured = more ? extra : own ? measure : 'weights';
   const [, allRows, allCols] = matrix.shape;
   const { q = null, k = null } = matrix.pool ?? {};
   const queries = q ? q.at(-1) : allRows;
@@ -38,16 +41,17 @@ function headRegion(ex, { site, head, measure, zoom, visual, exact }) {
   const rows = poolGroup(rowEdges, q1) - r0 + 1;
   const cols = poolGroup(colEdges, k1) - c0 + 1;
   const mirrored = visual && colAxis.dir === 'rtl';
-  const values = new Float32Array(rows * cols);
-  for (let r = 0; r < rows; r++) {
-    for (let c = 0; c < cols; c++) {
-      const from = useExact ? r * cols + c : (head * allRows + r0 + r) * allCols + c0 + c;
-      values[r * cols + (mirrored ? cols - 1 - c : c)] = useExact ? exact.data[from] : matrix.data[from];
-    }
+  const cell = (r, c) => (useExact ? exact.data[r * cols + c] : matrix.data[(head * allRows + r0 + r) * allCols + c0 + c]);
+  const order = Array.from({ length: cols }, (_, c) => (mirrored ? cols - 1 - c : c));
+  if (site.ordered === false) {
+    const sums = order.map((c) => Array.from({ length: rows }, (_, r) => cell(r, c)).reduce((a, b) => a + b, 0));
+    order.sort((a, b) => sums[b] - sums[a]);
   }
+  const values = new Float32Array(rows * cols);
+  for (let r = 0; r < rows; r++) order.forEach((from, c) => (values[r * cols + c] = cell(r, from)));
   const range = (edges, start, at) => (edges ? [edges[start + at], edges[start + at + 1] - 1] : [start + at, start + at]);
   const rowRanges = Array.from({ length: rows }, (_, r) => range(rowEdges, r0, r));
-  const colRanges = Array.from({ length: cols }, (_, c) => range(colEdges, c0, mirrored ? cols - 1 - c : c));
+  const colRanges = Array.from({ length: cols }, (_, c) => range(colEdges, c0, order[c]));
   const find = (ranges, position) => ranges.findIndex(([from, to]) => from <= position && position <= to);
   const title = (labels, ranges) => ranges.map(([from, to]) => pooledLabels(labels, [from, to + 1])[0]);
   return {
@@ -58,10 +62,47 @@ function headRegion(ex, { site, head, measure, zoom, visual, exact }) {
     colOf: (position) => find(colRanges, position),
     box: [q0, q1, k0, k1],
     pooled: Boolean(!useExact && (q || k)),
-    measured: own ? measure : 'weights',
-    scale: matrixScale(matrix, own ? measure : 'weights'),
+    measured,
+    scale: more ? headMost(matrix.data) : matrixScale(matrix, measured),
+    signed: Boolean(more && matrix.data.some((value) => value < 0)),
+    path: more || cols !== keys || mirrored ? null : headPath(ex, rows),
     segments: mirrored ? [] : (site.segments ?? []),
   };
+}
+
+// Words of all sentences in one matrix: sites of a hierarchical network that have a row each.
+function headStack(ex, site, measure) {
+  if (site.kind !== 'pool' || site.query !== 'sentence') return null;
+  const parts = ex.sites.filter((each) => each.kind === 'pool' && each.query === 'sentence' && each.key === site.key);
+  const rows = parts.map((each) => ex.siteMatrix(each.id, measure));
+  if (parts.length < 2 || rows.some((each) => each?.shape.slice(0, 2).join() !== '1,1' || each.pool || each.shape[2] !== rows[0].shape[2])) return null;
+  const data = new Float32Array(rows.flatMap((each) => [...each.data]));
+  return {
+    ...site,
+    stacked: { data, shape: [1, rows.length, rows[0].shape[2]], pool: null },
+    query_labels: parts.flatMap((each) => each.query_labels),
+    segments: parts.flatMap((each) => each.segments ?? []),
+  };
+}
+
+// Names of other matrices with the shape of this site's: choosing probabilities, energies.
+function headExtras(ex, site) {
+  const shape = String(ex.tensors[site.tensor]?.shape);
+  return Object.keys(ex.extras ?? {}).filter((name) => String(ex.tensors[ex.extras[name]]?.shape) === shape);
+}
+
+function headMost(values) {
+  return values.reduce((most, value) => Math.max(most, Math.abs(value)), 0) || 1;
+}
+
+// The source position that a hard alignment chose for each target token.
+function headPath(ex, rows) {
+  const path = ex.tensor(ex.extras?.path);
+  return path?.shape.length === 1 && path.shape[0] === rows ? [...path.data] : null;
+}
+
+function headMeasureTitle(measure) {
+  return hasString(`head.measure.${measure}`) ? translate(`head.measure.${measure}`) : measure.replaceAll('_', ' ');
 }
 
 function headExactKey(ex, site, head, measure, box) {
@@ -108,6 +149,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
   let layout = null;
   let width = 0;
   let exact = null;
+  let extra = null;
   let cursor = { row: 0, col: null };
   const results = new Map();
 
@@ -177,7 +219,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
       rowLabels: region.rowLabels, colLabels: region.colLabels,
       width: matrix.clientWidth, height: matrix.clientHeight,
       scrollX: matrix.scrollLeft, scrollY: matrix.scrollTop,
-      colEdges: edges, pooled: region.pooled,
+      colEdges: edges, pooled: region.pooled, path: region.path,
     });
   }
 
@@ -234,13 +276,26 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     links.replaceChildren(dataTable({
       caption: translate('head.links'),
       className: 'links',
-      columns: [{ title: translate('head.link') }, { title: translate(`head.measure.${region.measured}`), number: true }],
+      columns: [{ title: translate('head.link') }, { title: headMeasureTitle(region.measured), number: true }],
       rows: strongest.map(({ row, col, value }) => [
         element('button', { type: 'button', class: 'link', onclick: () => move(row, col, { push: true }) },
           plainText(region.rowLabels[row], region.rowAxis.lang), ' ← ', plainText(region.colLabels[col], region.colAxis.lang)),
         formatNumber(value, 3),
       ]),
     }));
+  }
+
+  // How much each input token or set element counted, where the model says so.
+  function importance(ex) {
+    const name = Object.keys(ex.extras ?? {}).find((each) => each.endsWith('_importance'));
+    const tensor = name && ex.tensor(ex.extras[name]);
+    if (!tensor) return null;
+    const most = headMost(tensor.data);
+    const order = [...tensor.data.keys()].sort((a, b) => tensor.data[b] - tensor.data[a]).slice(0, HEAD_LINKS);
+    return element('div', {}, element('h3', {}, headMeasureTitle(name)), element('ol', { class: 'bars' }, order.map((i) => element('li', {},
+      element('span', { class: 'bar-name' }, plainText(ex.source.tokens[i] ? tokenLabel(ex.source.tokens[i]) : String(i + 1), ex.source.lang)),
+      valueBar(tensor.data[i], most),
+      element('span', { class: 'bar-value' }, formatNumber(tensor.data[i], 3))))));
   }
 
   // Everything about the chosen head; `exact` values of a pooled region come in later.
@@ -250,9 +305,9 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     const chosen = ex && chosenHead(ex, state);
     if (!chosen) return;
     const site = ex.site(chosen.site);
-    region = headRegion(ex, { ...state, site, head: chosen.head, exact });
+    region = headRegion(ex, { ...state, site, head: chosen.head, extra, exact });
     if (!region) return;
-    paintImage(image, cellImage(region.values, 0, region.rows, region.cols, { scale: region.scale }));
+    paintImage(image, cellImage(region.values, 0, region.rows, region.cols, { scale: region.scale, signed: region.signed }));
     setAttributes(matrix, { 'aria-rowcount': region.rows, 'aria-colcount': region.cols,
       'aria-label': translate('head.matrix', { name: headName(chosen.site, chosen.head), rows: region.rowAxis.title, columns: region.colAxis.title }) });
     showControls(ex, state, site, chosen.head);
@@ -270,10 +325,15 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     }
     headPick.value = head;
     const some = Boolean(ex.tensor(site.contribution));
-    measures.replaceChildren(...['weights', 'contribution'].map((measure) => element('button', {
+    const choose = (name) => {
+      extra = headExtras(ex, site).includes(name) ? name : null;
+      if (!extra) store.set({ measure: name });
+      show();
+    };
+    measures.replaceChildren(...['weights', 'contribution', ...headExtras(ex, site)].map((measure) => element('button', {
       type: 'button', 'aria-pressed': region.measured === measure, disabled: measure === 'contribution' && !some,
-      onclick: () => store.set({ measure }),
-    }, translate(`head.measure.${measure}`))));
+      onclick: () => choose(measure),
+    }, headMeasureTitle(measure))));
     measures.setAttribute('aria-label', translate('head.measure'));
     const whole = !state.zoom;
     zooms.setAttribute('aria-label', translate('head.zoom'));
@@ -347,64 +407,67 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
     return [...off].sort().join(',');
   }
 
-  // What the model does without the heads that are off: stored in a file, asked of the model when served.
-  function showEffect() {
+  // What the model does without the heads that are off, or without `part` (a memory, a seed): stored in a
+  // file, asked of the model when served.
+  function showEffect(part = null) {
     const ex = current();
-    const { off } = store.get();
+    const off = part ? [part] : store.get().off;
     const chosen = chosenHead(ex, store.get());
     const names = off.length ? off : chosen ? [headName(chosen.site, chosen.head)] : [];
-    const heading = element('h3', {}, off.length
-      ? translate('head.without', { heads: names.join(', ') }) : translate('head.effectTitle'));
-    const estimates = names.map((name) => ex.headSummary(name)?.effect?.estimate);
-    const sum = estimates.every((value) => typeof value === 'number') && estimates.length
-      ? estimates.reduce((a, b) => a + b, 0) : null;
+    const show = (...children) => effect.replaceChildren(
+      element('h3', {}, off.length ? translate('head.without', { heads: names.join(', ') }) : translate('head.effectTitle')), ...children, partButtons(ex));
+    const known = names.length === 1 ? ex.headSummary(names[0])?.effect?.exact ?? null : null;
+    const sum = names.reduce((total, name) => total + (ex.headSummary(name)?.effect?.estimate ?? NaN), 0);
+    const guess = known !== null ? translate('head.exactIs', { change: formatChange(known) })
+      : Number.isNaN(sum) ? '' : translate('head.estimateIs', { change: formatChange(sum) });
     if (!off.length) {
-      const effectNow = chosen && ex.headSummary(names[0])?.effect;
-      const known = effectNow?.exact ?? null;
-      effect.replaceChildren(heading, element('p', {}, known !== null
-        ? translate('head.exactIs', { change: formatChange(known) })
-        : `${sum === null ? '' : translate('head.estimateIs', { change: formatChange(sum) })} ${translate('head.hint')}`));
+      show(element('p', {}, `${guess} ${known === null ? translate('head.hint') : ''}`));
       return;
     }
     const key = `${ex.digest} ${offKey(off)}`;
     const result = results.get(key) ?? ex.ablations?.[offKey(off)] ?? ex.ablations?.[off.join(',')];
     if (result && !(result instanceof Promise)) {
-      showResult(ex, heading, result);
-      return;
-    }
-    const estimate = sum === null ? '' : translate('head.estimateIs', { change: formatChange(sum) });
-    if (!api) {
-      effect.replaceChildren(heading, element('p', {}, estimate), element('p', { class: 'quiet' }, translate('head.needsModel')),
+      show(...resultParts(ex, result));
+    } else if (!api) {
+      show(element('p', {}, guess), element('p', { class: 'quiet' }, translate('head.needsModel')),
         element('pre', { class: 'command', tabindex: 0 }, explainCommand(ex)));
-      return;
+    } else {
+      show(element('p', {}, guess), element('p', { class: 'quiet', role: 'status' }, translate('head.computing')));
+      if (!result) results.set(key, ask(ex, off, key, part));
     }
-    effect.replaceChildren(heading, element('p', {}, estimate), element('p', { class: 'quiet', role: 'status' }, translate('head.computing')));
-    if (result) return;
-    const promise = api.off([...off]).then((answer) => {
-      results.set(key, answer);
-      if (off.length === 1) {
-        const head = ex.headSummary(off[0]);
-        if (head) head.effect = { ...head.effect, exact: answer.sum_change };
-      }
-      if (current() === ex && offKey(store.get().off) === offKey(off)) {
-        showEffect();
-        announce(translate('head.exactIs', { change: formatChange(answer.sum_change) }));
-      }
-    }).catch((error) => {
-      results.delete(key);
-      fail(error);
-      if (current() === ex) effect.replaceChildren(heading, element('p', {}, estimate), element('p', {}, translate('page.failed', { error: error.message })));
-    });
-    results.set(key, promise);
   }
 
-  function showResult(ex, heading, result) {
+  async function ask(ex, off, key, part) {
+    const isWanted = () => current() === ex && (part || offKey(store.get().off) === offKey(off));
+    try {
+      const answer = await api.off([...off]);
+      results.set(key, answer);
+      const head = off.length === 1 ? ex.headSummary(off[0]) : null;
+      if (head) head.effect = { ...head.effect, exact: answer.sum_change };
+      if (isWanted()) {
+        showEffect(part);
+        announce(translate('head.exactIs', { change: formatChange(answer.sum_change) }));
+      }
+    } catch (error) {
+      results.delete(key);
+      fail(error);
+      if (isWanted()) effect.lastElementChild.replaceWith(element('p', {}, translate('page.failed', { error: error.message })));
+    }
+  }
+
+  function partButtons(ex) {
+    const parts = (ex.model?.off_switches ?? []).filter((name) => api || ex.ablations?.[name]);
+    return parts.length ? element('div', { class: 'row', role: 'group', 'aria-label': translate('head.parts') }, parts.map((name) =>
+      element('button', { type: 'button', onclick: () => showEffect(name) }, translate('head.partOff', { name })))) : '';
+  }
+
+  function resultParts(ex, result) {
     const before = ex.score?.sum;
     const after = result.score?.sum;
     const tokens = ex.target.tokens;
     const most = Math.max(0.01, ...result.effect.map(Math.abs));
     const target = result.target ?? null;
-    const parts = [heading, element('p', { class: 'lead' }, fill(translate('head.exactSentence'), {
+    const parts = [element('p', { class: 'lead' }, fill(translate('head.exactSentence'), {
       change: element('b', {}, formatChange(result.sum_change)),
     }))];
     if (target?.tokens) {
@@ -429,7 +492,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
         valueBar(change, most, true),
       ]),
     })));
-    effect.replaceChildren(...parts);
+    return parts;
   }
 
   // The new text with what is different marked, by underline and for screen readers.
@@ -510,6 +573,7 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
       ex.sites.filter((each) => each.group === group && each.tensor).map((each) =>
         element('option', { value: each.id }, translate('head.layer', { layer: each.layer, name: each.id }))))));
     exact = null;
+    extra = null;
     cursor = { row: 0, col: null };
     table = tableToggle(translate('head.tableName'), buildTable);
     table.button.setAttribute('aria-keyshortcuts', 'd');
@@ -519,9 +583,8 @@ export function mountHead(root, { store, api, current, onExplanation, announce, 
         element('label', { class: 'field' }, element('span', {}, translate('head.number')), headPick),
         measures, offButton),
       element('div', { class: 'head-layout' },
-        element('div', {}, axes, matrix, element('div', { class: 'controls below' }, readout, zooms, visual, table.button), note),
-        element('div', { class: 'head-side' }, element('div', {}, rowTitle, bars), links)),
-      table.host, effect);
+        element('div', {}, axes, matrix, element('div', { class: 'controls below' }, readout, zooms, visual, table.button), note, table.host, effect),
+        element('div', { class: 'head-side' }, element('div', {}, rowTitle, bars), importance(ex), links)));
     show();
     showEffect();
   });
@@ -557,6 +620,13 @@ addStrings(
     'head.measure': 'What the cells show',
     'head.measure.weights': 'Weights',
     'head.measure.contribution': 'Contribution',
+    'head.measure.p_choose': 'Choosing probability',
+    'head.measure.covered': 'Covered so far',
+    'head.measure.energy': 'Energy',
+    'head.measure.word_importance': 'Importance of words',
+    'head.measure.element_importance': 'Importance of elements',
+    'head.parts': 'Other parts that can be switched off',
+    'head.partOff': 'Try without {name}',
     'head.contributionNote': 'Contribution: length of weight × value × output projection, which a large weight on a small value does not have.',
     'head.noContribution': 'Contributions of this layer are not stored here; weights are shown.',
     'head.zoom': 'Zoom',
@@ -572,9 +642,9 @@ addStrings(
     'head.switchOn': 'Switch {name} on',
     'head.effectTitle': 'What the model would do without it',
     'head.without': 'Without {heads}',
-    'head.estimateIs': 'Estimate: the translation’s log-probability would change by about {change}.',
-    'head.exactIs': 'Without it the translation’s log-probability changes by {change}.',
-    'head.exactSentence': 'The log-probability of this translation changes by {change}.',
+    'head.estimateIs': 'Estimate: the output’s log-probability would change by about {change}.',
+    'head.exactIs': 'Without it the output’s log-probability changes by {change}.',
+    'head.exactSentence': 'The log-probability of this output changes by {change}.',
     'head.hint': 'Switch the head off to see what the model does without it.',
     'head.computing': 'Translating again without it…',
     'head.needsModel': 'This file does not hold that run. With the model at hand, this computes it:',
@@ -606,6 +676,13 @@ addStrings(
     'head.measure': '格子的含义',
     'head.measure.weights': '权重',
     'head.measure.contribution': '贡献',
+    'head.measure.p_choose': '选择概率',
+    'head.measure.covered': '已覆盖',
+    'head.measure.energy': '能量',
+    'head.measure.word_importance': '词的重要性',
+    'head.measure.element_importance': '元素的重要性',
+    'head.parts': '其他可以关闭的部分',
+    'head.partOff': '试试没有 {name}',
     'head.contributionNote': '贡献：权重 × 值 × 输出投影的长度；大权重落在小的值上时，贡献仍然小。',
     'head.noContribution': '这里没有存这一层的贡献，显示的是权重。',
     'head.zoom': '缩放',
@@ -621,9 +698,9 @@ addStrings(
     'head.switchOn': '打开 {name}',
     'head.effectTitle': '没有它，模型会怎样',
     'head.without': '没有 {heads}',
-    'head.estimateIs': '估计：译文的对数概率约变化 {change}。',
-    'head.exactIs': '没有它，译文的对数概率变化 {change}。',
-    'head.exactSentence': '这个译文的对数概率变化 {change}。',
+    'head.estimateIs': '估计：输出的对数概率约变化 {change}。',
+    'head.exactIs': '没有它，输出的对数概率变化 {change}。',
+    'head.exactSentence': '这个输出的对数概率变化 {change}。',
     'head.hint': '关闭这个头，看看没有它模型会怎样。',
     'head.computing': '正在不用它重新翻译…',
     'head.needsModel': '这个文件没有存这次计算。有模型时，用下面的命令计算：',

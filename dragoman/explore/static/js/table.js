@@ -36,7 +36,7 @@ export function siteAxis(ex, site, which, count) {
   const given = which === 'query' ? site.query_labels : site.key_labels;
   const base = name.replace(/^memory\+/, '');
   const tokens = tableAxisTokens(ex, base);
-  let labels = given ? [...given] : tokens.map(tokenLabel);
+  let labels = (given?.map((text) => ({ text })) ?? tokens).map(tokenLabel);
   if (!given && name.startsWith('memory+')) {
     const past = Math.max(0, count - labels.length);
     labels = [...Array.from({ length: past }, (_, i) => `−${past - i}`), ...labels];
