@@ -142,6 +142,11 @@ def probability(p: float) -> str:
     return f"{p:.3f}" if p < 0.1 or p > 0.995 else f"{p:.2f}"
 
 
+def log_number(value: float) -> str:
+    """Return a log-probability as the page writes it."""
+    return f"{value:.{3 if abs(value) < 0.1 else 2}f}".replace("-", "−")
+
+
 def test_names_and_numbers_are_the_explanations(browser: Any) -> None:
     explanation = example()
     context = open_context(browser)
@@ -161,8 +166,8 @@ def test_names_and_numbers_are_the_explanations(browser: Any) -> None:
         assert facts[0] == probability(math.exp(step["logprob"]))
         assert facts[1] == str(step["rank"])
         assert facts[2].startswith(f"{step['entropy']:.2f}")
-        assert facts[3] == f"{step['logprob']:.2f}".replace("-", "−")
-        assert facts[4] == f"{total:.2f}".replace("-", "−")
+        assert facts[3] == log_number(step["logprob"])
+        assert facts[4] == log_number(total)
         options = page.locator("[role=option]").evaluate_all(
             "all => all.map((each) => each.ariaLabel)"
         )

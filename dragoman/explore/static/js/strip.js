@@ -153,6 +153,11 @@ export function targetName(ex, t) {
   return parts.join('');
 }
 
+// Near zero, two digits would hide what a sure token costs.
+function stripLog(value) {
+  return formatNumber(value, Math.abs(value) < 0.1 ? 3 : 2);
+}
+
 function stripSourceName(ex, s, t) {
   const weights = t === null ? null : ex.sourceWeights(t);
   const name = translate('strip.nameSource', {
@@ -299,7 +304,7 @@ class StripPanel {
     bar.append(back, text, forward);
     main.append(bar);
     new IntersectionObserver(([entry]) => {
-      bar.hidden = entry.isIntersecting || !this.ex?.steps.length;
+      bar.hidden = entry.isIntersecting || entry.boundingClientRect.top > 0 || !this.ex?.steps.length;
     }).observe(this.parts.texts);
   }
 
@@ -311,9 +316,9 @@ class StripPanel {
     [back.disabled, forward.disabled] = [this.back.disabled, this.forward.disabled];
     const weights = ex.sourceWeights(t);
     text.replaceChildren(
-      quoted(tokenLabel(ex.outputToken(t)), ex.target.lang || null),
+      quoted(ex.hasClasses ? tokenLabel(ex.outputToken(t)) : stripWordOf(ex.target, t), ex.target.lang || null),
       ` ${formatProbability(Math.exp(ex.steps[t]?.logprob ?? 0))}`,
-      ...(weights && weights.strongest >= 0 ? [' ← ', quoted(tokenLabel(ex.source.tokens[weights.strongest]), ex.source.lang || null)] : []),
+      ...(weights && weights.strongest >= 0 ? [' ← ', quoted(stripWordOf(ex.source, weights.strongest), ex.source.lang || null)] : []),
       element('span', { class: 'quiet' }, ` · ${this.where.textContent}`),
     );
   }
@@ -370,8 +375,8 @@ class StripPanel {
       fact('strip.probability', formatProbability(Math.exp(step.logprob))),
       fact('strip.rank', String(step.rank)),
       fact('strip.entropy', translate('strip.nats', { value: formatNumber(step.entropy) })),
-      fact('strip.logprob', formatNumber(step.logprob)),
-      fact('strip.cumulative', formatNumber(sum)));
+      fact('strip.logprob', stripLog(step.logprob)),
+      fact('strip.cumulative', stripLog(sum)));
     const left = element('div', { class: 'reading' }, this.readSentence(ex, t), facts);
     if (step.masked) left.append(element('p', { class: 'quiet' }, translate('strip.masked', { count: step.masked })));
     this.parts.detail.replaceChildren(left, ...(ex.hasClasses ? [] : [this.buildAlternatives(ex, t)]));
@@ -488,8 +493,8 @@ class StripPanel {
     return translate('strip.summary', {
       changed: marks.filter((mark) => mark !== 'kept').length,
       count: marks.length,
-      before: formatNumber(before.score?.sum),
-      after: formatNumber(after.score?.sum),
+      before: stripLog(before.score?.sum),
+      after: stripLog(after.score?.sum),
     });
   }
 
