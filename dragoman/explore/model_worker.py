@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -57,11 +57,13 @@ def timeout_error() -> RequestError:
 class ModelWorker:
     """Runs functions one after another in a thread of its own.
 
-    A hook on every module checks the cancellation of the running function, so that a forward pass
-    whose client is gone, or whose time is over, stops at its next layer.
+    With `stops_modules` a hook on every torch module checks the cancellation of the running
+    function, so that a forward pass whose client is gone, or whose time is over, stops at its next
+    layer. The hook is torch's global one: hooks of a model's own would make a translator leave its
+    fused kernels, whose last bits differ.
     """
 
-    def __init__(self, modules: Iterable[Any] = (), *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, *, stops_modules: bool = False, max_waiting: int = MAX_WAITING) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="explore-model")
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
@@ -69,7 +71,11 @@ class ModelWorker:
         self._running: Cancellation | None = None
         self._thread: int | None = None
         self._closed = False
-        self._hooks = [each.register_forward_pre_hook(self._check_hook) for each in modules]
+        self._hook: Any = None
+        if stops_modules:
+            from torch.nn.modules.module import register_module_forward_pre_hook
+
+            self._hook = register_module_forward_pre_hook(self._check_hook)
 
     def submit(
         self,
@@ -119,7 +125,7 @@ class ModelWorker:
                 self._running = None
                 is_closed = self._closed
             if is_closed:
-                self._remove_hooks()
+                self._remove_hook()
 
     def _check_hook(self, module: Any, inputs: Any) -> None:
         """Stop the running function if it should; calls from other threads are not affected."""
@@ -136,8 +142,9 @@ class ModelWorker:
                 each.cancel()
         self._executor.shutdown(wait=False, cancel_futures=True)
         if not is_running:  # what runs needs its hook to stop
-            self._remove_hooks()
+            self._remove_hook()
 
-    def _remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+    def _remove_hook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

@@ -111,8 +111,7 @@ class ExplorerSession:
         self.cache = ExplanationCache()
         self._digest: str | None = None  # of the model, as its explanations state it
         self.first: StoredExplanation | None = None  # what the page opens with
-        model: Any = getattr(predictor, "model", None)
-        self.worker = ModelWorker([] if model is None else model.modules())
+        self.worker = ModelWorker(stops_modules=hasattr(predictor, "model"))
 
     @classmethod
     def load(cls, path: Path, *, device: str = "auto") -> ExplorerSession:

@@ -145,3 +145,19 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
     yield open_url
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="session")
+def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Serve a translation model with random weights, opened with one sentence."""
+    from served_kit import SENTENCES, ServedExplorer, write_model
+
+    from dragoman.explore.request_checks import ExplainRequest
+    from dragoman.explore.session import ExplorerSession
+
+    path = write_model(tmp_path_factory.mktemp("explorer") / "random-model")
+    session = ExplorerSession.load(path, device="cpu")
+    session.first = session.explain(ExplainRequest(text=SENTENCES[0], beam=3))
+    served = ServedExplorer(session, path)
+    yield served
+    served.close()

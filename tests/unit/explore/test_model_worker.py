@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 from dragoman.explore.model_worker import Cancellation, ModelWorker, WorkCancelledError
 from dragoman.explore.request_checks import RequestError
@@ -36,8 +37,8 @@ def model() -> Layers:
 
 
 @pytest.fixture
-def worker(model: Layers):
-    made = ModelWorker(model.modules(), max_waiting=2)
+def worker():
+    made = ModelWorker(stops_modules=True, max_waiting=2)
     yield made
     made.close()
 
@@ -122,9 +123,9 @@ def test_a_generator_keeps_its_context_to_itself(worker: ModelWorker) -> None:
     assert (step(), step()) == ("inside", "")
 
 
-def test_closing_stops_everything_and_removes_the_hooks(model: Layers) -> None:
-    worker = ModelWorker(model.modules())
-    assert model.layer._forward_pre_hooks
+def test_closing_stops_everything_and_removes_the_hook(model: Layers) -> None:
+    worker = ModelWorker(stops_modules=True)
+    assert len(_global_forward_pre_hooks) == 1
     running = worker.submit(lambda: run_forever(model), Cancellation())
     waiting = worker.submit(lambda: 3, Cancellation())
     assert model.started.wait(10)
@@ -133,6 +134,6 @@ def test_closing_stops_everything_and_removes_the_hooks(model: Layers) -> None:
         running.result(10)
     assert waiting.cancelled()
     worker._executor.shutdown(wait=True)
-    assert not model.layer._forward_pre_hooks
+    assert not _global_forward_pre_hooks
     with pytest.raises(RequestError, match="stopping"):
         worker.submit(lambda: 3, Cancellation())
