@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from dragoman.attention.alignments import Alignment
 from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError, suggest_name
+from dragoman.explain.explanation import Array, Attribution
 from dragoman.explain.forced_target import ForcedTarget
 from dragoman.layers.embedding import Embedding
 from dragoman.layers.rnn import RNN
@@ -82,6 +83,22 @@ def attribute_tokens(forced: ForcedTarget, method: str) -> TokenAttribution:
         "occlusion": occlusion,
     }
     return functions[method](forced)
+
+
+def attribution_fields(found: TokenAttribution) -> tuple[Attribution, dict[str, Array]]:
+    """Return an attribution as an explanation has it, and the arrays that it names."""
+    prefix = ARRAY_PREFIXES[found.method]
+    arrays: dict[str, Array] = {f"{prefix}.t": found.target}
+    if found.source is not None:
+        arrays[f"{prefix}.s"] = found.source
+    fields = Attribution(
+        method=found.method,
+        source=f"{prefix}.s",
+        target=f"{prefix}.t",
+        signed=found.signed,
+        gap=found.gap,
+    )
+    return fields, arrays
 
 
 def attribution_note(forced: ForcedTarget) -> str:

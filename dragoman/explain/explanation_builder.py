@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.attention.mechanism import Mechanism
@@ -17,9 +19,26 @@ from dragoman.attention.recorder import find_attentions
 from dragoman.config import Config
 from dragoman.decoding.length_penalty import LengthPenalty, WuLengthPenalty
 from dragoman.decoding.padded_batch import pad_batch, pad_sources
-from dragoman.explain.attention_maps import CapturedSite, capture_pair, layer_numbers
-from dragoman.explain.explanation import Array, Explanation, Step
+from dragoman.explain.attention_maps import (
+    CapturedSite,
+    capture_pair,
+    layer_numbers,
+    locate_sites,
+)
+from dragoman.explain.attribution import attribute_tokens, attribution_fields, attribution_note
+from dragoman.explain.explanation import (
+    Array,
+    AttentionSite,
+    Attribution,
+    Explanation,
+    HeadSummary,
+    Step,
+)
+from dragoman.explain.forced_target import ForcedTarget
+from dragoman.explain.head_ablation import estimate_head_effects
 from dragoman.explain.head_labels import summarize_heads
+from dragoman.explain.logit_lens import lens_fields, read_logit_lens
+from dragoman.explain.position_summary import summarize_positions
 from dragoman.explain.token_spans import token_texts, tokenize_text
 from dragoman.layers.convolution import ConvS2SAttention
 from dragoman.models.encoder_decoder import EncoderDecoder
@@ -56,11 +75,12 @@ def explain_pair(
     target: ExplainedTarget,
     penalty: LengthPenalty,
     request: Mapping[str, Any],
+    attribution: str | None = "input_x_gradient",
 ) -> Explanation:
     """Return the explanation of a source (without EOS) and the target that a search found.
 
     Each part is a function of the model and the pair. A part that this model has not is a sentence
-    in `missing`, by panel.
+    in `missing`, by panel. `attribution` is a method, or None for none.
     """
     src_text = tokenize_text(
         tokenizers.src,
@@ -78,24 +98,71 @@ def explain_pair(
     steps = build_steps(captured.logits, target, tokenizers.tgt)
     total = math.fsum(step.logprob for step in steps)
     missing = {} if sites else {"heads": _NO_ATTENTION, "head": _NO_ATTENTION}
+    forced = ForcedTarget.build(model, [*source, EOS], target.tokens)
+    attributions = list[Attribution]()
+    if note := attribution_note(forced):
+        missing["attribution"] = note
+    for method in _attribution_methods(attribution, has_note=bool(note)):
+        fields, found = attribution_fields(attribute_tokens(forced, method))
+        attributions.append(fields)
+        arrays |= found
+    lens = lens_fields(read_logit_lens(forced), lambda ids: token_texts(tokenizers.tgt, ids))
+    positions = summarize_positions(forced, _site_ids(model))
+    arrays |= lens.arrays | positions.arrays
+    heads = summarize_heads(
+        sites,
+        arrays,
+        src_text,
+        tgt_text,
+        attribution=arrays[attributions[0].source] if attributions else None,
+        ranks=_count_ranks(tokenizers),
+    )
     return Explanation(
         model=describe_model(model, tokenizers, config),
         request=dict(request),
         source=src_text,
         target=tgt_text,
         steps=steps,
-        score={
-            "sum": total,
-            "normalised": penalty.score(total, len(steps)),
-            "penalty": describe_penalty(penalty),
-        },
+        score=build_score(steps, penalty),
         sites=sites,
-        heads=summarize_heads(sites, arrays, src_text, tgt_text, ranks=_count_ranks(tokenizers)),
+        heads=_with_estimates(heads, sites, estimate_head_effects(forced)),
+        lens=lens.fields,
+        attribution=attributions,
+        positions=positions.positions,
         extras={name.partition(".")[2]: name for name in captured.extras},
         arrays=arrays,
         checks=_check_capture(model, source, target, captured.sites, captured.logits, total),
         missing=missing,
     )
+
+
+def _attribution_methods(method: str | None, *, has_note: bool) -> list[str]:
+    """Return the methods to compute: occlusion too where gradients leave something out."""
+    if method is None:
+        return []
+    return [method, "occlusion"] if has_note and method != "occlusion" else [method]
+
+
+def _site_ids(model: EncoderDecoder) -> dict[str, str]:
+    """Return the sites of module paths; of a prefix LM's three the decoder's."""
+    return {
+        each.module_path: each.site.id
+        for each in locate_sites(model)
+        if each.part in ("", "decoder")
+    }
+
+
+def _with_estimates(
+    heads: Sequence[HeadSummary],
+    sites: Sequence[AttentionSite],
+    estimates: Mapping[str, NDArray[np.float32]],
+) -> list[HeadSummary]:
+    """Return the summaries of heads with the estimated effects of their attentions."""
+    paths = {site.id: site.path for site in sites}
+    return [
+        dataclasses.replace(each, effect_estimate=float(estimates[paths[each.site]][each.head]))
+        for each in heads
+    ]
 
 
 def build_steps(logits: Tensor, target: ExplainedTarget, tokenizer: Tokenizer) -> list[Step]:
@@ -125,6 +192,16 @@ def build_steps(logits: Tensor, target: ExplainedTarget, tokenizer: Tokenizer) -
         )
         for at, token in enumerate(tokens.tolist())
     ]
+
+
+def build_score(steps: Sequence[Step], penalty: LengthPenalty) -> dict[str, Any]:
+    """Return the score of a target: its log-probability, and the same under a length penalty."""
+    total = math.fsum(step.logprob for step in steps)
+    return {
+        "sum": total,
+        "normalised": penalty.score(total, len(steps)),
+        "penalty": describe_penalty(penalty),
+    }
 
 
 def describe_penalty(penalty: LengthPenalty) -> str:

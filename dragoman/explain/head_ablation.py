@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError
+from dragoman.explain.explanation import AttentionSite
 from dragoman.explain.forced_target import ForcedTarget
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.prefix_lm import PrefixLM
@@ -86,6 +87,36 @@ def attention_parts(model: nn.Module) -> dict[str, AttentionPart]:
         for name, part in names.items()
         for path, whole in found.items()
     }
+
+
+def select_heads(sites: Sequence[AttentionSite], names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the heads of names such as "x3.2", by the path of their site.
+
+    Raise DataError for a name that is no head of the sites.
+    """
+    by_id = {site.id: site for site in sites}
+    chosen: dict[str, list[int]] = {}
+    for name in names:
+        site_id, _, number = str(name).rpartition(".")
+        site = by_id.get(site_id)
+        if site is None or not number.isascii() or not number.isdigit():
+            raise DataError(
+                "a head must be written as a site and a number, such as "
+                f"{sites[0].id + '.0' if sites else 'x0.0'}",
+                found=repr(name),
+                fix=f"the sites are {', '.join(by_id)}" if by_id else "this model has no attention",
+            )
+        if int(number) >= site.heads:
+            raise DataError(
+                f"{site_id} has {site.heads} head{'' if site.heads == 1 else 's'}, "
+                f"{site_id}.0 to {site_id}.{site.heads - 1}",
+                found=repr(name),
+                fix="heads are counted from 0",
+            )
+        heads = chosen.setdefault(site.path, [])
+        if int(number) not in heads:
+            heads.append(int(number))
+    return chosen
 
 
 @contextmanager
@@ -184,34 +215,41 @@ def estimate_head_effects(forced: ForcedTarget) -> dict[str, NDArray[np.float32]
 
 
 def measure_head_effects(forced: ForcedTarget) -> Iterator[HeadEffect]:
-    """Yield the effect of each head that is off alone, decoder's heads first.
+    """Yield the effect of each head that is off alone, decoder's heads first."""
+    for batch in head_batches(forced):
+        yield from measure_head_batch(forced, batch)
 
-    Heads are rows of batches of bounded memory. Those of the decoder share one encoder pass.
-    """
+
+def head_batches(forced: ForcedTarget) -> list[list[tuple[str, int]]]:
+    """Return all heads in batches of bounded memory, the decoder's before the encoder's."""
     parts = attention_parts(forced.model)
     heads = [(path, head) for path, part in parts.items() for head in range(part.heads)]
-    shares_encoder = isinstance(forced.model, EncoderDecoder) and not isinstance(
-        forced.model, PrefixLM
-    )
-    in_encoder = [each for each in heads if each[0].startswith("encoder.")]
-    elsewhere = [each for each in heads if not each[0].startswith("encoder.")]
-    with torch.no_grad(), heads_switched_off(forced.model, {}):
+    groups = [
+        [each for each in heads if each[0].startswith("encoder.") == in_encoder]
+        for in_encoder in (False, True)
+    ]
+    rows = forced.max_rows()
+    return [group[first : first + rows] for group in groups for first in range(0, len(group), rows)]
+
+
+def measure_head_batch(forced: ForcedTarget, heads: Sequence[tuple[str, int]]) -> list[HeadEffect]:
+    """Return the effect of each of some heads that is off alone, in one batch with a row for each.
+
+    If all are the decoder's, they share one encoder pass.
+    """
+    with heads_switched_off(forced.model, {}):
         before = forced.baseline()
-    for group, is_shared in ((elsewhere, shares_encoder), (in_encoder, False)):
-        rows = forced.max_rows()
-        for first in range(0, len(group), rows):
-            chunk = group[first : first + rows]
-            changes = _to_numpy(_run_without(forced, chunk, is_shared) - before)
-            for (path, head), row in zip(chunk, changes, strict=True):
-                yield HeadEffect(path, head, row)
+    changes = _to_numpy(_run_without(forced, heads) - before)
+    return [HeadEffect(*each, row) for each, row in zip(heads, changes, strict=True)]
 
 
 @torch.no_grad()
-def _run_without(
-    forced: ForcedTarget, heads: Sequence[tuple[str, int]], shares_encoder: bool
-) -> Tensor:
+def _run_without(forced: ForcedTarget, heads: Sequence[tuple[str, int]]) -> Tensor:
     """Return the log-probability (n, T) of each target token without each of n heads."""
     model, parts, rows = forced.model, attention_parts(forced.model), len(heads)
+    shares_encoder = not isinstance(model, PrefixLM) and not any(
+        path.startswith("encoder.") for path, _ in heads
+    )
     scales: dict[str, Tensor] = {}
     for row, (path, head) in enumerate(heads):
         if path not in scales:

@@ -8,7 +8,8 @@ weak evidence: that a token ranks high says something, that it ranks low says li
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from dragoman.attention.recorder import find_attentions, record
 from dragoman.explain.forced_target import ForcedTarget
 
 TOP_TOKENS = 5
+RANKS = "lens.rank"  # name of the array
 
 
 class LogitLens(NamedTuple):
@@ -30,6 +32,13 @@ class LogitLens(NamedTuple):
     top_probs: NDArray[np.float32]  # (L, T, 5) their probabilities
     final_logits: Tensor  # (T, V) of the last layer: the model's own
     skipped: int  # layers of another width than the last, which the output matrix cannot read
+
+
+class LensFields(NamedTuple):
+    """The lens as an explanation has it, and the arrays that it names."""
+
+    fields: dict[str, Any]  # layers, rank, top, exact_last
+    arrays: dict[str, NDArray[Any]]
 
 
 @torch.no_grad()
@@ -59,6 +68,17 @@ def read_logit_lens(forced: ForcedTarget, *, top: int = TOP_TOKENS) -> LogitLens
         logits,
         len(outputs) - len(layers),
     )
+
+
+def lens_fields(lens: LogitLens, name_tokens: Callable[[list[int]], list[str]]) -> LensFields:
+    """Return the lens as an explanation has it; `name_tokens` returns the texts of token ids."""
+    texts = iter(name_tokens(lens.top_ids.flatten().tolist()))
+    top = [
+        [[[next(texts), round(prob, 5)] for prob in position] for position in layer]
+        for layer in lens.top_probs.tolist()
+    ]
+    fields = {"layers": lens.layers, "rank": RANKS, "top": top, "exact_last": True}
+    return LensFields(fields, {RANKS: lens.ranks})
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def summarize_positions(forced: ForcedTarget, site_ids: Mapping[str, str]) -> Po
         {"site": site_ids[path], "head": head, "x": curve.distances, "y": row}
         for path, curve in _read_curves(forced, relative).items()
         if path in site_ids
-        for head, row in enumerate(np.round(curve.scores.double().cpu().numpy(), 5).tolist())
+        for head, row in enumerate(np.round(curve.scores.double().cpu().numpy(), 4).tolist())
     ]
     return PositionSummary(
         {

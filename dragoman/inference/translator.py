@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -9,7 +10,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,27 @@ from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search import SearchRequest, SearchStrategy, TokenConstraints
 from dragoman.errors import ConfigError, DataError, suggest_name
 from dragoman.explain import Explanation
-from dragoman.explain.attention_maps import align_batch
-from dragoman.explain.explanation import AttentionWeights
-from dragoman.explain.explanation_builder import ExplainedTarget, explain_pair
+from dragoman.explain.attention_maps import align_batch, locate_sites
+from dragoman.explain.attribution import attribute_tokens, attribution_fields
+from dragoman.explain.explanation import Ablation, Array, AttentionWeights, Attribution
+from dragoman.explain.explanation_builder import (
+    ExplainedTarget,
+    build_score,
+    build_steps,
+    explain_pair,
+    model_digest,
+    plain_logits,
+)
+from dragoman.explain.forced_target import ForcedTarget
+from dragoman.explain.head_ablation import (
+    ablate_heads,
+    head_batches,
+    heads_switched_off,
+    measure_head_batch,
+    select_heads,
+)
 from dragoman.explain.search_diagnosis import TracedSearch, add_search
+from dragoman.explain.token_spans import tokenize_text
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
@@ -598,66 +616,167 @@ class Translator:
             self.model, self.tokenizers, self.config, sources, targets, batch_size=chosen.batch_size
         )
 
-    def explain(self, text: str, *, reference: str | None = None, **options: Any) -> Explanation:
+    def explain(
+        self,
+        text: str,
+        *,
+        reference: str | None = None,
+        off: Sequence[str] = (),
+        attribution: str | None = "input_x_gradient",
+        **options: Any,
+    ) -> Explanation:
         """Translate one text and record all attention weights; a long text is cut to a segment.
 
         With a `reference` the target is that text instead, and its score is compared with that of
-        the translation. The other options are the fields of `TranslationOptions`; by default the
-        second best is searched for too, so that it can be seen why it lost.
+        the translation. `off` are heads that are switched off, such as ["x3.2"]; `attribution` is
+        a method, or None for none. The other options are the fields of `TranslationOptions`; by
+        default the second best is searched for too, so that it can be seen why it lost.
         """
         chosen = _parse_options(options)
         if "nbest" not in options:
             chosen = chosen.with_runner_up(self.config.decode)
         batches = self._batch_translator
+        segment = self._first_segment(text)
+        if self.engine is not self._native:
+            batches.log_native_fallback("cannot record or edit attention")
+        strategy = chosen.strategy(self.config.decode)
+        given = None if reference is None else batches.encode_reference(reference, chosen)
+        with self._heads_off(off, len(segment.src) + 1):
+            searched = batches.trace_search(segment, chosen, strategy)
+            best = searched.best if given is None else given
+            tokens = [*best.tokens, EOS] if best.finished else best.tokens
+            target = ExplainedTarget(
+                tokens=tokens,
+                text=batches.detokenize([[best]])[0][0],
+                forced=len(searched.prefix) if given is None else len(tokens),
+                masked=searched.masked if given is None else (),
+                search_sum=best.total if given is None else None,
+            )
+            with self._native.single_threaded():
+                explanation = explain_pair(
+                    self.model,
+                    self.tokenizers,
+                    self.config,
+                    text=segment.text,
+                    source=segment.src,
+                    target=target,
+                    penalty=strategy.penalty,
+                    attribution=attribution,
+                    request={
+                        "text": text,
+                        "source_lang": self.config.data.src_lang,
+                        "target_lang": self.config.data.tgt_lang,
+                        "strategy": strategy.name,
+                        "beam": strategy.beam_size,
+                        "length_penalty": getattr(strategy.penalty, "alpha", None),
+                        "nbest": strategy.nbest,
+                        "max_len": searched.max_length,
+                        "prefix": list(searched.prefix),
+                        "reference": reference,
+                        "off": list(off),
+                        "seed": chosen.seed if chosen.sample else None,
+                    },
+                )
+        return add_search(
+            explanation, searched, self.tokenizers.tgt, has_reference=given is not None
+        )
+
+    def ablate(self, explanation: Explanation, heads: Sequence[str], **options: Any) -> Ablation:
+        """Return what changes when heads such as "x3.2" are switched off.
+
+        `effect` is the change of each target token's log-probability under teacher forcing. The
+        new translation is a search with the explanation's beam, length penalty and prefix; options
+        that it does not state, such as constraints, are given again as `options`.
+        """
+        forced, before = self._forced_target(explanation), explanation.request.get("off", ())
+        segment = self._first_segment(explanation.request["text"])
+        off = list(dict.fromkeys([*before, *heads]))
+        chosen = _parse_options(_repeat_options(explanation.request) | options)
+        strategy = chosen.strategy(self.config.decode)
+        with self._native.single_threaded(), self._heads_off(before, forced.src_length):
+            selected = select_heads(explanation.sites, [head for head in off if head not in before])
+            effect = ablate_heads(forced, selected)
+        with self._heads_off(off, forced.src_length):
+            searched = self._batch_translator.trace_search(segment, chosen, strategy)
+            best = searched.best
+            tokens = [*best.tokens, EOS] if best.finished else best.tokens
+            target = ExplainedTarget(
+                tokens, searched.texts[0], len(searched.prefix), searched.masked, best.total
+            )
+            with self._native.single_threaded():
+                logits = plain_logits(self.model, segment.src, tokens)
+        steps = build_steps(logits, target, self.tokenizers.tgt)
+        return Ablation(
+            off=list(heads),
+            effect=[float(each) for each in effect],
+            sum_change=float(effect.sum()),
+            target=tokenize_text(
+                self.tokenizers.tgt, target.text, tokens, lang=self.config.data.tgt_lang
+            ),
+            steps=steps,
+            score=build_score(steps, strategy.penalty),
+        )
+
+    def attribute(
+        self, explanation: Explanation, method: str
+    ) -> tuple[Attribution, dict[str, Array]]:
+        """Return the attribution of an explanation's target by a method, and its arrays.
+
+        The methods are input_x_gradient, integrated_gradients, value_zeroing and occlusion.
+        """
+        forced, off = self._forced_target(explanation), explanation.request.get("off", ())
+        with self._native.single_threaded(), self._heads_off(off, forced.src_length):
+            return attribution_fields(attribute_tokens(forced, method))
+
+    def head_effects(self, explanation: Explanation) -> Iterator[tuple[str, float]]:
+        """Yield each head with the change of the target's log-probability without it.
+
+        Heads of the decoder come first; they come in batches, as they are computed.
+        """
+        forced, off = self._forced_target(explanation), explanation.request.get("off", ())
+        ids = {site.path: site.id for site in explanation.sites}
+        # Switched off and run within `next`, not between: a generator's context is its caller's.
+        for batch in head_batches(forced):
+            with self._native.single_threaded(), self._heads_off(off, forced.src_length):
+                effects = measure_head_batch(forced, batch)
+            yield from ((f"{ids[each.path]}.{each.head}", each.total) for each in effects)
+
+    def _first_segment(self, text: str) -> Segment:
+        """Return the first segment of a text to explain; raise DataError if it has none."""
         [line] = split_lines(
-            list(iter_texts([text])), self.tokenizers.src, longest=batches.max_segment_tokens
+            list(iter_texts([text])),
+            self.tokenizers.src,
+            longest=self._batch_translator.max_segment_tokens,
         )
         if not line.segments:
             raise DataError(
                 "a text to explain must hold words", found=repr(text), fix="pass a text with words"
             )
-        segment = line.segments[0]
-        if self.engine is not self._native:
-            batches.log_native_fallback("cannot record or edit attention")
-        strategy = chosen.strategy(self.config.decode)
-        given = None if reference is None else batches.encode_reference(reference, chosen)
-        searched = batches.trace_search(segment, chosen, strategy)
-        best = searched.best if given is None else given
-        tokens = [*best.tokens, EOS] if best.finished else best.tokens
-        target = ExplainedTarget(
-            tokens=tokens,
-            text=batches.detokenize([[best]])[0][0],
-            forced=len(searched.prefix) if given is None else len(tokens),
-            masked=searched.masked if given is None else (),
-            search_sum=best.total if given is None else None,
+        return line.segments[0]
+
+    @contextlib.contextmanager
+    def _heads_off(self, names: Sequence[str], sources: int) -> Iterator[None]:
+        """Switch heads off within the block, for this thread, if there are any."""
+        if not names:
+            yield
+            return
+        sites = [each.site for each in locate_sites(self.model)]
+        with heads_switched_off(self.model, select_heads(sites, names), sources=sources):
+            yield
+
+    def _forced_target(self, explanation: Explanation) -> ForcedTarget:
+        """Return an explanation's source and target; raise DataError if they are not ours."""
+        source, target = (
+            [token.id for token in side.tokens] for side in (explanation.source, explanation.target)
         )
-        with self._native.single_threaded():
-            explanation = explain_pair(
-                self.model,
-                self.tokenizers,
-                self.config,
-                text=segment.text,
-                source=segment.src,
-                target=target,
-                penalty=strategy.penalty,
-                request={
-                    "text": text,
-                    "source_lang": self.config.data.src_lang,
-                    "target_lang": self.config.data.tgt_lang,
-                    "strategy": strategy.name,
-                    "beam": strategy.beam_size,
-                    "length_penalty": getattr(strategy.penalty, "alpha", None),
-                    "nbest": strategy.nbest,
-                    "max_len": searched.max_length,
-                    "prefix": list(searched.prefix),
-                    "reference": reference,
-                    "off": [],
-                    "seed": chosen.seed if chosen.sample else None,
-                },
+        digest = model_digest(self.model, self.tokenizers)
+        if explanation.model.get("digest", digest) != digest:
+            raise DataError(
+                "an explanation must be of this model",
+                found=f"one of another, {explanation.model.get('name') or 'without a name'}",
+                fix="explain the text with this model first",
             )
-        return add_search(
-            explanation, searched, self.tokenizers.tgt, has_reference=given is not None
-        )
+        return ForcedTarget.build(self.model, source, target)
 
     def _translate_windows(
         self,
@@ -734,6 +853,17 @@ class Translator:
             max_rows=options.batch_size,
         )
         return [[segments[number] for number in group] for group in groups]
+
+
+def _repeat_options(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of an explanation's search, as far as its request states them."""
+    options = {name: request.get(name) for name in ("length_penalty", "nbest")}
+    options["prefix_ids"] = request.get("prefix") or None
+    if request.get("strategy") == "sampling":
+        options |= {"sample": True, "seed": request.get("seed")}
+    else:
+        options["beam"] = request.get("beam")
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _check_unsplit(lines: Sequence[SegmentedLine]) -> None:
