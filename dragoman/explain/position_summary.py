@@ -31,7 +31,6 @@ from dragoman.explain.forced_target import ForcedTarget
 from dragoman.layers.convolution import GatedConvolution
 from dragoman.layers.rnn import RNN, SlicedRNN
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.models.prefix_lm import PrefixLM
 from dragoman.models.stack import Stack
 
 MAX_POSITIONS = 128  # of the similarity
@@ -187,8 +186,7 @@ def _read_curves(
         for path, attention in attentions.items():
             is_source = path.startswith("encoder.")
             length = forced.src_length if is_source else forced.tgt_length
-            causal = not is_source and not isinstance(forced.model, PrefixLM)
-            curves[path] = distance_curve(attention, inputs[path], length, causal=causal)
+            curves[path] = distance_curve(attention, inputs[path], length, causal=not is_source)
         return curves
 
 

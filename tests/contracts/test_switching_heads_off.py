@@ -1,0 +1,103 @@
+"""Every recipe's miniature: heads off, their effects, the lens and attribution, with their invariants."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from explain_kit import VOCABULARY, tiny_pair
+from model_kit import shaken
+
+from dragoman.attention.recorder import record
+from dragoman.config import ModelConfig, read_config
+from dragoman.errors import DataError
+from dragoman.explain.attribution import attribute_tokens, attribution_note
+from dragoman.explain.forced_target import ForcedTarget
+from dragoman.explain.head_ablation import (
+    ablate_heads,
+    attention_parts,
+    estimate_head_effects,
+    measure_head_effects,
+)
+from dragoman.explain.logit_lens import read_logit_lens, token_ranks
+from dragoman.explain.position_summary import summarize_positions
+from dragoman.models.factory import build_model
+from dragoman.recipes.catalogue import recipes_of
+from dragoman.recipes.mini import mini
+
+# What they choose changes on the way from the baseline, and no number of points resolves a jump.
+HARD_CHOICES = ("kitaev2020", "luong2015_local_p", "raffel2017", "chiu2018", "xu2015")
+
+
+@functools.cache
+def settings() -> dict[str, ModelConfig]:
+    """Return the model of every recipe's miniature, each different one once."""
+    found: dict[str, ModelConfig] = {}
+    for name in recipes_of("translate"):
+        config = read_config(recipe=name, scale=mini).model
+        if config not in found.values():
+            found[name] = config
+    return found
+
+
+@pytest.fixture
+def forced(name: str) -> ForcedTarget:
+    torch.manual_seed(0)
+    model = build_model(settings()[name], src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
+    return tiny_pair(shaken(model, 0.05).eval().requires_grad_(False))
+
+
+@pytest.mark.parametrize("name", settings())
+def test_heads_off(forced: ForcedTarget, name: str) -> None:
+    parts = attention_parts(forced.model)
+    estimates = estimate_head_effects(forced)
+    assert {path: len(row) for path, row in estimates.items()} == {
+        path: part.heads for path, part in parts.items()
+    }
+    effects = list(measure_head_effects(forced))
+    assert len(effects) == sum(part.heads for part in parts.values())
+    for each in effects[:: max(1, len(effects) // 4)]:
+        np.testing.assert_allclose(
+            each.changes, ablate_heads(forced, {each.path: [each.head]}), atol=1e-5
+        )
+    assert not ablate_heads(forced, {}).any()
+    assert np.isfinite(ablate_heads(forced, {path: [0] for path in parts})).all()
+    if not parts:
+        with pytest.raises(DataError, match="its attentions are none"):
+            ablate_heads(forced, {"decoder.0.cross": [0]})
+
+
+@pytest.mark.parametrize("name", settings())
+def test_the_lens_ends_in_the_models_logits(forced: ForcedTarget, name: str) -> None:
+    lens = read_logit_lens(forced)
+    with torch.no_grad(), record(forced.model):
+        logits = forced.model(forced.src, forced.tgt_in)[0]
+    assert torch.equal(lens.final_logits, logits)
+    assert np.array_equal(lens.ranks[-1], token_ranks(logits, forced.tgt_out).numpy())
+    assert lens.ranks.min() >= 1
+    assert lens.ranks.max() <= VOCABULARY
+    found = summarize_positions(forced, {}).positions
+    assert found["note"]
+
+
+@pytest.mark.parametrize("name", settings())
+def test_attribution(forced: ForcedTarget, name: str) -> None:
+    found = attribute_tokens(forced, "integrated_gradients")
+    assert found.gap is not None
+    assert found.gap <= 0.05 or name in HARD_CHOICES
+    gradients, occluded = (
+        attribute_tokens(forced, method) for method in ("input_x_gradient", "occlusion")
+    )
+    for each in (found, gradients, occluded):
+        assert each.source is not None
+        assert each.source.shape == (6, 5)
+        assert np.isfinite(each.source).all()
+        assert np.array_equal(each.target, np.tril(each.target))
+    if attention_parts(forced.model):
+        assert attribute_tokens(forced, "value_zeroing").target.min() >= 0.0
+    else:
+        with pytest.raises(DataError, match="value zeroing needs a model with attention"):
+            attribute_tokens(forced, "value_zeroing")
+    assert bool(attribution_note(forced)) == (name in HARD_CHOICES)
