@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from explain_kit import VOCABULARY, tiny_pair
+from forced_kit import VOCABULARY, tiny_pair
 from model_kit import shaken
 
 from dragoman.attention.recorder import record

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from explain_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
+from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
 from dragoman.errors import DataError

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from explain_kit import tiny_language_model, tiny_model, tiny_pair
+from forced_kit import tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
 from dragoman.attention.recorder import record

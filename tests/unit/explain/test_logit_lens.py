@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from explain_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
+from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.attention.recorder import record
 from dragoman.explain.logit_lens import read_logit_lens, token_ranks

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from explain_kit import tiny_language_model, tiny_model, tiny_pair
+from forced_kit import tiny_language_model, tiny_model, tiny_pair
 
 from dragoman.attention.multi_head import SelfAttention
 from dragoman.explain.forced_target import ForcedTarget
