@@ -56,6 +56,7 @@ from dragoman.explain.head_ablation import (
 )
 from dragoman.explain.search_diagnosis import TracedSearch, add_search
 from dragoman.explain.token_spans import tokenize_text
+from dragoman.inference.branches import branch_prefix, compute_branches, list_branches
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
@@ -279,6 +280,29 @@ class BatchTranslator:
         searched = run(options, 0)
         again = None if searched.texts[0].strip() else self._retry_options(segment, options)
         return searched if again is None else run(*again)
+
+    def search_prefixes(
+        self, segment: Segment, prefixes: Sequence[Sequence[int]], strategy: SearchStrategy
+    ) -> list[tuple[Hypothesis, str]]:
+        """Search one segment with each of several forced prefixes; return the best of each."""
+        groups = group_by_length(
+            [len(segment.src) + 1 + len(prefix) for prefix in prefixes],
+            batch_tokens=self._config.decode.batch_tokens,
+            rows_per_sentence=strategy.rows_per_sentence,
+        )
+        found = dict[int, tuple[Hypothesis, str]]()
+        for group in groups:
+            request = SearchRequest(
+                strategy=strategy,
+                sources=[segment.src] * len(group),
+                limits=[self._max_length(segment, prefixes[number]) for number in group],
+                prefixes=[prefixes[number] for number in group],
+                sample_ids=[segment.sample_id] * len(group),
+            )
+            best = [hypotheses[0] for hypotheses in self.native.generate(request)]
+            [texts] = self.detokenize([best])
+            found |= dict(zip(group, zip(best, texts, strict=True), strict=True))
+        return [found[number] for number in range(len(prefixes))]
 
     def _max_length(self, segment: Segment, prefix: Sequence[int]) -> int:
         """Return the most tokens of a segment's translation."""
@@ -777,6 +801,39 @@ class Translator:
                 fix="explain the text with this model first",
             )
         return ForcedTarget.build(self.model, source, target)
+
+    def branch(
+        self, explanation: Explanation, step: int, token: int, **options: Any
+    ) -> Explanation:
+        """Explain what follows if another token stands at a step; the tokens before it stay.
+
+        It is a search with the explanation's beam and length penalty, and with the same heads off.
+        """
+        request = explanation.request
+        repeated = _repeat_options(request) | {"off": request.get("off", ())}
+        forced = {"prefix_ids": branch_prefix(explanation, step, token)}
+        return self.explain(request["text"], **(repeated | options | forced))
+
+    def add_branches(self, explanation: Explanation, per_step: int = 2) -> Explanation:
+        """Return the explanation with branches to the best alternatives of each step.
+
+        A page that was written to a file shows these; a served one asks for any.
+        """
+        chosen = list_branches(explanation, per_step)
+        forced, off = self._forced_target(explanation), explanation.request.get("off", ())
+        with self._heads_off(off, forced.src_length), self._native.single_threaded():
+            branches = compute_branches(self, explanation, chosen) if chosen else {}
+        return dataclasses.replace(explanation, branches={**explanation.branches, **branches})
+
+    def search_prefixes(
+        self, explanation: Explanation, prefixes: Sequence[Sequence[int]]
+    ) -> list[tuple[Hypothesis, str]]:
+        """Search the source of an explanation once with each prefix; return the best of each."""
+        chosen = _parse_options(_repeat_options(explanation.request) | {"prefix_ids": None})
+        segment = self._first_segment(explanation.request["text"])
+        return self._batch_translator.search_prefixes(
+            segment, prefixes, chosen.strategy(self.config.decode)
+        )
 
     def _translate_windows(
         self,

@@ -54,7 +54,7 @@ def dai2019_lm() -> Config:
             optimizer="adam",  # the paper
             beta2=0.999,  # torch's default, as released
             epsilon=1e-8,  # torch's default, as released
-            learning_rate=5e-4,  # replications: 3.5e-4 for half the batch; 8e-4 diverges after warm-up
+            learning_rate=5e-4,  # replications: 3.5e-4 for half the batch; 8e-4 diverges later
             schedule="cosine",  # released
             warmup_steps=3_000,  # replications
             max_grad_norm=0.25,  # released: clip

@@ -1,0 +1,107 @@
+"""Branches: another token at a step, the tokens before it kept, and the rest decoded again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from translator_kit import CONFIG, TEXT, write_random
+
+from dragoman.errors import DataError
+from dragoman.explain import Explanation
+from dragoman.explain.token_changes import compare_outputs
+from dragoman.inference import Translator, branches
+from dragoman.text.special_tokens import BOS, EOS, PAD
+from dragoman.text.tokenizer import train_tokenizers
+
+SOURCE = "Zwei Kinder spielen?"
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    tokenizers = train_tokenizers(TEXT, TEXT, CONFIG.text)
+    path: Path = write_random(tmp_path_factory.mktemp("model") / "random", tokenizers)
+    found = Translator.load(path, device="cpu")
+    with torch.no_grad():
+        weight = found.model.output_weight
+        weight[EOS] = weight[[300, 310, 329]].mean(dim=0) * 1.2
+    return found
+
+
+@pytest.fixture(scope="module")
+def explanation(translator: Translator) -> Explanation:
+    return translator.explain(SOURCE, beam=3, length_penalty=1.0)
+
+
+def test_branches_of_a_file_are_those_that_a_page_would_ask_for(
+    translator: Translator, explanation: Explanation
+) -> None:
+    found = translator.add_branches(explanation, per_step=2)
+    assert found.digest == explanation.digest, "branches are no part of it"
+    assert len(found.branches) == 2 * len(explanation.steps)
+    for name, branch in found.branches.items():
+        step, token = map(int, name.split(":"))
+        assert token not in (PAD, BOS)
+        alone = translator.branch(explanation, step, token)
+        assert branch["target"]["text"] == alone.translation
+        ids = [each["id"] for each in branch["target"]["tokens"]]
+        assert ids == [each.id for each in alone.target.tokens]
+        assert ids[: step + 1] == [each.id for each in explanation.target.tokens[:step]] + [token]
+        assert branch["score"]["sum"] == pytest.approx(alone.score["sum"], abs=1e-4)
+        assert branch["score"]["normalised"] == pytest.approx(alone.score["normalised"], abs=1e-4)
+        assert branch["score"]["penalty"] == alone.score["penalty"] == "gnmt 1"
+        for mine, other in zip(branch["steps"], alone.steps, strict=True):
+            assert mine["id"] == other.id
+            assert mine["forced"] == other.forced
+            assert mine["logprob"] == pytest.approx(other.logprob, abs=1e-4)
+        changes = compare_outputs(explanation, alone)
+        assert branch["changes"]["states"] == list(changes.states)
+    read = Explanation.from_json(found.to_json())
+    assert read.branches == found.branches
+
+
+def test_the_alternatives_of_forced_tokens_are_no_branches(translator: Translator) -> None:
+    found = translator.explain(SOURCE, beam=2, prefix_ids=[300, 301])
+    assert {step for step, _ in branches.list_branches(found, 1)} == set(range(2, len(found.steps)))
+
+
+def test_there_are_at_most_so_many_branches(
+    translator: Translator, explanation: Explanation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(branches, "MAX_BRANCHES", 3)
+    assert len(translator.add_branches(explanation, per_step=8).branches) == 3
+    assert translator.add_branches(explanation, per_step=0).branches == {}
+
+
+@pytest.mark.parametrize("step", [-1, 99])
+def test_a_branch_must_leave_at_a_step_of_the_target(
+    translator: Translator, explanation: Explanation, step: int
+) -> None:
+    with pytest.raises(DataError, match=f"a branch must leave the target .*; found {step}"):
+        translator.branch(explanation, step, 300)
+
+
+def test_a_token_that_is_none_is_refused(translator: Translator, explanation: Explanation) -> None:
+    with pytest.raises(DataError, match="found 1"):
+        translator.branch(explanation, 0, BOS)
+
+
+def test_a_branch_has_the_heads_off_that_its_explanation_had_off(translator: Translator) -> None:
+    off = ["x0.1", "d1.0"]
+    found = translator.explain(SOURCE, beam=2, off=off)
+    [(step, token), *_] = branches.list_branches(found, 1)
+    branch = translator.branch(found, step, token)
+    assert branch.request["off"] == off
+    assert (
+        branch.digest
+        == translator.explain(
+            SOURCE,
+            beam=2,
+            off=off,
+            prefix_ids=[*(each.id for each in found.target.tokens[:step]), token],
+        ).digest
+    )
+    stored = translator.add_branches(found, per_step=1).branches[f"{step}:{token}"]
+    assert stored["target"]["text"] == branch.translation
+    assert stored["score"]["sum"] == pytest.approx(branch.score["sum"], abs=1e-4)
