@@ -46,7 +46,7 @@ addStrings(
     'strip.masked': ({ count }) => `${count} tokens were forbidden here.`,
     'strip.alternatives': 'Alternatives for this token',
     'strip.alternativesHint': 'Take one: everything before it stays, the rest is translated again.',
-    'strip.alternativesFile': 'In this file, alternatives marked “ready” can be taken; for the others run:',
+    'strip.alternativesFile': 'This file has the translations of those marked “ready”; dragoman explore can take them all.',
     'strip.chosen': 'chosen',
     'strip.ready': 'ready',
     'strip.changed': 'What changed',
@@ -107,7 +107,7 @@ addStrings(
     'strip.masked': '此处禁止了 {count} 个词元。',
     'strip.alternatives': '这个词元的备选',
     'strip.alternativesHint': '采用一个：之前的保持不变，之后的重新翻译。',
-    'strip.alternativesFile': '在这个文件中只能采用标有“就绪”的备选；其他的请运行：',
+    'strip.alternativesFile': '这个文件只含标有“就绪”的备选的译文；dragoman explore 可以采用全部备选。',
     'strip.chosen': '已选',
     'strip.ready': '就绪',
     'strip.changed': '有何变化',
@@ -378,7 +378,9 @@ class StripPanel {
       fact('strip.logprob', stripLog(step.logprob)),
       fact('strip.cumulative', stripLog(sum)));
     const left = element('div', { class: 'reading' }, this.readSentence(ex, t), facts);
-    if (step.masked) left.append(element('p', { class: 'quiet' }, translate('strip.masked', { count: step.masked })));
+    // Padding and the like are forbidden everywhere; more than that is worth a sentence.
+    const usual = Math.min(...ex.steps.map((each) => each.masked ?? 0));
+    if (step.masked > usual) left.append(element('p', { class: 'quiet' }, translate('strip.masked', { count: step.masked })));
     this.parts.detail.replaceChildren(left, ...(ex.hasClasses ? [] : [this.buildAlternatives(ex, t)]));
   }
 
@@ -397,7 +399,7 @@ class StripPanel {
     };
     sentence.append(' ', ...fill(translate('strip.readHead'), {
       head: element('strong', {}, head.name),
-      weight: formatProbability(head.weight),
+      weight: formatNumber(head.weight),
     }), ' ', element('button', { type: 'button', class: 'plain inline', onclick: open }, translate('strip.openHead')));
     return sentence;
   }
@@ -442,14 +444,9 @@ class StripPanel {
         this.target.roving.focus(this.target.items[t]);
       }
     });
-    const hint = api
-      ? [element('p', { class: 'quiet' }, translate('strip.alternativesHint'))]
-      : [
-        element('p', { class: 'quiet' }, translate('strip.alternativesFile')),
-        element('code', { class: 'command', tabindex: '0' }, explainCommand(ex)),
-      ];
+    const hint = element('p', { class: 'quiet' }, translate(api ? 'strip.alternativesHint' : 'strip.alternativesFile'));
     return element('div', { class: 'choices' },
-      element('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, ...hint);
+      element('h3', { id: 'strip-alternatives' }, translate('strip.alternatives')), list, hint);
   }
 
   focusAlternatives() {

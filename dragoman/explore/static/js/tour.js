@@ -323,10 +323,13 @@ class TourPanel {
       const ex = context.current();
       if (ex && changed.has('tour')) this.show(ex);
     });
-    new ResizeObserver(() => {
-      const active = context.store.get().tour !== null;
-      document.documentElement.style.setProperty('--tour', active ? `${this.section.offsetHeight}px` : '0px');
-    }).observe(this.section);
+    new ResizeObserver(() => this.measureCard()).observe(this.section);
+  }
+
+  // How much of the window the card covers, so that panels stop below it.
+  measureCard() {
+    const active = this.context.store.get().tour !== null;
+    document.documentElement.style.setProperty('--tour', active ? `${this.section.offsetHeight}px` : '0px');
   }
 
   go(ex, at, { push = true } = {}) {
@@ -394,6 +397,7 @@ class TourPanel {
           tour < 8 ? button('next', 'tour.next', move(1), true) : button('next', 'tour.finish', () => this.leave(), true),
           tour < 8 ? button('leave', 'tour.leave', () => this.leave()) : null)),
     );
+    this.measureCard();
     if (focus) (this.body.querySelector(`[data-action="${focus}"]`) ?? this.body.querySelector('[data-action="next"]')).focus({ preventScroll: true });
   }
 
