@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -140,9 +141,10 @@ class WireForm:
         if sum(_tensor_bytes(name, self.arrays[name], None) for name in names) <= room:
             return True
         for factor in range(2, largest + 1):
+            edges = functools.cache(functools.partial(self._edges, factor))
             pools = {
                 name: {
-                    axis: pool_edges(length, factor, self._words(label))
+                    axis: edges(length, label)
                     for axis, length, label in zip(
                         "qk",
                         self._matrix_shape(name),
@@ -159,6 +161,10 @@ class WireForm:
                 self._apply_pools(pools, factor, room - sizes)
                 return True
         return False
+
+    def _edges(self, factor: int, length: int, axis: str) -> list[int]:
+        """Return the borders of groups of an axis."""
+        return pool_edges(length, factor, self._words(axis))
 
     def _apply_pools(self, pools: Mapping[str, Pool], factor: int, room: int) -> None:
         """Pool matrices, and keep the strongest heads exact beside them while there is room."""
