@@ -17,8 +17,10 @@ A label is computed, never guessed; its score is what the threshold is compared 
 | focused     | the entropy is less than 0.25 log K                                                |
 | dead        | its contributions are less than 1 % of its site's                                  |
 
-A row could not have a label if no key, or every key it may attend to, has the property. The
-thresholds are starting values; nothing was tuned on them.
+A row could not have a label if no key, or every key it may attend to, has the property. "At least
+half" is also at least 1.5 times what uniform weights would put there: where most tokens are rare,
+reading rare tokens says nothing about a head. The thresholds are starting values; nothing was tuned
+on them.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ MIN_MASS = 0.5  # of the weight: sink, end, same token, same word, punctuation, 
 MIN_RANK_CORRELATION = 0.9
 MIN_BROAD, MAX_FOCUSED = 0.85, 0.25  # of log K
 MAX_DEAD = 0.01  # of the site's contributions
+MIN_LIFT = 1.5  # times the mass of uniform weights
 RARE_RANK = 0.9  # of the ranks
 MIN_ROWS = 3  # rows that offset and monotonic need
 _TINY = 1e-9
@@ -164,13 +167,7 @@ def _key_labels(
         kinds["rare"] = keys.mask(
             [token.rank is not None and token.rank > RARE_RANK * most for token in keys.tokens]
         )
-    return [
-        (name, mass)
-        for name, chosen in kinds.items()
-        if (mass := _mean_mass(weights, np.broadcast_to(chosen, weights.shape), visible))
-        is not None
-        and mass >= MIN_MASS
-    ]
+    return _mass_labels(kinds, weights, visible)
 
 
 def _pair_labels(
@@ -187,11 +184,7 @@ def _pair_labels(
     if is_self:
         joined = (queries.words[:, None] == keys.words[None, :]) & (keys.words >= 0)[None, :]
         kinds["same word"] = joined & elsewhere
-    return [
-        (name, mass)
-        for name, chosen in kinds.items()
-        if (mass := _mean_mass(weights, chosen, visible)) is not None and mass >= MIN_MASS
-    ]
+    return _mass_labels(kinds, weights, visible)
 
 
 def _offset_label(weights: Float64) -> list[tuple[str, float]]:
@@ -242,13 +235,23 @@ def _entropy_labels(weights: Float64, visible: Mask) -> list[tuple[str, float]]:
     return [("broad", score)] * (score > MIN_BROAD) + [("focused", score)] * (score < MAX_FOCUSED)
 
 
-def _mean_mass(weights: Float64, chosen: Mask, visible: Mask) -> float | None:
-    """Return the mean fraction of the weight on chosen keys, over rows that have a choice."""
-    possible = (chosen & visible).any(axis=1) & (~chosen & visible).any(axis=1)
-    possible &= weights.sum(axis=1) > _TINY
-    if not possible.any():
-        return None
-    return float((_distributions(weights[possible]) * chosen[possible]).sum(axis=1).mean())
+def _mass_labels(
+    kinds: Mapping[str, Mask], weights: Float64, visible: Mask
+) -> list[tuple[str, float]]:
+    """Return the kinds of keys that a head gives much of its weight, with the mean fraction."""
+    labels = list[tuple[str, float]]()
+    for name, chosen in kinds.items():
+        chosen = chosen & visible
+        # Rows that have a choice.
+        rows = chosen.any(axis=1) & (~chosen & visible).any(axis=1)
+        rows &= weights.sum(axis=1) > _TINY
+        if not rows.any():
+            continue
+        mass = float((_distributions(weights[rows]) * chosen[rows]).sum(axis=1).mean())
+        uniform = float((chosen[rows].sum(axis=1) / visible[rows].sum(axis=1)).mean())
+        if mass >= max(MIN_MASS, MIN_LIFT * uniform):
+            labels.append((name, mass))
+    return labels
 
 
 def _visible_keys(site: AttentionSite, shape: tuple[int, ...]) -> Mask:

@@ -79,6 +79,17 @@ def test_labels_of_keys(name: str, keys: list[int]) -> None:
     assert name not in labels_of(onto(1, 2, 4))
 
 
+def test_a_head_that_reads_what_is_everywhere_has_no_label() -> None:
+    """Where most tokens are rare, so is what any head reads."""
+    rare = TokenizedText(
+        TEXT.text, tokens=[*(Token(9, "x", (0, 0), rank=99),) * 7, TEXT.tokens[-1]]
+    )
+    site = AttentionSite("e0", "encoder.0.self", "self", "encoder", 0, 1, "source", "source")
+    arrays = {"e0.w": onto(1, 2, 3)[None]}
+    [found] = summarize_heads([site], arrays, rare, rare, ranks={"source": 100, "target": 100})
+    assert "rare" not in dict(found.labels)
+
+
 def test_same_token_and_same_word() -> None:
     weights = np.full((LENGTH, LENGTH), 1 / LENGTH)
     weights[0], weights[4] = onto(4)[0], onto(0)[0]  # the two "the"
