@@ -276,8 +276,9 @@ def save_distribution(path: str | Path, runs: Sequence[tuple[str, TokenStatistic
     from matplotlib.figure import Figure
 
     with figure_style([label for label, _, _ in runs]):
-        figure = Figure(figsize=(ONE_COLUMN, 2.6), layout="constrained")
+        figure = Figure(figsize=(ONE_COLUMN, 2.8), layout="constrained")
         axes = figure.subplots()
+        targets = {(len(found.sorted_mean), smoothing) for _, found, smoothing in runs}
         for number, (label, found, smoothing) in enumerate(runs):
             color = PALETTE[number % len(PALETTE)]
             vocabulary = len(found.sorted_mean)
@@ -293,25 +294,13 @@ def save_distribution(path: str | Path, runs: Sequence[tuple[str, TokenStatistic
                 markevery=_powers(shown),
                 label=f"{start}output, mean of {len(found.right):,} tokens",
             )
-            target = smoothed_target(vocabulary, smoothing)[:shown]
-            named = f"target, label smoothing {smoothing:g}"
-            if smoothing > 0:
-                axes.plot(
-                    ranks,
-                    target,
-                    color=color,
-                    linestyle=(0, (4, 2)),
-                    linewidth=1.0,
-                    label=f"{start}{named}",
-                )
-            else:
-                axes.plot(
-                    [1],
-                    [1.0],
-                    marker="*",
-                    color=color,
-                    linestyle="none",
-                    label=f"{start}target, no label smoothing",
+            if len(targets) > 1 or number == 0:
+                _draw_target(
+                    axes,
+                    smoothed_target(vocabulary, smoothing)[:shown],
+                    smoothing,
+                    color=color if len(targets) > 1 else FAINT,
+                    start=start if len(targets) > 1 else "",
                 )
         use_log_scale(axes, "x")
         use_log_scale(axes, "y")
@@ -320,8 +309,32 @@ def save_distribution(path: str | Path, runs: Sequence[tuple[str, TokenStatistic
             ylabel="probability",
             xlim=(0.9, None),
         )
-        axes.legend()
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.3)
         save_figure(figure, path)
+
+
+def _draw_target(
+    axes: Any, target: NDArray[np.float64], smoothing: float, *, color: str, start: str
+) -> None:
+    """Draw the target of label smoothing; without any it is a single point."""
+    if smoothing > 0:
+        axes.plot(
+            np.arange(1, len(target) + 1),
+            target,
+            color=color,
+            linestyle=(0, (4, 2)),
+            linewidth=1.0,
+            label=f"{start}target, label smoothing {smoothing:g}",
+        )
+        return
+    axes.plot(
+        [1],
+        [1.0],
+        marker="*",
+        color=color,
+        linestyle="none",
+        label=f"{start}target, no label smoothing",
+    )
 
 
 def _powers(shown: int) -> list[int]:
