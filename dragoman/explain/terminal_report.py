@@ -65,12 +65,11 @@ def render_report(
     views = select_views(explanation, kind=kind, layer=layer, head=head)
     shown = Text(no_wrap=True)
     parts = (
-        _header(explanation, width),
+        _header(explanation, width).append_text(_off_part(explanation, width)),
         *(_view_part(view, width) for view in views[:MAX_VIEWS]),
         _more_views(views, width),
         _steps_part(explanation, width),
         _words_part(explanation, views, width),
-        _off_part(explanation, width),
         _missing_part(explanation, width),
     )
     for part in parts:
@@ -274,7 +273,7 @@ def _words_part(explanation: Explanation, views: Sequence[AttentionView], width:
         )
         part.append(f"{fit_cells(label, size)}  {cells}".rstrip() + "\n")
     if sides[0][0].startswith("attribution"):
-        note = "attribution: fractions of the row; what has a minus speaks against the output"
+        note = "attribution: fractions of the row; a minus speaks against the output"
         for line in wrap_cells(note, width):
             part.append(f"{line}\n", "dim")
     if len(sides) == 2:
