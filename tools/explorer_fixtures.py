@@ -99,6 +99,17 @@ def make_sentences(draw: random.Random, count: int) -> Iterator[tuple[str, str]]
         yield german[0].upper() + german[1:] + ".", english[0].upper() + english[1:] + "."
 
 
+def make_monotone(draw: random.Random, count: int) -> Iterator[tuple[str, str]]:
+    """Yield sentences whose words have the same order in both languages."""
+    for _ in range(count):
+        plural = draw.random() < 0.4
+        subject = _plural_phrase(draw) if plural else _singular_phrase(draw)
+        verb, thing = draw.choice(_VERBS), _object_phrase(draw)
+        german = f"{subject[0]} {verb[1 if plural else 0]} {thing[0]}."
+        english = f"{subject[1]} {verb[5 if plural else 4]} {thing[1]}."
+        yield german[0].upper() + german[1:], english[0].upper() + english[1:]
+
+
 def _clause(draw: random.Random) -> tuple[str, str]:
     """Return a main clause in both languages."""
     plural = draw.random() < 0.4
@@ -311,7 +322,7 @@ _GERMAN = (
     "Zwei kleine Kinder haben heute im Garten einen alten Ball gefunden.",
     "Jetzt kann die junge Malerin vor dem Haus eine rote Blume malen.",
 )
-_SUBWORDS = ("text.tokenizer=bpe", "text.vocab_size=320", "text.character_coverage=1.0")
+_SUBWORDS = ("text.tokenizer=bpe", "text.vocab_size=620", "text.character_coverage=1.0")
 
 
 def _translator(recipe: str, steps: int, *settings: str) -> Fixture:
@@ -330,21 +341,27 @@ def _translator(recipe: str, steps: int, *settings: str) -> Fixture:
 FIXTURES: dict[str, Fixture] = {
     "translator": _translator(
         "tiny",
-        900,
+        450,
         "model.width=128",
         "model.heads=4",
-        "model.ffn_width=256",
-        "model.encoder=[transformer*2]",
-        "model.decoder=[transformer*2]",
+        "model.ffn_width=512",
+        "model.encoder=[transformer*3]",
+        "model.decoder=[transformer*3]",
         "model.tie_embeddings=all",
         "train.learning_rate=3e-3",
     ),
-    "rnn": _translator("bahdanau2015", 450),
-    "monotonic": _translator("raffel2017", 400),
-    "convs2s": _translator("gehring2017", 450),
+    "rnn": _translator("bahdanau2015", 350),
+    "monotonic": _translator("chiu2018", 600)._replace(
+        corpus=make_monotone,
+        inputs=(
+            "Zwei kleine Kinder tragen einen alten Ball.",
+            "Die junge Malerin malt eine rote Blume.",
+        ),
+    ),
+    "convs2s": _translator("gehring2017", 350),
     "han": Fixture(
         "yang2016",
-        120,
+        240,
         ("train.batch_tokens=2048",),
         make_reviews,
         write_records,
@@ -397,8 +414,8 @@ FIXTURES: dict[str, Fixture] = {
     ),
     "sets": Fixture(
         "lee2019_isab",
-        300,
-        ("sets.seeds=2", "train.batch_tokens=2048"),
+        200,
+        ("sets.seeds=2", "train.batch_tokens=1024"),
         make_sets,
         write_records,
         4_000,
