@@ -36,6 +36,7 @@ class Fixture(NamedTuple):
     write: Callable[[Path, list[Any]], tuple[str, ...]]  # writes them; returns settings of the data
     examples: int  # in the training set
     inputs: tuple[Any, ...]  # to explain
+    options: dict[str, Any] = {}  # of the explanations  # noqa: RUF012
 
 
 # German and English, with agreement, verb-final participles and inverted main clauses.
@@ -341,7 +342,7 @@ def _translator(recipe: str, steps: int, *settings: str) -> Fixture:
 FIXTURES: dict[str, Fixture] = {
     "translator": _translator(
         "tiny",
-        450,
+        400,
         "model.width=128",
         "model.heads=4",
         "model.ffn_width=512",
@@ -351,7 +352,7 @@ FIXTURES: dict[str, Fixture] = {
         "train.learning_rate=3e-3",
     ),
     "rnn": _translator("bahdanau2015", 350),
-    "monotonic": _translator("chiu2018", 600)._replace(
+    "monotonic": _translator("chiu2018", 500, "text.vocab_size=520")._replace(
         corpus=make_monotone,
         inputs=(
             "Zwei kleine Kinder tragen einen alten Ball.",
@@ -400,7 +401,7 @@ FIXTURES: dict[str, Fixture] = {
     ),
     "language": Fixture(
         "dai2019_lm",
-        300,
+        500,
         (
             "language.segment=16",
             "language.memory=16",
@@ -410,7 +411,11 @@ FIXTURES: dict[str, Fixture] = {
         make_english,
         write_text,
         2_000,
-        ("Two small children have found an old ball in the garden today. A man sees the",),
+        (
+            "Two small children have found an old ball in the garden today. A man sees the red "
+            "flower by the river. Again, two small",
+        ),
+        {"max_tokens": 8},
     ),
     "sets": Fixture(
         "lee2019_isab",
@@ -470,7 +475,8 @@ def explain(name: str, folder: Path) -> list[Path]:
     for number, each in enumerate(FIXTURES[name].inputs):
         path = folder / f"{name}.{number}.json"
         if not path.is_file():
-            path.write_text(predictor.explain(each).to_json(), encoding="utf-8")
+            found = predictor.explain(each, **FIXTURES[name].options)
+            path.write_text(found.to_json(), encoding="utf-8")
         files.append(path)
     return files
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 KINDS = ("encoder", "decoder", "cross")
 METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusion")
 MIN_WIDTH = 40  # columns; narrower terminals wrap by themselves
-_HEAD = re.compile(r"[a-z]+[0-9]+[a-z]?\.[0-9]+")
+# Heads, and parts of some models: a memory, the levels of hierarchical attention, pooling seeds.
+_HEAD = re.compile(r"[a-z]+[0-9]+[a-z]?\.[0-9]+|memory|words|sentences|seed\.[0-9]+")
 _FIGURES_PANEL = "Files"
 _SEARCH_PANEL = "What is explained"
 
