@@ -24,7 +24,13 @@ from dragoman.decoding.beam_trace import (
 from dragoman.decoding.length_penalty import parse_length_penalty
 from dragoman.errors import DataError
 from dragoman.explain.explanation import Explanation
-from dragoman.explain.terminal_plot import fit_cells, label_token, shorten_cells, wrap_cells
+from dragoman.explain.terminal_plot import (
+    SPACE_SIGN,
+    fit_cells,
+    label_token,
+    shorten_cells,
+    wrap_cells,
+)
 from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 
 ALTERNATIVES = 3  # dropped candidates shown beside each token
@@ -77,7 +83,7 @@ def render_beam(
             line = " " * (_STEP_CELLS + 1) + indent + note
             shown.append(f"{shorten_cells(line, width)}\n", "dim")
             continue
-        token = label_token(explanation.pieces.get(int(trace.token[node]), ""))
+        token = _label_piece(explanation.pieces.get(int(trace.token[node]), ""))
         probability = math.exp(float(trace.logprob[node]))
         mark = "*" if node in winner else " "
         numbers = fit_cells(str(trace.step[node] + 1), _STEP_CELLS, right=True) + mark
@@ -92,6 +98,12 @@ def render_beam(
         style = "bold" if node in winner else "" if trace.reason[node] == KEPT else "dim"
         shown.append(f"{shorten_cells(line, width)}\n", style)
     return shown
+
+
+def _label_piece(text: str) -> str:
+    """Return a token with its leading space: " a" and "a" are two candidates."""
+    label = label_token(text)
+    return label if not text.startswith(" ") or label.startswith(SPACE_SIGN) else SPACE_SIGN + label
 
 
 def _title(trace: BeamTrace, explanation: Explanation) -> str:

@@ -74,13 +74,13 @@ def test_every_candidate_stands_below_what_it_could_have_replaced() -> None:
         "beam of 2, 2 steps, 8 candidates recorded; score: summed log-probability, where",
         "finished under the length penalty (none); * leads to the best output",
         "    token               prob    score",
-        "  1*Das                0.607    -0.50",
+        "  1*␣Das               0.607    -0.50",
         "  1   家               0.368    -1.00",
         "  2   </s>             0.819    -1.20  finished: -1.20, 0.50 below the best",
-        "  1   Haus             0.270    -1.31  pruned: 0.31 below the 2nd best",
+        "  1   ␣Haus            0.270    -1.31  pruned: 0.31 below the 2nd best",
         "  1   <unk>            0.819    -0.20  forbidden: never written",
         "  2*</s>               0.819    -0.70  finished: -0.70, the best",
-        "  2   Haus             0.497    -1.20  pruned: level with the 2nd best",
+        "  2   ␣Haus            0.497    -1.20  pruned: level with the 2nd best",
         "  2   ab<202E>cd       0.495    -1.20  pruned: just below the 2nd best",
     ]
     assert all(cell_len(line) <= 80 for line in shown)
