@@ -133,6 +133,16 @@ def explain(
             rich_help_panel=_FIGURES_PANEL,
         ),
     ] = None,
+    branches: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=8,
+            help="Alternatives of each token to continue from in the file of --html or --json; "
+            "each is a search of its own.",
+            rich_help_panel=_FIGURES_PANEL,
+        ),
+    ] = 0,
     device: DeviceOption = "auto",
 ) -> None:
     """Explain one output: attention map, token probabilities, what each word relied on.
@@ -162,7 +172,11 @@ def explain(
         "attribution": attribution,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    _check_task(model, given)
+    _check_task(model, given | ({"branches": branches} if branches else {}))
+    if branches and not json and html is None:
+        raise ConfigError(
+            [f"--branches needs --html or --json; found --branches {branches} alone; add one"]
+        )
 
     from dragoman.inference.catalogue import load  # imports torch
 
@@ -173,6 +187,8 @@ def explain(
     for example in examples:
         found = predictor.explain(example, **given)
         assert found is not None, "a predictor returns an explanation"
+        if branches and (json or html is not None):
+            found = predictor.add_branches(found, branches)
         if json:
             print_text(escape_json_controls(found.to_json()))
         elif not writes:
@@ -239,10 +255,10 @@ def _check_task(model: Path, given: dict[str, Any]) -> None:
 
     task = read_task(model)
     allowed = {
-        "translate": {"beam", "length_penalty", "prefix", "reference"},
+        "translate": {"beam", "length_penalty", "prefix", "reference", "branches"},
         "language": {"prefix"},
     }.get(task, set())
-    for name in ("beam", "length_penalty", "prefix", "reference"):
+    for name in ("beam", "length_penalty", "prefix", "reference", "branches"):
         if name in given and name not in allowed:
             raise ConfigError(
                 [

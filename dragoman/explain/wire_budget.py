@@ -43,8 +43,8 @@ class WireForm:
     """The JSON form of one explanation while it is cut to a budget.
 
     It is cut in this order until it fits: contribution norms; pooled matrices, with the smallest
-    factor; the similarity of positions; extras; pooled attributions; nodes of the beam; the lens;
-    all but three runners-up of each step.
+    factor; stored branches and ablations; the similarity of positions; extras; pooled attributions;
+    nodes of the beam; the lens; all but three runners-up of each step.
     """
 
     def __init__(self, explanation: Explanation, budget: int | None) -> None:
@@ -99,6 +99,7 @@ class WireForm:
         explanation = self._explanation
         position = explanation.positions.get("tensor")
         return [
+            self._drop_precomputed,
             lambda: self._drop([position] if position else []),
             lambda: self._drop(list(explanation.extras.values())),
             self._pool_attributions,
@@ -258,6 +259,13 @@ class WireForm:
             entry["leaf"] = None if entry["leaf"] is None else places[entry["leaf"]]
         self.parts["beam"]["dropped"] += len(nodes["parent"]) - len(kept)
         self.limits["dropped"] = sorted({*self.limits["dropped"], "beam.nodes"})
+
+    def _drop_precomputed(self) -> None:
+        """Leave out branches and ablations: they can be computed again."""
+        for name in ("branches", "ablations"):
+            if self.parts[name]:
+                self.parts[name] = {}
+                self.limits["dropped"].append(name)
 
     def _drop_lens(self) -> None:
         """Leave out the most probable tokens of each layer, and then their ranks."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dragoman.inference.translator import Translator
 
 MAX_BRANCHES = 256  # of one explanation; each is a search of its own
-_TOP_TOKENS = 3  # runners-up kept of each step of a branch
 
 
 def branch_prefix(explanation: Explanation, step: int, token: int) -> list[int]:
@@ -69,9 +68,7 @@ def compute_branches(
             "target": encode_text(
                 tokenize_text(translator.tokenizers.tgt, text, tokens, lang=explanation.target.lang)
             ),
-            "steps": [
-                encode_step(dataclasses.replace(each, top=each.top[:_TOP_TOKENS])) for each in steps
-            ],
+            "steps": [encode_step(dataclasses.replace(each, top=[])) for each in steps],
             "score": {
                 "sum": round(total, 6),
                 "normalised": round(hypothesis.score, 6),

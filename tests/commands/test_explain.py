@@ -126,3 +126,20 @@ def test_options_of_a_search_are_refused_for_labels(tmp_path: Path, capsys) -> N
 def test_the_beam_tree_is_shown_below(bundle, capsys) -> None:
     assert main(["explain", "-m", str(bundle), TEXT, "--beam", "2", "--beam-tree"]) == 0
     assert "beam of 2, " in capsys.readouterr().out
+
+
+def test_branches_are_stored_for_the_page(bundle, capsys, tmp_path) -> None:
+    command = ["explain", "-m", str(bundle), TEXT, "--beam", "2", "--branches", "2"]
+    assert main([*command, "--json"]) == 0
+    found = Explanation.from_json(capsys.readouterr().out)
+    assert len(found.branches) == 2 * len(found.steps)
+    for name, branch in found.branches.items():
+        step, token = map(int, name.split(":"))
+        assert branch["target"]["tokens"][step]["id"] == token
+        assert branch["changes"]["summary"]
+    page = tmp_path / "page.html"
+    assert main([*command, "--html", str(page)]) == 0
+    assert page.stat().st_size > 10_000
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "--branches needs --html or --json; found --branches 2 alone" in capsys.readouterr().err

@@ -59,6 +59,9 @@ def test_branches_of_a_file_are_those_that_a_page_would_ask_for(
         assert branch["changes"]["states"] == list(changes.states)
     read = Explanation.from_json(found.to_json())
     assert read.branches == found.branches
+    small = found.to_dict(budget=len(explanation.to_json()))
+    assert small["branches"] == {}
+    assert "branches" in small["limits"]["dropped"]
 
 
 def test_the_alternatives_of_forced_tokens_are_no_branches(translator: Translator) -> None:
