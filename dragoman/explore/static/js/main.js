@@ -62,23 +62,27 @@ function mainShowError(error) {
   banner.textContent = error ? translate('page.failed', { error: error.message ?? String(error) }) : '';
 }
 
-// Drop what the explanation does not have: a step past the end, a head of another model.
-function mainClamp(ex) {
-  const state = store.get();
-  const patch = {};
+// The state without what the explanation does not have: a step past the end, a head of another model.
+function mainFit(ex, state) {
+  if (!ex) return state;
   const below = (value, count) => (value !== null && value >= count ? null : value);
-  patch.step = below(state.step, ex.steps?.length ?? 0);
-  patch.src = below(state.src, ex.source?.tokens?.length ?? 0);
   const nodes = ex.beam ? (ex.tensors[ex.beam.nodes.parent]?.shape[0] ?? 0) : 0;
-  patch.node = below(state.node, nodes);
   const known = (site, head) => site !== null && head < (ex.site(site)?.heads ?? 0);
-  if (!known(state.site, state.head)) Object.assign(patch, { site: null, head: null, zoom: null });
-  patch.off = state.off.filter((name) => {
-    const at = name.lastIndexOf('.');
-    return known(name.slice(0, at), Number(name.slice(at + 1)));
-  });
-  if (api && ex.digest) patch.e = ex.digest;
-  store.set(patch);
+  const isHead = known(state.site, state.head);
+  return {
+    ...state,
+    step: below(state.step, ex.steps?.length ?? 0),
+    src: below(state.src, ex.source?.tokens?.length ?? 0),
+    node: below(state.node, nodes),
+    site: isHead ? state.site : null,
+    head: isHead ? state.head : null,
+    zoom: isHead ? state.zoom : null,
+    off: state.off.filter((name) => {
+      const at = name.lastIndexOf('.');
+      return known(name.slice(0, at), Number(name.slice(at + 1)));
+    }),
+    e: api && ex.digest ? ex.digest : state.e,
+  };
 }
 
 // Where nothing is selected: the token the model was least sure of and the head that reads its source word.
@@ -169,7 +173,7 @@ function mainReplace(ex, { push = true } = {}) {
     api.use(ex.digest);
     store.set({ e: ex.digest }, { push: push && store.get().e !== '' });
   }
-  mainClamp(ex);
+  store.set(mainFit(ex, store.get()));
   mainChoose(ex);
   mainExplanation = ex;
   mainNotify();
@@ -263,18 +267,21 @@ async function mainLoad() {
   }
 }
 
-async function mainNavigate(state) {
-  if (api && state.e && mainExplanation && state.e !== mainExplanation.digest) {
-    try {
-      mainReplace(decodeExplanation(await api.load(state.e)), { push: false });
-    } catch (error) {
-      mainShowError(error);
-    }
-  } else if (mainExplanation) mainClamp(mainExplanation);
+// Back and forward to another explanation: load it, then take over what the address selects in it.
+async function mainNavigate(wanted) {
+  if (!api || !wanted.e || !mainExplanation || wanted.e === mainExplanation.digest) return;
+  try {
+    const ex = decodeExplanation(await api.load(wanted.e));
+    mainExplanation = null;
+    store.set(mainFit(ex, wanted));
+    mainReplace(ex, { push: false });
+  } catch (error) {
+    mainShowError(error);
+  }
 }
 
 async function mainStart() {
-  mainFlush = connectUrl(store, mainNavigate);
+  mainFlush = connectUrl(store, (state) => mainFit(mainExplanation, state), mainNavigate);
   setLanguage(store.get().lang);
   const language = document.getElementById('tool-lang');
   const nameTheme = connectTheme(document.getElementById('tool-theme'));

@@ -94,7 +94,8 @@ export function fragmentText(fragment) {
 
 // Write the state to the address and read it back on back and forward. A browser allows few writes a second and each
 // takes milliseconds, so moves of the cursor are written when they pause. Returns a function that writes at once.
-export function connectUrl(store, onNavigate) {
+// `fit(state)` takes out of a state what the shown explanation does not have.
+export function connectUrl(store, fit, onNavigate) {
   let reading = false;
   let timer = 0;
   const write = (state, push = false) => {
@@ -115,11 +116,15 @@ export function connectUrl(store, onNavigate) {
   const read = () => {
     clearTimeout(timer);
     timer = 0;
+    const wanted = parseFragment(location.hash);
     reading = true;
-    store.set(parseFragment(location.hash));
-    last = store.get();
-    reading = false;
-    onNavigate(store.get());
+    try {
+      store.set(fit(wanted));
+    } finally {
+      reading = false;
+      last = store.get();
+    }
+    onNavigate(wanted);
   };
   store.set(parseFragment(location.hash));
   store.subscribe((state, changed, { push }) => {
