@@ -29,6 +29,24 @@ def explained_translator(name: str) -> Translator:
             "model.encoder=[reformer(layers=2), transformer]",
             "model.decoder=[lstm, cross_attention, transformer]",
         ],
+        "reformer": [
+            "model.encoder=[reformer(layers=2, buckets=4)]",
+            "model.decoder=[reformer(layers=2, buckets=4)]",
+        ],
+        "prefix_lm": [
+            "model.architecture=prefix_lm",
+            "model.encoder=[]",
+            "model.decoder=[transformer*2]",
+        ],
+        "monotonic": [
+            "model.encoder=[bilstm]",
+            "model.decoder=[lstm(attention=additive, alignment=monotonic)]",
+        ],
+        "location": [
+            "model.encoder=[bigru]",
+            "model.decoder=[gru(attention=additive, alignment=location_sensitive)]",
+        ],
+        "summary": ["model.encoder=[bilstm]", "model.decoder=[lstm]"],
         "convs2s": ["model.encoder=[conv*2]", "model.decoder=[conv*2]"],
         "rnn": ["model.encoder=[bilstm]", "model.decoder=[lstm(attention=additive)]"],
     }[name]

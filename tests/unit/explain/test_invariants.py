@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from explain_kit import TEXT
-from explain_kit import explained_translator as translator
+from explain_kit import TEXT, explained_translator
 from torch import Tensor
 
 from dragoman.attention.multi_head import MultiHead
@@ -28,14 +27,36 @@ from dragoman.text.special_tokens import EOS
 def problems_of(explanation: Explanation, name: str) -> list[str]:
     return [
         *check_explanation(explanation),
-        *check_against_model(explanation, translator(name).model),
+        *check_against_model(explanation, explained_translator(name).model),
         *check_wire_form(explanation, 2_000_000),
     ]
 
 
 @pytest.mark.parametrize("name", ["transformer", "shaw", "convs2s", "rnn"])
 def test_nothing_is_wrong_without_an_error(name: str) -> None:
-    assert problems_of(translator(name).explain(TEXT, beam=2), name) == []
+    assert problems_of(explained_translator(name).explain(TEXT, beam=2), name) == []
+
+
+SENTENCES = [
+    "hund", "a", "das haus", "ein hund und a", "HUND", "haus.", "1, 2", "haus haus haus haus",
+    "hund  und   haus", " hund", "今天", "سلام", "שלום", "नमस्ते", "สวัสดี", "👨‍👩‍👧 und 🇩🇪",
+    "e\u0301\u0323a", "<script>", "a\u202eb", "a \u2581 b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transformer", "prefix_lm", "reformer", "convs2s", "rnn", "monotonic", "location", "summary"],
+)
+def test_every_family_holds_for_twenty_sentences(name: str) -> None:
+    """I1 to I5, I12 to I14 for beams of 1 and 4 and two budgets."""
+    own = explained_translator(name)
+    for at, text in enumerate(SENTENCES):
+        explanation = own.explain(text, beam=1 if at % 2 else 4, attribution=None)
+        assert check_explanation(explanation) == []
+        assert check_against_model(explanation, own.model) == []
+        for budget in (2_000_000, 200_000):
+            assert check_wire_form(explanation, budget) == []
 
 
 Capture = Callable[..., list[PairCapture]]
@@ -220,7 +241,7 @@ ERRORS: dict[str, tuple[str, Any, str]] = {
 @pytest.mark.parametrize("error", ERRORS)
 def test_every_seeded_error_is_noticed(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, seed, invariant = ERRORS[error]
-    own = translator(name)
+    own = explained_translator(name)
     assert problems_of(own.explain(TEXT, beam=1), name) == []
     with monkeypatch.context() as patch:
         seed(patch)
@@ -231,7 +252,7 @@ def test_every_seeded_error_is_noticed(error: str, monkeypatch: pytest.MonkeyPat
 
 def test_padding_that_is_attended_to_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """I8: a batch whose mask is forgotten gives other numbers than each row alone."""
-    model = translator("transformer").model
+    model = explained_translator("transformer").model
     sources, targets = [[5, 6, 7, 8, 9], [5, 6]], [[8, EOS], [9, 10, EOS]]
     alone = attention_maps.capture_pair(model, sources[1], targets[1])
     pad = attention_maps.pad_sources
@@ -246,7 +267,7 @@ def test_padding_that_is_attended_to_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_score_without_its_scale_changes_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """I3: the scale of the explicit path must be that of the fused kernel."""
-    own = translator("transformer")
+    own = explained_translator("transformer")
     forward = ScaledDotScore.forward
 
     def unscaled(self: Any, query: Tensor, *given: Any) -> Tensor:
