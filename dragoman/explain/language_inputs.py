@@ -32,6 +32,7 @@ from dragoman.explain.task_explanations import (
     StackSites,
     Switch,
     TaskInput,
+    column_off,
     contribution_norms,
     describe_positions,
     heads_of,
@@ -392,6 +393,26 @@ class ModeledText(TaskInput):
             total[:, read.begin : read.end] += part
         return total
 
+    reads_target: ClassVar[bool] = True
+
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of a token that was read zero, wherever it is a key."""
+        reads = self.reads()
+
+        def make_edit() -> WeightsEdit:
+            calls = itertools.count()
+
+            def off(weights: Tensor) -> Tensor:
+                read = reads[next(calls) % len(reads)]
+                column = token - (read.end - weights.size(-1))
+                if not 0 <= column < weights.size(-1):
+                    return weights
+                return column_off(column)(weights)
+
+            return off
+
+        return {path: make_edit() for path in find_attentions(self.model)}
+
     @torch.no_grad()
     def occlude(self, ids: Sequence[int]) -> Floats:
         """Return the drop (T, T) of each token's log-probability with each input unknown."""
@@ -637,6 +658,10 @@ class MaskedText(TaskInput):
         """Return numbers (copies, L) of the tokens that are read."""
         values = parts[0][0][:, : len(self.row)]
         return values.view(copies, -1, len(self.row)).sum(dim=1)
+
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of a token zero."""
+        return {path: column_off(token) for path in find_attentions(self.model)}
 
     @torch.no_grad()
     def occlude(self, ids: Sequence[int]) -> Floats:

@@ -19,6 +19,7 @@ from dragoman.explain.task_explanations import (
     SeenSite,
     Switch,
     TaskInput,
+    column_off,
     contribution_norms,
     heads_of,
     to_array,
@@ -149,6 +150,14 @@ class ObservedSet(TaskInput):
     def sum_inputs(self, parts: Mapping[int, Sequence[Tensor]], copies: int) -> Tensor:
         """Return numbers (copies, N) of the elements."""
         return parts[0][0][:, : len(self.elements)]
+
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of an element zero."""
+        return {
+            path: column_off(token)
+            for path in find_attentions(self.model)
+            if not path.startswith("decoder.") and "spread" not in path
+        }
 
     @torch.no_grad()
     def occlude(self, ids: Sequence[int]) -> Floats:

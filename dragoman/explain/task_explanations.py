@@ -26,6 +26,7 @@ from dragoman.attention.recorder import (
     RecordableAttention,
     WeightsEdit,
     edit,
+    find_attentions,
     record,
 )
 from dragoman.config import Config
@@ -46,12 +47,18 @@ TOP = 8  # candidates of a step
 MAX_COPIES = 32  # of an input in one batch, for gradients of several outputs
 MIN_POINTS, MAX_POINTS = 32, 256  # between zero vectors and the input's, of integrated gradients
 MAX_GAP = 0.05  # from completeness; more points are taken above it
-INPUT_X_GRADIENT, INTEGRATED_GRADIENTS, OCCLUSION = (
+INPUT_X_GRADIENT, INTEGRATED_GRADIENTS, VALUE_ZEROING, OCCLUSION = (
     "input_x_gradient",
     "integrated_gradients",
+    "value_zeroing",
     "occlusion",
 )
-ARRAY_NAMES = {INPUT_X_GRADIENT: "ixg", INTEGRATED_GRADIENTS: "ig", OCCLUSION: "occ"}
+ARRAY_NAMES = {
+    INPUT_X_GRADIENT: "ixg",
+    INTEGRATED_GRADIENTS: "ig",
+    VALUE_ZEROING: "vz",
+    OCCLUSION: "occ",
+}
 
 
 class Switch(NamedTuple):
@@ -127,9 +134,22 @@ class TaskInput(abc.ABC):
         """
         raise NotImplementedError
 
+    reads_target: ClassVar[bool] = False  # whether the target's tokens are inputs too
+
     def occlude(self, ids: Sequence[int]) -> Floats:
         """Return the drop (T, S) of each explained number without each token of `sum_inputs`."""
         raise NotImplementedError
+
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of a token of `sum_inputs` zero in all attentions."""
+        raise NotImplementedError
+
+    @property
+    def attributions(self) -> list[str]:
+        """The methods of attribution that the model allows."""
+        gradients = [INPUT_X_GRADIENT, INTEGRATED_GRADIENTS] if self.embeddings else []
+        attentions = [VALUE_ZEROING] if find_attentions(self.model) else []
+        return [*gradients, *attentions, OCCLUSION]
 
     @property
     def max_copies(self) -> int:
@@ -224,6 +244,7 @@ def explain_task(
             "heads": given.config.model.heads,
             "d_model": given.config.model.width,
             "off_switches": list(given.special_switches),
+            "attributions": given.attributions,
             **given.model_fields,
         },
         request={**given.request, "off": list(off)},
@@ -317,12 +338,12 @@ def attribute_task(
     given: TaskInput, explanation: Explanation, method: str
 ) -> tuple[Attribution, dict[str, NDArray[Any]]]:
     """Return the attribution of an explanation's outputs to its input by a method."""
-    known = [INPUT_X_GRADIENT, INTEGRATED_GRADIENTS] if given.embeddings else []
-    if method not in (*known, OCCLUSION):
+    known = given.attributions
+    if method not in known:
         raise ConfigError(
             [
-                f"an attribution of this model must be one of {', '.join([*known, OCCLUSION])}; "
-                f"found {method!r}; {suggest_name(method, [*known, OCCLUSION])}"
+                f"an attribution of this model must be one of {', '.join(known)}; found "
+                f"{method!r}; {suggest_name(method, known)}"
             ]
         )
     ids = [step.id for step in explanation.steps] or [0]
@@ -502,6 +523,8 @@ def _attribute(
     if method == OCCLUSION:
         with changes.apply():
             values = given.occlude(ids)
+    elif method == VALUE_ZEROING:
+        values = zero_each_value(given, ids, changes)
     elif method == INTEGRATED_GRADIENTS:
         values, gap = integrated_gradients(given, ids, changes)
     else:
@@ -548,6 +571,22 @@ def input_x_gradient(
         }
         rows.append(given.sum_inputs(parts, count).float().cpu().numpy())
     return np.concatenate(rows) if rows else np.zeros((0, given.split), np.float32)
+
+
+@torch.no_grad()
+def zero_each_value(given: TaskInput, ids: Sequence[int], changes: _Changes) -> Floats:
+    """Return the drop (T, S) of each explained number when a token's values are zero.
+
+    Mohebbi et al. (2023), "Quantifying Context Mixing in Transformers", who compare hidden states;
+    the output is compared here. A weight of zero is the same as a value of zero.
+    """
+    base = _run_explained(given, ids, changes)
+    count = given.split + (len(given.target(ids).tokens) if given.reads_target else 0)
+    drops = []
+    for token in range(count):
+        with edit(given.model, given.zero_values(token)):
+            drops.append(base - _run_explained(given, ids, changes))
+    return to_array(torch.stack(drops, dim=1))
 
 
 def integrated_gradients(
@@ -642,6 +681,24 @@ def uniform_switch(path: str, *, row: int = 0, of: int = 1) -> Switch:
         return torch.where(chosen.view(-1, 1, 1, 1), uniform, weights)
 
     return Switch(path, off)
+
+
+def column_off(
+    column: int, *, row: int = 0, of: int = 1, part: int = 0, parts: int = 1
+) -> WeightsEdit:
+    """Return an edit that makes a column of weights zero, in all rows of a pass or some.
+
+    Those are every `row` of `of`, or one part of several that stand one after another.
+    """
+
+    def off(weights: Tensor) -> Tensor:
+        rows = torch.arange(weights.size(0), device=weights.device)
+        chosen = (rows % of == row) & (rows // max(1, weights.size(0) // parts) == part)
+        changed = weights.clone()
+        changed[chosen, :, :, column] = 0.0
+        return changed
+
+    return off
 
 
 def contribution_norms(

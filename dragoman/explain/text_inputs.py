@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.recorder import AttentionRecords, find_attentions
+from dragoman.attention.recorder import AttentionRecords, WeightsEdit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite, Token, TokenizedText
 from dragoman.explain.task_explanations import (
@@ -19,6 +19,7 @@ from dragoman.explain.task_explanations import (
     StackSites,
     Switch,
     TaskInput,
+    column_off,
     contribution_norms,
     heads_of,
     read_stack,
@@ -214,6 +215,20 @@ class ClassifiedText(TaskInput):
             if path in records:
                 sites.append(self._read_pooling(records, path, letter, labels, numbers))
         return sites
+
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of a word zero: in the encoder and the pooling."""
+        found = find_attentions(self.model)
+        if not self.is_hierarchical:
+            return {path: column_off(token) for path in found}
+        ends = np.cumsum([len(each) for each in self.sentences]).tolist()
+        row = next(number for number, end in enumerate(ends) if token < end)
+        column = token - (ends[row - 1] if row else 0)
+        return {
+            path: column_off(column, row=row, of=len(ends))
+            for path in found
+            if path.startswith("encoder.") or path == "words"
+        }
 
     def _read_words(
         self, records: AttentionRecords, lengths: Sequence[int], numbers: Sequence[str]
@@ -436,6 +451,10 @@ class TaggedText(TaskInput):
         """Return numbers (copies, S) of the tokens."""
         return parts[0][0]
 
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of a token zero."""
+        return {path: column_off(token) for path in find_attentions(self.model)}
+
     @torch.no_grad()
     def occlude(self, ids: Sequence[int]) -> Floats:
         """Return the drop (T, S) of each tag's log-probability with each token unknown.
@@ -559,6 +578,23 @@ class ComparedPair(TaskInput):
         if self.pairs.is_sequence:  # with </s> in between
             return torch.cat([values[:, :first], values[:, first + 1 : first + 1 + second]], dim=1)
         return torch.cat([values[:copies, :first], values[copies:, :second]], dim=1)
+
+    reads_target: ClassVar[bool] = True
+
+    def zero_values(self, token: int) -> dict[str, WeightsEdit]:
+        """Return edits that make the values of a word of either sentence zero."""
+        side, column = (0, token) if token < self.split else (1, token - self.split)
+        paths = list(find_attentions(self.model))
+        if self.pairs.is_sequence:
+            at = column if side == 0 else self.split + 1 + column
+            return {path: column_off(at) for path in paths}
+        # Direction `a` reads the second sentence, `b` the first.
+        other = f"interaction.cross.{'ba'[side]}"
+        return {
+            path: column_off(column) if path == other else column_off(column, part=side, parts=2)
+            for path in paths
+            if path == other or not path.startswith("interaction.cross.")
+        }
 
     @torch.no_grad()
     def occlude(self, ids: Sequence[int]) -> Floats:

@@ -7,9 +7,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from task_subjects import Subject, subject_of
+from torch import nn
 
-from dragoman.attention.recorder import find_attentions
+from dragoman.attention.recorder import find_attentions, record
 from dragoman.explain.explanation import Explanation
 from dragoman.explain.invariants import check_explanation, check_spans, check_wire_form
 from dragoman.inference.classifier import Classifier
@@ -152,7 +154,39 @@ def test_attributions_have_a_row_per_output(subject: Subject, explained: Explana
     if explained.model["task"] in ("pairs", "language") and found.target is not None:
         total += len(explained.target.tokens)
     assert columns == total
-    made, arrays = subject.predictor.attribute(explained, "occlusion")
-    assert made.method == "occlusion"
-    assert arrays[made.source].shape == explained.arrays[found.source].shape
-    assert all(np.isfinite(array).all() for array in arrays.values())
+    methods = explained.model["attributions"]
+    assert "occlusion" in methods
+    assert ("value_zeroing" in methods) == bool(explained.sites)
+    for method in ("occlusion", "value_zeroing"):
+        if method in methods:
+            made, arrays = subject.predictor.attribute(explained, method)
+            assert made.method == method
+            assert arrays[made.source].shape == explained.arrays[found.source].shape
+            assert all(np.isfinite(array).all() for array in arrays.values())
+
+
+def test_heads_add_up_to_what_left_the_module(subject: Subject) -> None:  # I2
+    predictor = subject.predictor
+    attentions = {
+        path: module
+        for path, module in find_attentions(predictor.model).items()
+        if isinstance(getattr(module, "output", None), nn.Linear)
+    }
+    written: dict[str, list[torch.Tensor]] = {path: [] for path in attentions}
+    handles = [
+        module.output.register_forward_hook(
+            lambda _, inputs, output, path=path: written[path].append(output)
+        )
+        for path, module in attentions.items()
+    ]
+    given = predictor.task_input(subject.example)
+    try:
+        with torch.no_grad(), record(predictor.model) as records:
+            given.run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for path, module in attentions.items():
+        for call, output in zip(records.calls(path), written[path], strict=True):
+            heads = (call.weights @ call.values).transpose(1, 2).flatten(2)
+            torch.testing.assert_close(module.output(heads), output, rtol=1e-4, atol=1e-5)

@@ -146,6 +146,19 @@ def test_a_token_is_attributed_to_earlier_ones(name: str) -> None:
     np.testing.assert_allclose(drops[4:, 4], expected[4:], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["transformer_xl", "transformer", "reformer"])
+def test_values_of_zero_reach_later_tokens_only(name: str) -> None:
+    predictor = model_of(name).predictor
+    found = predictor.explain(TEXT)
+    made, arrays = predictor.attribute(found, "value_zeroing")
+    drops = arrays[made.target]
+    np.testing.assert_allclose(drops, np.tril(drops), atol=1e-6)
+    seen = sum(found.arrays[site.tensor].sum(axis=0) for site in found.sites) > 0
+    if name == "transformer_xl":
+        assert np.abs(drops[9, :8]).max() > 0  # through the memory
+        assert (np.abs(drops[seen.sum(axis=1) > 1].sum(axis=1)) > 0).all()
+
+
 @pytest.mark.parametrize("recipe", ["devlin2019", "yang2019", "lan2020_lm"])
 def test_masks_are_filled_in_as_predicted(recipe: str) -> None:
     predictor = subject_of(recipe).predictor

@@ -195,6 +195,42 @@ def test_integrated_gradients_sum_to_the_change(recipe: str) -> None:
     assert np.isfinite(arrays[made.source]).all()
 
 
+def test_values_of_zero_are_as_if_a_token_were_not_read(tagger: Subject) -> None:
+    # With its values zero in every attention, no other token can know a token.
+    predictor = tagger.predictor
+    found = predictor.explain(tagger.example)
+    made, arrays = predictor.attribute(found, "value_zeroing")
+    drops = arrays[made.source]
+    changed = [*tagger.example]
+    changed[3] = "1999"
+    hidden, same = [], []
+    for tokens in (tagger.example, changed):
+        given = predictor.task_input(tokens)
+        with torch.no_grad(), edit(predictor.model, given.zero_values(3)):
+            hidden.append(given.run()[0])
+            # Keys still differ, so the softmax does: compare uniform attention alone.
+        uniform = {
+            path: lambda weights: torch.full_like(weights, 1 / weights.size(-1))
+            for path in given.zero_values(3)
+        }
+        with (
+            torch.no_grad(),
+            edit(predictor.model, uniform),
+            edit(predictor.model, given.zero_values(3)),
+        ):
+            encoded = predictor.model.encode(
+                given._batch(1).words,
+                None,
+                characters=given._batch(1).characters,
+                features=given._batch(1).features,
+            )
+            same.append(encoded[0, [0, 1, 2, 4, 5, 6]])
+    torch.testing.assert_close(same[0], same[1])
+    ids = [step.id for step in found.steps]
+    expected = [step.logprob - float(hidden[0][t, ids[t]]) for t, step in enumerate(found.steps)]
+    np.testing.assert_allclose(drops[:, 3], expected, atol=1e-5)
+
+
 def test_a_model_without_embeddings_is_explained_by_leaving_out() -> None:
     subject = subject_of("johnson2015")
     found = subject.predictor.explain("The goal was new today.")

@@ -213,3 +213,16 @@ def test_token_softmax_is_the_cross_entropy_of_torch() -> None:
     torch.testing.assert_close(smoothed.nll, expected.detach())
     uniform = -emissions.log_softmax(-1).mean(-1)[mask].sum()
     torch.testing.assert_close(smoothed.total, 0.9 * expected + 0.1 * uniform)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_log_marginals_are_the_logarithms_of_marginals_and_have_gradients(output: type) -> None:
+    torch.manual_seed(4)
+    tag_output = output(3).double()
+    emissions, mask = random_batch(3, [4, 2])
+    log_marginals = tag_output.log_marginals(emissions, mask)
+    expected = tag_output.marginals(emissions, mask)
+    torch.testing.assert_close(log_marginals.exp()[mask], expected[mask])
+    assert torch.autograd.gradcheck(
+        lambda each: tag_output.log_marginals(each, mask)[mask], (emissions,)
+    )
