@@ -11,7 +11,7 @@ TESTS ?= tests
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 GPU_WORKERS ?= 4
 
-.PHONY: setup demo test test-gpu test-slow lint types format docs clean
+.PHONY: setup demo test chromium test-gpu test-slow lint types format docs clean
 
 setup: .venv/installed
 
@@ -27,8 +27,12 @@ setup: .venv/installed
 demo: setup
 	$(BIN)/dragoman demo
 
-test: lint types
+test: lint types chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(TESTS)
+
+# The browser of tests/browser: installed where that is possible without asking, else those tests are skipped.
+chromium:
+	@tools/install_chromium.sh
 
 test-gpu:
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
