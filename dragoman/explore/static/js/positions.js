@@ -124,7 +124,9 @@ export function mountPositions(root, { store, current, onExplanation }) {
       const table = tableToggle(translate('positions.curves'), () => dataTable({
         caption: translate('positions.curves'),
         columns: [{ title: translate('positions.offset') }, ...positions.curves.map((curve) => ({ title: headName(curve.site, curve.head), number: true }))],
-        rows: positions.curves[0].x.map((x, i) => [formatNumber(x, 0), ...positions.curves.map((curve) => formatNumber(curve.y[i], 3))]),
+        // A causal layer has no curve for keys after the query.
+        rows: [...new Set(positions.curves.flatMap((curve) => curve.x))].sort((a, b) => a - b)
+          .map((x) => [formatNumber(x, 0), ...positions.curves.map((curve) => formatNumber(curve.y[curve.x.indexOf(x)], 3))]),
       }));
       blocks.push(element('div', {}, element('h3', {}, translate('positions.curves')), curveBox,
         element('p', { class: 'quiet' }, translate('positions.curvesNote')),
