@@ -25,15 +25,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dragoman.attention.alignments import Alignment
 from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError, suggest_name
 from dragoman.explain.explanation import Array, Attribution
 from dragoman.explain.forced_target import ForcedTarget
+from dragoman.explain.head_ablation import head_estimates
+from dragoman.explain.head_scales import attention_parts
+from dragoman.explain.target_gradients import TargetGradients, target_gradients
 from dragoman.layers.embedding import Embedding
-from dragoman.layers.rnn import RNN
 from dragoman.models.prefix_lm import PrefixLM
 
 METHODS = ("input_x_gradient", "integrated_gradients", "value_zeroing", "occlusion")
@@ -46,7 +48,6 @@ ARRAY_PREFIXES = {
 MAX_GAP = 0.05  # of integrated gradients' completeness; more points are taken until it holds
 PATH_POINTS = (9, 17, 33, 65, 129)  # each set contains the one before it
 EMBEDDINGS_PER_SUM = 8192
-TARGETS_PER_PASS = 16  # whose backward passes run as one batch
 
 
 class TokenAttribution(NamedTuple):
@@ -136,10 +137,23 @@ def input_x_gradient(forced: ForcedTarget) -> TokenAttribution:
     Shrikumar et al. (2016), Denil et al. (2014). It is exact for a function that is linear in the
     embeddings; elsewhere it is the first-order change from fading the token out.
     """
-    with _differentiable(forced):
-        inputs = _embed(forced)
-        found = _gradients(forced, inputs)
-        return _attribution("input_x_gradient", forced, _sum_products(inputs, found), signed=True)
+    inputs = _embed(forced)
+    found = _log_prob_products(forced, inputs, inputs)
+    return _attribution("input_x_gradient", forced, found, signed=True)
+
+
+def attribute_with_heads(
+    forced: ForcedTarget,
+) -> tuple[TokenAttribution, dict[str, NDArray[np.float32]]]:
+    """Return `input_x_gradient` and `estimate_head_effects` from the same backward passes."""
+    inputs = _embed(forced)
+    heads = {path: part.heads for path, part in attention_parts(forced.model).items()}
+    gradients = target_gradients(forced, *inputs, heads)
+    found = _products(gradients, inputs)
+    return (
+        _attribution("input_x_gradient", forced, found, signed=True),
+        head_estimates(gradients),
+    )
 
 
 def integrated_gradients(forced: ForcedTarget, *, max_gap: float = MAX_GAP) -> TokenAttribution:
@@ -153,26 +167,25 @@ def integrated_gradients(forced: ForcedTarget, *, max_gap: float = MAX_GAP) -> T
     and not zero: norms have no gradient worth the name at zero. The integral is a Clenshaw-Curtis
     sum; its points are doubled until `gap` is at most `max_gap`, or 129 are used.
     """
-    with _differentiable(forced):
-        inputs = _embed(forced)
-        with torch.no_grad():
-            means = _mean_embeddings(forced)
-            change = (_run(forced, inputs) - _run(forced, _mix(means, inputs, 0.0)))[0]  # (T,)
-            difference = _mix(means, inputs, 1.0, origin=0.0)
-        known: dict[float, _Embeddings] = {}
-        total, gap = _Embeddings(None, torch.empty(0)), float("inf")
-        for points in PATH_POINTS:
-            positions, weights = clenshaw_curtis(points)
-            for position in positions:
-                if position not in known:
-                    gradients = _gradients(forced, _mix(means, inputs, position))
-                    known[position] = _sum_products(difference, gradients)
-            total = _weighted_sum([known[position] for position in positions], weights)
-            sums = total.tgt.sum(1) + (0.0 if total.src is None else total.src.sum(1))
-            gap = float((sums - change).abs().sum() / change.abs().sum().clamp_min(1e-12))
-            if gap <= max_gap:
-                break
-        return _attribution("integrated_gradients", forced, total, signed=True, gap=gap)
+    inputs = _embed(forced)
+    with torch.no_grad():
+        means = _mean_embeddings(forced)
+        change = (_run(forced, inputs) - _run(forced, _mix(means, inputs, 0.0)))[0]  # (T,)
+        difference = _mix(means, inputs, 1.0, origin=0.0)
+    known: dict[float, _Embeddings] = {}
+    total, gap = _Embeddings(None, torch.empty(0)), float("inf")
+    for points in PATH_POINTS:
+        positions, weights = clenshaw_curtis(points)
+        for position in positions:
+            if position not in known:
+                at = _mix(means, inputs, position)
+                known[position] = _log_prob_products(forced, at, difference)
+        total = _weighted_sum([known[position] for position in positions], weights)
+        sums = total.tgt.sum(1) + (0.0 if total.src is None else total.src.sum(1))
+        gap = float((sums - change).abs().sum() / change.abs().sum().clamp_min(1e-12))
+        if gap <= max_gap:
+            break
+    return _attribution("integrated_gradients", forced, total, signed=True, gap=gap)
 
 
 @torch.no_grad()
@@ -269,10 +282,10 @@ def clenshaw_curtis(points: int) -> tuple[list[float], list[float]]:
     return [round(float(each), 12) for each in (1 - np.cos(angles)) / 2], weights.tolist()
 
 
-@torch.no_grad()
 def _embed(forced: ForcedTarget) -> _Embeddings:
     """Return the embeddings of both sides."""
-    return _Embeddings(forced.embed_source(), forced.embed_target())
+    with torch.inference_mode(False), torch.no_grad():
+        return _Embeddings(forced.embed_source(), forced.embed_target())
 
 
 def _mean_embeddings(forced: ForcedTarget) -> _Embeddings:
@@ -308,87 +321,18 @@ def _run(forced: ForcedTarget, inputs: _Embeddings) -> Tensor:
     return forced.log_probs(forced.hidden(inputs.src, inputs.tgt))
 
 
-def _gradients(forced: ForcedTarget, inputs: _Embeddings) -> _Embeddings:
-    """Return the gradient of each target token's log-probability: (T, S, D) and (T, T, D).
-
-    Targets are taken in groups. A group needs the decoder's input up to its last token only.
-    """
-    rnn = any(isinstance(module, RNN) for module in forced.model.modules())
-    backward = _backward_by_rows if rnn else _backward_by_vmap
-    sources, targets = list[Tensor](), list[Tensor]()
-    for first in range(0, forced.tgt_length, TARGETS_PER_PASS):
-        end = min(first + TARGETS_PER_PASS, forced.tgt_length)
-        found = backward(forced, inputs, first, end)
-        if found.src is not None:
-            sources.append(found.src)
-        missing = forced.tgt_length - end
-        targets.append(nn.functional.pad(found.tgt, (0, 0, 0, missing)))
-    return _Embeddings(torch.cat(sources) if sources else None, torch.cat(targets))
+def _log_prob_products(forced: ForcedTarget, at: _Embeddings, factors: _Embeddings) -> _Embeddings:
+    """Return the dot products of factors and gradients of log-probabilities: (T, S) and (T, T)."""
+    return _products(target_gradients(forced, *at, {}), factors)
 
 
-def _backward_by_vmap(
-    forced: ForcedTarget, inputs: _Embeddings, first: int, end: int
-) -> _Embeddings:
-    """Return the gradients of targets first to end - 1 by one forward pass of one row.
-
-    The backward passes run as one, batched over targets by `vmap`.
-    """
-    leaves = _leaves(inputs, end)
-    hidden = forced.hidden(leaves.src, leaves.tgt)[:, first:end]  # (1, n, E)
-    grad_hidden = _output_gradients(forced, hidden, first)  # (1, n, E)
-    count = end - first
-    # Row t has the gradient of target t alone.
-    each = torch.diag_embed(grad_hidden[0].T).permute(1, 2, 0).unsqueeze(1)  # (n, 1, n, E)
-    wanted = [leaf for leaf in leaves if leaf is not None]
-    found = torch.autograd.grad(
-        hidden, wanted, each, is_grads_batched=True, allow_unused=True, materialize_grads=True
-    )
-    shaped = [grad.view(count, *grad.shape[2:]) for grad in found]
-    return _Embeddings(shaped[0] if leaves.src is not None else None, shaped[-1])
-
-
-def _backward_by_rows(
-    forced: ForcedTarget, inputs: _Embeddings, first: int, end: int
-) -> _Embeddings:
-    """Return the same with one row for each target: RNN kernels have no rule for `vmap`."""
-    rows = end - first
-    leaves = _leaves(inputs, end, rows)
-    hidden = forced.hidden(leaves.src, leaves.tgt)
-    places = torch.arange(rows, device=hidden.device)
-    own = hidden[places, first + places].unsqueeze(0)  # (1, n, E): row t at position t
-    wanted = [leaf for leaf in leaves if leaf is not None]
-    found = torch.autograd.grad(
-        own,
-        wanted,
-        _output_gradients(forced, own, first),
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    return _Embeddings(found[0] if leaves.src is not None else None, found[-1])
-
-
-def _leaves(inputs: _Embeddings, end: int, rows: int = 1) -> _Embeddings:
-    """Return copies of the embeddings, the decoder's up to `end`, that take gradients."""
+def _products(gradients: TargetGradients, factors: _Embeddings) -> _Embeddings:
+    """Return the dot products of factors and the gradients of the log-probabilities."""
+    # d log p = (1 - p) dz
+    scale = torch.sigmoid(-gradients.log_odds).unsqueeze(1)
     src, tgt = (
-        None if side is None else side.detach().repeat(rows, 1, 1).requires_grad_()
-        for side in (inputs.src, inputs.tgt[:, :end])
-    )
-    assert tgt is not None, "a target has tokens"
-    return _Embeddings(src, tgt)
-
-
-def _output_gradients(forced: ForcedTarget, hidden: Tensor, first: int) -> Tensor:
-    """Return the gradient (1, n, E) of each target's log-probability at its hidden state."""
-    leaf = hidden.detach().requires_grad_()
-    [gradient] = torch.autograd.grad(forced.log_probs(leaf, first=first).sum(), [leaf])
-    return gradient
-
-
-def _sum_products(inputs: _Embeddings, gradients: _Embeddings) -> _Embeddings:
-    """Return the dot products of embeddings and their gradients: (T, S) and (T, T)."""
-    src, tgt = (
-        None if side is None or gradient is None else (side * gradient).sum(-1)
-        for side, gradient in zip(inputs, gradients, strict=True)
+        None if side is None or gradient is None else (side * gradient).sum(-1) * scale
+        for side, gradient in ((factors.src, gradients.src), (factors.tgt, gradients.tgt))
     )
     assert tgt is not None, "a target has tokens"
     return _Embeddings(src, tgt)
@@ -432,16 +376,6 @@ def _attribution(
     )
     assert tgt is not None, "a target has tokens"
     return TokenAttribution(method, src, tgt, signed, gap)
-
-
-@contextmanager
-def _differentiable(forced: ForcedTarget) -> Iterator[None]:
-    """Record gradients within the block, with attentions that compute explicit weights.
-
-    Fused kernels have no batched backward pass.
-    """
-    with torch.inference_mode(False), torch.enable_grad(), _explicit_attention(forced):
-        yield
 
 
 @contextmanager

@@ -25,7 +25,12 @@ from dragoman.explain.attention_maps import (
     layer_numbers,
     locate_sites,
 )
-from dragoman.explain.attribution import attribute_tokens, attribution_fields, attribution_note
+from dragoman.explain.attribution import (
+    attribute_tokens,
+    attribute_with_heads,
+    attribution_fields,
+    attribution_note,
+)
 from dragoman.explain.explanation import (
     Array,
     AttentionSite,
@@ -35,7 +40,6 @@ from dragoman.explain.explanation import (
     Step,
 )
 from dragoman.explain.forced_target import ForcedTarget
-from dragoman.explain.head_ablation import estimate_head_effects
 from dragoman.explain.head_labels import summarize_heads
 from dragoman.explain.logit_lens import lens_fields, read_logit_lens
 from dragoman.explain.position_summary import summarize_positions
@@ -102,8 +106,13 @@ def explain_pair(
     attributions = list[Attribution]()
     if note := attribution_note(forced):
         missing["attribution"] = note
+    estimates: Mapping[str, NDArray[np.float32]] = {}
     for method in _attribution_methods(attribution, has_note=bool(note)):
-        fields, found = attribution_fields(attribute_tokens(forced, method))
+        if method == "input_x_gradient":
+            attributed, estimates = attribute_with_heads(forced)
+        else:
+            attributed = attribute_tokens(forced, method)
+        fields, found = attribution_fields(attributed)
         attributions.append(fields)
         arrays |= found
     lens = lens_fields(read_logit_lens(forced), lambda ids: token_texts(tokenizers.tgt, ids))
@@ -125,7 +134,7 @@ def explain_pair(
         steps=steps,
         score=build_score(steps, penalty),
         sites=sites,
-        heads=_with_estimates(heads, sites, estimate_head_effects(forced)),
+        heads=_with_estimates(heads, sites, estimates),
         lens=lens.fields,
         attribution=attributions,
         positions=positions.positions,
@@ -157,8 +166,10 @@ def _with_estimates(
     sites: Sequence[AttentionSite],
     estimates: Mapping[str, NDArray[np.float32]],
 ) -> list[HeadSummary]:
-    """Return the summaries of heads with the estimated effects of their attentions."""
+    """Return the summaries of heads with the estimated effects of their attentions, if any."""
     paths = {site.id: site.path for site in sites}
+    if not estimates:
+        return list(heads)
     return [
         dataclasses.replace(each, effect_estimate=float(estimates[paths[each.site]][each.head]))
         for each in heads

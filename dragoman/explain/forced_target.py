@@ -104,6 +104,19 @@ class ForcedTarget(NamedTuple):
         tokens = self.tgt_out[first : first + hidden.size(1)]
         return log_probs.gather(2, tokens.view(1, -1, 1).expand(len(hidden), -1, 1)).squeeze(2)
 
+    def log_odds(self, hidden: Tensor, *, first: int = 0) -> Tensor:
+        """Return log p - log (1 - p) (B, T) of each target token, from `first` on.
+
+        As the distance of its logit from the log-sum-exp of all others, which is exact where p is
+        nearly 1.
+        """
+        logits = self.model.project(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        tokens = self.tgt_out[first : first + hidden.size(1)].view(1, -1, 1)
+        tokens = tokens.expand(len(hidden), -1, 1)
+        others = logits.scatter(2, tokens, float("-inf"))
+        return logits.gather(2, tokens).squeeze(2) - others.logsumexp(-1)
+
     @torch.no_grad()
     def baseline(self) -> Tensor:
         """Return the log-probability (T,) of each target token of the unchanged model."""

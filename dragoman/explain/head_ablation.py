@@ -3,7 +3,7 @@
 A head that is off contributes nothing: its slice is zero before the output projection, the bias of
 its values included. An attention with all heads off writes the bias of its output projection alone;
 an RNN's context vector is zero. Michel, Levy and Neubig (2019), "Are Sixteen Heads Really Better
-than One?"; the first-order estimate is the gradient with respect to their head masks.
+than One?", whose head masks also give estimates of all effects at once.
 
 Effects are changes of log-probability under teacher forcing: negative where the head helps the
 target token.
@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.attention.recorder import WeightsEdit, edit, find_attentions
 from dragoman.errors import DataError
 from dragoman.explain.explanation import AttentionSite
 from dragoman.explain.forced_target import ForcedTarget
+from dragoman.explain.head_scales import attention_parts, scaled_heads
+from dragoman.explain.target_gradients import TargetGradients, target_gradients
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.prefix_lm import PrefixLM
 
@@ -41,52 +42,6 @@ class HeadEffect(NamedTuple):
     def total(self) -> float:
         """The change of the target's log-probability."""
         return float(self.changes.sum())
-
-
-class AttentionPart(NamedTuple):
-    """An attention of a model, or the part of a prefix LM's that reads or is read by one side."""
-
-    module: str  # path of the module
-    heads: int
-    # Of a prefix LM, whose one attention does the work of three: "source" to source, "cross" from
-    # target to source, or "target" to target. Empty for the whole.
-    part: str = ""
-
-    def region(self, queries: int, keys: int, sources: int, device: torch.device) -> Tensor | None:
-        """Return which weights (Q, K) belong to the part; None for all.
-
-        The queries are the last Q of the K positions, of which the first `sources` are the source.
-        """
-        if not self.part:
-            return None
-        positions = torch.arange(keys, device=device)
-        is_source_row = (positions[keys - queries :] < sources).unsqueeze(1)
-        is_source_column = positions < sources
-        return {
-            "source": is_source_row & is_source_column,
-            "cross": ~is_source_row & is_source_column,
-            "target": ~is_source_row & ~is_source_column,
-        }[self.part]
-
-
-def attention_parts(model: nn.Module) -> dict[str, AttentionPart]:
-    """Return the attentions of a model, by the paths that an explanation has for them.
-
-    A prefix LM's `decoder.0.self` appears as `encoder.0.self`, `decoder.0.cross` and
-    `decoder.0.self`, as if it were an encoder-decoder.
-    """
-    found = {
-        path: AttentionPart(path, int(getattr(module, "heads", 1)))
-        for path, module in find_attentions(model).items()
-    }
-    if not isinstance(model, PrefixLM):
-        return found
-    names = {"encoder.{}.self": "source", "decoder.{}.cross": "cross", "decoder.{}.self": "target"}
-    return {
-        name.format(path.split(".")[1]): whole._replace(part=part)
-        for name, part in names.items()
-        for path, whole in found.items()
-    }
 
 
 def select_heads(sites: Sequence[AttentionSite], names: Sequence[str]) -> dict[str, list[int]]:
@@ -151,32 +106,6 @@ def heads_switched_off(model: nn.Module, off: HeadSelection, *, sources: int = 0
         yield
 
 
-@contextmanager
-def scaled_heads(
-    model: nn.Module, scales: Mapping[str, Tensor], *, sources: int = 0
-) -> Iterator[None]:
-    """Multiply the weights of heads within the block by scales, (1, H) or one row per batch row."""
-    parts = attention_parts(model)
-    by_module: dict[str, list[tuple[AttentionPart, Tensor]]] = {
-        path: [] for path in find_attentions(model)
-    }
-    for path, scale in scales.items():
-        by_module[parts[path].module].append((parts[path], scale))
-
-    def scale_weights(own: list[tuple[AttentionPart, Tensor]]) -> WeightsEdit:
-        def apply_edit(weights: Tensor) -> Tensor:
-            for part, scale in own:
-                scaled = weights * scale[:, :, None, None].to(weights.dtype)
-                region = part.region(weights.size(2), weights.size(3), sources, weights.device)
-                weights = scaled if region is None else torch.where(region, scaled, weights)
-            return weights
-
-        return apply_edit
-
-    with edit(model, {path: scale_weights(own) for path, own in by_module.items()}):
-        yield
-
-
 @torch.no_grad()
 def ablate_heads(forced: ForcedTarget, off: HeadSelection) -> NDArray[np.float32]:
     """Return the change (T,) of each target token's log-probability with some heads off."""
@@ -188,30 +117,34 @@ def ablate_heads(forced: ForcedTarget, off: HeadSelection) -> NDArray[np.float32
 
 
 def estimate_head_effects(forced: ForcedTarget) -> dict[str, NDArray[np.float32]]:
-    """Return first-order estimates of the effect of every head: (H,) for each attention.
+    """Return estimates of the effect of every head: (H,) for each attention; see `head_estimates`.
 
-    They are minus the gradient of the target's log-probability with respect to a scale of each
-    head, which is 1: one backward pass for all. Far from the truth where a head saturates or others
-    take over; the sign and the order are more reliable than the size.
+    It takes as many backward passes as the target has tokens, batched.
     """
     parts = attention_parts(forced.model)
     if not parts:
         return {}
-    with torch.inference_mode(False), torch.enable_grad():
-        device = forced.tgt_in.device
-        scales = {
-            path: torch.ones(1, part.heads, device=device, requires_grad=True)
-            for path, part in parts.items()
-        }
-        with scaled_heads(forced.model, scales, sources=forced.src_length):
-            embedded = [forced.embed_source(), forced.embed_target()]
-            src, tgt = (None if side is None else side.detach() for side in embedded)
-            assert tgt is not None, "a target has tokens"
-            total = forced.log_probs(forced.hidden(src, tgt)).sum()
-            found = torch.autograd.grad(
-                total, list(scales.values()), allow_unused=True, materialize_grads=True
-            )
-    return {path: -_to_numpy(gradient[0]) for path, gradient in zip(parts, found, strict=True)}
+    with torch.inference_mode(False), torch.no_grad():
+        embedded = forced.embed_source(), forced.embed_target()
+    heads = {path: part.heads for path, part in parts.items()}
+    return head_estimates(target_gradients(forced, *embedded, heads))
+
+
+def head_estimates(gradients: TargetGradients) -> dict[str, NDArray[np.float32]]:
+    r"""Return estimates of the effect of every head from its slopes: (H,) for each attention.
+
+    .. math:: \sum_t \log \sigma(z_t - \partial z_t / \partial m_h) - \log \sigma(z_t)
+
+    z_t are the log-odds of target token t and m_h the scale of head h, which is 1: the log-odds are
+    taken to change linearly as the head fades out. Far from the truth where a head saturates or
+    others take over; the order of heads is more reliable than the size.
+    """
+    log_odds = gradients.log_odds.double().unsqueeze(1)
+    before = nn.functional.logsigmoid(log_odds)
+    return {
+        path: _to_numpy((nn.functional.logsigmoid(log_odds - slopes) - before).sum(0))
+        for path, slopes in gradients.heads.items()
+    }
 
 
 def measure_head_effects(forced: ForcedTarget) -> Iterator[HeadEffect]:

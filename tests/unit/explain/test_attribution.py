@@ -11,10 +11,10 @@ from forced_kit import VOCABULARY, tiny_language_model, tiny_model, tiny_pair
 from torch import Tensor
 
 from dragoman.errors import DataError
-from dragoman.explain import attribution
 from dragoman.explain.attribution import (
     METHODS,
     attribute_tokens,
+    attribute_with_heads,
     attribution_note,
     clenshaw_curtis,
     input_x_gradient,
@@ -23,6 +23,7 @@ from dragoman.explain.attribution import (
     value_zeroing,
 )
 from dragoman.explain.forced_target import ForcedTarget
+from dragoman.explain.head_ablation import estimate_head_effects
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 DECODERS = (
@@ -131,26 +132,14 @@ def test_input_x_gradient_is_a_directional_derivative(decoder: str) -> None:
             np.testing.assert_allclose(attributed[:, position], slope, atol=2e-5)
 
 
-def test_both_ways_of_batching_the_backward_passes_agree() -> None:
-    forced = tiny_pair(tiny_model().double(), tgt=7)
-    with attribution._differentiable(forced):
-        inputs = attribution._embed(forced)
-        for first, end in ((0, 3), (3, 7)):
-            by_vmap = attribution._backward_by_vmap(forced, inputs, first, end)
-            by_rows = attribution._backward_by_rows(forced, inputs, first, end)
-            torch.testing.assert_close(by_vmap.src, by_rows.src)
-            torch.testing.assert_close(by_vmap.tgt, by_rows.tgt)
-            assert by_vmap.tgt.shape == (end - first, end, 16)
-
-
-@pytest.mark.parametrize("size", [1, 3, 100])
-def test_groups_of_targets_change_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    forced = tiny_pair(tiny_model().double(), tgt=7)
-    whole = input_x_gradient(forced)
-    monkeypatch.setattr(attribution, "TARGETS_PER_PASS", size)
-    parts = input_x_gradient(forced)
-    np.testing.assert_allclose(parts.source, whole.source, atol=1e-7)
-    np.testing.assert_allclose(parts.target, whole.target, atol=1e-7)
+def test_heads_are_estimated_from_the_same_passes() -> None:
+    forced = tiny_pair(tiny_model())
+    found, estimates = attribute_with_heads(forced)
+    alone = input_x_gradient(forced)
+    np.testing.assert_allclose(found.source, alone.source, atol=1e-6)
+    np.testing.assert_allclose(found.target, alone.target, atol=1e-6)
+    for path, expected in estimate_head_effects(forced).items():
+        np.testing.assert_allclose(estimates[path], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

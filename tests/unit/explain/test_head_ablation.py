@@ -19,8 +19,8 @@ from dragoman.explain.head_ablation import (
     estimate_head_effects,
     heads_switched_off,
     measure_head_effects,
-    scaled_heads,
 )
+from dragoman.explain.head_scales import scaled_heads
 from dragoman.models.encoder_decoder import EncoderDecoder
 
 MODELS = {
@@ -103,20 +103,26 @@ def test_batched_effects_are_those_of_fresh_runs(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_estimates_are_slopes_of_the_scales(name: str) -> None:
+def test_estimates_take_the_log_odds_for_linear(name: str) -> None:
     model = MODELS[name]().double()
     forced, step = tiny_pair(model), 1e-6
     estimates = estimate_head_effects(forced)
+
+    def log_odds() -> Tensor:
+        log_probs = forced.baseline()
+        return log_probs - torch.log(-torch.expm1(log_probs))
+
     for path, part in attention_parts(model).items():
         for head in range(part.heads):
             values = []
-            for sign in (1, -1):
+            for change in (step, -step, 0.0):
                 scale = torch.ones(1, part.heads, dtype=torch.float64)
-                scale[0, head] += sign * step
+                scale[0, head] += change
                 with scaled_heads(model, {path: scale}, sources=forced.src_length):
-                    values.append(float(forced.baseline().sum()))
-            slope = (values[0] - values[1]) / (2 * step)
-            assert estimates[path][head] == pytest.approx(-slope, abs=1e-4)
+                    values.append(log_odds())
+            slopes, before = (values[0] - values[1]) / (2 * step), values[2]
+            expected = torch.sigmoid(before - slopes).log() - torch.sigmoid(before).log()
+            assert estimates[path][head] == pytest.approx(float(expected.sum()), abs=1e-4)
 
 
 def test_a_prefix_lms_parts_make_up_its_attention() -> None:

@@ -1,0 +1,58 @@
+"""Gradients of all targets at once: both ways of batching, groups, and finite log-odds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from forced_kit import tiny_language_model, tiny_model, tiny_pair
+
+from dragoman.explain import target_gradients
+from dragoman.explain.head_scales import attention_parts
+
+
+def test_both_ways_of_batching_the_backward_passes_agree() -> None:
+    forced = tiny_pair(tiny_model().double(), tgt=7)
+    embedded = forced.embed_source(), forced.embed_target()
+    heads = {path: part.heads for path, part in attention_parts(forced.model).items()}
+    for first, end in ((0, 3), (3, 7)):
+        by_vmap, by_rows = (
+            target_gradients._group_gradients(forced, *embedded, heads, first, end, by_rows=by_rows)
+            for by_rows in (False, True)
+        )
+        torch.testing.assert_close(by_vmap, by_rows)
+        assert by_vmap.tgt.shape == (end - first, end, 16)
+        assert by_vmap.heads["decoder.1.cross"].shape == (end - first, 2)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("decoder", ["transformer*2", "gru(attention=dot)"])
+def test_groups_of_targets_change_nothing(
+    size: int, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced = tiny_pair(tiny_model(decoder=decoder).double(), tgt=7)
+    embedded = forced.embed_source(), forced.embed_target()
+    heads = {"encoder.0.self": 2}
+    whole = target_gradients.target_gradients(forced, *embedded, heads)
+    monkeypatch.setattr(target_gradients, "TARGETS_PER_PASS", size)
+    parts = target_gradients.target_gradients(forced, *embedded, heads)
+    torch.testing.assert_close(parts, whole)
+
+
+def test_log_odds_are_exact_where_the_model_is_sure() -> None:
+    model = tiny_language_model()
+    with torch.no_grad():
+        model.output_weight.mul_(500.0)
+    forced = tiny_pair(model)
+    with torch.no_grad():
+        forced = forced._replace(tgt_out=model(forced.tgt_in)[0].argmax(-1))
+        hidden = forced.hidden(None, forced.embed_target())
+        log_odds = forced.log_odds(hidden)[0]
+        logits = model.project(hidden)[0].double()
+    best = logits.topk(2, dim=-1).values
+    assert (forced.log_probs(hidden)[0] == 0.0).any()  # the probability is 1 in float32
+    assert torch.isfinite(log_odds).all()
+    sure = best[:, 0] - best[:, 1] > 50
+    assert sure.any()
+    torch.testing.assert_close(
+        log_odds[sure].double(), (best[:, 0] - best[:, 1])[sure], rtol=1e-4, atol=1e-3
+    )
