@@ -306,7 +306,8 @@ def test_file_knows_only_what_was_precomputed(browser, explanation, tmp_path):
     assert panel.locator(".effects tbody tr").count() == len(effect)
     page.evaluate("location.hash = 'h=x1.1&off=x1.1'")
     panel.locator(".command").wait_for()
-    assert "dragoman explore" in panel.locator(".command").inner_text()
+    assert "dragoman explain" in panel.locator(".command").inner_text()
+    assert "--off x1.1" in panel.locator(".command").inner_text()
     assert panel.locator(".effects").count() == 0
     context.close()
 

@@ -21,6 +21,7 @@ from dragoman.explore.export import (
     read_island,
     read_module,
     read_modules,
+    squeeze_script,
 )
 
 SINKS = (
@@ -175,7 +176,7 @@ def test_modules_are_joined_after_their_imports(tmp_path):
     )
     joined = join_modules(tmp_path, "main.js")
     assert joined == (
-        "// a.js\nconst low = 1;\n// z.js\nconst top = low + 1;\n// main.js\nuse(top, low);\n"
+        "// a.js\nconst low=1;\n// z.js\nconst top=low + 1;\n// main.js\nuse(top,low);\n"
     )
 
 
@@ -195,7 +196,7 @@ def test_joined_modules_have_no_comment_lines_or_indentation(tmp_path):
     write_modules(
         tmp_path, main="// Says what.\nif (a) {\n  // Why.\n  b('// kept'); // kept\n}\n\n"
     )
-    assert join_modules(tmp_path) == "// main.js\nif (a) {\nb('// kept'); // kept\n}\n"
+    assert join_modules(tmp_path) == "// main.js\nif(a){\nb('// kept'); // kept\n}\n"
 
 
 def test_page_is_one_file_with_a_policy_by_hashes():
@@ -251,3 +252,18 @@ def test_same_explanation_gives_the_same_file(tmp_path):
 def test_numbers_that_json_cannot_hold_are_refused():
     with pytest.raises(ValueError, match="JSON compliant"):
         encode_island(small_explanation(score={"sum": float("nan")}))
+
+
+@pytest.mark.parametrize(
+    ("line", "squeezed"),
+    [
+        ("const a = (b, c) => ({ d: b === c });\n", "const a=(b,c)=>({d:b===c});\n"),
+        ("say('a = b', `${c} , d`, \"e ; f\") ;\n", "say('a = b', `${c} , d`, \"e ; f\");\n"),
+        ("if (/ = /.test(a)) b = c / d;\n", "if (/ = /.test(a)) b = c / d;\n"),
+        ("a = b + +c - -d; // why\n", "a = b + +c - -d; // why\n"),
+        ("a = b + +c - -d;\n", "a=b + +c - -d;\n"),
+        ("return a instanceof B ? [1, 2] : null;\n", "return a instanceof B?[1,2]:null;\n"),
+    ],
+)
+def test_spaces_without_a_meaning_are_left_out(line, squeezed):
+    assert squeeze_script(f"  {line}") == squeezed

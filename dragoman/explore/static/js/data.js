@@ -17,9 +17,23 @@ function dataBytes(text) {
   return bytes;
 }
 
+// Base 85 of RFC 1924 with "." for "<": five characters hold four bytes.
+function dataBase85(text) {
+  const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;.=>?@^_\x60{|}~';
+  const codes = new Uint8Array(128).fill(84);
+  for (let i = 0; i < 85; i++) codes[alphabet.charCodeAt(i)] = i;
+  const bytes = new DataView(new ArrayBuffer(4 * Math.ceil(text.length / 5)));
+  for (let at = 0; at < text.length; at += 5) {
+    let group = 0;
+    for (let i = at; i < at + 5; i++) group = group * 85 + (i < text.length ? codes[text.charCodeAt(i)] : 84);
+    bytes.setUint32((at / 5) * 4, group);
+  }
+  return bytes.buffer.slice(0, Math.floor((text.length * 4) / 5));
+}
+
 // The explanation inside a file, as encode_island of the exporter wrote it: its JSON, a line end, the tensors' bytes.
 export async function readIsland(island) {
-  const stream = new Blob([dataBytes(island.textContent)]).stream().pipeThrough(new DecompressionStream('deflate'));
+  const stream = new Blob([dataBase85(island.textContent)]).stream().pipeThrough(new DecompressionStream('deflate'));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
   let at = bytes.indexOf(10);
   const json = JSON.parse(new TextDecoder().decode(bytes.subarray(0, at)));

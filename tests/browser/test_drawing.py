@@ -1,0 +1,285 @@
+"""Drawing: only what is in view, long texts pooled and exact on zoom, families, and many selections."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+from page_kit import open_context, open_page
+from synthetic import encode, make_explanation
+from test_panels import CELLS, decode, number, open_tables
+
+from dragoman.explain.explanation import Explanation
+from dragoman.explore.export import export_html
+
+DRAWN = """() => Object.fromEntries([...document.querySelectorAll('.head-cell')].map((cell) => {
+  const canvas = cell.querySelector('canvas');
+  const data = canvas.width > 1 ? canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data : [];
+  return [cell.dataset.head, [canvas.height, canvas.width, [...data]]];
+}))"""
+
+
+@pytest.fixture
+def context(browser: Any) -> Any:
+    opened = open_context(browser)
+    yield opened
+    opened.close()
+
+
+def test_only_heads_in_view_are_drawn(context):
+    explanation = make_explanation(source_length=20, target_length=20, layers=6, heads=8)
+    page, _, problems = open_page(context, explanation)
+    assert page.locator(".head-cell").count() == 144
+    page.locator(".head-cell[data-head='e0.0']").evaluate("(cell) => cell.scrollIntoView(true)")
+    page.locator(".head-cell[data-head='e0.0'] canvas:not([width='1'])").wait_for()
+    first = page.evaluate(DRAWN)
+    page.locator(".head-cell[data-head='x5.7']").evaluate("(cell) => cell.scrollIntoView(false)")
+    page.locator(".head-cell[data-head='x5.7'] canvas:not([width='1'])").wait_for()
+    assert first["e0.0"][2]
+    assert problems == []
+
+
+def test_thumbnails_of_long_texts_show_the_maximum_of_each_block(context):
+    explanation = make_explanation(source_length=100, target_length=128, layers=1, heads=2)
+    page, _, _ = open_page(context, explanation)
+    page.locator(".head-cell[data-head='x0.1']").scroll_into_view_if_needed()
+    page.locator(".head-cell[data-head='x0.1'] canvas:not([width='1'])").wait_for()
+    height, width, data = page.evaluate(DRAWN)["x0.1"]
+    weights = decode(explanation, "x0.w")[1]
+    rows, columns = weights.shape
+    assert (height, width) == (64, 64)
+    blocks = np.zeros((height, width))
+    for r in range(rows):
+        for c in range(columns):
+            at = r * height // rows, c * width // columns
+            blocks[at] = max(blocks[at], weights[r, c])
+    codes = np.floor(255 * np.sqrt(blocks) + 0.5).astype(int)
+    colours = np.array(data).reshape(height * width, 4)
+    table: dict[int, tuple[int, ...]] = {}
+    for code, colour in zip(codes.ravel(), colours):
+        assert table.setdefault(int(code), tuple(colour)) == tuple(colour)
+    assert len(table) > 40
+
+
+def pooled_explanation() -> tuple[dict[str, Any], Explanation]:
+    """Return a long explanation as a page gets it, and with its exact arrays."""
+    exact = Explanation.from_dict(
+        make_explanation(source_length=150, target_length=140, layers=2, heads=2, nodes=200)
+    )
+    values = exact.to_dict(budget=130_000)
+    assert values["tensors"]["x1.w"]["pool"]
+    return values, exact
+
+
+def test_pooled_matrix_is_shown_and_exact_on_zoom(context):
+    values, exact = pooled_explanation()
+    asked: list[dict[str, list[str]]] = []
+    page, _, problems = open_page(context, values, "h=x1.1&t=70&s=60")
+    tensor = exact.arrays["x1.w"]
+
+    def region(route: Any) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        asked.append(query)
+        (q0, q1), (k0, k1) = (map(int, query[axis][0].split("-")) for axis in "qk")
+        part = tensor[int(query["h"][0]), q0 : q1 + 1, k0 : k1 + 1].astype("<f4")
+        shape = ",".join(map(str, part.shape))
+        route.fulfill(body=part.tobytes(), headers={"X-Shape": shape})
+
+    page.route("**/tensor/**", region)
+    panel = page.locator("#panel-head")
+    assert "pooled" in panel.inner_text()
+    open_tables(panel)
+    rows = page.evaluate(CELLS, "#panel-head .matrix-table")
+    pooled = decode(values, "x1.w")[1]
+    found = np.array([[number(cell) for cell in row[1:]] for row in rows])
+    assert np.abs(found - pooled).max() <= 0.005
+    assert " … " in rows[0][0]
+    # A row of groups still sums to 1.
+    assert np.allclose(found.sum(-1), 1, atol=0.03)
+
+    for _ in range(3):
+        panel.get_by_role("button", name="Zoom in").click()
+    panel.get_by_text("pooled").wait_for(state="detached")
+    rows = page.evaluate(CELLS, "#panel-head .matrix-table")
+    q0, q1, k0, k1 = (int(each) for axis in "qk" for each in asked[-1][axis][0].split("-"))
+    shown = np.array([[number(cell) for cell in row[1:]] for row in rows])
+    assert shown.shape == (q1 - q0 + 1, k1 - k0 + 1)
+    assert np.abs(shown - tensor[1, q0 : q1 + 1, k0 : k1 + 1]).max() <= 0.0006
+    assert q0 <= 70 <= q1
+    assert k0 <= 60 <= k1
+    page.wait_for_url(f"**z={q0}-{q1},{k0}-{k1}*")
+    panel.get_by_role("button", name="Whole").click()
+    page.wait_for_url(lambda url: "z=" not in url)
+    assert problems == []
+
+
+def test_many_selections_leave_the_numbers_right(browser, tmp_path):
+    """200 random selections in an exported file of 144 heads, opened from disk without a network."""
+    explanation = make_explanation(source_length=30, target_length=30, layers=6, heads=8)
+    path = tmp_path / "page.html"
+    export_html(explanation, path)
+    context = open_context(browser)
+    context.set_offline(True)
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready=true]", state="attached")
+    rng = np.random.default_rng(5)
+    sites = [site["id"] for site in explanation["sites"]]
+    picks = [
+        (f"{sites[rng.integers(len(sites))]}.{rng.integers(8)}", int(t), int(s))
+        for t, s in rng.integers(0, 29, (200, 2))
+    ]
+    found = page.evaluate(
+        """(picks) => picks.map(([head, t, s]) => {
+          document.querySelector(`.head-cell[data-head='${head}']`).click();
+          document.getElementById(`target-${t}`).click();
+          document.getElementById(`source-${s}`).click();
+          return document.querySelector('#panel-head [role=gridcell]').textContent;
+        })""",
+        picks,
+    )
+    matrices = {site: decode(explanation, f"{site}.w") for site in sites}
+    for (head, t, s), text in zip(picks, found):
+        site, index = head.split(".")
+        row = s if site[0] == "e" else t
+        weights = matrices[site][int(index), row]
+        value = number(text.rsplit(" ", 1)[1])
+        if site[0] == "x":
+            assert value == pytest.approx(weights[s], abs=0.0006), head
+        else:
+            assert np.abs(weights - value).min() <= 0.0006, head
+    assert problems == []
+    context.close()
+
+
+def site_of(**changes: Any) -> dict[str, Any]:
+    """Return a site of another family."""
+    return {
+        "path": "pool",
+        "kind": "pool",
+        "group": "encoder",
+        "layer": 0,
+        "heads": 1,
+        "query": "seed",
+        "key": "source",
+        "sum": "one",
+        "causal": False,
+        "ordered": True,
+        "segments": [],
+        "query_labels": None,
+        "key_labels": None,
+        "contribution": None,
+        **changes,
+    }
+
+
+def test_words_and_sentences_of_a_hierarchical_network(context):
+    explanation = make_explanation(missing={"heads": "", "token": "no", "beam": "no"})
+    explanation["missing"] = {"token": "no", "beam": "no"}
+    count = len(explanation["source"]["tokens"])
+    weights = np.zeros((2, count), dtype=np.float32)
+    weights[0, :4] = [0.1, 0.2, 0.3, 0.4]
+    weights[1, 4:] = 1 / (count - 4)
+    for at in range(2):
+        explanation["tensors"][f"w{at}.w"] = encode(weights[at][None, None], "u8")
+        explanation["sites"].append(
+            site_of(
+                id=f"w{at}",
+                query="sentence",
+                tensor=f"w{at}.w",
+                query_labels=[f"sentence {at + 1}"],
+                segments=[[f"sentence {at + 1}", 4 * at, 4 if at == 0 else count]],
+            )
+        )
+    page, _, problems = open_page(context, explanation, "h=w0.0")
+    open_tables(page.locator("#panel-head"))
+    rows = page.evaluate(CELLS, "#panel-head .matrix-table")
+    assert [row[0] for row in rows] == ["sentence 1", "sentence 2"]
+    found = np.array([[number(cell) for cell in row[1:]] for row in rows])
+    assert np.abs(found - weights).max() <= 0.005
+    assert "rows: sentences" in page.locator("#panel-head .axes").inner_text()
+    assert problems == []
+
+
+def test_elements_of_a_set_are_sorted_by_weight(context):
+    explanation = make_explanation(missing={"heads": "", "token": "no", "positions": "no"})
+    explanation["missing"] = {"token": "no", "positions": "no"}
+    count = len(explanation["source"]["tokens"])
+    weights = np.linspace(0.01, 0.3, count, dtype=np.float32)[None, None]
+    explanation["tensors"]["x0.w"] = encode(weights, "u8")
+    labels = [f"element {i}" for i in range(count)]
+    explanation["sites"].append(
+        site_of(
+            id="x0",
+            kind="set",
+            group="cross",
+            key="element",
+            ordered=False,
+            tensor="x0.w",
+            query_labels=["seed 1"],
+            key_labels=labels,
+        )
+    )
+    page, _, problems = open_page(context, explanation, "h=x0.0")
+    open_tables(page.locator("#panel-head"))
+    names = page.locator("#panel-head .matrix-table thead th").all_text_contents()[1:]
+    assert names == labels[::-1]
+    assert problems == []
+
+
+def test_choosing_probabilities_and_paths_are_shown(context):
+    explanation = make_explanation(layers=1, heads=1)
+    shape = explanation["tensors"]["x0.w"]["shape"]
+    chosen = np.random.default_rng(1).random(shape).astype(np.float32)
+    explanation["tensors"]["mono.p"] = encode(chosen, "u8")
+    explanation["tensors"]["mono.path"] = encode(np.arange(shape[1], dtype=np.int32), "i32")
+    explanation["extras"] = {"p_choose": "mono.p", "path": "mono.path"}
+    page, _, problems = open_page(context, explanation, "h=x0.0")
+    panel = page.locator("#panel-head")
+    panel.get_by_role("button", name="Choosing probability").click()
+    open_tables(panel)
+    rows = page.evaluate(CELLS, "#panel-head .matrix-table")
+    found = np.array([[number(cell) for cell in row[1:]] for row in rows])
+    assert np.abs(found - decode(explanation, "mono.p")[0]).max() <= 0.005
+    assert problems == []
+
+
+def test_other_parts_can_be_switched_off(context):
+    explanation = make_explanation(layers=1, heads=1)
+    explanation["model"]["off_switches"] = ["memory"]
+    effect = [-0.1] * len(explanation["target"]["tokens"])
+    answer = {"off": ["memory"], "effect": effect, "sum_change": sum(effect), "text": ""}
+    page, server, problems = open_page(
+        context, explanation, "h=x0.0", {"off": lambda body: {**answer, "off": body["heads"]}}
+    )
+    page.get_by_role("button", name="Try without memory").click()
+    page.locator("#panel-head .effects").wait_for()
+    assert server.requests[-1][1] == {"heads": ["memory"]}
+    assert "Without memory" in page.locator("#panel-head").inner_text()
+    assert problems == []
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_colours_follow_theme_and_forced_colours(browser, forced):
+    explanation = make_explanation(layers=1, heads=1)
+    images = []
+    for dark in (False, True):
+        context = open_context(browser, dark=dark, forced_colors="active" if forced else "none")
+        page, _, problems = open_page(context, explanation, "h=x0.0")
+        canvas = page.locator("#panel-head .matrix-canvas")
+        canvas.scroll_into_view_if_needed()
+        images.append(
+            page.evaluate(
+                "document.querySelector('#panel-head .matrix-canvas').toDataURL('image/png')"
+            )
+        )
+        assert problems == []
+        context.close()
+    assert len(set(images)) == 2
+    assert all(len(base64.b64decode(image.partition(",")[2])) > 500 for image in images)
