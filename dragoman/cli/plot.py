@@ -149,14 +149,15 @@ def plot(
                 print_result(str(path))
             else:
                 reasons.append(f"no figure of {name}: {reason}")
-                print_note(reasons[-1])
     if not written:
         raise ConfigError(
             [
-                f"a figure must have something to show; found none ({'; '.join(reasons)}); "
+                f"a figure must have something to show; found {'; '.join(reasons)}; "
                 "see dragoman plot --help"
             ]
         )
+    for each in dict.fromkeys(reasons):
+        print_note(each)
 
 
 def _parse_what(names: Sequence[str]) -> list[str]:
@@ -382,7 +383,17 @@ class PlottedModel:
                 for record, _ in zip(records, range(most), strict=False)
             ]
         golden = json_format.loads((self.path / "golden.json").read_text(encoding="utf-8"))
-        return [case["input"] for case in golden["cases"]][:most]
+        cases = [case["input"] for case in golden["cases"]][:most]
+        if self.task == "translate":
+            return cases
+        from dragoman.data.records import Record
+
+        return [
+            self.predictor.read_record(Record(self.path / "golden.json", number, case))
+            if isinstance(case, dict)
+            else case
+            for number, case in enumerate(cases, 1)
+        ]
 
 
 # Figures: each function draws one, or returns in a sentence why there is nothing to draw.
@@ -499,6 +510,8 @@ def _draw_calibration(models: Sequence[PlottedModel], path: Path) -> str | None:
 
 def _needs_test(model: PlottedModel) -> str:
     """Return why a model of another task has nothing to measure."""
+    if model.store is not None:
+        return "a model that fills masks does not predict the next token"
     return f"it needs labelled examples of the task {model.task}: give --test"
 
 

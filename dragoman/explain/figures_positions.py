@@ -39,7 +39,7 @@ _RELATIVE_NAMES: dict[type[RelativePosition], str] = {
     AlibiBias: "ALiBi bias",
     T5RelativeBias: "T5's relative bias",
     TransformerXLBias: "Transformer-XL's bias, without content",
-    RotaryEmbedding: "rotary embedding, mean of the rotations",
+    RotaryEmbedding: "rotary embedding, mean rotation",
     ShawRelativeKeys: "relative keys of Shaw et al.",
 }
 
@@ -104,14 +104,22 @@ def find_positions(model: nn.Module, *, positions: int = POSITIONS) -> list[Posi
             parts.append(PositionTable(_where(name), kind, table))
     for name, module in relative.items():
         curves = _curves(module, positions)
-        if curves is not None and not any(
-            isinstance(part, PositionCurves)
-            and part.where.split(",")[0] == _where(name).split(",")[0]
-            and part.values.shape == curves[1].shape
-            and (part.values == curves[1]).all()
-            for part in parts
-        ):
+        if curves is None:
+            continue
+        twin = next(
+            (
+                at
+                for at, part in enumerate(parts)
+                if isinstance(part, PositionCurves) and np.array_equal(part.values, curves[1])
+            ),
+            None,
+        )
+        if twin is None:
             parts.append(PositionCurves(_where(name), _RELATIVE_NAMES[type(module)], *curves))
+        else:
+            parts[twin] = PositionCurves(
+                "every layer with these heads", _RELATIVE_NAMES[type(module)], *curves
+            )
     return parts + _reaches(model)
 
 
@@ -261,11 +269,13 @@ def _draw_curves(axes: Any, part: PositionCurves) -> None:
         )
     axes.axvline(0, color=FAINT, linewidth=0.6)
     axes.set(
-        title=f"{part.kind[:1].upper()}{part.kind[1:]}, {part.where}",
+        title=f"{part.kind[:1].upper()}{part.kind[1:]}\n{part.where}",
         xlabel="position of the key minus that of the query",
-        ylabel={"rotary embedding, mean of the rotations": "mean cosine"}.get(
-            part.kind, "norm of the key" if "keys" in part.kind else "added to the score"
-        ),
+        ylabel="mean cosine"
+        if part.kind.startswith("rotary")
+        else "norm of the key"
+        if "keys" in part.kind
+        else "added to the score",
     )
     if 1 < heads <= 8:
         axes.legend(ncols=2, handlelength=1.2, columnspacing=0.8)

@@ -112,7 +112,7 @@ def measure_entropies(explanations: Iterable[Explanation]) -> list[SiteEntropy]:
     """Return the mean entropy of every head over the rows of all explanations.
 
     The largest entropy of a row is the logarithm of the keys that it may attend to: of causal
-    attention those up to its own position.
+    attention those up to its own position, of a sentence's words its own.
     """
     sums: dict[str, list[Any]] = {}
     for explanation in explanations:
@@ -121,14 +121,12 @@ def measure_entropies(explanations: Iterable[Explanation]) -> list[SiteEntropy]:
             if weights is None or weights.ndim != 3 or not weights.size:
                 continue
             entropy = row_entropies(weights)  # (H, Q)
-            queries, keys = weights.shape[1:]
-            allowed = np.full(queries, keys)
-            if site.causal:
-                allowed = np.minimum(keys, keys - queries + 1 + np.arange(queries))
+            allowed = (weights > 0).any(axis=0).sum(axis=-1)  # (Q,); masked keys are exactly 0
             with np.errstate(divide="ignore", invalid="ignore"):
                 fraction = np.where(allowed > 1, entropy / np.log(allowed), np.nan)
+            group = site.kind if site.kind in ("pool", "set") else site.group
             known = sums.setdefault(
-                site.id, [site.group, site.layer, *(np.zeros(site.heads) for _ in range(4))]
+                site.id, [group, site.layer, *(np.zeros(site.heads) for _ in range(4))]
             )
             for at, values in ((2, entropy), (4, fraction)):
                 finite = np.isfinite(values)
@@ -203,6 +201,8 @@ _GROUP_TITLES = {
     "encoder": "Encoder self-attention",
     "decoder": "Decoder self-attention",
     "cross": "Cross-attention",
+    "pool": "Attention pooling",
+    "set": "Attention among elements",
 }
 
 

@@ -57,12 +57,11 @@ def test_sinusoids_are_those_of_the_paper() -> None:
 
 
 def test_alibi_has_the_slopes_of_its_heads() -> None:
-    parts = find_positions(build(positions="alibi"), positions=4)
-    decoder = next(part for part in parts if part.where.startswith("decoder"))
-    assert isinstance(decoder, PositionCurves)
-    at = decoder.distances.tolist().index(-3)
-    np.testing.assert_allclose(decoder.values[:, at], [-3 * each for each in alibi_slopes(2)])
-    assert len(parts) == 2  # layers are alike, and drawn once a stack
+    [part] = find_positions(build(positions="alibi"), positions=4)
+    assert isinstance(part, PositionCurves)
+    at = part.distances.tolist().index(-3)
+    np.testing.assert_allclose(part.values[:, at], [-3 * each for each in alibi_slopes(2)])
+    assert part.where == "every layer with these heads"  # they are alike, and drawn once
 
 
 def test_rotary_is_the_mean_cosine_of_the_angles() -> None:
