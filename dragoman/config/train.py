@@ -48,7 +48,7 @@ class TrainConfig:
         at_most=1.0,
     )
     momentum: float = setting(
-        0.9, "Nesterov momentum of sgd; 0 for none.", at_least=0.0, at_most=0.9999
+        0.9, "Nesterov momentum of sgd and muon; 0 for none.", at_least=0.0, at_most=0.9999
     )
     beta1: float = setting(0.9, "Adam's beta1.", at_least=0.0, at_most=0.9999)
     beta2: float = setting(0.98, "Adam's beta2.", at_least=0.0, at_most=0.999999)
@@ -150,6 +150,11 @@ class TrainConfig:
             yield (
                 f"train.average_checkpoints needs that many kept checkpoints; found {found}; "
                 "raise train.keep_checkpoints"
+            )
+        if self.optimizer in ("adafactor", "muon") and self.fsdp == "on":
+            yield (
+                f"train.optimizer={self.optimizer} needs whole matrices; found train.fsdp=on, "
+                "which shards them; set train.fsdp=off, or train.optimizer=adamw"
             )
         if self.best_metric == "bleu" and not self.validate_sentences:
             yield (

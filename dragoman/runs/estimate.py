@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import resource
 import sys
@@ -23,7 +24,7 @@ from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage.disk import format_bytes
 from dragoman.tasks.translation import TranslationTask, TranslationValidator
 from dragoman.training.mixed_precision import choose_precision
-from dragoman.training.optimizer import moment_slots
+from dragoman.training.optimizer import full_state_shapes
 from dragoman.training.progress import format_duration
 from dragoman.training.throughput import Throughput, time_steps
 from dragoman.training.trainer import Trainer
@@ -173,8 +174,8 @@ def estimate_run(
         else PROBE_SECONDS
     )
     parameters = count_parameters(trainer.model)
-    # Weights, moments of the optimizer, EMA.
-    copies = 1 + len(moment_slots(trainer.optimizer)) + (1 if config.train.ema_decay else 0)
+    moments = sum(map(math.prod, full_state_shapes(trainer.optimizer, trainer.model).values()))
+    numbers = moments + parameters * (2 if config.train.ema_decay else 1)  # weights and EMA
     return RunEstimate(
         data=data,
         parameters=parameters,
@@ -183,7 +184,7 @@ def estimate_run(
         padding=plan.padding_fraction(0),
         throughput=throughput,
         peak_memory_bytes=peak_memory(device),
-        checkpoint_bytes=4 * copies * parameters,
+        checkpoint_bytes=4 * numbers,
     )
 
 

@@ -14,6 +14,14 @@ OPTIMIZERS = Registry(
         "dragoman.training.optimizer:build_adamw",
         "AdamW: weight decay decoupled from the gradient.",
     ),
+    adafactor=Entry(
+        "dragoman.training.optimizer:build_adafactor",
+        "Adafactor: little memory; train.learning_rate is relative to the weights' size.",
+    ),
+    muon=Entry(
+        "dragoman.training.optimizer:build_muon",
+        "Muon for matrices between layers, AdamW for embeddings, norms, biases and the output.",
+    ),
     sgd=Entry(
         "dragoman.training.optimizer:build_sgd",
         "Stochastic gradient descent with Nesterov momentum, train.momentum.",

@@ -240,11 +240,8 @@ class Checkpointer:
 
     def _check_disk_space(self) -> None:
         weights = named_weights(self._parallel.local_module)
-        moments = {
-            f"{name}.{slot}": weight
-            for name, weight in weights.items()
-            for slot in optimizers.moment_slots(self._optimizer)
-        }
+        shapes = optimizers.full_state_shapes(self._optimizer, self._parallel.local_module)
+        moments = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         tensors: CheckpointTensors = {
             "weights": weights,
             "optimizer": moments,

@@ -53,6 +53,8 @@ def choose_fsdp(
         return FSDPDecision(False, "there is one process")
     if config.fsdp != "auto":
         return FSDPDecision(config.fsdp == "on", "as configured")
+    if config.optimizer in ("adafactor", "muon"):
+        return FSDPDecision(False, f"{config.optimizer} needs whole matrices")
     if device.type != "cuda":
         return FSDPDecision(False, f"on {device.type} it is slower")
     # Weights, gradients, the buffer of their all-reduce, two moments, and the EMA.

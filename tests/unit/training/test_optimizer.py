@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dragoman.config import TrainConfig
+from dragoman.config import Config, TrainConfig
 from dragoman.errors import CorruptError
+from dragoman.models.factory import build_model
 from dragoman.training import optimizer as optimizers
 from dragoman.training.catalogue import OPTIMIZERS
 from dragoman.training.train_step import apply_gradients
@@ -31,6 +32,12 @@ def take_step(
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     apply_gradients(optimizer, lr=rate, divisor=torch.tensor(divisor), nonfinite=torch.tensor(bad))
+
+
+def set_gradients(model: nn.Module, seed: int, *, divisor: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator) / divisor
 
 
 @pytest.mark.parametrize(
@@ -87,6 +94,87 @@ def test_sgd_equals_torchs_and_the_papers_nesterov_momentum(momentum: float) -> 
         torch.testing.assert_close(one, three)
 
 
+def test_adafactor_equals_torchs() -> None:
+    ours, theirs = make_model(), make_model()
+    mine = OPTIMIZERS.load("adafactor")(ours, TrainConfig(optimizer="adafactor"))
+    reference = torch.optim.Adafactor(theirs.parameters(), lr=0.05, foreach=False)
+    for seed in range(6):
+        take_step(ours, mine, divisor=4.0, rate=0.05, seed=seed)
+        set_gradients(theirs, seed, divisor=4.0)
+        reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_muon_equals_torchs_on_matrices_and_adamw_elsewhere() -> None:
+    """Matrices of two shapes, one of them tall; torch computes one at a time."""
+    ours, theirs = make_model(), make_model()
+    config = TrainConfig(optimizer="muon", momentum=0.95, weight_decay=0.1, beta1=0.8, beta2=0.9)
+    mine = OPTIMIZERS.load("muon")(ours, config)
+    matrices = [each for each in theirs.parameters() if each.ndim == 2]
+    vectors = [each for each in theirs.parameters() if each.ndim == 1]
+    references = [
+        torch.optim.Muon(
+            matrices, lr=0.01, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(vectors, lr=0.01, betas=(0.8, 0.9), eps=config.epsilon, weight_decay=0.0),
+    ]
+    # Torch's momentum is an average, so its sum is scaled; the update is not: it is orthogonalized.
+    for seed in range(4):
+        take_step(ours, mine, divisor=4.0, seed=seed)
+        set_gradients(theirs, seed, divisor=4.0)
+        for reference in references:
+            reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-4)
+
+
+def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for shape in ((3, 8, 8), (2, 5, 40), (2, 40, 5)):
+        matrices = torch.randn(shape, generator=generator)
+        found = optimizers.orthogonalize(matrices).float()
+        assert found.shape == matrices.shape
+        values = torch.linalg.svdvals(found)
+        if shape[1] != shape[2]:  # a random square matrix has singular values near zero
+            assert values.min() > 0.6
+        assert values.max() < 1.3
+        # The singular vectors stay: the product with the matrix is symmetric and positive.
+        product = found @ matrices.mT
+        torch.testing.assert_close(product, product.mT, rtol=0.05, atol=0.15)
+
+
+def test_muon_leaves_embeddings_and_the_output_to_adamw() -> None:
+    config = Config().replace(
+        model={
+            "encoder": ["transformer"],
+            "decoder": ["transformer"],
+            "width": 16,
+            "heads": 2,
+            "tie_embeddings": "none",
+        }
+    )
+    model = build_model(config.model, src_vocab_size=20, tgt_vocab_size=24)
+    optimizer = OPTIMIZERS.load("muon")(model, TrainConfig(optimizer="muon"))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    muon, *others = optimizer.param_groups
+    assert muon["muon"]
+    assert not any(group["muon"] for group in others)
+    for parameter in muon["params"]:
+        assert parameter.ndim == 2
+        assert 20 not in parameter.shape
+        assert 24 not in parameter.shape
+    assert any("query_key_value" in names[id(parameter)] for parameter in muon["params"])
+    listed = [each for group in optimizer.param_groups for each in group["params"]]
+    assert len(listed) == len({id(each) for each in listed}) == len(names)
+
+
+def test_optimizers_of_whole_matrices_are_not_sharded() -> None:
+    for name in ("muon", "adafactor"):
+        (problem,) = TrainConfig(optimizer=name, fsdp="on").problems()
+        assert f"train.optimizer={name} needs whole matrices; found train.fsdp=on" in problem
+
+
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_a_first_step_that_is_not_finite_leaves_no_trace(name: str) -> None:
     """Torch leaves the momentum of a skipped first step uninitialized."""
@@ -105,12 +193,16 @@ def test_the_zero_state_has_the_slots_of_a_real_one(name: str) -> None:
     model = make_model()
     optimizer = OPTIMIZERS.load(name)(model, TrainConfig())
     take_step(model, optimizer)
-    parameter = next(model.parameters())
-    real, zero = optimizer.state[parameter], optimizers.zero_state(optimizer, parameter)
-    assert {slot: (value.shape, value.dtype) for slot, value in real.items()} == {
-        slot: (value.shape, value.dtype) for slot, value in zero.items()
+    for parameter in model.parameters():
+        real, zero = optimizer.state[parameter], optimizers.zero_state(optimizer, parameter)
+        assert {slot: (value.shape, value.dtype) for slot, value in real.items()} == {
+            slot: (value.shape, value.dtype) for slot, value in zero.items()
+        }
+        assert not any(value.any() for value in zero.values())
+    shapes = optimizers.full_state_shapes(optimizer, model)
+    assert shapes == {
+        key: tuple(value.shape) for key, value in optimizers.state_dict(optimizer, model).items()
     }
-    assert not any(value.any() for value in zero.values())
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
@@ -150,12 +242,13 @@ def test_state_goes_out_and_in_by_parameter_name(name: str) -> None:
         take_step(model, optimizer, seed=seed)
     other.load_state_dict(model.state_dict())
     tensors = {key: value.clone() for key, value in optimizers.state_dict(optimizer, model).items()}
-    assert {
-        f"{parameter}.{slot}"
-        for parameter in ("0.weight", "1.bias")
-        for slot in optimizers.moment_slots(optimizer)
-    } <= tensors.keys()
-    assert name == "sgd" or "0.weight.step" in tensors
+    owners = dict(model.named_parameters())
+    assert tensors.keys() == {
+        f"{owner}.{slot}"
+        for owner, parameter in owners.items()
+        for slot in optimizers.zero_state(optimizer, parameter)
+    }
+    assert name == "sgd" or "1.weight.step" in tensors
     optimizers.load_state_dict(again, other, dict(reversed(tensors.items())))
     for seed in range(3, 6):
         take_step(model, optimizer, seed=seed)
@@ -199,7 +292,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name() -> None:
         )
     with pytest.raises(
         CorruptError,
-        match=r"0\.weight\.exp_avg must have the parameter's shape \(3, 4\); found \(2, 2\)",
+        match=r"0\.weight\.exp_avg must have the shape \(3, 4\); found \(2, 2\)",
     ):
         optimizers.load_state_dict(
             optimizer, model, {**tensors, "0.weight.exp_avg": torch.zeros(2, 2)}
