@@ -37,9 +37,8 @@ PARTS: list[tuple[Any, str, str]] = [
     (explanation_builder, "build_steps", "steps"),
     (explanation_builder, "tokenize_text", "token spans"),
     (explanation_builder, "summarize_heads", "head labels"),
-    (explanation_builder, "attribute_tokens", "attribution"),
+    (explanation_builder, "attribute_with_heads", "attribution and estimated effects"),
     (explanation_builder, "read_logit_lens", "logit lens"),
-    (explanation_builder, "estimate_head_effects", "estimated head effects"),
     (explanation_builder, "summarize_positions", "positions"),
     (explanation_builder, "describe_model", "model digest"),
 ]
