@@ -100,6 +100,14 @@ class Visit:
         """Wait until the page has shown its explanation."""
         self.page.locator('html[data-ready="true"]').wait_for(state="attached")
 
+    def wait_until(self, condition: str, argument: Any = None) -> None:
+        """Wait until a function of JavaScript returns true; `wait_for_function` breaks the page's policy."""
+        for _ in range(1500):
+            if self.page.evaluate(condition, argument):
+                return
+            self.page.wait_for_timeout(20)
+        raise AssertionError(f"{condition} does not hold after 30 s")
+
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Visit]]:

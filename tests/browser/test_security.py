@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_served import SHOWN
 
 import dragoman
 from dragoman.explore.app import CONTENT_SECURITY_POLICY
@@ -68,7 +69,7 @@ def test_an_inline_handler_is_blocked_and_seen(visit, explorer, tmp_path, delive
     found.wait_until_ready()
     assert found.violations == []
     found.page.evaluate(ATTACK)
-    found.page.wait_for_function("window.violations.length >= 2")
+    found.wait_until("() => window.violations.length >= 2")
     assert {each.split()[0] for each in found.violations} == {
         "style-src-attr",
         "require-trusted-types-for",
@@ -110,10 +111,7 @@ def test_a_hostile_text_is_text(visit, explorer, tmp_path, text: str) -> None:
         page.locator("#panel-ask").get_by_role("button", name="Translate").click()
     explanation = asked.value.json()
     shown = explanation["source"]["text"]
-    page.wait_for_function(
-        "(text) => document.querySelector('#panel-strip .source .run')?.textContent === text",
-        arg=shown,
-    )
+    found.wait_until(SHOWN, shown)
     path = tmp_path / "hostile.html"
     export_html(explanation, path, title=text)
     file = visit(path.as_uri(), offline=True)

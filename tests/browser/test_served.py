@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from served_kit import SENTENCES
 
+SHOWN = """(text) => document.querySelector('#panel-strip .source .run')?.textContent === text"""
 PANELS = ("tour", "ask", "strip", "beam", "heads", "head", "token", "positions")
 
 
@@ -23,9 +24,9 @@ def walk_through(found: Any) -> None:
         assert page.locator(f"#panel-{name}").is_visible()
     page.locator("#target-1").click()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("/t=2/.test(location.hash)")
+    found.wait_until("() => /t=2/.test(location.hash)")
     page.locator("#panel-heads .head-cell").last.click()
-    page.wait_for_function(r"/h=[edx]\d+\.\d+/.test(location.hash)")
+    found.wait_until(r"() => /h=[edx]\d+\.\d+/.test(location.hash)")
     for button in page.locator("#panel-head").get_by_role("button", name="Show as table").all():
         button.click()
     page.locator("#panel-tour").get_by_role("button", name="Start the tour").click()
@@ -69,20 +70,14 @@ def test_a_person_explains_another_sentence(visit, explorer) -> None:
     page.fill("#ask-text", SENTENCES[1])
     page.fill("#ask-beam", "2")
     page.locator("#panel-ask").get_by_role("button", name="Translate").click()
-    page.wait_for_function(
-        "(text) => document.querySelector('#panel-strip .source .run')?.textContent === text",
-        arg=SENTENCES[1],
-    )
+    found.wait_until(SHOWN, SENTENCES[1])
     expected = explorer.session.predictor.explain(SENTENCES[1], beam=2)
     shown = page.locator("[id^=target-]").count()
     assert shown == len(expected.target.tokens)
     # The address leads back to it.
-    page.wait_for_function("(digest) => location.hash.includes(digest)", arg=expected.digest)
+    found.wait_until("(digest) => location.hash.includes(digest)", expected.digest)
     page.go_back()
-    page.wait_for_function(
-        "(text) => document.querySelector('#panel-strip .source .run')?.textContent === text",
-        arg=SENTENCES[0],
-    )
+    found.wait_until(SHOWN, SENTENCES[0])
     assert found.console == []
 
 
