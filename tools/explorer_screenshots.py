@@ -50,6 +50,8 @@ def take(page: Any, address: str, folder: Path, word: str) -> None:
         )
         page.wait_for_selector("html[data-ready=true]", state="attached")
         page.wait_for_timeout(400)
+        # Its name is Chinese, and machines that take pictures often have no font for it.
+        page.evaluate("document.getElementById('tool-lang').hidden = true")
         path = folder / f"{name}.png"
         if selector.startswith("#"):
             page.evaluate("document.querySelector('.dock').remove()")
