@@ -148,7 +148,10 @@ def check_trace(
     for step in range(int(trace.step.max(initial=-1)) + 1):
         here = trace.step == step
         assert (here & kept).sum() <= trace.width
-        assert (np.diff(trace.cum[here]) <= 0).all(), "best first"
+        order = zip(-trace.cum[here], trace.token[here], trace.parent[here], strict=True)
+        assert list(order) == sorted(
+            zip(-trace.cum[here], trace.token[here], trace.parent[here], strict=True)
+        ), "best first; of equal ones the lower token, then parent"
     paths = [tuple(trace.tokens(node)) for node in range(size)]
     assert len(set(paths)) == size, "no candidate twice"
     if not trace.dropped:

@@ -81,6 +81,10 @@ def translate(
     length_penalty: LengthPenaltyOption = None,
     batch_size: BatchSizeOption = None,
     prefix: Annotated[str, typer.Option(help="Forced prefix of every translation.")] = "",
+    no_repeat_ngram_size: Annotated[
+        int,
+        typer.Option(min=0, help="Write no n tokens in a row twice; 0 allows repetition."),
+    ] = 0,
     json: JsonOption = False,
     device: DeviceOption = "auto",
     engine: EngineOption = "auto",
@@ -173,6 +177,7 @@ def translate(
         "length_penalty": length_penalty,
         "batch_size": batch_size,
         "nbest": nbest,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
     }
     options |= {
         "prefix": prefix or None,

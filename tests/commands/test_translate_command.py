@@ -161,6 +161,19 @@ def test_a_prefix_is_kept(bundle: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert line.startswith("Good")
 
 
+def test_no_n_gram_is_repeated(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for beam, size in (("1", 1), ("3", 2)):
+        options = ["--beam", beam, "--no-repeat-ngram-size", str(size), "--json"]
+        [line] = translate(bundle, "Guten Morgen.", *options, capsys=capsys)
+        tokens = json.loads(line)["tokens"]
+        grams = list(zip(*(tokens[at:] for at in range(size)), strict=False))
+        assert len(grams) == len(set(grams))
+    options = ["--no-repeat-ngram-size", "2", "--constraint", "equal-length"]
+    assert main(["translate", "-m", str(bundle), "Guten Morgen.", *options]) == 2
+    found = capsys.readouterr().err
+    assert "no_repeat_ngram_size and constraints exclude each other" in found
+
+
 def test_the_first_lines_come_before_the_last_are_read(bundle: Path) -> None:
     """The first window is written while the input is still open."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
