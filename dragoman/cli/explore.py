@@ -31,14 +31,14 @@ def explore(
     model: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help="Model directory, of any task.",
             show_default=False,
             callback=_check_model_or_none,
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Text to start with.", show_default=False)
+        str | None, typer.Argument(metavar="TEXT", help="Text to start with.", show_default=False)
     ] = None,
     text_option: Annotated[
         str | None, typer.Option("--text", help="Text to start with.", show_default=False)

@@ -113,8 +113,14 @@ def table_rows(explanation: Explanation) -> list[tuple[str, float, str, str]]:
         read_from = ""
         if alignment is not None and alignment.shape == (len(explanation.steps), len(sources)):
             read_from = sources[int(alignment[number].argmax())].text
+        label, runner_up, read_from = map(show_spaces, (label, runner_up, read_from))
         rows.append((label, math.exp(step.logprob), runner_up, read_from))
     return rows
+
+
+def show_spaces(token: str) -> str:
+    """Return a token of nothing but spaces with a sign for each."""
+    return token if token.strip() else "␣" * len(token)
 
 
 def _shorten(text: str) -> str:

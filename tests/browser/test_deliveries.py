@@ -11,6 +11,7 @@ from test_served import PANELS, read_panel, walk_through
 
 from dragoman.explain.explanation import Explanation
 from dragoman.explore.export import export_html, read_island
+from dragoman.explore.notebook import show_spaces
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,6 @@ def test_a_notebook_without_frames_shows_a_table(visit, explanation, tmp_path: P
     rows = table.locator("tbody tr")
     assert rows.count() == len(explanation.steps)
     cells = rows.nth(1).locator("th, td").all_text_contents()
-    assert cells[0] == explanation.target.tokens[1].text
+    assert cells[0] == show_spaces(explanation.target.tokens[1].text)
     assert float(cells[1]) == pytest.approx(2.718281828 ** explanation.steps[1].logprob, abs=6e-4)
     assert SENTENCES[0] in found.page.inner_text("body")

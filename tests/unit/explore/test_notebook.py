@@ -11,7 +11,13 @@ from explorer_kit import StubPredictor, make_explanation
 import dragoman
 from dragoman.errors import ConfigError
 from dragoman.explore.export import export_html
-from dragoman.explore.notebook import MAX_TABLE_ROWS, explore, render_cell, render_table
+from dragoman.explore.notebook import (
+    MAX_TABLE_ROWS,
+    explore,
+    render_cell,
+    render_table,
+    show_spaces,
+)
 
 
 def test_the_package_is_the_function() -> None:
@@ -67,3 +73,7 @@ def test_a_long_table_is_cut() -> None:
     table = render_table(make_explanation("wort " * 100))
     assert table.count("<tr>") == 1 + MAX_TABLE_ROWS
     assert f"and {101 - MAX_TABLE_ROWS} more" in table
+
+
+def test_a_space_can_be_seen() -> None:
+    assert [show_spaces(token) for token in (" ", " a", "", "  ")] == ["␣", " a", "", "␣␣"]
