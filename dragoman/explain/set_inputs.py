@@ -269,7 +269,9 @@ class ObservedSet(TaskInput):
             "positions": _NO_ORDER,
         }
         if not self.is_distribution:
-            missing["strip"] = "This model predicts a number: there are no probabilities."
+            missing["strip"] = (
+                f"This model predicts a number, {self._value:g}: there are no probabilities."
+            )
         return missing
 
 

@@ -270,9 +270,7 @@ def explain_task(
         found.attribution.append(made)
         arrays.update(values)
     lens = given.read_lens(ids, changed.off) if not changed.edits else None
-    if lens is None:
-        missing.setdefault("token", "There is no logit lens: the layers predict no tokens.")
-    else:
+    if lens is not None:
         arrays.update(lens[1])
     return replace(found, lens=None if lens is None else lens[0])
 

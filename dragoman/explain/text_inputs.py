@@ -482,12 +482,11 @@ class TaggedText(TaskInput):
 
     @property
     def missing(self) -> dict[str, str]:
-        """There is no beam and no lens."""
+        """There is no beam."""
         return {
             "beam": "The best sequence of tags is found exactly, without a beam."
             if isinstance(self.model.tag_output, LinearChainCRF)
             else "The tags are predicted at once: there is no search.",
-            "token": "A tagger predicts tags, not tokens: there is no logit lens.",
         }
 
 

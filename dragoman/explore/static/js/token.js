@@ -161,11 +161,16 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     if (current() === ex) show();
   }
 
+  // A language model has no source: it reads its own text, one position earlier.
+  function inputTokens(ex) {
+    return ex.source?.tokens?.length ? ex.source.tokens : [{ text: '<s>' }, ...ex.target.tokens.slice(0, -1)];
+  }
+
   function showSources(ex, t) {
     const entry = available(ex).find((each) => each.method === method) ?? available(ex)[0] ?? null;
     method = entry?.method ?? null;
-    const count = ex.source?.tokens?.length ?? 0;
-    const tensor = entry && ex.tensor(entry.source);
+    const count = inputTokens(ex).length;
+    const tensor = entry && ex.tensor(ex.source?.tokens?.length ? entry.source : entry.target ?? entry.source);
     const attribution = tensor && t < tensor.shape[0] && tensor.shape[1] === count
       ? tensor.data.subarray(t * count, (t + 1) * count) : null;
     const mean = tokenMeanAttention(ex, t);
@@ -196,7 +201,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     const key = columns.map((column) => column.id).join(' ');
     const now = `${t} ${method} ${head && headName(chosen.site, chosen.head)}`;
     if (shown.ex !== ex || shown.key !== key) {
-      shown = { ex, key, rows: ex.source.tokens.map((token, i) => sourceRow(ex, token, i, columns.length)) };
+      shown = { ex, key, rows: inputTokens(ex).map((token, i) => sourceRow(ex, token, i, columns.length)) };
       sources.replaceChildren(scrollRegion(translate('token.sourcesCaption'), dataTable({
         caption: translate('token.sourcesCaption'),
         className: 'sources-table',
@@ -207,7 +212,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
     }
     if (head) sources.querySelector('th:last-child').textContent = columns.at(-1).title;
     shown.rows.forEach(([name, ...cells], i) => {
-      setAttributes(name.closest('tr'), { class: i === state.src ? 'is-chosen' : null });
+      setAttributes(name.closest('tr'), { class: i === state.src && ex.source.tokens.length ? 'is-chosen' : null });
       if (shown.now === now) return;
       cells.forEach((cell, c) => {
         const { values, most, signed } = columns[c];
@@ -220,7 +225,7 @@ export function mountToken(root, { store, api, current, onExplanation, announce,
 
   // Cells of one source token; showSources puts the numbers into them.
   function sourceRow(ex, token, i, count) {
-    const name = element('button', { type: 'button', class: 'link', onclick: () => store.set({ src: i }) }, plainText(tokenLabel(token), ex.source.lang));
+    const name = element('button', { type: 'button', class: 'link', onclick: () => store.set(ex.source.tokens.length ? { src: i } : { step: Math.max(0, i - 1) }) }, plainText(tokenLabel(token), ex.source.lang));
     return [name, ...Array.from({ length: count }, () => element('span', { class: 'bar-pair' }, element('span', { class: 'bar-value' }, ' '), valueBar(0, 1)))];
   }
 
