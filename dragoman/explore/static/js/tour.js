@@ -28,8 +28,8 @@ addStrings(
     'tour.3.one': 'With beam 1 the search takes the most probable token at every step and never looks back.',
     'tour.4.title': 'A head that aligns words',
     'tour.4.text': 'When the model writes {token}, head {head} reads {source}: {weight} of its attention is there. Heads like this one connect output words with source words.',
-    'tour.5.title': 'A head that rests',
-    'tour.5.text': 'Head {head} puts {part} of its attention on {key}, whatever it reads for. Attention must sum to one, so a head with nothing to do parks it there.',
+    'tour.5.title': 'A head that seems to rest',
+    'tour.5.text': 'On average head {head} puts {part} of its attention on one token, {key}. Attention must sum to one, so a head with nothing to do has to park it somewhere; the next step tests whether this one does.',
     'tour.6.title': 'Switch the resting head off',
     'tour.6.text': 'Head {head} is off now. The log-probability of the whole translation changes by {effect}: {size}.',
     'tour.6.weak': 'Much attention is not the same as much influence.',
@@ -70,8 +70,8 @@ addStrings(
     'tour.3.one': '束宽为 1 时，搜索每一步都取概率最大的词元，从不回头。',
     'tour.4.title': '一个对齐词语的头',
     'tour.4.text': '模型写 {token} 时，头 {head} 在读 {source}：它 {weight} 的注意力在那里。这样的头把译文的词与原文的词连起来。',
-    'tour.5.title': '一个休息的头',
-    'tour.5.text': '头 {head} 无论为谁而读，都把 {part} 的注意力放在 {key} 上。注意力之和必须为一，没事可做的头就停在那里。',
+    'tour.5.title': '一个像在休息的头',
+    'tour.5.text': '头 {head} 平均把 {part} 的注意力放在一个词元 {key} 上。注意力之和必须为一，没事可做的头总得停在某处；下一步检验它是否如此。',
     'tour.6.title': '关掉休息的头',
     'tour.6.text': '头 {head} 现在关闭了。整句译文的对数概率变化 {effect}：{size}。',
     'tour.6.weak': '注意力多不等于影响大。',
@@ -141,13 +141,13 @@ function tourSink(ex, { site: id, head }) {
   return { label, part: mass[best] };
 }
 
-// Without labels: the head with most of its attention on one key, if that is at least half of it.
+// Without labels: the head with most of its attention on one key, if that is at least a third of it.
 function tourParkedHead(ex) {
   let best = null;
   for (const { id, heads } of ex.sites ?? []) {
     for (let head = 0; head < heads; head++) {
       const part = tourSink(ex, { site: id, head })?.part ?? 0;
-      if (part >= 0.5 && (!best || part > best.part)) best = { site: id, head, name: `${id}.${head}`, part };
+      if (part >= 1 / 3 && (!best || part > best.part)) best = { site: id, head, name: `${id}.${head}`, part };
     }
   }
   return best;
