@@ -65,6 +65,22 @@ class TrainConfig:
     label_smoothing: float = setting(
         0.1, "Label smoothing: probability spread over the other tokens.", at_least=0.0, at_most=0.9
     )
+    r_drop: float = setting(
+        0.0,
+        "Weight of R-Drop: divergence of two dropout passes over each pair; 0 disables it.",
+        at_least=0.0,
+    )
+    simcut: float = setting(
+        0.0,
+        "Weight of SimCut: divergence from a pass whose input tokens are cut; 0 disables it.",
+        at_least=0.0,
+    )
+    simcut_probability: float = setting(
+        0.05, "Probability that SimCut cuts a token.", at_least=0.0, at_most=0.9
+    )
+    word_dropout: float = setting(
+        0.0, "Probability that a token of the input becomes <unk>.", at_least=0.0, at_most=0.9
+    )
     ema_decay: float = setting(
         0.0,
         "Decay of the exponential moving average (EMA) of the weights; 0 disables it.",
@@ -150,6 +166,11 @@ class TrainConfig:
             yield (
                 f"train.average_checkpoints needs that many kept checkpoints; found {found}; "
                 "raise train.keep_checkpoints"
+            )
+        if self.r_drop and self.simcut:
+            yield (
+                "train.r_drop and train.simcut cannot be combined; found "
+                f"{self.r_drop:g} and {self.simcut:g}; set one of them to 0"
             )
         if self.optimizer in ("adafactor", "muon") and self.fsdp == "on":
             yield (

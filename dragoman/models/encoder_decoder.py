@@ -113,6 +113,14 @@ class EncoderDecoder(nn.Module):
         )
         return self.output(self.decoder(self.tgt_entrance(embedded), context))
 
+    def embed_source(self, src: Tensor) -> Tensor:
+        """Return the token embeddings (B, S, D) of sources, without positions."""
+        return self._embedding("src")(src)
+
+    def embed_target(self, tgt_in: Tensor) -> Tensor:
+        """Return the token embeddings (B, T, D) of decoder inputs, without positions."""
+        return self._embedding("tgt")(tgt_in)
+
     def hidden(
         self,
         src: Tensor,
@@ -124,8 +132,8 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """Encode and decode under teacher forcing; return what `decode` does."""
         return self.hidden_embedded(
-            self._embedding("src")(src),
-            self._embedding("tgt")(tgt_in),
+            self.embed_source(src),
+            self.embed_target(tgt_in),
             src_mask,
             tgt_mask,
             losses=losses,

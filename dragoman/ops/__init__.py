@@ -6,6 +6,7 @@ attend_packed          packed_attention                               attend
 dropout                hashed dropout under torch.compile             F.dropout
 dropout_add_norm       one backward kernel under torch.compile        layer_norm(x + dropout(y))
 layer_norm, rms_norm   bf16 kernels without autocast's casts          F.layer_norm, F.rms_norm
+linear_consistency_loss  logits of two passes chunk by chunk          autograd through log_softmax
 linear_cross_entropy   logits and their gradient chunk by chunk       linear_cross_entropy_reference
 linear_relu            cuBLAS epilogue, one backward kernel           linear_relu_reference
 lsh_attention          sorted chunks                                  masked attention
@@ -31,6 +32,7 @@ from dragoman.ops.attention import (
     build_attention_mask,
     masked_softmax,
 )
+from dragoman.ops.consistency_loss import linear_consistency_loss
 from dragoman.ops.cross_entropy import (
     IGNORE_INDEX,
     CrossEntropyOutput,
@@ -53,6 +55,7 @@ __all__ = [
     "dropout",
     "dropout_add_norm",
     "layer_norm",
+    "linear_consistency_loss",
     "linear_cross_entropy",
     "linear_cross_entropy_reference",
     "linear_relu",

@@ -44,12 +44,12 @@ def linear_cross_entropy(
     for the backward pass. A chunk has `chunk` rows, by default as many as suit the device.
     """
     if chunk is None:
-        chunk = _rows_per_chunk(hidden.device, weight.size(0))
+        chunk = rows_per_chunk(hidden.device, weight.size(0))
     loss, nll = _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing, chunk)  # type: ignore[no-untyped-call]
     return CrossEntropyOutput(loss, nll)
 
 
-def _rows_per_chunk(device: torch.device, vocab_size: int) -> int:
+def rows_per_chunk(device: torch.device, vocab_size: int) -> int:
     """Return how many rows of logits are computed at a time: on a 128 GiB GPU 65,536 of 32k."""
     if device.type != "cuda":
         return MIN_CHUNK_ROWS

@@ -37,7 +37,12 @@ from dragoman.runs.final_model import (
 from dragoman.runs.finetune import load_init_weights
 from dragoman.runs.output_directory import DataFile
 from dragoman.runs.time_budget import TimeBudget
-from dragoman.tasks.translation import TranslationTask, TranslationValidator, ValidationSample
+from dragoman.tasks.translation import (
+    Regularization,
+    TranslationTask,
+    TranslationValidator,
+    ValidationSample,
+)
 from dragoman.training.data_loader import CollateFunction
 from dragoman.training.distributed.process_group import ProcessGroup
 from dragoman.training.mixed_precision import choose_precision
@@ -202,7 +207,10 @@ class TranslationBuilder(RunBuilder):
     @property
     def task(self) -> TranslationTask:
         """The label-smoothed loss."""
-        return TranslationTask(smoothing=self.config.train.label_smoothing)
+        return TranslationTask(
+            smoothing=self.config.train.label_smoothing,
+            regularization=Regularization.of(self.config.train),
+        )
 
     def build_model(self) -> EncoderDecoder:
         """Build the model, with random weights from the seed or those of the pretrained model."""

@@ -22,7 +22,7 @@ from dragoman.registry import catalogue
 from dragoman.runtime.memory import is_out_of_memory, release_memory
 from dragoman.runtime.seeds import isolated_rng
 from dragoman.storage.disk import format_bytes
-from dragoman.tasks.translation import TranslationTask, TranslationValidator
+from dragoman.tasks.translation import Regularization, TranslationTask, TranslationValidator
 from dragoman.training.mixed_precision import choose_precision
 from dragoman.training.optimizer import full_state_shapes
 from dragoman.training.progress import format_duration
@@ -61,7 +61,10 @@ def _measure_rows(config: Config, device: torch.device, rows: int) -> float:
             .train()
         )
         optimizer = catalogue("optimizer").load(config.train.optimizer)(model, config.train)
-        task = TranslationTask(smoothing=config.train.label_smoothing)
+        task = TranslationTask(
+            smoothing=config.train.label_smoothing,
+            regularization=Regularization.of(config.train),
+        )
         precision = choose_precision(config.train.precision, device)
         batch = _random_batch(rows, vocab_size).to(device)
 

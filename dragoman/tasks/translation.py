@@ -10,10 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dragoman.config import TrainConfig
 from dragoman.data.collate import Batch
+from dragoman.errors import ConfigError
 from dragoman.models.encoder_decoder import EncoderDecoder
-from dragoman.ops import IGNORE_INDEX, linear_cross_entropy
+from dragoman.ops import (
+    IGNORE_INDEX,
+    CrossEntropyOutput,
+    linear_consistency_loss,
+    linear_cross_entropy,
+)
 from dragoman.runtime import signals
+from dragoman.text.special_tokens import BOS, EOS, PAD, UNK
 from dragoman.training.mixed_precision import Precision
 from dragoman.training.progress import Progress, QuietProgress
 from dragoman.training.task import Loss
@@ -21,11 +29,34 @@ from dragoman.training.task import Loss
 MAX_NLL = 80.0  # a loss whose perplexity still fits a float
 
 
-class TranslationTask:
-    """Label-smoothed cross-entropy of the target tokens, Szegedy et al. (2016), as a sum."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regularization:
+    """What training adds to the cross-entropy, and how it perturbs its inputs; 0 for none."""
 
-    def __init__(self, *, smoothing: float) -> None:
-        self.smoothing = smoothing
+    r_drop: float = 0.0  # alpha of Liang et al. (2021)
+    simcut: float = 0.0  # alpha of Gao et al. (2022)
+    simcut_probability: float = 0.05  # of a token's embedding to be cut to zero
+    word_dropout: float = 0.0  # probability of a token to become <unk>
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Regularization:
+        """Return that of a training configuration."""
+        return cls(
+            r_drop=config.r_drop,
+            simcut=config.simcut,
+            simcut_probability=config.simcut_probability,
+            word_dropout=config.word_dropout,
+        )
+
+
+class TranslationTask:
+    """Label-smoothed cross-entropy of the target tokens, Szegedy et al. (2016), as a sum.
+
+    In training, R-Drop or SimCut compute every pair twice, as two rows of one pass.
+    """
+
+    def __init__(self, *, smoothing: float, regularization: Regularization | None = None) -> None:
+        self.smoothing, self.regularization = smoothing, regularization or Regularization()
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the loss over the target tokens; padding is not projected to the vocabulary."""
@@ -36,13 +67,23 @@ class TranslationTask:
         hard_alignments = model.reinforce_alignments() if model.training else []
         for alignment in hard_alignments:
             alignment.discard_log_probs()
-        hidden = model.hidden(  # (B, T, D)
-            batch.src, batch.tgt_in, batch.src_mask, batch.tgt_mask, losses=losses
-        )
-        rows, targets = _select_targets(hidden, batch)
-        cross_entropy = linear_cross_entropy(
-            rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing
-        )
+        added = self.regularization
+        src, tgt_in = batch.src, batch.tgt_in
+        if model.training and added.word_dropout:
+            src, tgt_in = (drop_words(ids, added.word_dropout) for ids in (src, tgt_in))
+        if model.training and (added.r_drop or added.simcut):
+            if hard_alignments:
+                raise ConfigError(
+                    [
+                        "train.r_drop and train.simcut need attention with a gradient; found "
+                        "alignments that are sampled (REINFORCE); set both to 0"
+                    ]
+                )
+            hidden, other = self._hidden_twice(model, src, tgt_in, batch, losses)
+        else:
+            hidden = model.hidden(src, tgt_in, batch.src_mask, batch.tgt_mask, losses=losses)
+            other = None
+        cross_entropy = self._cross_entropy(model, hidden, other, batch)
         if hard_alignments:
             reward = _sentence_log_likelihoods(model, hidden, batch)
             losses["policy"] = torch.stack(
@@ -50,6 +91,74 @@ class TranslationTask:
             ).sum()
         total = sum(losses.values(), cross_entropy.loss)
         return Loss(total, cross_entropy.nll, batch.tgt_lengths.sum())
+
+    def _hidden_twice(
+        self,
+        model: EncoderDecoder,
+        src: Tensor,
+        tgt_in: Tensor,
+        batch: Batch,
+        losses: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return the decoder's outputs (B, T, D) of two passes with different dropout.
+
+        For SimCut the inputs of the second are cut. Auxiliary losses are those of both, halved.
+        """
+        embedded = model.embed_source(src), model.embed_target(tgt_in)
+        if self.regularization.simcut:
+            p = self.regularization.simcut_probability
+            others = tuple(cut_tokens(each, p) for each in embedded)
+        else:
+            others = embedded
+        masks = (
+            None if mask is None else torch.cat([mask, mask])
+            for mask in (batch.src_mask, batch.tgt_mask)
+        )
+        both = (torch.cat(pair) for pair in zip(embedded, others, strict=True))
+        doubled: dict[str, Tensor] = {}
+        hidden = model.hidden_embedded(*both, *masks, losses=doubled)
+        losses |= {name: loss / 2 for name, loss in doubled.items()}
+        first, second = hidden.chunk(2)
+        return first, second
+
+    def _cross_entropy(
+        self, model: EncoderDecoder, hidden: Tensor, other: Tensor | None, batch: Batch
+    ) -> CrossEntropyOutput:
+        """Return the loss of the targets, given the decoder's outputs of one pass or two."""
+        rows, targets = _select_targets(hidden, batch)
+        if other is None:
+            return linear_cross_entropy(
+                rows, model.output_weight, model.output_bias, targets, smoothing=self.smoothing
+            )
+        return linear_consistency_loss(
+            rows,
+            _select_targets(other, batch)[0],
+            model.output_weight,
+            model.output_bias,
+            targets,
+            smoothing=self.smoothing,
+            divergence_weight=self.regularization.r_drop or self.regularization.simcut,
+            symmetric=not self.regularization.simcut,
+        )
+
+
+def drop_words(ids: Tensor, p: float) -> Tensor:
+    """Replace each token (B, T) by <unk> with probability p, but not padding, <s> or </s>.
+
+    Gal and Ghahramani (2016), "word dropout"; Sennrich et al. (2016).
+    """
+    dropped = torch.rand(ids.shape, device=ids.device) < p
+    special = (ids == PAD) | (ids == BOS) | (ids == EOS)
+    return ids.masked_fill(dropped & ~special, UNK)
+
+
+def cut_tokens(embedded: Tensor, p: float) -> Tensor:
+    """Set each token's embedding (B, T, D) to zero with probability p: token cutoff.
+
+    Shen et al. (2020), as used by SimCut (Gao et al. 2022).
+    """
+    kept = torch.rand(embedded.shape[:2], device=embedded.device) >= p
+    return embedded * kept.unsqueeze(-1).to(embedded.dtype)
 
 
 def _select_targets(hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

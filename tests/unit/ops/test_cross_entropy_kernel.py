@@ -16,7 +16,7 @@ from dragoman.ops import cross_entropy as loss_module
 from dragoman.ops.cross_entropy import (
     CROSS_ENTROPY_KERNEL,
     LOGITS_MEMORY_DIVISOR,
-    _rows_per_chunk,
+    rows_per_chunk,
 )
 
 SIZES = [(1, 5), (6, 16), (5, 40), (7, 1000), (3, 9000)]  # rows, vocab_size
@@ -189,6 +189,6 @@ def test_logit_chunks_scale_with_gpu_memory(
         "get_device_properties",
         lambda device: SimpleNamespace(total_memory=gib * 2**30),
     )
-    assert _rows_per_chunk(torch.device("cuda"), vocabulary) == rows
+    assert rows_per_chunk(torch.device("cuda"), vocabulary) == rows
     assert rows == 512 or 2 * rows * vocabulary <= gib * 2**30 / LOGITS_MEMORY_DIVISOR
-    assert _rows_per_chunk(torch.device("cpu"), vocabulary) == 512
+    assert rows_per_chunk(torch.device("cpu"), vocabulary) == 512

@@ -10,12 +10,15 @@ from torch.nn import functional as F
 from training_kit import VOCABULARY, Corpus, tiny_model
 
 from dragoman.data.collate import make_batch
-from dragoman.errors import StoppedError
+from dragoman.errors import ConfigError, StoppedError
 from dragoman.runtime import signals
 from dragoman.tasks.translation import (
+    Regularization,
     TranslationTask,
     TranslationValidator,
     ValidationSample,
+    cut_tokens,
+    drop_words,
 )
 from dragoman.training.mixed_precision import choose_precision
 
@@ -74,13 +77,13 @@ def test_a_batch_without_padding_gives_the_same() -> None:
 def test_auxiliary_losses_are_part_of_the_total_only() -> None:
     model, batch = tiny_model().eval(), batch_of(0, 4)
     plain = TranslationTask(smoothing=0.1).loss(model, batch)
-    decode = model.decode
+    decode = model.decode_embedded
 
     def with_auxiliary_loss(*arguments, losses, **options):
         losses["coverage"] = torch.tensor(3.5)
         return decode(*arguments, losses=losses, **options)
 
-    model.decode = with_auxiliary_loss
+    model.decode_embedded = with_auxiliary_loss
     added = TranslationTask(smoothing=0.1).loss(model, batch)
     assert added.total.item() == pytest.approx(plain.total.item() + 3.5, rel=1e-5)
     assert added.nll.item() == plain.nll.item()
@@ -151,3 +154,63 @@ def test_stop_request_interrupts_validation() -> None:
             validation()(tiny_model().eval())
     finally:
         signals.uninstall_handlers()
+
+
+def loss_in_training(dropout: float = 0.1, **settings: float):
+    model = tiny_model(dropout=dropout).train()
+    torch.manual_seed(4)
+    regularization = Regularization(**settings)
+    found = TranslationTask(smoothing=0.1, regularization=regularization).loss(
+        model, batch_of(0, 12)
+    )
+    found.total.backward()
+    return model, found
+
+
+@pytest.mark.parametrize("settings", [{"r_drop": 5.0}, {"simcut": 3.0, "simcut_probability": 0.0}])
+def test_two_equal_passes_have_the_plain_loss(settings) -> None:
+    """Without dropout both passes are the same, and their divergence is zero."""
+    plain_model, plain = loss_in_training(dropout=0.0)
+    model, found = loss_in_training(dropout=0.0, **settings)
+    torch.testing.assert_close(found.total, plain.total)
+    torch.testing.assert_close(found.nll, plain.nll)
+    for one, two in zip(model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"r_drop": 5.0}, {"simcut": 3.0}, {"word_dropout": 0.3}, {"simcut": 3.0, "word_dropout": 0.2}],
+)
+def test_a_regularized_loss_is_larger_and_differentiable(settings) -> None:
+    _, plain = loss_in_training()
+    model, found = loss_in_training(**settings)
+    assert found.total > plain.total
+    assert int(found.count) == int(plain.count)
+    assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
+    evaluated = TranslationTask(smoothing=0.1, regularization=Regularization(**settings)).loss(
+        model.eval(), batch_of(0, 12)
+    )
+    expected = TranslationTask(smoothing=0.1).loss(model, batch_of(0, 12))
+    assert torch.equal(evaluated.total, expected.total)  # only training is regularized
+
+
+def test_dropped_words_and_cut_tokens() -> None:
+    torch.manual_seed(0)
+    ids = torch.tensor([[1, 5, 6, 7, 2, 0]] * 2000)
+    dropped = drop_words(ids, 0.25)
+    changed = dropped != ids
+    assert not changed[:, [0, 4, 5]].any()  # <s>, </s> and padding stay
+    assert dropped[changed].eq(3).all()
+    assert changed[:, 1:4].float().mean().item() == pytest.approx(0.25, abs=0.02)
+    embedded = torch.ones(500, 6, 4)
+    cut = cut_tokens(embedded, 0.1)
+    assert set(cut.sum(dim=-1).unique().tolist()) == {0.0, 4.0}  # whole tokens, not scaled
+    assert cut.eq(0).float().mean().item() == pytest.approx(0.1, abs=0.02)
+
+
+def test_hard_attention_is_not_computed_twice() -> None:
+    model = tiny_model(encoder=("bigru",), decoder=("gru(attention=reinforce)",)).train()
+    task = TranslationTask(smoothing=0.1, regularization=Regularization(r_drop=1.0))
+    with pytest.raises(ConfigError, match="found alignments that are sampled"):
+        task.loss(model, batch_of(0, 4))
