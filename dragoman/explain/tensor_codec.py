@@ -1,8 +1,8 @@
 """Tensors in JSON: quantized, base64, and pooled in groups of positions.
 
 Weights are `u8` with square-root companding (value = scale * (u / 255)²: worst error 0.004 at 1,
-4e-6 near 0), signed matrices `i8` with a scale, integers and vectors exact. Pooling sums keys and
-averages queries, so that rows still sum to what they summed to.
+4e-6 near 0), small signed matrices and vectors `f32`, large signed ones `i8` with a scale, integers
+exact. Pooling sums keys and averages queries, so that rows still sum to what they summed to.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from dragoman.errors import DataError
 from dragoman.explain.explanation import Array
 
 DTYPES = {"u8": "<u1", "i8": "<i1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "f32": "<f4"}
+
+# A signed matrix of at most this size is exact: the attribution of a token with probability near 1
+# is far below the largest, and one scale for all rows would round it to zero.
+EXACT_CELLS = 16_384
 
 Pool = dict[str, list[int]]  # "q" and "k": borders of groups, one more than there are groups
 
@@ -60,7 +64,7 @@ def quantize(array: Array, dtype: str) -> tuple[str, str, float, Array]:
     if array.dtype.kind in "biu" or dtype in ("u8", "u16", "u32", "i32"):
         dtype = dtype or integer_dtype(array)
         return dtype, "linear", 1.0, array.astype(DTYPES[dtype])
-    if array.ndim < 2 or dtype == "f32":
+    if dtype == "f32" or is_exact(array):
         return "f32", "linear", 1.0, array.astype("<f4")
     array = np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=3e38, neginf=-3e38)
     largest = float(np.abs(array).max(initial=0.0))
@@ -71,6 +75,12 @@ def quantize(array: Array, dtype: str) -> tuple[str, str, float, Array]:
         return "u8", "sqrt", scale, np.rint(np.sqrt(unit) * 255.0).astype("<u1")
     scale = _round_scale(largest)
     return "i8", "linear", scale, np.rint(array / scale * 127.0).clip(-127, 127).astype("<i1")
+
+
+def is_exact(array: Array) -> bool:
+    """Whether numbers are written as float32: vectors and small signed matrices."""
+    small = array.ndim == 2 and array.size <= EXACT_CELLS
+    return array.ndim < 2 or (small and bool(array.min(initial=0.0) < 0.0))
 
 
 def integer_dtype(array: Array) -> str:

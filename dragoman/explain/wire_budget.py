@@ -16,6 +16,7 @@ from dragoman.explain.tensor_codec import (
     Pool,
     encode_tensor,
     integer_dtype,
+    is_exact,
     pool_edges,
     pool_matrix,
 )
@@ -297,7 +298,7 @@ def _tensor_bytes(name: str, array: Array, pool: Pool | None) -> int:
     if array.dtype.kind in "biu":
         size = np.dtype(DTYPES[fixed_dtype(name) or integer_dtype(array)]).itemsize
     else:
-        size = 4 if array.ndim < 2 or fixed_dtype(name) else 1
+        size = 4 if fixed_dtype(name) or is_exact(array) else 1
     return _entry_bytes(name, size * array.size, list(array.shape), pool)
 
 

@@ -31,8 +31,16 @@ def test_weights_are_u8_with_square_root_companding() -> None:
     assert decode_tensor(encode_tensor(np.eye(3))).tolist() == np.eye(3).tolist()
 
 
-def test_signed_matrices_are_i8_with_a_scale() -> None:
-    exact = (RANDOM.standard_normal((5, 7)) * 3).astype(np.float32)
+def test_small_signed_matrices_are_exact() -> None:
+    exact = (RANDOM.standard_normal((5, 7)) * 1e-6).astype(np.float32)
+    exact[0] = 9.0
+    entry = encode_tensor(exact)
+    assert (entry["dtype"], entry["code"]) == ("f32", "linear")
+    assert np.array_equal(decode_tensor(entry), exact)
+
+
+def test_large_signed_matrices_are_i8_with_a_scale() -> None:
+    exact = (RANDOM.standard_normal((150, 160)) * 3).astype(np.float32)
     entry = encode_tensor(exact)
     assert (entry["dtype"], entry["code"]) == ("i8", "linear")
     assert entry["scale"] == pytest.approx(np.abs(exact).max())

@@ -101,8 +101,9 @@ export function mountPositions(root, { store, current, onExplanation }) {
   function show(ex) {
     const positions = ex.positions ?? {};
     const kind = `positions.kind.${positions.kind}`;
-    const parts = [element('p', { class: 'lead' }, hasString(kind) ? translate(kind) : String(positions.kind ?? ''))];
-    const note = [positions.note, typeof positions.reach === 'number' ? translate('positions.reach', { reach: positions.reach }) : '']
+    const lead = hasString(kind) ? translate(kind) : String(positions.kind ?? '');
+    const parts = [element('p', { class: 'lead' }, lead)];
+    const note = [positions.note === lead ? '' : positions.note, typeof positions.reach === 'number' ? translate('positions.reach', { reach: positions.reach }) : '']
       .filter(Boolean).join(' ');
     if (note) parts.push(element('p', { class: 'quiet' }, note));
     const blocks = [];
