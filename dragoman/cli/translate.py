@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -34,6 +34,7 @@ from dragoman.cli.options import (
 from dragoman.cli.output import format_count, print_json, print_note
 from dragoman.cli.output import print_text as write_output
 from dragoman.cli.progress import ProgressBar, is_terminal, progress
+from dragoman.config.engine_options import check_utility
 from dragoman.errors import ConfigError, CorruptError
 from dragoman.storage.output_files import check_output_file, open_output
 
@@ -42,7 +43,15 @@ if TYPE_CHECKING:
 
 NOTES_SHOWN = 3
 _SAMPLING_PANEL = "Sampling"
+_MBR_PANEL = "Minimum Bayes risk decoding"
 _ALTERNATIVE_FIELDS = ("text", "score", "tokens", "log_probs")
+
+
+def _check_mbr(context: typer.Context, name: str | None) -> str | None:
+    """Raise ConfigError unless the utility is known."""
+    if not context.resilient_parsing:
+        check_utility(name)
+    return name
 
 
 def translate(
@@ -125,11 +134,44 @@ def translate(
             rich_help_panel=_SAMPLING_PANEL,
         ),
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Epsilon sampling: never draw tokens less probable than this. Default: 0.02 with "
+            "--mbr, else 0.",
+            show_default=False,
+            rich_help_panel=_SAMPLING_PANEL,
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
             help="Random seed.",
             rich_help_panel=_SAMPLING_PANEL,
+        ),
+    ] = None,
+    mbr: Annotated[
+        str | None,
+        typer.Option(
+            "--mbr",
+            metavar="METRIC",
+            help="Minimum Bayes risk decoding: the candidate with the highest expected chrf or "
+            "bleu against all candidates, which are samples or, with --beam, the beam's.",
+            show_default=False,
+            callback=_check_mbr,
+            rich_help_panel=_MBR_PANEL,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=1024,
+            help="Candidates to sample. Default: 64.",
+            show_default=False,
+            rich_help_panel=_MBR_PANEL,
         ),
     ] = None,
 ) -> None:
@@ -139,19 +181,17 @@ def translate(
     score, tokens, log_probs (one per token, and one for the end of sentence),
     alignment (a row for each target token, a column for each source token; null for
     a model without cross-attention), alternatives: the --nbest translations, best
-    first, and constraints, if there are any.
+    first, constraints, if there are any, and with --mbr the expected utility.
     """
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "epsilon": epsilon,
+        "seed": seed,
+    }
     given = {name: value for name, value in sampling.items() if value is not None}
-    if given and not sample:
-        name = next(iter(given))
-        raise ConfigError(
-            [f"--{name.replace('_', '-')} needs --sample; found it alone; add --sample"]
-        )
-    if sample and beam is not None:
-        raise ConfigError(
-            [f"--sample and --beam exclude each other; found both, with --beam {beam}; keep one"]
-        )
+    _check_sampling(given, sample=sample, beam=beam, mbr=mbr, samples=samples)
     constraints = parse_constraint_options(constraint, require, forbid, regex)
     if texts and input_:
         raise ConfigError(
@@ -184,6 +224,8 @@ def translate(
         "alignment": json,
         "return_scores": json or nbest > 1,
         "sample": sample,
+        "mbr": mbr,
+        "samples": samples,
         "constraints": constraints,
         **given,
     }
@@ -230,6 +272,43 @@ def translate(
             )
 
 
+def _check_sampling(
+    given: Mapping[str, Any],
+    *,
+    sample: bool,
+    beam: int | None,
+    mbr: str | None,
+    samples: int | None,
+) -> None:
+    """Raise ConfigError for options of sampling that exclude or need each other."""
+    if samples is not None and mbr is None:
+        raise ConfigError(
+            [f"--samples needs --mbr; found --samples {samples} alone; add --mbr chrf"]
+        )
+    if mbr is not None and sample:
+        raise ConfigError(
+            [f"--mbr and --sample exclude each other; found both, with --mbr {mbr}; keep --mbr"]
+        )
+    if beam is not None and samples is not None:
+        raise ConfigError(
+            [
+                "--samples and --beam exclude each other; "
+                f"found --samples {samples} and --beam {beam}; keep one"
+            ]
+        )
+    if given and not sample and (mbr is None or beam is not None):
+        name = f"--{next(iter(given)).replace('_', '-')}"
+        raise ConfigError(
+            [f"{name} needs --sample; found it alone; add --sample"]
+            if mbr is None
+            else [f"{name} and --beam exclude each other; found both; keep one"]
+        )
+    if sample and beam is not None:
+        raise ConfigError(
+            [f"--sample and --beam exclude each other; found both, with --beam {beam}; keep one"]
+        )
+
+
 def warn_about_file(text: str, done: str) -> None:
     """Warn if a text is the name of a file: --input may have been intended."""
     try:
@@ -263,7 +342,8 @@ def print_translations(
             print_json({"line": number, **to_plain_dict(each)}, write)
         elif nbest > 1:
             for one in each.alternatives:
-                write(f"{number}\t{one.score:.4f}\t{one.text}")
+                value = one.score if one.utility is None else one.utility
+                write(f"{number}\t{value:.4f}\t{one.text}")
         else:
             write(each.text)
         if bar is not None:
@@ -281,11 +361,14 @@ def to_plain_dict(translation: Translation) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(translation):
         value = getattr(translation, field.name)
-        if field.name == "constraints" and not value:
+        if (field.name == "constraints" and not value) or (
+            field.name == "utility" and value is None
+        ):
             continue
         if field.name == "alternatives":
             values[field.name] = [
                 {name: _round_values(getattr(each, name)) for name in _ALTERNATIVE_FIELDS}
+                | ({} if each.utility is None else {"utility": round(each.utility, 6)})
                 for each in value
             ]
         else:

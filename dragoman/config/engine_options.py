@@ -1,4 +1,4 @@
-"""Names of devices, engines and precisions, validated before torch is imported."""
+"""Names of devices, engines, precisions and utilities, validated before torch is imported."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ENGINES = (
 )
 QUANTIZATIONS = ("float32", "int8", "int8_float32")  # of a CTranslate2 export
 PRECISIONS = ("float32", "int8", "float16", "bfloat16")
+UTILITIES = ("chrf", "bleu")  # of minimum Bayes risk decoding
 _DEVICE_PATTERN = re.compile(r"auto|cpu|(cuda|mps|cpu)(:(0|[1-9][0-9]{0,2}))?")
 
 
@@ -63,3 +64,16 @@ def check_precision(name: str | None) -> None:
                 f"{suggest_name(name, PRECISIONS)}"
             ]
         )
+
+
+def utility_problem(name: object) -> str:
+    """Return what is wrong with the utility of minimum Bayes risk decoding, or ""."""
+    if name in UTILITIES:
+        return ""
+    return f"mbr must be one of {', '.join(UTILITIES)}; found {name!r:.60}; try chrf"
+
+
+def check_utility(name: str | None) -> None:
+    """Raise ConfigError if the name is not a utility of minimum Bayes risk decoding."""
+    if name is not None and (problem := utility_problem(name)):
+        raise ConfigError([f"--{problem}"])

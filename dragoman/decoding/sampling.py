@@ -1,4 +1,4 @@
-"""Sampling with temperature, top-k and top-p; draws do not depend on the batch of a sentence."""
+"""Sampling with temperature, top-k, epsilon and top-p; draws do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from dragoman.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draw each token from the model's distribution after temperature, top-k and top-p.
+    """Draw each token from the model's distribution after temperature, top-k, epsilon and top-p.
 
     A draw is a pure function of (seed, sample id, sample, step), so it does not depend on the batch
-    or its order. Top-k is applied first; top-p then keeps the fewest tokens that reach the
-    probability.
+    or its order. Top-k is applied first, then epsilon (Hewitt, Manning and Liang, 2022), which
+    keeps the tokens that the model itself gives at least that probability, and always the most
+    probable one; top-p then keeps the fewest tokens that reach the probability.
     """
 
     temperature: float = 1.0
@@ -42,6 +43,8 @@ class Sampling:
     seed: int = 1
     samples: int = 1  # hypotheses drawn for each row
     penalty: LengthPenalty = field(default_factory=WuLengthPenalty)
+    epsilon: float = 0.0  # probability below which a token is never drawn
+    distinct: bool = True  # return equal samples once; with False as often as they were drawn
 
     def __post_init__(self) -> None:
         """Raise ConfigError with all settings that are out of range."""
@@ -58,6 +61,10 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             problems.append(
                 f"top_p must be more than 0 and at most 1; found {self.top_p}; try 0.95"
+            )
+        if not 0 <= self.epsilon < 1:
+            problems.append(
+                f"epsilon must be at least 0 and less than 1; found {self.epsilon}; try 0.02"
             )
         if not 0 <= self.seed < 2**63:
             problems.append(f"seed must be 0 to 2**63 - 1; found {self.seed}; try 1")
@@ -89,7 +96,7 @@ class Sampling:
     def run(
         self, model: IncrementalDecoder, state: Any, request: SearchRequest, backend: SearchBackend
     ) -> list[list[Hypothesis]]:
-        """Sample from a fresh state; return each row's distinct samples, best first."""
+        """Sample from a fresh state; return the samples of each row, best first."""
         count = len(request.limits)
         source = np.repeat(np.arange(count), self.samples)
         source_rows = source.tolist()
@@ -130,7 +137,9 @@ class Sampling:
             backend=backend,
         )
         return [
-            _rank_samples(drawn[row * self.samples : (row + 1) * self.samples])
+            _rank_samples(
+                drawn[row * self.samples : (row + 1) * self.samples], distinct=self.distinct
+            )
             for row in range(count)
         ]
 
@@ -140,11 +149,13 @@ class Sampling:
         Tokens are sorted by descending probability, so that top-k and top-p keep the first of a
         row.
         """
-        scaled_log_probs, ids = torch.sort(
-            log_probs.double() / self.temperature, dim=-1, descending=True, stable=True
-        )
+        scaled_log_probs, ids = self._sort_tokens(log_probs)
         if self.top_k:
             scaled_log_probs, ids = scaled_log_probs[:, : self.top_k], ids[:, : self.top_k]
+        if self.epsilon:
+            is_dropped = scaled_log_probs < math.log(self.epsilon) / self.temperature
+            is_dropped[:, 0] = False
+            scaled_log_probs = scaled_log_probs.masked_fill(is_dropped, -torch.inf)
         probs = scaled_log_probs.softmax(dim=-1)
         cumulative = probs.cumsum(dim=-1)
         kept_probs = probs.masked_fill(cumulative - probs >= self.top_p, 0.0).cumsum(dim=-1)
@@ -161,6 +172,21 @@ class Sampling:
         tokens = ids.gather(-1, index)
         return to_host(log_probs.gather(-1, tokens).squeeze(1), tokens.squeeze(1), step)
 
+    def _sort_tokens(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities over the temperature in descending order, and their token ids.
+
+        At most 1/epsilon tokens have a probability of epsilon: the others are not sorted.
+        """
+        ids = None
+        if self.epsilon and (most := int(1 / self.epsilon) + 1) < log_probs.size(1):
+            # In ascending order, because of equal values `topk` returns any first.
+            ids = log_probs.topk(most, sorted=False).indices.sort(dim=-1).values
+            log_probs = log_probs.gather(-1, ids)
+        values, order = torch.sort(
+            log_probs.double() / self.temperature, dim=-1, descending=True, stable=True
+        )
+        return values, order if ids is None else ids.gather(-1, order)
+
 
 def uniform_draw(seed: int, sample_id: int, sample: int, step: int, rejections: int = 0) -> float:
     """Hash a position of an output to a number in [0, 1) with 53 random bits.
@@ -174,7 +200,8 @@ def uniform_draw(seed: int, sample_id: int, sample: int, step: int, rejections: 
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _rank_samples(drawn: list[Hypothesis]) -> list[Hypothesis]:
-    """Sort finished before truncated samples, each by score, and drop duplicates."""
-    once = {(tuple(h.tokens), h.finished): h for h in drawn}
-    return sorted(once.values(), key=lambda h: (not h.finished, -h.score))
+def _rank_samples(drawn: list[Hypothesis], *, distinct: bool) -> list[Hypothesis]:
+    """Sort finished before truncated samples, each by score; `distinct` drops duplicates."""
+    if distinct:
+        drawn = list({(tuple(h.tokens), h.finished): h for h in drawn}.values())
+    return sorted(drawn, key=lambda h: (not h.finished, -h.score))

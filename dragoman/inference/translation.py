@@ -73,6 +73,7 @@ class Translation:
     alternatives: Sequence[Translation] = ()  # the n best, this one first; without alternatives
     notes: Sequence[str] = ()  # anything unusual: split, truncated, retried
     constraints: Sequence[str] = ()  # those that were applied
+    utility: float | None = None  # expected, of 100: only from minimum Bayes risk decoding
 
     def __repr__(self) -> str:
         """Return text, score and number of tokens in one line."""
@@ -115,7 +116,14 @@ def join_translations(
             for rank in range(ranks)
         ],
         notes=[*notes, *_count_notes([note for segment in segments for note in segment.notes])],
+        utility=_mean_utility(segments),
     )
+
+
+def _mean_utility(segments: Sequence[Translation]) -> float | None:
+    """Return the mean of the segments' utilities, None if there are none."""
+    known = [segment.utility for segment in segments if segment.utility is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _count_notes(notes: Sequence[str]) -> list[str]:

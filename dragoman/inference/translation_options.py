@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.config import DecodeConfig, list_settings
+from dragoman.config.engine_options import utility_problem
 from dragoman.decoding.beam_search import BeamSearch
 from dragoman.decoding.constraints import Constraint
 from dragoman.decoding.greedy import GreedySearch
@@ -19,6 +20,9 @@ from dragoman.errors import ConfigError
 
 _SETTINGS = {each.name: each.setting for each in list_settings(DecodeConfig)}
 MAX_BEAM = int(_SETTINGS["beam"].at_most or 0)
+MAX_SAMPLES = 1024  # candidates of minimum Bayes risk decoding: all pairs of them are compared
+DEFAULT_SAMPLES = 64
+MBR_EPSILON = 0.02  # the best of Freitag, Ghorbani and Fernandes (2023)
 # Integer options: minimum, maximum, and whether None stands for the model's own setting.
 _INTEGER_OPTIONS = {
     "beam": (1, MAX_BEAM, True),
@@ -28,6 +32,7 @@ _INTEGER_OPTIONS = {
     "top_k": (0, None, False),
     "seed": (0, None, False),
     "no_repeat_ngram_size": (0, None, False),
+    "samples": (2, MAX_SAMPLES, True),
 }
 
 
@@ -50,7 +55,12 @@ class TranslationOptions:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    epsilon: float | None = None  # tokens less probable are not drawn; with mbr 0.02, else 0
     seed: int = 1
+    # Minimum Bayes risk decoding: "chrf" or "bleu" is the utility, of `samples` drawn candidates
+    # (64 by default) or, with `beam`, of the hypotheses of that beam.
+    mbr: str | None = None
+    samples: int | None = None
     window: int = (
         2048  # lines batched together by length; 1 translates each before the next is read
     )
@@ -62,7 +72,7 @@ class TranslationOptions:
             for name in _INTEGER_OPTIONS
             for problem in _integer_problems(name, getattr(self, name))
         ]
-        for name in ("length_penalty", "temperature", "top_p"):
+        for name in ("length_penalty", "temperature", "top_p", "epsilon"):
             value = getattr(self, name)
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, numbers.Real)
@@ -96,8 +106,36 @@ class TranslationOptions:
                 "beam belongs to search and not to sampling; "
                 f"found beam={self.beam} with sample=True; keep one"
             )
+        problems += self._mbr_problems()
         if problems:
             raise ConfigError(problems)
+
+    def _mbr_problems(self) -> Iterator[str]:
+        """Yield what is wrong with minimum Bayes risk decoding."""
+        if self.mbr is None:
+            if self.samples is not None:
+                yield (
+                    f"samples belongs to minimum Bayes risk decoding; found samples={self.samples} "
+                    'without mbr; add mbr="chrf", or write sample=True, nbest=…'
+                )
+            return
+        if problem := utility_problem(self.mbr):
+            yield problem
+        if self.sample:
+            yield (
+                "sample and mbr exclude each other; found both; "
+                "leave sample out: mbr draws samples by default"
+            )
+        if self.beam is not None and self.samples is not None:
+            yield (
+                "with mbr the candidates are samples or those of a beam; "
+                f"found samples={self.samples} with beam={self.beam}; keep one"
+            )
+
+    @property
+    def draws_samples(self) -> bool:
+        """Whether outputs are sampled, not searched for."""
+        return self.sample or (self.mbr is not None and self.beam is None)
 
     def with_runner_up(self, config: DecodeConfig) -> TranslationOptions:
         """Return options that search for the second best too; the best stays the same."""
@@ -109,16 +147,22 @@ class TranslationOptions:
         penalty = WuLengthPenalty(
             config.length_penalty if self.length_penalty is None else self.length_penalty
         )
-        if self.sample:
+        if self.draws_samples:
+            has_mbr = self.mbr is not None
+            default_epsilon = MBR_EPSILON if has_mbr else 0.0
             return Sampling(
                 self.temperature,
                 self.top_k,
                 self.top_p,
                 self.seed,
-                samples=self.nbest,
+                samples=(self.samples or DEFAULT_SAMPLES) if has_mbr else self.nbest,
                 penalty=penalty,
+                epsilon=default_epsilon if self.epsilon is None else self.epsilon,
+                distinct=not has_mbr,  # how often a candidate was drawn is its weight
             )
         size = max(config.beam, self.nbest) if self.beam is None else self.beam
+        if self.mbr is not None:
+            return BeamSearch(size, size, penalty)
         if size == 1 and self.nbest == 1:
             return GreedySearch(penalty=penalty)
         return BeamSearch(size, self.nbest, penalty)

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -60,6 +60,7 @@ from dragoman.inference.branches import branch_prefix, compute_branches, list_br
 from dragoman.inference.engine import Engine
 from dragoman.inference.engine_selection import open_engines, requires_cpu
 from dragoman.inference.input_windows import FIRST_WINDOW_LINES, LineWindows
+from dragoman.inference.minimum_bayes_risk import rank_candidates
 from dragoman.inference.native_engine import NativeEngine
 from dragoman.inference.pair_scores import PairScore, score_pairs
 from dragoman.inference.translation import (
@@ -80,9 +81,20 @@ from dragoman.runtime.threads import map_in_threads
 from dragoman.text.special_tokens import EOS, UNK
 from dragoman.text.tokenizer import Tokenizers, normalize
 
+if TYPE_CHECKING:
+    from dragoman.evaluate.pairwise_scores import PairwiseMetric
+
 logger = logging.getLogger(__name__)
 
 MAX_COMPILED_CONSTRAINTS = 16  # different sets of them kept by a translator
+
+
+class _SearchedBatch(NamedTuple):
+    """Hypotheses, texts and expected utilities of each segment, best first."""
+
+    hypotheses: list[list[Hypothesis]]
+    texts: list[list[str]]
+    utilities: list[list[float]]  # empty lists without minimum Bayes risk decoding
 
 
 class BatchTranslator:
@@ -108,6 +120,7 @@ class BatchTranslator:
         self.max_segment_tokens = min(config.data.max_length, self._max_positions)
         self._compiled_constraints: dict[tuple[Constraint, ...], CompiledConstraints] = {}
         self._compile_lock = threading.Lock()
+        self._pairwise_metrics: dict[str, PairwiseMetric] = {}
 
     def translate_batch(
         self,
@@ -350,8 +363,7 @@ class BatchTranslator:
         text_only: bool,
     ) -> list[Translation]:
         """Search and detokenize; search again, with at least one token, where the best is empty."""
-        found = self._run_engine(self.build_request(segments, options, strategy))
-        texts = self.detokenize(found)
+        found, texts, utilities = self._search_candidates(segments, options, strategy)
         retries = {
             at: retry
             for at, row_texts in enumerate(texts)
@@ -361,11 +373,10 @@ class BatchTranslator:
         if empty:
             retry_options, min_length = retries[empty[0]]  # the same for all
             retried = [segments[at] for at in empty]
-            again = self._run_engine(
-                self.build_request(retried, retry_options, strategy, min_length=min_length)
-            )
-            for at, hypotheses, row_texts in zip(empty, again, self.detokenize(again), strict=True):
-                found[at], texts[at] = hypotheses, row_texts
+            again = self._search_candidates(retried, retry_options, strategy, min_length=min_length)
+            for row, at in enumerate(empty):
+                found[at], texts[at] = again.hypotheses[row], again.texts[row]
+                utilities[at] = again.utilities[row]
         if text_only:
             return [Translation(text=row_texts[0]) for row_texts in texts]
         labels = [each.label for each in options.constraints]
@@ -375,12 +386,50 @@ class BatchTranslator:
                 segment,
                 found[at],
                 texts[at],
+                utilities[at],
                 retried=at in empty,
                 constraints=labels,
                 alignment=None if alignments is None else alignments[at],
             )
             for at, segment in enumerate(segments)
         ]
+
+    def _search_candidates(
+        self,
+        segments: Sequence[Segment],
+        options: TranslationOptions,
+        strategy: SearchStrategy,
+        *,
+        min_length: int = 0,
+    ) -> _SearchedBatch:
+        """Search and detokenize; with minimum Bayes risk decoding rank by expected utility."""
+        found = self._run_engine(
+            self.build_request(segments, options, strategy, min_length=min_length)
+        )
+        texts = self.detokenize(found)
+        if options.mbr is None:
+            return _SearchedBatch(found, texts, [[] for _ in segments])
+        utility, sampled = self._pairwise_metric(options.mbr), options.draws_samples
+        ranked = [
+            rank_candidates(*each, utility, sampled=sampled)
+            for each in zip(found, texts, strict=True)
+        ]
+        return _SearchedBatch(
+            [each.hypotheses[: options.nbest] for each in ranked],
+            [each.texts[: options.nbest] for each in ranked],
+            [each.utilities[: options.nbest] for each in ranked],
+        )
+
+    def _pairwise_metric(self, name: str) -> PairwiseMetric:
+        """Return the utility of minimum Bayes risk decoding."""
+        with self._compile_lock:
+            if name not in self._pairwise_metrics:
+                from dragoman.evaluate.pairwise_scores import build_pairwise_metric  # sacreBLEU
+
+                self._pairwise_metrics[name] = build_pairwise_metric(
+                    name, self._config.data.tgt_lang
+                )
+            return self._pairwise_metrics[name]
 
     def _retry_options(
         self, segment: Segment, options: TranslationOptions
@@ -449,6 +498,7 @@ class BatchTranslator:
         segment: Segment,
         hypotheses: Sequence[Hypothesis],
         texts: Sequence[str],
+        utilities: Sequence[float],
         *,
         retried: bool,
         constraints: Sequence[str],
@@ -457,9 +507,12 @@ class BatchTranslator:
         """Return the translation of a segment with its alternatives and notes."""
         src_tokens = self._tokenizers.src.tokens([*segment.src, EOS])
 
-        def build(hypothesis: Hypothesis, text: str, **more: Any) -> Translation:
+        def build(
+            hypothesis: Hypothesis, text: str, utility: float | None, **more: Any
+        ) -> Translation:
             return Translation(
                 text=text,
+                utility=utility,
                 score=hypothesis.score,
                 tokens=self._tokenizers.tgt.tokens(hypothesis.tokens),
                 log_probs=hypothesis.log_probs,
@@ -479,10 +532,12 @@ class BatchTranslator:
         if repetition and not find_repetition(segment.src):
             pattern = self._tokenizers.tgt.decode(repetition.pattern).strip()
             notes.append(f"the output repeats itself: {pattern!r} occurs {repetition.times} times")
-        alternatives = [build(*each) for each in zip(hypotheses, texts, strict=True)]
+        known: Sequence[float | None] = utilities or [None] * len(texts)
+        alternatives = [build(*each) for each in zip(hypotheses, texts, known, strict=True)]
         return build(
             best,
             texts[0],
+            known[0],
             alignment=alignment,
             alternatives=alternatives,
             notes=notes,
@@ -657,6 +712,13 @@ class Translator:
         default the second best is searched for too, so that it can be seen why it lost.
         """
         chosen = _parse_options(options)
+        if chosen.mbr is not None:
+            raise ConfigError(
+                [
+                    "an explanation is of one search, not of minimum Bayes risk decoding; "
+                    f"found mbr={chosen.mbr!r}; leave it out, or explain its output as reference"
+                ]
+            )
         if "nbest" not in options:
             chosen = chosen.with_runner_up(self.config.decode)
         batches = self._batch_translator

@@ -47,6 +47,8 @@ MISTAKES = [
     ("translate -m MODEL --shortlist s x text", "x must exist"),
     ("translate -m MODEL --sample --beam 3 text", "--beam 3"),
     ("translate -m MODEL --top-k 3 text", "--top-k needs --sample"),
+    ("translate -m MODEL --mbr comet text", "found 'comet'"),
+    ("translate -m MODEL --samples 8 text", "--samples needs --mbr"),
     ("translate -m MODEL --beam 0 text", "'0'"),
     ("translate -m MODEL --constraint mirored text", "'mirored'; did you mean mirror?"),
     ("translate -m MODEL --regex a(b text", "'(b' at position 2"),

@@ -156,6 +156,26 @@ def test_the_same_seed_draws_the_same(bundle: Path, capsys: pytest.CaptureFixtur
     assert translate(bundle, "--seed", "6", *options, capsys=capsys) != first
 
 
+def test_minimum_bayes_risk_decoding_reports_the_utility(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--mbr", "chrf", "--samples", "8", "--epsilon", "0.001", "--seed", "3")
+    texts = ("Guten Morgen.", "Das ist ein Haus.")
+    plain = translate(bundle, *options, *texts, capsys=capsys)
+    found = [
+        json.loads(line)
+        for line in translate(bundle, "--json", "--nbest", "2", *options, *texts, capsys=capsys)
+    ]
+    assert [each["text"] for each in found] == plain
+    assert all(0 <= each["utility"] <= 100 for each in found)
+    ranked = translate(bundle, "--nbest", "2", *options, texts[0], capsys=capsys)
+    assert [line.split("\t")[1] for line in ranked] == [
+        f"{each['utility']:.4f}" for each in found[0]["alternatives"]
+    ]
+    assert "utility" not in json.loads(translate(bundle, "--json", "x", capsys=capsys)[0])
+    assert len(translate(bundle, "--mbr", "bleu", "--beam", "4", *texts, capsys=capsys)) == 2
+
+
 def test_a_prefix_is_kept(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = translate(bundle, "--prefix", "Good", "Guten Morgen.", capsys=capsys)
     assert line.startswith("Good")
@@ -233,6 +253,11 @@ def test_a_file_that_is_not_utf8_is_answered_up_to_there(
         (["--temperature", "0.5"], "--temperature needs --sample"),
         (["--sample", "--beam", "4"], "found both, with --beam 4"),
         (["--device", "gpu"], "found 'gpu'"),
+        (["--mbr", "comet"], "--mbr must be one of chrf, bleu; found 'comet'"),
+        (["--samples", "8"], "--samples needs --mbr; found --samples 8"),
+        (["--mbr", "chrf", "--sample"], "--mbr and --sample exclude each other"),
+        (["--mbr", "chrf", "--samples", "8", "--beam", "4"], "found --samples 8 and --beam 4"),
+        (["--mbr", "chrf", "--beam", "4", "--seed", "4"], "--seed and --beam exclude each other"),
     ],
 )
 def test_options_that_do_not_go_together(
