@@ -40,6 +40,7 @@ class Bundle:
         self.path, self.config = contents.path, contents.config
         self.tokenizers = load_tokenizers(contents.path / layout.TEXT, contents.text_files)
         self.card, self.manifest, self.golden = contents.card, contents.manifest, contents.golden
+        self.calibration = contents.calibration
         self._device, self._check = torch.device(device), check
 
     @classmethod

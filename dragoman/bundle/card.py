@@ -10,6 +10,7 @@ from pathlib import PurePath
 from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.config.config import TRANSLATE
+from dragoman.evaluate.confidence import ConfidenceMap
 
 TASK_TITLES = {
     "language": "Language model",
@@ -63,7 +64,9 @@ def format_command(arguments: Iterable[str]) -> str:
     return shlex.join(["dragoman", *shown])
 
 
-def write_card(card: Card, config: Config, *, parameters: int) -> str:
+def write_card(
+    card: Card, config: Config, *, parameters: int, calibration: ConfidenceMap | None = None
+) -> str:
     """Return the card as Markdown with YAML front matter."""
     src, tgt = config.data.src_lang, config.data.tgt_lang
     title = card.title or (f"Translator from {src} to {tgt}" if src and tgt else "Translator")
@@ -99,12 +102,33 @@ def write_card(card: Card, config: Config, *, parameters: int) -> str:
         _table(card.training),
         "## Scores",
         _score_table(card.scores) or "None were measured.",
+        *(() if calibration is None else ("## Confidence", _describe_confidence(calibration))),
         "## Limits",
         "\n".join(f"- {each}" for each in limits),
         "## Licence",
         card.license or "Not stated. Ask whoever made the model, and mind the licence of its data.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _describe_confidence(calibration: ConfidenceMap) -> str:
+    """Return what the confidence of a translation means, and how far it can be trusted."""
+    return (
+        "`dragoman translate --json` states a confidence: the probability that a translation is "
+        f"good, which means a sentence chrF of at least {calibration.good_chrf:.1f}, the median of "
+        f"the validation set. It was fitted on {calibration.fitted_on:,} validation sentences and "
+        f"measured on {calibration.measured_on:,} others; on text unlike them it may be wrong.\n\n"
+        + _table(
+            {
+                "expected calibration error": f"{100 * calibration.calibration_error:.1f} % in 10 "
+                "bins of equal mass; a perfectly calibrated one would measure about "
+                f"{100 * calibration.chance_error:.1f} % on as many sentences",
+                "AUROC": f"{calibration.auroc:.3f}, the probability that a good translation has a "
+                "higher confidence than another one; 0.5 is chance",
+                "map": f"{calibration.kind}",
+            }
+        )
+    )
 
 
 def _front_matter(card: Card, config: Config) -> str:

@@ -13,6 +13,7 @@ FORMAT_VERSION = 1
 MANIFEST_KIND = "dragoman bundle"
 
 WEIGHTS, CONFIG, GOLDEN, CARD = "weights.safetensors", "config.json", "golden.json", "card.md"
+CALIBRATION = "calibration.json"  # of the confidence; not in every bundle
 TEXT = "text"
 TEXT_FILES = (
     "shared.model",
@@ -35,6 +36,7 @@ TEXT_FILES = (
 
 # Maximum bytes of each file. No file can name another: only these are ever opened.
 MAX_FILE_BYTES = {
+    CALIBRATION: 1 << 20,
     CARD: 1 << 20,
     CONFIG: 1 << 20,
     GOLDEN: 4 << 20,

@@ -16,6 +16,7 @@ from dragoman.bundle import format as layout
 from dragoman.config import Config, from_dict
 from dragoman.config.config import TRANSLATE
 from dragoman.errors import BundleError, ConfigError, CorruptError, DivergedError
+from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.storage import manifest
 from dragoman.storage.atomic import open_regular, read_regular
 
@@ -33,6 +34,7 @@ class BundleContents:
     card: str
     golden: dict[str, Any]
     text_files: tuple[str, ...]  # names in text/
+    calibration: ConfidenceMap | None = None  # of a translator; not in every bundle
 
     def read_text_files(self) -> dict[str, bytes]:
         """Return the contents of the files of text/."""
@@ -65,6 +67,9 @@ def read_bundle(path: Path) -> BundleContents:
         text_files=tuple(
             name.removeprefix(prefix) for name in listed["files"] if name.startswith(prefix)
         ),
+        calibration=_read_calibration(path / layout.CALIBRATION)
+        if layout.CALIBRATION in listed["files"]
+        else None,
     )
 
 
@@ -217,6 +222,12 @@ def _read_config(path: Path) -> Config:
             found=found,
             fix="use the dragoman that wrote it",
         ) from error
+
+
+def _read_calibration(path: Path) -> ConfidenceMap:
+    """Read the calibration of the confidence and validate it."""
+    content = manifest.read_json(path, max_bytes=layout.MAX_FILE_BYTES[layout.CALIBRATION])
+    return ConfidenceMap.from_dict(content, str(path))
 
 
 def _read_text(path: Path) -> str:

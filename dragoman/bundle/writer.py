@@ -29,6 +29,7 @@ from dragoman.bundle.task_bundle import (
 from dragoman.config import Config, to_dict
 from dragoman.config.config import CORPUS_SETTINGS, file_names
 from dragoman.errors import BundleError
+from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.models.factory import count_parameters
 from dragoman.storage import manifest
 from dragoman.storage.atomic import FileRecord, sync_directory, temporary_name, write_file
@@ -49,12 +50,13 @@ def write_bundle(
     card: Card | str | None = None,
     golden: Sequence[str] = (),
     manifest_fields: Mapping[str, Any] | None = None,
+    calibration: ConfidenceMap | None = None,
 ) -> None:
     """Write a bundle into a directory, replacing an existing one.
 
     `golden` are the inputs of the golden vectors. `card` is the contents of the model card or its
-    whole text. `manifest_fields` are added to the manifest, for `dragoman info`. Corpus files are
-    recorded by base name only.
+    whole text. `manifest_fields` are added to the manifest, for `dragoman info`. `calibration` is
+    that of the confidence with these weights. Corpus files are recorded by base name only.
     """
     config = strip_directories(config)
     weights = {name: tensor.detach().float().cpu() for name, tensor in weights.items()}
@@ -72,6 +74,7 @@ def write_bundle(
         golden=make_golden(model, tokenizers, golden),
         text_files=text_files,
         manifest_fields=manifest_fields or {},
+        calibration=calibration,
     )
 
 
@@ -111,15 +114,18 @@ def _write_bundle(
     golden: Mapping[str, Any],
     text_files: Mapping[str, bytes],
     manifest_fields: Mapping[str, Any],
+    calibration: ConfidenceMap | None = None,
 ) -> None:
     """Write all files into a temporary directory and move them into place."""
     if not isinstance(card, str):
-        card = write_card(card or Card(), config, parameters=parameters)
+        card = write_card(card or Card(), config, parameters=parameters, calibration=calibration)
     small_files = {
         layout.CARD: card.encode("utf-8", "backslashreplace"),
         layout.CONFIG: manifest.canonical_json(to_dict(config)),
         layout.GOLDEN: manifest.canonical_json(golden),
     }
+    if calibration is not None:
+        small_files[layout.CALIBRATION] = manifest.canonical_json(calibration.to_dict())
     fields = {
         **manifest_fields,
         "kind": layout.MANIFEST_KIND,
@@ -186,8 +192,10 @@ def _move_into_place(temporary: Path, path: Path) -> None:
     for each in (temporary / layout.TEXT).iterdir():
         os.replace(each, text / each.name)
     sync_directory(text)
-    for name in (layout.CARD, layout.CONFIG, layout.GOLDEN, layout.WEIGHTS):
-        os.replace(temporary / name, path / name)
+    (path / layout.CALIBRATION).unlink(missing_ok=True)  # the new bundle may have none
+    for each in sorted(temporary.iterdir()):
+        if each.is_file() and each.name != manifest.MANIFEST_NAME:
+            os.replace(each, path / each.name)
     sync_directory(path)
     os.replace(temporary / manifest.MANIFEST_NAME, path / manifest.MANIFEST_NAME)
     sync_directory(path)

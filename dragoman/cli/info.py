@@ -72,6 +72,7 @@ def _json_values(bundle: Bundle | TaskBundle) -> dict[str, Any]:
             "shared_vocabulary": tokenizers.shared_vocab,
             "src_vocab_size": len(tokenizers.src),
             "tgt_vocab_size": len(tokenizers.tgt),
+            "confidence": _confidence_values(bundle),
         }
     else:
         own = {each: list(getattr(config.model, each)) for each in config.stacks}
@@ -152,7 +153,35 @@ def _translator_rows(bundle: Bundle) -> dict[str, Any]:
         "width": config.model.width,
         "vocabulary": f"{vocabulary}, {config.text.tokenizer}",
         "size": format_bytes(_bundle_bytes(bundle)),
+        **_confidence_row(bundle),
     }
+
+
+def _confidence_row(bundle: Bundle) -> dict[str, str]:
+    """Return the row about the confidence of a translation model; none without a calibration."""
+    calibration = bundle.calibration
+    if calibration is None:
+        return {}
+    return {
+        "confidence": f"expected calibration error {100 * calibration.calibration_error:.1f} %, "
+        f"AUROC {calibration.auroc:.2f}; good is chrF {calibration.good_chrf:.1f} and more"
+    }
+
+
+def _confidence_values(bundle: Bundle) -> dict[str, Any] | None:
+    """Return the values of a calibration that `info --json` shows; None without one."""
+    calibration = bundle.calibration
+    if calibration is None:
+        return None
+    names = (
+        "good_chrf",
+        "calibration_error",
+        "chance_error",
+        "auroc",
+        "fitted_on",
+        "measured_on",
+    )
+    return {"map": calibration.kind, **{name: getattr(calibration, name) for name in names}}
 
 
 def _list_engines(bundle: Bundle) -> list[EngineInfo]:

@@ -181,7 +181,9 @@ def translate(
     score, tokens, log_probs (one per token, and one for the end of sentence),
     alignment (a row for each target token, a column for each source token; null for
     a model without cross-attention), alternatives: the --nbest translations, best
-    first, constraints, if there are any, and with --mbr the expected utility.
+    first, constraints, if there are any, with --mbr the expected utility, and
+    confidence, the probability that the translation is good, if the model has a
+    calibration.
     """
     sampling = {
         "temperature": temperature,
@@ -362,7 +364,7 @@ def to_plain_dict(translation: Translation) -> dict[str, Any]:
     for field in dataclasses.fields(translation):
         value = getattr(translation, field.name)
         if (field.name == "constraints" and not value) or (
-            field.name == "utility" and value is None
+            field.name in ("utility", "confidence") and value is None
         ):
             continue
         if field.name == "alternatives":

@@ -82,18 +82,45 @@ def expected_calibration_error(
     right: NDArray[np.bool_],
     *,
     bins: int = CALIBRATION_BINS,
+    equal_mass: bool = False,
 ) -> float:
     r"""Return the mean difference between confidence and accuracy, over bins of equal width.
 
     .. math:: \sum_b \frac{n_b}{N} \lvert \mathrm{acc}(b) - \mathrm{conf}(b) \rvert
 
-    Guo et al. (2017), equation 3; a bin includes its upper end.
+    Guo et al. (2017), equation 3; a bin includes its upper end. With `equal_mass` the bins hold
+    equally many predictions instead, but those of equal confidence share one.
     """
     if not len(confidence):
         return 0.0
-    bin_of = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    if equal_mass:
+        bin_of = _equal_mass_bins(confidence, bins)
+    else:
+        bin_of = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     gaps = np.bincount(bin_of, weights=right.astype(np.float64) - confidence, minlength=bins)
     return float(np.abs(gaps).sum() / len(confidence))
+
+
+def calibration_chance_error(confidence: NDArray[np.floating], *, bins: int) -> float:
+    r"""Return the calibration error that a perfectly calibrated confidence is expected to measure.
+
+    With bins of equal mass. The sum of a bin's errors is then about normal, with the variance of
+    independent Bernoulli variables, and the mean of its absolute value is
+
+    .. math:: \sqrt{\tfrac{2}{\pi} \textstyle\sum_{i \in b} p_i (1 - p_i)}
+    """
+    if not len(confidence):
+        return 0.0
+    variance = np.bincount(
+        _equal_mass_bins(confidence, bins), weights=confidence * (1 - confidence), minlength=bins
+    )
+    return float(np.sqrt(2 / np.pi * variance).sum() / len(confidence))
+
+
+def _equal_mass_bins(confidence: NDArray[np.floating], bins: int) -> NDArray[np.int64]:
+    """Return the bin of each prediction (N,) by its rank; equal confidences share a bin."""
+    rank = np.searchsorted(np.sort(confidence), confidence, side="left")
+    return (rank * bins // len(confidence)).astype(np.int64)
 
 
 MIN_POSITIVES = 5  # examples of a label that a threshold of its own is tuned on

@@ -247,6 +247,16 @@ def bleu_score(
     )
 
 
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Return the chrF of each translation."""
+    check_aligned(hypotheses, references)
+    metric = CHRF()
+    return [
+        float(metric.sentence_score(hypothesis, [reference]).score)
+        for hypothesis, reference in zip(hypotheses, references, strict=True)
+    ]
+
+
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """Return the fraction of translations that equal their reference."""
     check_aligned(hypotheses, references)

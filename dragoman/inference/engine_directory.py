@@ -69,7 +69,7 @@ def model_digest(bundle: Bundle) -> str:
     source_hashes = {
         name: record["sha256"]
         for name, record in files.items()
-        if name not in (layout.CARD, layout.GOLDEN)
+        if name not in (layout.CALIBRATION, layout.CARD, layout.GOLDEN)
     }
     return hashlib.sha256(manifest.canonical_json(source_hashes)).hexdigest()
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import DataError
+from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.text.sentence_splitter import SplitText, split_long_text
 from dragoman.text.special_tokens import UNK
 from dragoman.text.tokenizer import Tokenizer
@@ -74,6 +75,9 @@ class Translation:
     notes: Sequence[str] = ()  # anything unusual: split, truncated, retried
     constraints: Sequence[str] = ()  # those that were applied
     utility: float | None = None  # expected, of 100: only from minimum Bayes risk decoding
+    # Probability that the translation is good, calibrated on validation data; None if the model
+    # has no calibration, and without log-probabilities.
+    confidence: float | None = None
 
     def __repr__(self) -> str:
         """Return text, score and number of tokens in one line."""
@@ -82,6 +86,16 @@ class Translation:
         ] * bool(self.notes)
         parts = [truncate_repr(self.text), f"score={self.score:.4f}", f"{len(self.tokens)} tokens"]
         return f"Translation({', '.join([*parts, *counts])})"
+
+
+def add_confidence(translation: Translation, calibration: ConfidenceMap) -> Translation:
+    """Return a translation with its confidence; unchanged without log-probabilities."""
+    confidence = calibration.confidence(
+        tokens=translation.tokens,
+        log_probs=translation.log_probs,
+        src_tokens=translation.src_tokens,
+    )
+    return translation if confidence is None else replace(translation, confidence=confidence)
 
 
 def truncate_repr(text: str, longest: int = 60) -> str:

@@ -34,6 +34,7 @@ from dragoman.decoding.no_repeat import NoRepeatNgram
 from dragoman.decoding.padded_batch import group_by_length
 from dragoman.decoding.search import SearchRequest, SearchStrategy, TokenConstraints
 from dragoman.errors import ConfigError, DataError, suggest_name
+from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.explain import Explanation
 from dragoman.explain.attention_maps import align_batch, locate_sites
 from dragoman.explain.attribution import attribute_tokens, attribution_fields
@@ -67,6 +68,7 @@ from dragoman.inference.translation import (
     Segment,
     SegmentedLine,
     Translation,
+    add_confidence,
     check_text_iterable,
     find_repetition,
     iter_texts,
@@ -570,7 +572,9 @@ class Translator:
         config: Config,
         *,
         engine: Engine | None = None,
+        calibration: ConfidenceMap | None = None,
     ) -> None:
+        self.calibration = calibration
         self._native = model if isinstance(model, NativeEngine) else NativeEngine(lambda: model)
         self.tokenizers, self.config = tokenizers, config
         self._batch_translator = BatchTranslator(
@@ -620,7 +624,13 @@ class Translator:
                 benchmark_strategy=strategy,
                 shortlist=shortlist_files,
             )
-            return cls(native, bundle.tokenizers, bundle.config, engine=used)
+            return cls(
+                native,
+                bundle.tokenizers,
+                bundle.config,
+                engine=used,
+                calibration=bundle.calibration,
+            )
 
         return run_with_cpu_fallback(
             choose_device(
@@ -681,7 +691,8 @@ class Translator:
         """Translate windows of lines; those available together share the engine's queue."""
         line_numbers = itertools.count()
         for available in windows:
-            yield from self._translate_windows(available, options, line_numbers=line_numbers)
+            for each in self._translate_windows(available, options, line_numbers=line_numbers):
+                yield each if self.calibration is None else add_confidence(each, self.calibration)
 
     def score(
         self, src_texts: Iterable[str], tgt_texts: Iterable[str], *, batch_size: int | None = None

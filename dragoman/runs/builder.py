@@ -22,14 +22,18 @@ from dragoman.checkpoint.run_directory import RunDirectory
 from dragoman.config import Config
 from dragoman.data.batch_plan import BatchPlan, Plan
 from dragoman.data.collate import collate
+from dragoman.data.corpus import SentencePair
+from dragoman.evaluate.confidence import ConfidenceMap
 from dragoman.evaluate.metrics import bleu_score, choose_tokenizer, score_translations
-from dragoman.inference import Translator
+from dragoman.inference import Translation, Translator
 from dragoman.models.encoder_decoder import EncoderDecoder
 from dragoman.models.factory import build_model
 from dragoman.runs.auto_config import MAX_EPOCHS
 from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.estimate import estimate_validation_seconds
 from dragoman.runs.final_model import (
+    calibrate_confidence,
+    describe_calibration,
     select_golden_sentences,
     select_scored_sentences,
     translation_data_rows,
@@ -195,6 +199,7 @@ class TranslationBuilder(RunBuilder):
     ) -> None:
         super().__init__(config, device=device, progress=progress)
         self.prepared, self.weights = prepared, weights
+        self.calibration: ConfidenceMap | None = None  # of the final weights, set by `score`
 
     @cached_property
     def plan(self) -> BatchPlan:
@@ -299,24 +304,36 @@ class TranslationBuilder(RunBuilder):
         return Translator(model, self.prepared.tokenizers, self.config).translate(texts, beam=beam)
 
     def score(self, weights: Mapping[str, Tensor], time_budget: TimeBudget) -> list[CardScore]:
-        """Return BLEU, chrF and TER on as many validation sentences as the time budget allows."""
+        """Return BLEU, chrF and TER on as many validation sentences as the time budget allows.
+
+        The same translations calibrate the confidence, which `write` adds to the bundle.
+        """
         prepared = self.prepared
         model = build_loaded_model(self.config, prepared.tokenizers, weights).to(self.device)
+        translator = Translator(model, prepared.tokenizers, self.config)
+
+        def translate(pairs: Sequence[SentencePair]) -> list[Translation]:
+            return list(translator.stream([pair.src for pair in pairs]))
+
         began, trial = time.monotonic(), prepared.sentences[:32]
-        self.translate(model, [pair.src for pair in trial])
+        translate(trial)
         pairs = select_scored_sentences(
             prepared.sentences, time_budget, (time.monotonic() - began) / max(1, len(trial))
         )
         if not pairs:
             return []
+        translations = translate(pairs)
         found = score_translations(
-            self.translate(model, [pair.src for pair in pairs]),
+            [each.text for each in translations],
             [pair.tgt for pair in pairs],
             tgt_lang=self.config.data.tgt_lang,
         )
         which = "all" if len(pairs) == len(prepared.sentences) else "the first"
         on = f"validation set, {which} {len(pairs):,} pairs"
         self.progress.note(f"{on}: {', '.join(f'{each.name} {each.value:.1f}' for each in found)}")
+        self.calibration = calibrate_confidence(translations, pairs)
+        if self.calibration is not None:
+            self.progress.note(describe_calibration(self.calibration))
         return [CardScore(each.name, each.value, each.signature, on) for each in found]
 
     def data_rows(self) -> dict[str, str]:
@@ -335,5 +352,6 @@ class TranslationBuilder(RunBuilder):
             card=card,
             golden=select_golden_sentences(self.prepared),
             manifest_fields=fields,
+            calibration=self.calibration,
         )
         return 'dragoman translate -m {model} "…"'

@@ -16,6 +16,9 @@ from dragoman.config import Config
 from dragoman.config.config import file_names
 from dragoman.data.corpus import SentencePair
 from dragoman.errors import CorruptError
+from dragoman.evaluate.confidence import ConfidenceMap, TranslationTokens, fit_confidence
+from dragoman.evaluate.metrics import sentence_chrf
+from dragoman.inference import Translation
 from dragoman.runs.data_preparation import PreparedData
 from dragoman.runs.time_budget import TimeBudget
 from dragoman.training.progress import format_duration
@@ -120,6 +123,26 @@ def select_scored_sentences(
         return list(sentences)
     return list(
         sentences[: int(time_budget.scoring_seconds_left() / max(1.2 * seconds_each, 1e-6))]
+    )
+
+
+def calibrate_confidence(
+    translations: Sequence[Translation], pairs: Sequence[SentencePair]
+) -> ConfidenceMap | None:
+    """Return the calibrated confidence of translations with references; None with too few."""
+    return fit_confidence(
+        [TranslationTokens(each.tokens, each.log_probs, each.src_tokens) for each in translations],
+        sentence_chrf([each.text for each in translations], [pair.tgt for pair in pairs]),
+        [pair.src for pair in pairs],
+    )
+
+
+def describe_calibration(calibration: ConfidenceMap) -> str:
+    """Return the calibration error of the confidence in one line."""
+    return (
+        f"confidence of {calibration.measured_on:,} held-out validation sentences: expected "
+        f"calibration error {100 * calibration.calibration_error:.1f} %, "
+        f"AUROC {calibration.auroc:.2f}"
     )
 
 

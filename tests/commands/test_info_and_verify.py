@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from confidence_kit import add_calibration
 
 from dragoman.bundle import Bundle, write_bundle
 from dragoman.cli.app import main
@@ -57,6 +58,7 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "shared_vocabulary": bool,
         "src_vocab_size": int,
         "tgt_vocab_size": int,
+        "confidence": type(None),
         "bytes": int,
         "manifest": dict,
         "engines": list,
@@ -70,6 +72,26 @@ def test_info_as_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         if each.is_file() and each.name != "manifest.json"
     )
     assert values["manifest"]["bundle_format"] == 1
+
+
+def test_info_shows_the_error_of_the_confidence(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibrated = add_calibration(bundle, tmp_path / "calibrated")
+    assert main(["info", str(calibrated)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "expected calibration error 5.2 %, AUROC 0.81; good is chrF 61.5 and more" in out
+    assert main(["info", str(calibrated), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["confidence"] == {
+        "map": "logistic",
+        "good_chrf": 61.5,
+        "calibration_error": 0.052,
+        "chance_error": 0.04,
+        "auroc": 0.812,
+        "fitted_on": 400,
+        "measured_on": 410,
+    }
+    assert main(["verify", str(calibrated)]) == 0
 
 
 def test_the_card(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confidence_kit import CALIBRATION, add_calibration
 
 from dragoman.cli.app import main
 from dragoman.cli.input_lines import decode_lines
@@ -137,6 +138,25 @@ def test_json_has_scores_pieces_and_alignment(
     assert len(found["alternatives"]) == 2
     assert all(sum(row) == pytest.approx(1.0, abs=1e-3) for row in found["alignment"])
     assert {len(row) for row in found["alignment"]} == {len(found["src_tokens"])}
+
+
+def test_json_has_a_confidence_where_the_model_has_a_calibration(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text, scores and tokens are as without one; a blank line has none."""
+    calibrated = add_calibration(bundle, tmp_path / "calibrated")
+    lines = ["Guten Morgen.", "", "Das ist ein Haus."]
+    assert translate(calibrated, *lines, capsys=capsys) == translate(bundle, *lines, capsys=capsys)
+    before = [json.loads(line) for line in translate(bundle, "--json", *lines, capsys=capsys)]
+    after = [json.loads(line) for line in translate(calibrated, "--json", *lines, capsys=capsys)]
+    assert ["confidence" in each for each in before] == [False] * 3
+    assert ["confidence" in each for each in after] == [True, False, True]
+    for each in (after[0], after[2]):
+        expected = CALIBRATION.confidence(
+            tokens=each["tokens"], log_probs=each["log_probs"], src_tokens=each["src_tokens"]
+        )
+        assert each.pop("confidence") == pytest.approx(expected, abs=1e-5)
+    assert after == before
 
 
 def test_the_same_seed_draws_the_same(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from confidence_kit import CALIBRATION
+
 from dragoman.config import Config
 from dragoman.storage.manifest import canonical_json
 from dragoman.text.tokenizer import train_tokenizers
@@ -241,6 +243,66 @@ def weights_changed_and_not_listed(path: Path) -> None:
     raw = bytearray((path / "weights.safetensors").read_bytes())
     raw[-4:] = struct.pack("<f", 0.125)
     (path / "weights.safetensors").write_bytes(bytes(raw))
+
+
+def calibration(path: Path, data: bytes) -> None:
+    """Add a calibration of the confidence, listed in the manifest."""
+    (path / "calibration.json").write_bytes(data)
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    resign(path, lambda content: content["files"].update({"calibration.json": entry}))
+
+
+@case("format None")
+def calibration_that_is_empty(path: Path) -> None:
+    calibration(path, b"{}")
+
+
+@case("an unknown value 'command'")
+def calibration_with_a_command(path: Path) -> None:
+    values = {**CALIBRATION.to_dict(), "command": "touch canary"}
+    calibration(path, json.dumps(values).encode())
+
+
+@case("bias nan")
+def calibration_that_is_no_number(path: Path) -> None:
+    values = {**CALIBRATION.to_dict(), "bias": float("nan")}
+    calibration(path, json.dumps(values).encode())
+
+
+@case("mean_log_prob -1")
+def calibration_that_prefers_what_is_improbable(path: Path) -> None:
+    values = CALIBRATION.to_dict()
+    calibration(
+        path, json.dumps(values | {"weights": values["weights"] | {"mean_log_prob": -1}}).encode()
+    )
+
+
+@case("isotonic that is not a short list")
+def calibration_of_very_many_points(path: Path) -> None:
+    values = {**CALIBRATION.to_dict(), "isotonic": [[at, 0.5] for at in range(50_000)]}
+    calibration(path, json.dumps(values).encode())
+
+
+@case("calibration.json must have at most")
+def calibration_of_two_megabytes(path: Path) -> None:
+    calibration(path, b" " * (2 << 20) + b"{}")
+
+
+@case("nested deeper")
+def calibration_nested_without_end(path: Path) -> None:
+    calibration(path, b'{"a":' * 100_000 + b"1" + b"}" * 100_000)
+
+
+@case("symbolic link")
+def calibration_that_is_a_link(path: Path) -> None:
+    calibration(path, json.dumps(CALIBRATION.to_dict()).encode())
+    link(path, "calibration.json")
+
+
+@case("nothing")
+def calibration_that_is_listed_and_missing(path: Path) -> None:
+    calibration(path, b"{}")
+    (path / "calibration.json").unlink()
 
 
 @case("twice")

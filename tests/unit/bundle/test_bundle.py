@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from confidence_kit import CALIBRATION
 from sync_kit import SyncRecorder
 
 from dragoman.bundle import Bundle, Card, CardScore, write_bundle
@@ -73,6 +74,30 @@ def test_what_is_written_is_read(tmp_path: Path, joint: bool) -> None:
     for name, tensor in bundle.model.state_dict().items():
         assert torch.equal(tensor, weights[name]), name
     assert not bundle.model.training
+
+
+def test_a_bundle_may_have_a_calibration(tmp_path: Path) -> None:
+    """It is listed and read; a bundle without one, such as an older one, has None."""
+    write(tmp_path / "m", calibration=CALIBRATION)
+    bundle = Bundle.load(tmp_path / "m")
+    assert bundle.calibration == CALIBRATION
+    assert layout.CALIBRATION in bundle.manifest["files"]
+    before = (tmp_path / "m" / layout.CALIBRATION).read_bytes()
+    write(tmp_path / "m", calibration=CALIBRATION)
+    assert (tmp_path / "m" / layout.CALIBRATION).read_bytes() == before
+    write(tmp_path / "m")
+    assert Bundle.load(tmp_path / "m").calibration is None
+    assert not (tmp_path / "m" / layout.CALIBRATION).exists()
+
+
+def test_the_card_says_what_the_confidence_means(tmp_path: Path) -> None:
+    text = write_card(Card(), Config(), parameters=1, calibration=CALIBRATION)
+    assert "## Confidence" in text
+    assert "a sentence chrF of at least 61.5, the median of the validation set" in text
+    assert "| expected calibration error | 5.2 % in 10 bins of equal mass;" in text
+    assert "about 4.0 % on as many sentences |" in text
+    assert "fitted on 400 validation sentences and measured on 410 others" in text
+    assert "Confidence" not in write_card(Card(), Config(), parameters=1)
 
 
 def test_a_bundle_keeps_base_names_of_its_makers_files(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dragoman.evaluate.classification import (
+    calibration_chance_error,
     expected_calibration_error,
     score_classes,
     tune_thresholds,
@@ -75,6 +76,36 @@ def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
     assert expected_calibration_error(np.array([0.5]), np.array([False]), bins=2) == 0.5
     assert expected_calibration_error(np.array([0.0, 1.0]), np.array([False, True])) == 0.0
     assert expected_calibration_error(np.zeros(0), np.zeros(0, bool)) == 0.0
+
+
+def test_calibration_error_with_bins_of_equal_mass() -> None:
+    confidence = np.array([0.9, 0.1, 0.3, 0.2, 0.8, 0.85])
+    right = np.array([True, False, True, False, True, False])
+    # Bins (0.1, 0.2, 0.3) with one right of three and (0.8, 0.85, 0.9) with two.
+    expected = (abs(1 - 0.6) + abs(2 - 2.55)) / 6
+    found = expected_calibration_error(confidence, right, bins=2, equal_mass=True)
+    assert found == pytest.approx(expected)
+    # Equal confidences share a bin, whatever their order.
+    constant = np.full(10, 0.4)
+    right = np.arange(10) < 7
+    for labels in (right, right[::-1]):
+        found = expected_calibration_error(constant, labels, bins=5, equal_mass=True)
+        assert found == pytest.approx(0.3)
+    assert expected_calibration_error(np.zeros(0), np.zeros(0, bool), equal_mass=True) == 0.0
+
+
+def test_chance_error_is_the_mean_of_calibrated_draws() -> None:
+    draw = np.random.default_rng(0)
+    confidence = draw.random(300)
+    simulated = [
+        expected_calibration_error(
+            confidence, draw.random(300) < confidence, bins=10, equal_mass=True
+        )
+        for _ in range(400)
+    ]
+    found = calibration_chance_error(confidence, bins=10)
+    assert found == pytest.approx(float(np.mean(simulated)), rel=0.05)
+    assert calibration_chance_error(np.zeros(0), bins=10) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from confidence_kit import CALIBRATION, add_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -62,6 +64,27 @@ def test_order_and_number_of_lines_are_kept(
     """Whatever the batches and windows (fairseq#2036, #4684, #1059, tensorflow/nmt#277; marian-dev#365)."""
     found = copying(tokenizers).translate(lines, batch_size=batch_size, window=window)
     assert found == [line.strip() for line in lines]
+
+
+def test_a_calibration_adds_a_confidence_and_changes_nothing_else(
+    bundle: Path, translator: Translator, tmp_path: Path
+) -> None:
+    lines = ["Ein Mann geht.", "", "Zwei Kinder spielen? " * 6, "0123456789"]
+    calibrated = Translator.load(add_calibration(bundle, tmp_path / "m"), device="cpu")
+    assert calibrated.translate(lines) == translator.translate(lines)
+    for options in ({}, {"beam": 2, "nbest": 2}, {"sample": True, "seed": 1}):
+        found = list(calibrated.stream(lines, **options))
+        plain = list(translator.stream(lines, **options))
+        assert [each.confidence for each in plain] == [None] * 4
+        for each in (found[0], *found[2:]):
+            assert each.confidence == CALIBRATION.confidence(
+                tokens=each.tokens, log_probs=each.log_probs, src_tokens=each.src_tokens
+            )
+        assert found[1].confidence is None
+        assert [replace(each, confidence=None) for each in found] == plain
+    [unscored] = calibrated.stream(lines[:1], beam=1, return_scores=False)
+    assert unscored.log_probs == []
+    assert unscored.confidence is None
 
 
 def test_empty_lines_never_reach_the_model(tokenizers: Tokenizers) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from kernel_kit import cache_with_kernels
 
+from dragoman.bundle import Bundle
 from dragoman.config import Config, read_config
 from dragoman.data.corpus import ConcatCorpus, ParallelFiles, TabularCorpus
 from dragoman.errors import (
@@ -22,6 +23,7 @@ from dragoman.errors import (
     PermissionDeniedError,
     StoppedError,
 )
+from dragoman.inference import Translator
 from dragoman.runs.auto_config import measure_corpus
 from dragoman.runs.data_preparation import open_corpora
 from dragoman.runs.output_directory import OutputDirectory
@@ -87,6 +89,45 @@ def test_the_same_run_gives_the_same_bits(corpus):
     assert digest(train(configured(corpus), corpus / "a")) == digest(
         train(configured(corpus), corpus / "b")
     )
+
+
+def test_a_run_calibrates_a_confidence_on_its_validation_translations(corpus, monkeypatch):
+    """By the pass that the scores of the card come from, and equal in equal runs."""
+    draw = random.Random(5)
+    words = [" ".join(draw.choices("abcdefgh", k=draw.randint(2, 6))) for _ in range(160)]
+    (corpus / "v.src").write_text("\n".join(words) + "\n")
+    (corpus / "v.tgt").write_text("\n".join(word[::-1] for word in words) + "\n")
+    passes = list[int]()
+    stream = Translator.stream
+
+    def counted(self, lines, **options):
+        passes.append(len(lines))
+        return stream(self, lines, **options)
+
+    monkeypatch.setattr(Translator, "stream", counted)
+    config = configured(
+        corpus, f"data.valid_src={corpus / 'v.src'}", f"data.valid_tgt={corpus / 'v.tgt'}"
+    )
+    told = Told()
+    out = train(config, corpus / "model", progress=told)
+    assert passes == [32, 160], "to time a pass, and all once"
+    calibration = Bundle.load(out).calibration
+    assert calibration is not None
+    assert calibration.fitted_on + calibration.measured_on == 160
+    assert any(
+        note.startswith(f"confidence of {calibration.measured_on} held-out validation sentences: ")
+        for note in told.notes
+    )
+    assert "## Confidence" in (out / "card.md").read_text()
+    [found] = Translator.load(out, device="cpu").stream(["a b c"])
+    assert 0 < found.confidence < 1
+    assert Bundle.load(train(config, corpus / "again")).calibration == calibration
+
+
+def test_few_validation_sentences_calibrate_nothing(corpus):
+    out = train(configured(corpus), corpus / "model")
+    assert Bundle.load(out).calibration is None
+    assert "## Confidence" not in (out / "card.md").read_text()
 
 
 def test_more_updates_go_on_from_where_it_was(corpus):
