@@ -164,7 +164,7 @@ def _confidence_row(bundle: Bundle) -> dict[str, str]:
         return {}
     return {
         "confidence": f"expected calibration error {100 * calibration.calibration_error:.1f} %, "
-        f"AUROC {calibration.auroc:.2f}; good is chrF {calibration.good_chrf:.1f} and more"
+        f"AUROC {calibration.auroc:.2f}; good: chrF {calibration.good_chrf:.1f}+"
     }
 
 
