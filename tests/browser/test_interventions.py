@@ -15,7 +15,7 @@ from dragoman.explain.explanation import Explanation
 from dragoman.explain.tensor_codec import decode_tensor
 from dragoman.inference import Translator
 
-BRANCHES = OFF_RUNS = 50
+COUNTS = pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
 TOLERANCE = 1e-4
 
 
@@ -46,9 +46,10 @@ def check_steps(found: list[dict[str, Any]], expected: Explanation | Any) -> Non
     )
 
 
-def test_branches_equal_a_recomputation(explorer, translator, explanations) -> None:
+@COUNTS
+def test_branches_equal_a_recomputation(explorer, translator, explanations, count) -> None:
     draw = random.Random(1)
-    for number in range(BRANCHES):
+    for number in range(count):
         explanation = explanations[number % len(explanations)]
         step = draw.randrange(len(explanation["steps"]))
         token = draw.choice(explanation["steps"][step]["top"][1:])[0]
@@ -69,13 +70,14 @@ def test_branches_equal_a_recomputation(explorer, translator, explanations) -> N
         assert found["digest"] == expected.digest
 
 
-def test_heads_off_equal_a_recomputation(explorer, translator, explanations) -> None:
+@COUNTS
+def test_heads_off_equal_a_recomputation(explorer, translator, explanations, count) -> None:
     draw = random.Random(2)
     plain = {
         each["digest"]: translator.explain(each["source"]["text"], beam=each["request"]["beam"])
         for each in explanations
     }
-    for number in range(OFF_RUNS):
+    for number in range(count):
         explanation = explanations[number % len(explanations)]
         heads = [f"{head['site']}.{head['head']}" for head in explanation["heads"]]
         chosen = draw.sample(heads, draw.choice((1, 1, 1, 2, 3)))

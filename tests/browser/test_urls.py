@@ -50,7 +50,7 @@ def test_random_states_come_back_from_their_address(browser: Any) -> None:
     context = open_context(browser)
     page, _, problems = open_page(context, explanation)
     fresh, _, fresh_problems = open_page(context, explanation)
-    for _ in range(10):
+    for _ in range(5):
         page.evaluate(SET, random_state(generator, explanation))
         saved = page.evaluate(STATE)
         page.wait_for_timeout(200)  # the address follows when the selection pauses

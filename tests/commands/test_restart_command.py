@@ -83,7 +83,8 @@ def wait_for(true, what: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes as Linux shows them")
-@pytest.mark.parametrize("shard", ["on", pytest.param("off", marks=pytest.mark.slow)])
+@pytest.mark.slow  # quick tests of ranks that are lost: tests/faults/test_ranks.py
+@pytest.mark.parametrize("shard", ["on", "off"])
 def test_a_killed_rank_costs_a_restart_and_nothing_else(backwards, shard):
     """Both ranks resume from the latest checkpoint with the losses of an uninterrupted run."""
     options = ("train.steps=120", f"train.fsdp={shard}")

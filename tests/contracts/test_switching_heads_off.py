@@ -32,6 +32,7 @@ HARD_CHOICES = ("kitaev2020", "luong2015_local_p", "raffel2017", "chiu2018", "xu
 
 
 @functools.cache
+@functools.cache
 def settings() -> dict[str, ModelConfig]:
     """Return the model of every recipe's miniature, each different one once."""
     found: dict[str, ModelConfig] = {}

@@ -44,7 +44,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("model", 25), ("run", 15), ("import", 20), ("settings", 60)]
+    ("kind", "count"), [("model", 12), ("run", 8), ("import", 10), ("settings", 40)]
 )
 def test_hostile_input_gives_a_one_line_error(
     kind: str, count: int, folder: Path, fault_seed: int

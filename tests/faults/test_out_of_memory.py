@@ -130,7 +130,7 @@ def test_batch_splitting_warns_once_per_process(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(train_step, "_warned", set())
     for name in ("rehearsal", "run"):
         with RunDirectory(tmp_path / name) as run:
-            trainer = make(run, 10, steps=12)
+            trainer = make(run, 10, steps=4)
             trainer.fit(resume=False)
             assert trainer._step.oom_splitter.splits > 1
     [line] = [
