@@ -76,7 +76,7 @@ class Translation:
     constraints: Sequence[str] = ()  # those that were applied
     utility: float | None = None  # expected, of 100: only from minimum Bayes risk decoding
     # Probability that the translation is good, calibrated on validation data; None if the model
-    # has no calibration, and without log-probabilities.
+    # has no calibration, for samples, and without log-probabilities.
     confidence: float | None = None
 
     def __repr__(self) -> str:

@@ -690,9 +690,12 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translate windows of lines; those available together share the engine's queue."""
         line_numbers = itertools.count()
+        # Samples, and what is chosen from them, are less probable than what a search finds.
+        searched = not options.sample and options.mbr is None
+        calibration = self.calibration if searched else None
         for available in windows:
             for each in self._translate_windows(available, options, line_numbers=line_numbers):
-                yield each if self.calibration is None else add_confidence(each, self.calibration)
+                yield each if calibration is None else add_confidence(each, calibration)
 
     def score(
         self, src_texts: Iterable[str], tgt_texts: Iterable[str], *, batch_size: int | None = None

@@ -72,7 +72,7 @@ def test_a_calibration_adds_a_confidence_and_changes_nothing_else(
     lines = ["Ein Mann geht.", "", "Zwei Kinder spielen? " * 6, "0123456789"]
     calibrated = Translator.load(add_calibration(bundle, tmp_path / "m"), device="cpu")
     assert calibrated.translate(lines) == translator.translate(lines)
-    for options in ({}, {"beam": 2, "nbest": 2}, {"sample": True, "seed": 1}):
+    for options in ({}, {"beam": 2, "nbest": 2}, {"beam": 1, "prefix": "Ein"}):
         found = list(calibrated.stream(lines, **options))
         plain = list(translator.stream(lines, **options))
         assert [each.confidence for each in plain] == [None] * 4
@@ -82,6 +82,9 @@ def test_a_calibration_adds_a_confidence_and_changes_nothing_else(
             )
         assert found[1].confidence is None
         assert [replace(each, confidence=None) for each in found] == plain
+    for options in ({"sample": True, "seed": 1}, {"mbr": "chrf", "samples": 2, "seed": 1}):
+        found = list(calibrated.stream(lines, **options))
+        assert [each.confidence for each in found] == [None] * 4, "it is calibrated for searches"
     [unscored] = calibrated.stream(lines[:1], beam=1, return_scores=False)
     assert unscored.log_probs == []
     assert unscored.confidence is None
